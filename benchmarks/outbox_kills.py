@@ -5,9 +5,9 @@
 
 Message by message, ``first`` writes a row and sends to ``second``, every other time with a delay; ``second`` writes a
 row. Every send of theirs goes out twice, and so do the messages that begin it all. Workers, each with both endpoints,
-are ended by SIGKILL, evenly over the run, and started again. Places: ``postgres+rabbitmq``, ``postgres+postgres``
-(outbox and queues in a schema of its own, dropped afterwards) and ``file+file`` (in two files). Prints one JSON object;
-exit status 1 if an effect is missing or there twice, or if anything is left in a queue.
+are ended by SIGKILL, evenly over the run, and started again. Places: ``postgres+rabbitmq``, ``postgres+postgres``,
+``mariadb+rabbitmq`` (outbox and queues in a schema of its own, dropped afterwards) and ``file+file`` (in two files).
+Prints one JSON object; exit status 1 if an effect is missing or there twice, or if anything is left in a queue.
 """
 
 import argparse
@@ -39,6 +39,7 @@ from postdate import (
     HandlerContext,
     Headers,
     LocalTransport,
+    MariaDbStore,
     Outbox,
     PostgresOutbox,
     PostgresStore,
@@ -48,10 +49,12 @@ from postdate import (
     SqliteStore,
     SystemClock,
 )
+from postdate.backends.mariadb.connection import MariaDbServer
+from postdate.backends.mariadb.schema import MariaDbOutbox
 from postdate.errors import PostdateError
 from postdate.ports import Receiver, TransportCapabilities, Work
 
-PLACES = ("postgres+rabbitmq", "postgres+postgres", "file+file")
+PLACES = ("postgres+rabbitmq", "postgres+postgres", "mariadb+rabbitmq", "file+file")
 _BATCH = 1_000
 
 
@@ -60,7 +63,7 @@ class Place:
     """Where everything is; written to workers as JSON.
 
     Args:
-        database: address of PostgreSQL, or folder of the files.
+        database: address of PostgreSQL or MariaDB, or folder of the files.
         queues: address of RabbitMQ, or empty: where the database is.
         name: of the schema, and the beginning of the names of queues.
     """
@@ -83,22 +86,27 @@ class Place:
 
     @property
     def in_files(self) -> bool:
-        return not self.database.startswith("postgres")
+        return not self.database.startswith(("postgres", "mariadb"))
 
-    def store(self) -> PostgresStore | SqliteStore:
+    @property
+    def in_mariadb(self) -> bool:
+        return self.database.startswith("mariadb")
+
+    def store(self) -> PostgresStore | MariaDbStore | SqliteStore:
         if self.in_files:
             return SqliteStore(Path(self.database) / "queues.db", synchronous="normal")
-        return PostgresStore(self.database, schema=self.name)
+        return (MariaDbStore if self.in_mariadb else PostgresStore)(self.database, schema=self.name)
 
     def transport(self) -> LocalTransport | PostgresTransport | RabbitMqTransport:
         if self.in_files:
             return LocalTransport(Path(self.database) / "queues.db", synchronous="normal")
         return RabbitMqTransport(self.queues) if self.queues else PostgresTransport(self.database, schema=self.name)
 
-    def outbox(self) -> PostgresOutbox | SqliteOutbox:
+    def outbox(self) -> PostgresOutbox | MariaDbOutbox | SqliteOutbox:
         if self.in_files:
             return SqliteOutbox(Path(self.database) / "shop.db", synchronous="normal")
-        return PostgresOutbox(self.database, schema=self.name, connections=8)  # a server has 100, and kills leave some
+        kind = MariaDbOutbox if self.in_mariadb else PostgresOutbox
+        return kind(self.database, schema=self.name, connections=8)  # a server has 100, and kills leave some
 
     def query(self, statement: str) -> list[Any]:
         """Execute a statement on the table ``effect``, which is in the database of the outbox."""
@@ -108,6 +116,14 @@ class Place:
                 return connection.execute(statement).fetchall()
             finally:
                 connection.close()
+        if self.in_mariadb:
+            session = MariaDbServer(self.database).connect()
+            try:
+                if not statement.startswith(("CREATE DATABASE", "DROP DATABASE")):
+                    session.change(f"USE {self.name}")
+                return list(session.rows(statement))
+            finally:
+                session.close()
         with psycopg.connect(self.database, autocommit=True, options=f"-c search_path={self.name}") as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
@@ -302,7 +318,7 @@ def _begins(place: Place, number: int) -> Envelope:
 def _clean_up(place: Place) -> None:
     if place.in_files:
         return
-    place.query(f"DROP SCHEMA {place.name} CASCADE")
+    place.query(f"DROP DATABASE {place.name}" if place.in_mariadb else f"DROP SCHEMA {place.name} CASCADE")
     if place.queues:
         with pika.BlockingConnection(pika.URLParameters(place.queues)) as connection:
             channel = connection.channel()
@@ -354,8 +370,9 @@ def main() -> int:
             place = Place(folder, "", name)
         else:
             queues = os.environ["POSTDATE_RABBITMQ_URL"] if given.place.endswith("rabbitmq") else ""
-            place = Place(os.environ["POSTDATE_POSTGRES_URL"], queues, name)
-            place.query(f"CREATE SCHEMA {name}")
+            database = given.place.partition("+")[0].upper()
+            place = Place(os.environ[f"POSTDATE_{database}_URL"], queues, name)
+            place.query(f"CREATE DATABASE {name}" if place.in_mariadb else f"CREATE SCHEMA {name}")
         try:
             found = outbox_kills(place, given.messages, given.kills, given.workers, given.minutes)
         finally:

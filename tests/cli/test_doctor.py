@@ -104,7 +104,7 @@ def test_a_database_of_a_newer_version_is_a_failure(cli, own_folder):
     cli.ok("setup")
     connection = sqlite3.connect(own_folder / "postdate.db")
     with connection:
-        connection.execute("INSERT INTO postdate_migration VALUES (999, 'from the future')")
+        connection.execute("INSERT INTO postdate_migration (version, name) VALUES (999, 'from the future')")
     connection.close()
     assert checks(cli("doctor", "--json"))["database"]["mend"] == "upgrade Postdate here"
 

@@ -256,9 +256,9 @@ def test_setup_makes_what_the_settings_name_and_what_is_asked_for(cli, own_folde
 
 
 def test_a_database_that_keeps_no_sagas_is_refused_by_name(cli):
-    ran = cli("setup", "--print-sql", "--sagas", "--store", "mariadb://h/d", "--transport", "amqp://h/")
+    ran = cli("setup", "--print-sql", "--sagas", "--store", "redis://h/0", "--transport", "amqp://h/")
     assert ran.status == 2
-    assert "sagas are kept in SQLite or PostgreSQL; store.address is 'mariadb://h/d'" in ran.err
+    assert "sagas are kept in SQLite or PostgreSQL or MariaDB or SQL Server; store.address is 'redis://h/0'" in ran.err
 
 
 def test_a_role_that_may_not_create_the_table_of_timeouts_is_told_which_setting_leads_there(

@@ -127,7 +127,7 @@ def test_a_database_of_a_newer_version_is_refused(cli, own_folder):
     cli.ok("setup")
     connection = sqlite3.connect(own_folder / "postdate.db")
     with connection:
-        connection.execute("INSERT INTO postdate_migration VALUES (999, 'from the future')")
+        connection.execute("INSERT INTO postdate_migration (version, name) VALUES (999, 'from the future')")
     connection.close()
     for arguments in (["messages", "list"], ["setup"]):
         ran = cli(*arguments)

@@ -1,23 +1,33 @@
 """Every saga store keeps every promise of its port; one that does not is caught."""
 
+import os
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests import mariadb_subjects
 from tests.conftest import as_another_process
 from tests.postgres_subjects import drop_schema, fresh_schema
+from tests.sqlserver_subjects import VARIABLE, SqlServerStoreSubject, sqlserver_subjects
 
 from postdate import (
     LocalTransport,
     MemorySagaStore,
+    PostgresOutbox,
     PostgresSagaStore,
     PostgresTransport,
+    SqliteOutbox,
     SqliteSagaStore,
     Transport,
 )
+from postdate.backends.mariadb.schema import MariaDbOutbox, MariaDbSagaStore
+from postdate.backends.sqlserver.schema import SqlServerOutbox, SqlServerSagaStore
 from postdate.errors import SagaConflict, StoreFromNewerVersion, StoreNotSetUp
-from postdate.ports import Correlation, SagaChange, SagaFate, SagaRecord, SagaStore
+from postdate.persistence.migrations import migrations
+from postdate.ports import Correlation, OutboxStore, SagaChange, SagaFate, SagaRecord, SagaStore
 from postdate.testing import Check, ConformanceFailure, SagaStoreSubject, saga_checks
 
 
@@ -42,6 +52,9 @@ class SqliteSubject(SagaStoreSubject):
     def transport(self) -> Transport:
         return LocalTransport(self._path, synchronous="normal")
 
+    def outbox(self) -> OutboxStore:
+        return SqliteOutbox(self._path, synchronous="normal")
+
 
 class PostgresSubject(SagaStoreSubject):
     def __init__(self, url: str) -> None:
@@ -56,16 +69,61 @@ class PostgresSubject(SagaStoreSubject):
     def transport(self) -> Transport:
         return PostgresTransport(self._url, schema=self.schema)
 
+    def outbox(self) -> OutboxStore:
+        return PostgresOutbox(self._url, schema=self.schema)
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+    def drop(self) -> None:
+        drop_schema(self._url, self.schema)
+
+
+class MariaDbSubject(SagaStoreSubject):
+    def __init__(self, url: str) -> None:
+        self._url, self.schema = url, mariadb_subjects.fresh_schema()
+
+    def open(self) -> SagaStore:
+        return MariaDbSagaStore(self._url, schema=self.schema)
+
+    def open_elsewhere(self) -> SagaStore:
+        return self.open()
+
+    def outbox(self) -> OutboxStore:
+        return MariaDbOutbox(self._url, schema=self.schema)
+
+    def drop(self) -> None:
+        mariadb_subjects.drop_schema(self._url, self.schema)
+
+
+class SqlServerSubject(SagaStoreSubject):
+    """Run where POSTDATE_SQLSERVER_URL names a server."""
+
+    def __init__(self, url: str) -> None:
+        self._place = SqlServerStoreSubject(url)
+
+    def open(self) -> SagaStore:
+        return SqlServerSagaStore(self._place.url, schema=self._place.schema)
+
+    def open_elsewhere(self) -> SagaStore:
+        return self.open()
+
+    def outbox(self) -> OutboxStore:
+        return SqlServerOutbox(self._place.url, schema=self._place.schema)
+
+    def drop(self) -> None:
+        self._place.drop()
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres", "mariadb", *(["sqlserver"] if sqlserver_subjects() else [])])
 def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SagaStoreSubject]:
-    if request.param != "postgres":
+    if request.param in {"memory", "sqlite"}:
         yield MemorySubject() if request.param == "memory" else SqliteSubject(tmp_path)
         return
-    url = request.getfixturevalue("postgres_url")
-    subject = PostgresSubject(url)
+    if request.param == "sqlserver":
+        subject: PostgresSubject | MariaDbSubject | SqlServerSubject = SqlServerSubject(os.environ[VARIABLE])
+    else:
+        url = request.getfixturevalue(f"{request.param}_url")
+        subject = PostgresSubject(url) if request.param == "postgres" else MariaDbSubject(url)
     yield subject
-    drop_schema(url, subject.schema)
+    subject.drop()
 
 
 @pytest.mark.parametrize("check", saga_checks(), ids=str)
@@ -89,7 +147,8 @@ async def test_tables_of_a_later_version_are_left_alone(tmp_path: Path, postgres
     try:
         for store in (file, database):
             await store.setup()
-        file.file.write_blocking(lambda tx: tx.execute("INSERT INTO saga_migration VALUES (99, 'later')"))
+        later = "INSERT INTO postdate_migration VALUES (99, 'later', 'saga')"
+        file.file.write_blocking(lambda tx: tx.execute(later))
         marks = f"INSERT INTO {database.database.names.of('migration')} VALUES ('saga', 99, 'later')"
         database.database.run_blocking(lambda c: c.execute(marks.replace("%%", "%").encode()))
         for store in (file, database):
@@ -99,6 +158,38 @@ async def test_tables_of_a_later_version_are_left_alone(tmp_path: Path, postgres
         await file.close()
         await database.close()
         drop_schema(postgres_url, schema)
+
+
+async def test_sagas_of_an_earlier_version_are_used_as_they_are(tmp_path: Path) -> None:
+    """Which had marks of their own beside those of the queues, in tables that services of that version know."""
+    path = tmp_path / "sagas.db"
+    (first,) = migrations("postdate.backends.sqlite", "sagas")
+    others = migrations("postdate.backends.sqlite")
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for each in (*others, first):
+            connection.executescript(each.sql)
+        connection.executescript(f"""
+            CREATE TABLE postdate_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL);
+            INSERT INTO postdate_migration VALUES {", ".join(f"({each.version}, '{each.name}')" for each in others)};
+            CREATE TABLE saga_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL);
+            INSERT INTO saga_migration VALUES (1, 'initial');
+            INSERT INTO saga VALUES ('id-1', 'Order', 'order_id', 'o-1', 3, '{{"n":1}}', '{{"timeouts":{{}}}}')""")
+    place = Correlation("order_id", "o-1")
+    kept = SagaRecord("id-1", "Order", place, '{"n":1}', '{"timeouts":{}}', 3)
+    store = SqliteSagaStore(path, create=False)
+    assert await store.find("Order", place) == kept  # whoever only uses it changes nothing of its marks
+    await store.setup()
+    await store.setup()
+    await store.apply([SagaChange(SagaFate.UPDATED, kept)])
+    assert await store.find("Order", place) == replace(kept, version=4)
+    await store.close()
+    with closing(sqlite3.connect(path)) as connection:
+        marks = connection.execute("SELECT subject, version FROM postdate_migration ORDER BY 1, 2").fetchall()
+        assert marks == [*(("", each.version) for each in others), ("saga", 1)]
+        assert connection.execute("SELECT version FROM saga_migration").fetchall() == [(1,)]
+    again = SqliteSagaStore(path)
+    assert await again.find("Order", place) == replace(kept, version=4)
+    await again.close()
 
 
 # --- what is broken is caught ----------------------------------------------------------------------------------------

@@ -195,7 +195,7 @@ def test_old_servers_and_other_servers_are_refused(
 ) -> None:
     monkeypatch.setattr(session, "rows", lambda _sql: [(version, 16_777_216)])
     with pytest.raises(ConfigurationError, match=r"10\.6"):
-        session.prepare()
+        session.check()
 
 
 async def test_the_server_says_how_safe_it_is(mariadb_url: str, schema: str) -> None:

@@ -1,19 +1,22 @@
 """One database object of MariaDB: what is made from it shares connections, and ends by itself."""
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from tests.mariadb_subjects import drop_schema, fresh_schema
 from tests.waiting import claimed, until
 
-from postdate import DelayedMessage, MariaDb, SqlServer
+from postdate import DelayedMessage, Endpoint, HandlerContext, MariaDb, MemoryTransport, Saga, SqlServer, started_by
 from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession
+from postdate.backends.mariadb.names import quoted
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.backends.mariadb.timeouts import MariaDbTimeouts
 from postdate.backends.sqlserver.store import SqlServerStore
 from postdate.errors import ConfigurationError, StoreUnavailable
-from postdate.ports import Outcome, TransactionMode
+from postdate.ports import Correlation, Outcome, TransactionMode
 from postdate.ports.timeouts import Timeout
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, tzinfo=UTC)
@@ -130,3 +133,51 @@ def test_the_schema_of_sql_server_is_dbo_by_default() -> None:
     assert database.schema == "dbo"
     assert database.store is database.store
     assert "[dbo].[Sales_TimeoutData]" in database.timeouts.setup_statements("Sales")
+
+
+@dataclass
+class Order:
+    number: str
+
+
+@dataclass
+class OrderState:
+    number: str
+    orders: int = 0
+
+
+class Orders(Saga[OrderState], correlated_by="number", name="Orders"):
+    @started_by(Order)
+    async def begin(self, message: Order, context: HandlerContext) -> None:
+        self.state.orders += 1
+
+
+async def test_an_endpoint_has_its_sagas_and_its_outbox_in_one_commit(mariadb_url: str, schema: str) -> None:
+    """Of a message that comes twice, each time with a row of the handler's own, everything is there once."""
+    table = f"{quoted(schema)}.`sold`".replace("%", "%%")
+    async with MariaDb(mariadb_url, schema=schema) as database:
+        shop = Endpoint("shop", database, transport=MemoryTransport(), outbox=True, transaction_mode="receive_only")
+        shop.saga(Orders)
+
+        @shop.handler(Order)
+        async def sell(message: Order, context: HandlerContext) -> None:
+            connection = await context.transaction()
+            await connection.execute(f"INSERT INTO {table} VALUES (%s)", [message.number])
+
+        async def both_were_handled() -> bool:
+            record = await database.sagas.find("Orders", Correlation("number", "o-1"))
+            return record is not None and '"orders":2' in record.state
+
+        await database.store.initialize("shop", TransactionMode.RECEIVE_ONLY)
+        await database.store.setup()
+        with closing(MariaDbServer(mariadb_url).connect()) as session:
+            session.change(f"CREATE TABLE {table} (number varchar(10))", {})
+            async with shop:
+                for id_ in ("first", "first", "last"):
+                    await shop.send(Order("o-1"), destination="shop", message_id=id_)
+                await until(both_were_handled)
+            assert session.rows(f"SELECT count(*) FROM {table}") == ((2,),)
+        for id_ in ("first", "last"):
+            kept = await database.outbox.find("shop", id_)
+            assert kept is not None
+            assert kept.dispatched

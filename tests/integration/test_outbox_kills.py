@@ -32,14 +32,17 @@ ONE_TRY = Recoverability(immediate_retries=0, delayed_retries=0)
     part="kills",
     proven_by="tests/unit/test_outbox.py::test_interrupted_at_any_step_a_message_has_its_effects_once_row_114",
 )
-@pytest.mark.parametrize(("place", "messages"), [("file+file", 1_000), ("postgres+rabbitmq", 300)])
+@pytest.mark.parametrize(
+    ("place", "messages"), [("file+file", 1_000), ("postgres+rabbitmq", 300), ("mariadb+rabbitmq", 300)]
+)
 def test_what_is_sent_twice_and_killed_has_its_effects_once_row_114(
     request: pytest.FixtureRequest, place: str, messages: int
 ) -> None:
     """All messages are sent twice, on their way delayed ones are stored twice, and two workers are killed."""
     environment = dict(os.environ)
     if place != "file+file":
-        environment["POSTDATE_POSTGRES_URL"] = request.getfixturevalue("postgres_url")
+        database = place.partition("+")[0]
+        environment[f"POSTDATE_{database.upper()}_URL"] = request.getfixturevalue(f"{database}_url")
         environment["POSTDATE_RABBITMQ_URL"] = request.getfixturevalue("rabbitmq_url")
     command = [sys.executable, "-W", "error", str(BENCHMARK), "--place", place, "--messages", str(messages)]
     done = subprocess.run(

@@ -1,24 +1,38 @@
-"""Outboxes in SQLite and in PostgreSQL: what every storage of them promises (specification 7)."""
+"""Outboxes in SQLite, PostgreSQL and MariaDB: what every storage of them promises (specification 7)."""
 
 import asyncio
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import anyio
 import psycopg
+import pymysql
 import pytest
+from tests import mariadb_subjects
 from tests.postgres_subjects import drop_schema, fresh_schema
 from tests.waiting import patience
 
 from postdate import DelayedMessage, Envelope, PostgresOutbox, SqliteOutbox
+from postdate.backends.mariadb.connection import MariaDbServer
+from postdate.backends.mariadb.schema import MariaDbOutbox
+from postdate.backends.rowlocks.outbox import Result, ThreadedConnection
+from postdate.backends.sql.operations import decode_operations, encode_operations
 from postdate.core.recoverability import is_outage
-from postdate.errors import StoreError, StoreFromNewerVersion, StoreNotSetUp, StoreUnavailable, StoreUnreachable
-from postdate.persistence.outbox import decode_operations
-from postdate.ports import OutboxRecord, OutboxStore
+from postdate.errors import (
+    MessageTooLarge,
+    StoreError,
+    StoreFromNewerVersion,
+    StoreNotSetUp,
+    StoreUnavailable,
+    StoreUnreachable,
+)
+from postdate.persistence.migrations import migrations
+from postdate.ports import OutboxRecord, OutboxStore, OutboxTransaction
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -35,11 +49,17 @@ class Subject:
     store: OutboxStore
     elsewhere: OutboxStore
     table = "paid"
+    marks = "postdate_migration"
+    """The table in which is marked which tables were made."""
     at_once = 1
     """As many transactions can be open; others wait."""
 
     def query(self, statement: str) -> list[Any]:
         raise NotImplementedError
+
+    def within(self, native: Any, statement: str) -> list[Any]:
+        """Run a statement as work of another adapter does."""
+        return native.execute(statement).fetchall()
 
     def drop(self) -> None:
         pass
@@ -71,7 +91,8 @@ class PostgresSubject(Subject):
         self._url, self._schema, self.at_once = url, fresh_schema(), 16
         self.table = f"paid_{os.getpid()}"
         self.query(f"CREATE TABLE {self.table} (amount integer)")
-        self.store, self.elsewhere = (PostgresOutbox(url, schema=self._schema) for _ in range(2))
+        self.store, self.elsewhere = store, _ = tuple(PostgresOutbox(url, schema=self._schema) for _ in range(2))
+        self.marks = store._database.names.of("migration").replace("%%", "%")
 
     def query(self, statement: str) -> list[Any]:
         with psycopg.connect(self._url, autocommit=True) as connection:
@@ -83,17 +104,48 @@ class PostgresSubject(Subject):
         drop_schema(self._url, self._schema)
 
 
-async def execute(connection: Any, statement: str) -> None:
-    """Execute a statement as a handler does with this driver."""
+class MariaDbSubject(Subject):
+    def __init__(self, url: str) -> None:
+        self._url, self._schema, self.at_once = url, mariadb_subjects.fresh_schema(), 16
+        self.table = f"paid_{os.getpid()}"
+        self.query(f"CREATE TABLE {self.table} (amount integer)")
+        self.store, self.elsewhere = store, _ = tuple(MariaDbOutbox(url, schema=self._schema) for _ in range(2))
+        self.marks = store._names.plain("postdate_migration")
+
+    def query(self, statement: str) -> list[Any]:
+        with closing(MariaDbServer(self._url).connect_as_application()) as session:
+            session.change(statement)
+            return list(session.rows(statement.replace("%", "%%"))) if statement.startswith("SELECT") else []
+
+    def within(self, native: Any, statement: str) -> list[Any]:
+        if statement.startswith("SELECT"):
+            return list(native.rows(statement))
+        native.change(statement)
+        return []
+
+    def drop(self) -> None:
+        self.query(f"DROP TABLE {self.table}")
+        mariadb_subjects.drop_schema(self._url, self._schema)
+
+
+async def execute(connection: Any, statement: str) -> Any:
+    """Execute a statement as a handler does with this driver, and return what it brings first."""
     done = connection.execute(statement)
-    if isinstance(done, Awaitable):
-        await done
+    found = await done if isinstance(done, Awaitable) else done
+    if isinstance(found, Result):
+        return found.rows[0] if found.rows else None
+    if not found.description:
+        return None
+    row = found.fetchone()
+    return await row if isinstance(row, Awaitable) else row
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
 async def subject(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Subject]:
     if request.param == "sqlite":
         subject: Subject = SqliteSubject(tmp_path / "shop.db")
+    elif request.param == "mariadb":
+        subject = MariaDbSubject(request.getfixturevalue("mariadb_url"))
     else:
         subject = PostgresSubject(request.getfixturevalue("postgres_url"))
     yield subject
@@ -190,7 +242,7 @@ async def test_work_of_others_is_part_of_the_commit(subject: Subject) -> None:
     insert, done = subject.insert, list[str]()
 
     def work(native: Any) -> None:
-        native.execute(insert)
+        subject.within(native, insert)
         done.append("done")
 
     assert await subject.store.transaction("sales", "m-1").commit([], NOW, [work, work])
@@ -199,7 +251,7 @@ async def test_work_of_others_is_part_of_the_commit(subject: Subject) -> None:
     assert (subject.paid(), len(done)) == (2, 2)
 
     def fail(native: Any) -> None:
-        native.execute(insert)
+        subject.within(native, insert)
         raise ValueError("no")
 
     transaction = subject.store.transaction("sales", "m-2")
@@ -215,8 +267,9 @@ async def test_a_handler_cannot_commit_by_itself(subject: Subject) -> None:
     transaction = subject.store.transaction("sales", "m-1")
     connection = await transaction.begin()
     await execute(connection, subject.insert)
-    with pytest.raises((sqlite3.DatabaseError, psycopg.ProgrammingError)):
-        await _awaited(connection.commit())
+    if not isinstance(connection, ThreadedConnection):  # which has nothing to commit with
+        with pytest.raises((sqlite3.DatabaseError, psycopg.ProgrammingError)):
+            await _awaited(connection.commit())
     assert subject.paid() == 0
     if isinstance(connection, sqlite3.Connection):
         with pytest.raises(sqlite3.DatabaseError, match="not authorized"), connection:
@@ -290,13 +343,13 @@ async def test_a_transaction_that_a_handler_broke_is_not_committed(subject: Subj
 
 
 async def test_a_transaction_in_which_a_statement_failed_says_how_to_go_on(subject: Subject) -> None:
-    """PostgreSQL commits nothing of it any more; SQLite undoes the statement alone."""
+    """PostgreSQL commits nothing of it any more; the others undo the statement alone."""
     await subject.store.setup()
     transaction = subject.store.transaction("sales", "m-1")
     connection = await transaction.begin()
-    with pytest.raises((sqlite3.Error, psycopg.Error)):
+    with pytest.raises((sqlite3.Error, psycopg.Error, pymysql.Error)):
         await execute(connection, f"INSERT INTO {subject.table} (missing) VALUES (1)")
-    if isinstance(connection, sqlite3.Connection):
+    if not isinstance(connection, psycopg.AsyncConnection):
         assert await transaction.commit([], NOW)
         return
     with pytest.raises(StoreError, match="savepoint"):
@@ -307,12 +360,7 @@ async def test_a_transaction_in_which_a_statement_failed_says_how_to_go_on(subje
 
 async def test_a_later_version_is_left_alone(subject: Subject) -> None:
     await subject.store.setup()
-    if isinstance(subject.store, SqliteOutbox):
-        subject.query("INSERT INTO postdate_outbox_migration VALUES (99, 'later')")
-    else:
-        assert isinstance(subject.store, PostgresOutbox)
-        marks = subject.store._database.names.of("migration").replace("%%", "%")
-        subject.query(f"INSERT INTO {marks} VALUES ('outbox', 99, 'later')")
+    subject.query(f"INSERT INTO {subject.marks} (subject, version, name) SELECT subject, 99, '' FROM {subject.marks}")
     with pytest.raises(StoreFromNewerVersion, match="99"):
         await subject.elsewhere.setup()
 
@@ -441,14 +489,12 @@ async def test_what_a_handler_sets_on_the_connection_ends_with_its_transaction(s
     seen: list[Any] = []
 
     def work(native: Any) -> None:
-        seen.append(native.execute("SELECT 'a'").fetchone())
+        seen.append(subject.within(native, "SELECT 'a'")[0])
 
     for number in range(2):
         transaction = subject.store.transaction("sales", f"m-{number}")
         connection = await transaction.begin()
-        row = connection.execute("SELECT 'b'")
-        row = (await row) if isinstance(row, Awaitable) else row
-        seen.append(await _value(row.fetchone()))
+        seen.append(await execute(connection, "SELECT 'b'"))
         connection.row_factory = _no_rows
         if isinstance(connection, sqlite3.Connection):
             connection.text_factory = bytes
@@ -463,5 +509,141 @@ def _no_rows(*_: object) -> Any:
     raise LookupError("rows of a handler")
 
 
-async def _value(done: Any) -> Any:
-    return await done if isinstance(done, Awaitable) else done
+async def test_an_outbox_of_an_earlier_version_is_used_as_it_is(tmp_path: Path) -> None:
+    """Which had marks of its own, in a table that stays for services of that version."""
+    path = tmp_path / "shop.db"
+    (first,) = migrations("postdate.backends.sqlite", "outbox")
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.executescript(f"""
+            CREATE TABLE postdate_outbox_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL);
+            {first.sql}
+            INSERT INTO postdate_outbox_migration VALUES (1, 'initial');
+            INSERT INTO postdate_outbox (endpoint, message_id, handled_at, dispatched_at) VALUES ('sales', 'm-1', 5, 7);
+            INSERT INTO postdate_outbox (endpoint, message_id, handled_at, operations)
+                VALUES ('sales', 'm-2', 5, x'{encode_operations(OPERATIONS).hex()}')""")
+    outbox = SqliteOutbox(path)
+    for _ in range(2):
+        await outbox.setup()
+        assert await outbox.find("sales", "m-1") == OutboxRecord((), dispatched=True)
+        assert await outbox.find("sales", "m-2") == OutboxRecord(OPERATIONS, dispatched=False)
+    assert not await outbox.transaction("sales", "m-1").commit([], NOW)
+    await outbox.close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("INSERT INTO postdate_outbox_migration VALUES (2, 'of a later one')")
+        connection.commit()
+    later = SqliteOutbox(path)
+    with pytest.raises(StoreFromNewerVersion, match="version 2"):
+        await later.setup()
+    await later.close()
+
+
+# --- MariaDB ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def mariadb(mariadb_url: str) -> AsyncIterator[MariaDbSubject]:
+    subject = MariaDbSubject(mariadb_url)
+    await subject.store.setup()
+    yield subject
+    await subject.store.close()
+    await subject.elsewhere.close()
+    subject.drop()
+
+
+async def test_a_deadlock_that_a_handler_swallows_commits_nothing(mariadb: MariaDbSubject) -> None:
+    """The server has rolled back everything, and would take what comes now for a transaction of its own."""
+    mariadb.query(f"INSERT INTO {mariadb.table} VALUES (1), (2)")
+    mariadb.query(f"ALTER TABLE {mariadb.table} ADD PRIMARY KEY (amount), ENGINE = InnoDB")
+    one, two = (mariadb.store.transaction("sales", id_) for id_ in ("m-1", "m-2"))
+    first, second = await one.begin(), await two.begin()
+    await execute(first, f"DELETE FROM {mariadb.table} WHERE amount = 1")
+    await execute(second, f"DELETE FROM {mariadb.table} WHERE amount = 2")
+    lost = list[OutboxTransaction]()
+
+    async def go_on(transaction: OutboxTransaction, connection: Any, amount: int) -> None:
+        try:
+            await execute(connection, f"DELETE FROM {mariadb.table} WHERE amount = {amount}")
+        except pymysql.OperationalError:
+            lost.append(transaction)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(go_on, one, first, 2)
+        tasks.start_soon(go_on, two, second, 1)
+    assert len(lost) == 1
+    with pytest.raises(StoreError, match="deadlock") as raised:
+        await lost[0].commit(OPERATIONS, NOW)
+    assert not is_outage(raised.value)
+    await lost[0].roll_back()
+    assert await (two if lost == [one] else one).commit(OPERATIONS, NOW)
+    assert mariadb.paid() == 0
+    found = [await mariadb.store.find("sales", id_) for id_ in ("m-1", "m-2")]
+    assert found.count(None) == 1
+
+
+async def test_a_connection_that_the_server_ended_is_an_outage(mariadb: MariaDbSubject) -> None:
+    for ends_at_commit in (False, True):
+        transaction = mariadb.store.transaction("sales", "m-1")
+        connection = await transaction.begin()
+        (number,) = await execute(connection, "SELECT CONNECTION_ID()")
+        mariadb.query(f"KILL {number}")
+        if ends_at_commit:
+            with pytest.raises(StoreUnreachable):
+                await transaction.commit([], NOW)
+        else:
+            with pytest.raises(pymysql.Error):
+                await execute(connection, "SELECT 1")
+        with pytest.raises(StoreUnreachable):
+            await transaction.roll_back()
+    assert await mariadb.store.transaction("sales", "m-1").commit([], NOW)
+
+
+async def test_a_lock_that_somebody_keeps_is_no_outage(mariadb: MariaDbSubject) -> None:
+    """The row of the record is locked by another transaction of the same message for longer than is waited."""
+    transaction = mariadb.store.transaction("sales", "m-1")
+    connection = await transaction.begin()
+    await execute(connection, "SET SESSION innodb_lock_wait_timeout = 1")
+    with closing(MariaDbServer(mariadb._url).connect()) as other:
+        table = f"{mariadb.marks.rpartition('.')[0]}.`postdate_outbox`"
+        other.begin()
+        other.change(f"INSERT INTO {table} (endpoint, message_id, handled_at) VALUES ('sales', 'm-1', 1)")
+        with pytest.raises(StoreUnavailable, match="Lock wait timeout") as raised:
+            await transaction.commit([], NOW)
+    assert not is_outage(raised.value)
+    await transaction.roll_back()
+    assert await mariadb.store.transaction("sales", "m-1").commit([], NOW)
+
+
+async def test_an_id_of_any_length_is_known(mariadb: MariaDbSubject) -> None:
+    """The table takes 250 characters."""
+    ids = ["x" * 250, "x" * 251, "x" * 10_000, f"{'x' * 9_999}y"]
+    for id_ in ids:
+        assert await mariadb.store.transaction("sales", id_).commit([], NOW)
+        assert not await mariadb.elsewhere.transaction("sales", id_).commit([], NOW)
+
+
+async def test_operations_that_fit_into_no_packet_are_refused(mariadb: MariaDbSubject) -> None:
+    """The server would hang up, which looks like an outage and would come again and again."""
+    (size,) = mariadb.query("SELECT @@max_allowed_packet")[0]
+    large = [Envelope("billing", "e-1", {}, bytes(size // 2))]
+    with pytest.raises(MessageTooLarge, match="max_allowed_packet"):
+        await mariadb.store.transaction("sales", "m-1").commit(large, NOW)
+    transaction = mariadb.store.transaction("sales", "m-1")
+    await transaction.begin()
+    with pytest.raises(MessageTooLarge, match="max_allowed_packet"):
+        await transaction.commit(large, NOW)
+    await transaction.roll_back()
+    assert await mariadb.store.find("sales", "m-1") is None
+
+
+async def test_a_handlers_connection_is_as_the_application_would_open_it(mariadb: MariaDbSubject) -> None:
+    transaction = mariadb.store.transaction("sales", "m-1")
+    connection = await transaction.begin()
+    assert await execute(connection, "SELECT DATABASE(), @@tx_isolation") == ("postdate", "REPEATABLE-READ")
+    found = await connection.execute("SELECT %s + %s", (1, 2))
+    assert found == Result([(3,)], 1)
+    assert await connection.run(lambda driver: driver.get_server_info()) is not None
+    await execute(connection, "SET SESSION sql_mode = 'NO_BACKSLASH_ESCAPES'")
+    assert await transaction.commit(OPERATIONS, NOW)
+    found = await mariadb.store.find("sales", "m-1")
+    assert found is not None
+    assert tuple(found.operations) == OPERATIONS

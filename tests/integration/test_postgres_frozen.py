@@ -45,7 +45,7 @@ HOLDER = """
         received = await receiver.receive(2)
         outbox, timeouts = PostgresOutbox(url, schema=schema), PostgresTimeouts(url, schema=schema)
         lock = "BEGIN; SELECT pg_advisory_xact_lock({key}, hashtext('{schema}'))"
-        handling, sending = await outbox.take(), timeouts._connections.take()
+        handling, sending = (await outbox.take()).connection, timeouts._connections.take()
         await handling.execute(lock.format(key=1, schema=schema).encode())
         sending.execute(lock.format(key=2, schema=schema).encode())
         print("holds", len(locked), len(leased) - 1, len(received), flush=True)

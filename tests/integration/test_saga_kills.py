@@ -1,4 +1,4 @@
-"""Sagas through kill -9: exactly once in one file; nothing lost, nobody stuck with PostgreSQL and RabbitMQ."""
+"""Sagas through kill -9: exactly once in one file; nothing lost, nobody stuck on servers with RabbitMQ."""
 
 import json
 import os
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import anyio
 import pytest
+from tests import mariadb_subjects, postgres_subjects
 from tests.integration.saga_process import Begin, Relay
-from tests.postgres_subjects import drop_schema, fresh_schema
 from tests.rabbitmq_subjects import channel_of
 from tests.waiting import PATIENCE_SECONDS, received, until
 
@@ -53,9 +53,10 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.stdout.close()
 
 
-@pytest.fixture(params=["one file", "postgres and rabbitmq"])
+@pytest.fixture(params=["one file", "postgres and rabbitmq", "mariadb and rabbitmq"])
 async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Site]:
-    name, schema = f"relay-{uuid.uuid4().hex[:12]}", fresh_schema()
+    name, in_mariadb = f"relay-{uuid.uuid4().hex[:12]}", str(request.param).startswith("mariadb")
+    schema = (mariadb_subjects if in_mariadb else postgres_subjects).fresh_schema()
     environment = {"POSTDATE_ENDPOINT__NAME": name, "POSTDATE_ENDPOINT__ERROR_QUEUE": f"{name}.error"}
     site = Site(environment, name, f"{name}.done")
     if request.param == "one file":
@@ -65,15 +66,16 @@ async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         }
         yield site
         return
-    postgres, rabbit = request.getfixturevalue("postgres_url"), request.getfixturevalue("rabbitmq_url")
+    database = request.getfixturevalue("mariadb_url" if in_mariadb else "postgres_url")
+    rabbit = request.getfixturevalue("rabbitmq_url")
     environment |= {
-        "POSTDATE_STORE__ADDRESS": postgres,
+        "POSTDATE_STORE__ADDRESS": database,
         "POSTDATE_STORE__SCHEMA": schema,
         "POSTDATE_TRANSPORT__ADDRESS": rabbit,
         "POSTDATE_TRANSPORT__QUEUE_TYPE": "classic",
     }
     yield site
-    drop_schema(postgres, schema)
+    (mariadb_subjects if in_mariadb else postgres_subjects).drop_schema(database, schema)
     with channel_of(rabbit) as channel:
         for end in ("", ".timeouts", ".error"):
             channel.queue_delete(f"{name}{end}")

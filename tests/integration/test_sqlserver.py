@@ -14,9 +14,9 @@ from sqlglot import expressions
 from tests.conftest import STORE_SUBJECTS
 from tests.sqlserver_subjects import VARIABLE
 
-from postdate import TransactionMode
+from postdate import SqlServer, TransactionMode
 from postdate.backends.rowlocks import Conflict, MessageRow
-from postdate.backends.rowlocks.setup import steps_of
+from postdate.backends.rowlocks.setup import part_steps, steps_of
 from postdate.backends.sqlserver import setup
 from postdate.backends.sqlserver.channel import DriverSocket
 from postdate.backends.sqlserver.connection import SqlServerSession
@@ -71,6 +71,10 @@ def _statements(names: SqlServerNames) -> Iterator[str]:
         yield sql.scanned(Scan(what, ("message_id", "due")), given)
         yield sql.scanned(Scan(what, ()), {"destinations": ()})
     yield setup.TAKE_TURN
+    database = SqlServer("mssql://nobody@nowhere/shop", schema=names.schema)
+    sagas, outbox = database.sagas, database.outbox
+    yield from (sagas._find, sagas._load, sagas._create, *sagas._change.values())
+    yield from (outbox._find, outbox._insert, outbox._mark, outbox._remove)
 
 
 def _parsed(sql: str) -> list[expressions.Expr]:
@@ -102,17 +106,19 @@ def test_every_statement_parses_whatever_the_names(names: SqlServerNames, null: 
             "OPENJSON",
             "locked",
             "sp_getapplock",
+            "oldest",
         }, template
 
 
 @pytest.mark.parametrize("names", NAMES, ids=["plain", "hostile", "comment"])
 def test_the_set_up_parses_whatever_the_names(names: SqlServerNames) -> None:
-    statements = [*setup.foundation(names), *(sql for step in steps_of(names) for sql in step.statements)]
+    wanted = [*steps_of(names), *part_steps(names, "sagas"), *part_steps(names, "outbox")]
+    statements = [*setup.foundation(names), *(sql for step in wanted for sql in step.statements)]
     for statement in statements:
         parsed = _parsed(statement)
         assert len(parsed) == 1, statement
         assert not isinstance(parsed[0], expressions.Drop), statement
-    whole = setup.setup_statements(names)
+    whole = setup.setup_statements(names, wanted)
     assert all(statement.strip() in whole for statement in statements)
 
 
@@ -160,7 +166,7 @@ def test_bulk_writers_lock_ids_in_one_order() -> None:
 
 def test_the_administrators_script_sets_what_filtered_indexes_need() -> None:
     """sqlcmd has QUOTED_IDENTIFIER off unless it is told, and the server refuses filtered indexes then (1934)."""
-    assert setup.setup_statements(NAMES[0]).startswith("SET QUOTED_IDENTIFIER, ANSI_NULLS,")
+    assert setup.setup_statements(NAMES[0], steps_of(NAMES[0])).startswith("SET QUOTED_IDENTIFIER, ANSI_NULLS,")
 
 
 def test_who_leases_keeps_its_number_until_the_transaction_ends() -> None:

@@ -275,7 +275,7 @@ async def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
 async def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     await write_one(path)
-    change(path, "INSERT INTO postdate_migration VALUES (999, 'from the future')")
+    change(path, "INSERT INTO postdate_migration (version, name) VALUES (999, 'from the future')")
     before = path.read_bytes()
     with opened(path) as store:
         for _ in range(2):

@@ -140,7 +140,7 @@ def test_nothing_is_lost_and_nothing_done_twice_whatever_answers_are_lost(data: 
         def free(session: FakeSession, holder: int = holder, numbers: Sequence[int] = numbers) -> int:
             return FakeTables().free(session, [holder], numbers)
 
-        pool.transaction(free)
+        pool.transaction_blocking(free)
     assert sorted([*server.done, *server.free()]) == list(NUMBERS), "done once, or free again"
     assert len(set(server.done)) == len(server.done)
 

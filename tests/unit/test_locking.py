@@ -10,7 +10,6 @@ import pytest
 from postdate.backends.rowlocks import Conflict, Pool
 from postdate.backends.rowlocks.claims import Claims
 from postdate.backends.rowlocks.liveness import Liveness
-from postdate.backends.rowlocks.next_due import NextDue
 from postdate.backends.rowlocks.pool import Connections
 from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.errors import (
@@ -21,6 +20,7 @@ from postdate.errors import (
     StoreTroubled,
     StoreUnavailable,
 )
+from postdate.runtime.next_due import NextDue
 
 
 class Session:
@@ -82,13 +82,13 @@ def _failing(times: int, error: PostdateError) -> Callable[[Session], str]:
 
 
 def test_a_transaction_that_lost_against_another_is_run_again(server: Server) -> None:
-    assert Pool(server).transaction(_failing(2, Conflict("deadlock"))) == "done"
+    assert Pool(server).transaction_blocking(_failing(2, Conflict("deadlock"))) == "done"
     assert server.log == ["connect", "begin", "rollback", "begin", "rollback", "begin", "commit"]
 
 
 def test_it_is_not_run_again_for_ever(server: Server) -> None:
     with pytest.raises(Conflict):
-        Pool(server).transaction(_failing(100, Conflict("deadlock")))
+        Pool(server).transaction_blocking(_failing(100, Conflict("deadlock")))
     assert server.log.count("begin") == server.log.count("rollback") == 8
 
 
@@ -97,16 +97,16 @@ def test_it_is_not_run_again_for_ever(server: Server) -> None:
 )
 def test_other_errors_end_it_at_once(server: Server, error: PostdateError, ending: str) -> None:
     with pytest.raises(type(error)):
-        Pool(server).transaction(_failing(1, error))
+        Pool(server).transaction_blocking(_failing(1, error))
     assert server.log == ["connect", "begin", ending]
 
 
 def test_a_connection_that_died_while_idle_is_replaced(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("postdate.backends.rowlocks.pool._TRUSTED_SECONDS", 0.0)
     pool = Pool(server)
-    pool.run(lambda _session: None)
+    pool.run_blocking(lambda _session: None)
     server.sessions[0].alive = False
-    pool.run(lambda _session: None)
+    pool.run_blocking(lambda _session: None)
     assert server.log == ["connect", "close", "connect"]
 
 
@@ -123,14 +123,14 @@ def test_a_closed_pool_lends_nothing_and_keeps_nothing(server: Server) -> None:
 def test_what_several_pools_share_is_closed_by_the_last(server: Server) -> None:
     shared = Connections(server)
     first, second = Pool(shared), Pool(shared)
-    first.run(lambda _session: None)
-    second.run(lambda _session: None)
+    first.run_blocking(lambda _session: None)
+    second.run_blocking(lambda _session: None)
     assert server.log == ["connect"], "one connection serves both"
     first.close()
     first.close()
     with pytest.raises(StoreUnavailable, match="closed"):
         first.take()
-    second.run(lambda _session: None)
+    second.run_blocking(lambda _session: None)
     assert server.log == ["connect"]
     lent = second.take()
     second.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from postdate.persistence.sql_timeouts import next_chunk
+from postdate.backends.sql.timeouts import next_chunk
 from postdate.persistence.timeouts import text_time
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)

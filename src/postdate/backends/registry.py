@@ -25,7 +25,7 @@ _FIRST: Final = ("sqlite", "postgres", "mariadb", "sqlserver", "rabbitmq", "azur
 _LAST: Final = ("memory",)
 """Errors name these before and after all others, which come in the order of their names."""
 
-_SHARED: Final = frozenset({"rowlocks"})
+_SHARED: Final = frozenset({"rowlocks", "sql"})
 """Packages that are no backend: what several have in common."""
 
 

@@ -1,1 +1,1 @@
-"""What several backends keep in one and the same form: timeouts, outboxes, numbered migrations. Pure values."""
+"""What several backends keep in one and the same form: timeouts, numbered migrations. Pure values."""

@@ -150,9 +150,9 @@ class SagaStore(Capable[SagaStoreCapabilities], ABC):
         """Return the work that applies ``changes``; it raises :class:`~postdate.errors.SagaConflict`.
 
         The work may be done again when its transaction is. Only of a store whose capabilities name a database, where
-        its changes can be part of a transaction of the queues.
+        its changes can be part of a transaction of the queues, or of the commit of an outbox.
 
         Guarantees:
-            sagas.applying_is_part_of_a_transaction_of_the_queues.
+            sagas.applying_is_part_of_a_transaction_of_the_queues, applying_is_part_of_the_commit_of_an_outbox.
         """
         raise NotSupported(f"{type(self).__name__} shares its database with no queues")

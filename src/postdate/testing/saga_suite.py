@@ -14,7 +14,7 @@ import anyio
 
 from postdate.errors import SagaConflict
 from postdate.messages import Envelope
-from postdate.ports import Correlation, SagaChange, SagaFate, SagaRecord, SagaStore, Transport
+from postdate.ports import Correlation, OutboxStore, SagaChange, SagaFate, SagaRecord, SagaStore, Transport
 from postdate.testing.conformance import Check, Topic, expect, expect_equal, expect_error
 
 _NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
@@ -33,9 +33,13 @@ class SagaStoreSubject(ABC):
         """Return a handle as another process would have it. Only called for stores that are shared."""
         raise NotImplementedError(f"{type(self).__name__} must define open_elsewhere(): its store is shared")
 
-    def transport(self) -> Transport:
-        """Return queues in the same database. Only called for stores that name a database."""
-        raise NotImplementedError(f"{type(self).__name__} must define transport(): its store names a database")
+    def transport(self) -> Transport | None:
+        """Return queues in the same database; ``None``: it has no queues. Only called for stores that name one."""
+        return None
+
+    def outbox(self) -> OutboxStore:
+        """Return an outbox in the same database. Only called for stores that name a database."""
+        raise NotImplementedError(f"{type(self).__name__} must define outbox(): its store names a database")
 
 
 sagas: Topic[SagaStoreSubject] = Topic("sagas")
@@ -249,6 +253,8 @@ async def applying_is_part_of_a_transaction_of_the_queues(subject: SagaStoreSubj
         if store.capabilities.database is None:
             return
         transport = subject.transport()
+        if transport is None:
+            return
         try:
             expect_equal(transport.capabilities.database, store.capabilities.database, "the database of the queues")
             await transport.create_queues([_QUEUE])
@@ -262,3 +268,32 @@ async def applying_is_part_of_a_transaction_of_the_queues(subject: SagaStoreSubj
             expect_equal((await _kept(store)).saga_id, record.saga_id, "the instance")
         finally:
             await transport.close()
+
+
+@sagas
+async def applying_is_part_of_the_commit_of_an_outbox(subject: SagaStoreSubject) -> None:
+    """With an outbox in the same database, changes and its record are kept both or not at all."""
+    async with _open(subject) as store:
+        if store.capabilities.database is None:
+            return
+        outbox = subject.outbox()
+        try:
+            expect_equal(outbox.database, store.capabilities.database, "the database of the outbox")
+            await outbox.setup()
+            record = _record()
+            work = [store.applying([_created(record)])]
+            for begins in (False, True):
+                first, second = (outbox.transaction("sales", f"m-{number}-{begins}") for number in (1, 2))
+                if begins:
+                    await store.apply([SagaChange(SagaFate.COMPLETED, await _kept(store))])
+                    await first.begin()
+                expect(await first.commit([], _NOW, work), "the first commit")
+                if begins:
+                    await second.begin()
+                with expect_error(SagaConflict, "a commit together with a conflict"):
+                    await second.commit([], _NOW, work)
+                await second.roll_back()
+                expect_equal((await _kept(store)).saga_id, record.saga_id, "the instance")
+                expect_equal(await outbox.find("sales", f"m-2-{begins}"), None, "the record of the second")
+        finally:
+            await outbox.close()

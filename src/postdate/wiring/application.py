@@ -13,7 +13,7 @@ from postdate.wiring.databases import Databases
 
 
 def open_saga_store(settings: Settings, databases: Databases | None = None) -> SagaStore:
-    """Return the saga store of the settings: by default in the file of the store, or its schema of PostgreSQL.
+    """Return the saga store of the settings: by default in the file of the store, or its schema.
 
     It connects at first use. Give it to ``Endpoint(sagas=…)``, which creates its tables with the queues.
 

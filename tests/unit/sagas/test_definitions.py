@@ -32,7 +32,7 @@ from postdate.config import load_settings
 from postdate.endpoint.saga_timeouts import PendingTimeout, SagaDetails, decoded, encoded
 from postdate.errors import ConfigurationError, InvalidMessage, MessageError, UnsupportedTransactionMode
 from postdate.testing import VirtualClock
-from postdate.wiring import open_saga_store
+from postdate.wiring import open_outbox, open_saga_store
 
 
 def test_transaction_scope_needs_sagas_in_the_database_of_the_queues(clock: VirtualClock, tmp_path: Path) -> None:
@@ -132,9 +132,11 @@ def test_saga_stores_are_where_the_delayed_messages_are(tmp_path: Path) -> None:
     servers = {"POSTDATE_STORE__ADDRESS": url, "POSTDATE_STORE__SCHEMA": "orders", "POSTDATE_TRANSPORT__ADDRESS": url}
     store = PostgresStore(url, schema="orders")
     assert open_saga_store(load_settings(None, servers)).capabilities.database == store.capabilities.database
-    servers |= {"POSTDATE_STORE__ADDRESS": "mariadb://someone@nowhere/shop"}
+    mariadb = {"POSTDATE_STORE__ADDRESS": "mariadb://someone@nowhere/shop", "POSTDATE_TRANSPORT__ADDRESS": url}
+    settings = load_settings(None, mariadb)
+    assert open_saga_store(settings).capabilities.database == open_outbox(settings).database
     with pytest.raises(ConfigurationError, match="sagas are kept in SQLite or PostgreSQL"):
-        open_saga_store(load_settings(None, servers))
+        open_saga_store(load_settings(None, {"POSTDATE_STORE__ADDRESS": "redis://nowhere/0"}))
 
 
 def test_the_last_timeouts_that_came_are_remembered_and_no_more() -> None:

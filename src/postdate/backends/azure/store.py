@@ -31,7 +31,6 @@ from postdate.backends.azure.records import Records
 from postdate.backends.azure.storing import Storing
 from postdate.backends.azure.table_names import checked_table, default_table, records_table
 from postdate.backends.azure.timekeeping import Timekeeping
-from postdate.backends.rowlocks.next_due import NextDue
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import (
     ConfigurationError,
@@ -58,6 +57,7 @@ from postdate.ports import (
     TransactionMode,
     Wake,
 )
+from postdate.runtime.next_due import NextDue
 
 if TYPE_CHECKING:
     from azure.data.tables.aio import TableServiceClient

@@ -1,9 +1,9 @@
-"""MariaDB: a store, and timeouts (ADR 0008)."""
+"""MariaDB: a store, sagas, an outbox, and timeouts (ADR 0008, 0030)."""
 
 from typing import Final
 
 from postdate.ports.backends import Adapter, Addresses, Backend, Place
-from postdate.ports.settings import PrefixedTablesOnServer, TablesOnServer
+from postdate.ports.settings import InSchema, PrefixedTablesOnServer, TablesOnServer
 
 BACKEND: Final = Backend(
     product="MariaDB",
@@ -14,6 +14,8 @@ BACKEND: Final = Backend(
     extra="mariadb",
     oldest_version=(10, 6),
     store=Adapter("postdate.backends.mariadb.store:MariaDbStore", TablesOnServer),
+    sagas=Adapter("postdate.backends.mariadb.schema:MariaDbSagaStore", InSchema),
+    outbox=Adapter("postdate.backends.mariadb.schema:MariaDbOutbox", InSchema),
     timeouts=Adapter("postdate.backends.mariadb.timeouts:MariaDbTimeouts", PrefixedTablesOnServer),
     timeouts_source=Adapter(
         "postdate.backends.mariadb.timeouts_source:MariaDbDialect", arguments=frozenset({"schema"})

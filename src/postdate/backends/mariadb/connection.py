@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import socket
 import ssl
@@ -11,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import pymysql
-from pymysql.constants import CLIENT
+from pymysql.constants import CLIENT, ER
 from pymysql.cursors import SSCursor
 from typing_extensions import override
 
@@ -24,9 +25,10 @@ from postdate.backends.rowlocks.connection import (
     check_options,
     connected,
 )
-from postdate.errors import ConfigurationError
+from postdate.errors import ConfigurationError, StoreError
 
 _OLDEST: Final = (10, 6)
+_MARK: Final = "postdate_handler"
 _TLS: Final = frozenset({"ssl", "ssl_ca", "ssl_cert", "ssl_key"})
 
 # in_predicate_conversion_threshold: a list of more than 999 numbers would become a table of its own, read from its
@@ -67,15 +69,32 @@ class MariaDbServer(DatabaseServer["MariaDbSession"]):
     @override
     def connect(self) -> MariaDbSession:
         """Return a new connection, which may log in for longer than it may take to answer."""
+        session = self._opened(CLIENT.FOUND_ROWS)  # an UPDATE counts what it found
+        try:
+            session.set_up()
+            session.limit(self.seconds_to_answer)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    @override
+    def connect_as_application(self) -> MariaDbSession:
+        session = self._opened(0, self.database or None)
+        session.limit(math.inf)
+        return session
+
+    def _opened(self, client_flag: int, database: str | None = None) -> MariaDbSession:
         with translated(self.where, LOG_IN_WITHIN_SECONDS):
             connection = _Connection(
                 host=self.address.host,
                 port=self.address.port,
                 user=self.address.user,
                 password=self.address.password,
+                database=database,
                 charset="utf8mb4",
                 autocommit=True,
-                client_flag=CLIENT.FOUND_ROWS,  # an UPDATE counts what it found
+                client_flag=client_flag,
                 read_timeout=LOG_IN_WITHIN_SECONDS,
                 write_timeout=LOG_IN_WITHIN_SECONDS,
                 defer_connect=True,
@@ -85,8 +104,7 @@ class MariaDbServer(DatabaseServer["MariaDbSession"]):
             connection.connect(connected((self.address.host, self.address.port), CONNECT_WITHIN_SECONDS))
             session = MariaDbSession(connection, self.where, self._silence_seconds)
         try:
-            session.prepare()
-            session.limit(self.seconds_to_answer)
+            session.check()
         except BaseException:
             session.close()
             raise
@@ -109,15 +127,23 @@ class _Connection(pymysql.Connection[Any] if TYPE_CHECKING else pymysql.Connecti
     """The driver's connection, whose limits of time can be changed, and which can be ended from another thread."""
 
     _sock: socket.socket | None
+    largest_packet = 2**30
 
     @property
     def seconds(self) -> float:
         """How long the server may take to answer."""
-        return self._read_timeout
+        return math.inf if self._read_timeout is None else self._read_timeout
 
     def limit(self, seconds: float) -> None:
         """Wait no longer for an answer from now on."""
-        self._read_timeout = self._write_timeout = seconds
+        self._read_timeout = self._write_timeout = None if seconds == math.inf else seconds
+
+    def query(self, sql: str | bytes, unbuffered: bool = False) -> int:
+        """Run a statement; refuse one that the server would answer by hanging up."""
+        text = sql.encode(self.encoding, "surrogateescape") if isinstance(sql, str) else sql
+        if len(text) >= self.largest_packet:
+            raise pymysql.err.OperationalError(ER.NET_PACKET_TOO_LARGE, f"a statement of {len(text):,} bytes")
+        return super().query(text, unbuffered)  # pyright: ignore[reportUnknownMemberType] - it says nothing of its types
 
     def abort(self) -> None:
         """End the connection; who waits for an answer hears that there is none."""
@@ -151,18 +177,43 @@ class MariaDbSession(ServerSession):
         self.version = ""
         self.largest_packet = 0
 
-    def prepare(self) -> None:
-        """Check the server and set what the session needs."""
+    def check(self) -> None:
+        """Refuse a server that cannot be used."""
         ((version, packet),) = self.rows("SELECT VERSION(), @@max_allowed_packet")
-        self.version, self.largest_packet = version, packet
+        self.version, self.largest_packet, self._connection.largest_packet = version, packet, packet
         found = re.match(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.\d+-mariadb", version.lower())
         if found is None or (int(found[1]), int(found[2])) < _OLDEST:
             raise ConfigurationError(
                 f"{self._where} is {version}; Postdate needs MariaDB {_OLDEST[0]}.{_OLDEST[1]} or newer, which skips "
                 f"locked rows (MySQL lacks INSERT … RETURNING)"
             )
+
+    def set_up(self) -> None:
+        """Set what our own statements need."""
         self.change("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         self.change(_SETTINGS, {"idle": self._silence_seconds})
+
+    @property
+    @override
+    def driver(self) -> pymysql.Connection[Any]:
+        return self._connection
+
+    @override
+    def begin_marked(self) -> object:
+        """Begin a transaction with a savepoint, which ends with it, also where the server rolls it back by itself."""
+        self.begin()
+        self.change(f"SAVEPOINT {_MARK}")
+        return _MARK
+
+    @override
+    def is_in(self, mark: object) -> bool:
+        try:
+            self.change(f"RELEASE SAVEPOINT {mark}")
+        except StoreError as error:
+            if error.transient:
+                raise
+            return False
+        return True
 
     def show_life(self) -> None:
         """Have the server end this connection, and all that it holds, when we fall silent."""

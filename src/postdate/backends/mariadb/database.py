@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from postdate.backends.mariadb.schema import MariaDbSchema
+from postdate.backends.mariadb.schema import MariaDbOutbox, MariaDbSagaStore, MariaDbSchema
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.backends.mariadb.timeouts import MariaDbTimeouts
 
@@ -30,6 +30,16 @@ class MariaDb(MariaDbSchema):
     def store(self) -> MariaDbStore:
         """Where delayed messages wait, in the table ``{endpoint}.timeouts``."""
         return self.made(MariaDbStore(self))
+
+    @cached_property
+    def sagas(self) -> MariaDbSagaStore:
+        """Where saga instances are kept."""
+        return self.made(MariaDbSagaStore(self))
+
+    @cached_property
+    def outbox(self) -> MariaDbOutbox:
+        """Where outboxes are kept, and whose transactions handlers use."""
+        return self.made(MariaDbOutbox(self))
 
     @cached_property
     def timeouts(self) -> MariaDbTimeouts:

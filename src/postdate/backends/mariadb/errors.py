@@ -11,6 +11,7 @@ import pymysql
 
 from postdate.backends.rowlocks import Conflict
 from postdate.backends.rowlocks.errors import Meanings, meaning_of, told
+from postdate.backends.rowlocks.parts import DuplicateKey
 from postdate.errors import (
     MessageTooLarge,
     PostdateError,
@@ -30,6 +31,7 @@ class LockedTooLong(Conflict):
 
 _MEANINGS: Final[Meanings] = {
     LockedTooLong: frozenset({1205}),
+    DuplicateKey: frozenset({1062}),
     Conflict: frozenset({1213, 1020}),  # deadlock; record has changed since last read
     StoreNotSetUp: frozenset({1049, 1051, 1054, 1146}),
     StoreFull: frozenset({1021, 1038, 1041, 1114}),

@@ -21,7 +21,7 @@ _STATEMENT_BYTES: Final = 1024 * 1024
 def tables_of_stores(pool: Pool, names: RowLockNames) -> Sequence[str]:
     """See :meth:`postdate.ports.archives.ArchivableStore.tables_of_stores`."""
     query = f"SELECT name FROM {names.of('store')} ORDER BY name"
-    return [name for (name,) in pool.run(lambda session: session.rows(query))]
+    return [name for (name,) in pool.run_blocking(lambda session: session.rows(query))]
 
 
 def mark_archived(pool: Pool, names: RowLockNames, numbers: Sequence[int]) -> int:
@@ -30,13 +30,13 @@ def mark_archived(pool: Pool, names: RowLockNames, numbers: Sequence[int]) -> in
         f"UPDATE {names.of('record')} SET detail = '{ARCHIVED}' "
         f"WHERE number IN %(numbers)s AND once = 1 AND NOT detail <=> '{ARCHIVED}'"
     )
-    return pool.transaction(lambda session: _change(session, statement, numbers))
+    return pool.transaction_blocking(lambda session: _change(session, statement, numbers))
 
 
 def prune(pool: Pool, names: RowLockNames, numbers: Sequence[int]) -> int:
     """See :meth:`postdate.ports.archives.ArchivableStore.prune`; the server remembers which numbers it gave."""
     statement = f"DELETE FROM {names.of('record')} WHERE number IN %(numbers)s"
-    return pool.transaction(lambda session: _change(session, statement, numbers))
+    return pool.transaction_blocking(lambda session: _change(session, statement, numbers))
 
 
 def _change(session: MariaDbSession, statement: str, numbers: Sequence[int]) -> int:
@@ -67,7 +67,7 @@ def restore(pool: Pool, names: RowLockNames, records: Sequence[StoredRecord]) ->
             session.change_bytes(_insert(names, "INSERT") + b",".join(rows))
         return len(back)
 
-    return pool.transaction(put_back)
+    return pool.transaction_blocking(put_back)
 
 
 def _lift_counter(session: MariaDbSession, names: RowLockNames, store: int, newest: StoredRecord) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from postdate.backends.mariadb.names import quoted
 from postdate.backends.rowlocks.names import RowLockNames
-from postdate.backends.rowlocks.setup import mark_done, migrate, rights_needed, steps_of
+from postdate.backends.rowlocks.setup import mark_done, migrate, rights_needed
 from postdate.errors import StoreUnavailable
+from postdate.persistence.migrations import Step
 
 _WAIT_SECONDS: Final = 30
 _INSERT: Final = "INSERT IGNORE"
@@ -24,18 +26,18 @@ def foundation(names: RowLockNames) -> tuple[str, ...]:
     return (f"CREATE DATABASE IF NOT EXISTS {quoted(names.schema)} CHARACTER SET utf8mb4", marks)
 
 
-def setup_statements(names: RowLockNames) -> str:
-    """Return the SQL that creates everything that is missing; harmless when it is run again."""
+def setup_statements(names: RowLockNames, wanted: Sequence[Step]) -> str:
+    """Return the SQL that does what is missing of ``wanted``; harmless when it is run again."""
     statements = [
         *foundation(names),
-        *(sql for step in steps_of(names) for sql in (*step.statements, mark_done(names, step, _INSERT))),
+        *(sql for step in wanted for sql in (*step.statements, mark_done(names, step, _INSERT))),
     ]
     body = "".join(f"{statement.strip()};\n\n" for statement in statements)
     return rights_needed(names, f"{quoted(names.schema)}.*") + body
 
 
-def setup(session: Any, names: RowLockNames) -> None:
-    """Create what is missing; several processes may do it at once.
+def setup(session: Any, names: RowLockNames, wanted: Sequence[Step]) -> None:
+    """Do what is missing of ``wanted``; several processes may do it at once.
 
     Raises:
         StoreFromNewerVersion: a newer Postdate was here.
@@ -52,6 +54,6 @@ def setup(session: Any, names: RowLockNames) -> None:
         if not found:  # so that later starts need no right to create
             for statement in foundation(names):
                 session.change(statement)
-        migrate(session, names, f"database {names.schema!r}", _INSERT)
+        migrate(session, names, wanted, f"database {names.schema!r}", _INSERT)
     finally:
         session.rows("SELECT RELEASE_LOCK(%(name)s)", lock)

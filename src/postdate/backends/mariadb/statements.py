@@ -6,7 +6,13 @@ statistics made while it was small must not turn a claim into a scan of millions
 
 from __future__ import annotations
 
-from postdate.backends.rowlocks.statements import RowLockStatements
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from typing_extensions import override
+
+from postdate.backends.rowlocks.parts import DuplicateKey
+from postdate.backends.rowlocks.statements import RowLockStatements, ServerSqlDialect
 
 
 class MariaDbStatements(RowLockStatements):
@@ -84,8 +90,8 @@ class MariaDbStatements(RowLockStatements):
     list_pending = (
         "SELECT p.number, {row} FROM {pending} AS p FORCE INDEX (due) "
         "WHERE (%(destination)s IS NULL OR p.destination = %(destination)s) "
-        "AND p.due >= %(due_from)s AND (%(due_to)s IS NULL OR p.due < %(due_to)s) "
-        "ORDER BY p.due, p.number LIMIT %(limit)s"
+        "AND p.due >= COALESCE(%(due_from)s, -9223372036854775807) "
+        "AND p.due < COALESCE(%(due_to)s, 9223372036854775807) ORDER BY p.due, p.number LIMIT %(limit)s"
     )
     get = "SELECT p.number, {row} {known} WHERE {scheduled}"
     now = "SELECT {time}"
@@ -121,3 +127,28 @@ class MariaDbStatements(RowLockStatements):
             "AND store_id = %(store)s AND once = 1)"
         ),
     }
+
+
+class MariaDbSqlDialect(ServerSqlDialect):
+    """How MariaDB takes the statements that all SQL databases have."""
+
+    @override
+    def value(self, column: str) -> str:
+        return "UNHEX(%(operations)s)" if column == "operations" else super().value(column)
+
+    @override
+    def insert(self, table: str, columns: Iterable[str], key: Sequence[str]) -> str:
+        """Return the statement; not INSERT IGNORE, which would cut off what is too long."""
+        names = list(columns)
+        return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(map(self.value, names))})"
+
+    @override
+    def insert_new(self, session: Any, statement: str, values: Mapping[str, Any]) -> bool:
+        try:
+            return session.change(statement, values) == 1
+        except DuplicateKey:  # the server undoes the statement alone
+            return False
+
+    @override
+    def delete_first(self, table: str, where: str, order: str) -> str:
+        return f"DELETE FROM {table} WHERE {where} ORDER BY {order} LIMIT %(limit)s"

@@ -18,6 +18,7 @@ from postdate.backends.mariadb.setup import setup_statements
 from postdate.backends.mariadb.tables import MariaDbTables, old_snapshots
 from postdate.backends.rowlocks import LockingStore
 from postdate.backends.rowlocks.names import RowLockNames
+from postdate.backends.rowlocks.setup import steps_of
 from postdate.ports import OldSnapshot, Recording, ScanPart
 from postdate.ports.archives import ArchivableStore, StoredRecord
 
@@ -66,12 +67,13 @@ class MariaDbStore(LockingStore, ArchivableStore):
     @override
     def setup_statements(self, endpoint: str) -> str:
         """Return the SQL that :meth:`setup` runs on an empty server, for a database administrator."""
-        return setup_statements(MariaDbNames(self._schema, self._table or f"{endpoint}.timeouts"))
+        names = MariaDbNames(self._schema, self._table or f"{endpoint}.timeouts")
+        return setup_statements(names, steps_of(names))
 
     @override
     async def old_snapshots(self) -> Sequence[OldSnapshot]:
         """See :meth:`postdate.ports.AdministrableStore.old_snapshots`; none are seen without the right ``PROCESS``."""
-        return await self._pool.run_in_thread(old_snapshots)
+        return await self._pool.run(old_snapshots)
 
     @property
     @override

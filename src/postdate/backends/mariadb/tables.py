@@ -14,6 +14,7 @@ from postdate.backends.mariadb.errors import LockedTooLong
 from postdate.backends.mariadb.names import MariaDbNames
 from postdate.backends.mariadb.statements import MariaDbStatements
 from postdate.backends.rowlocks import MessageRow, WaitingRow
+from postdate.backends.rowlocks.setup import steps_of
 from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.errors import MessageTooLarge, StoreNotWritable
 from postdate.ports import OldSnapshot, Recording
@@ -54,10 +55,10 @@ class MariaDbTables(RowLockTables):
     @override
     def setup(self, session: Any) -> None:
         """Create what is missing, under a lock that the whole server knows."""
-        setup.setup(session, self.names)
+        setup.setup(session, self.names, steps_of(self.names))
 
     def _insert_records(self, session: Any, rows: Sequence[MessageRow], at: int) -> Mapping[str, int]:
-        store = self._store(session)
+        store = self.store_id(session)
         records = [
             b"(%d,%d,%d,1,1,%b,%b)" % (at, row.due, store, literal(row.message_id), literal(row.destination))
             for row in rows
@@ -117,7 +118,7 @@ class MariaDbTables(RowLockTables):
     @override
     def lock(self, session: Any, message_id: str) -> WaitingRow | None:
         """Lock a waiting message; waits a second, as a look may lock a row for a moment."""
-        found = session.rows(self._mariadb.find, {"id": message_id, "store": self._store(session)})
+        found = session.rows(self._mariadb.find, {"id": message_id, "store": self.store_id(session)})
         if not found:
             return None
         try:

@@ -15,9 +15,11 @@ from typing_extensions import override
 from postdate.backends.mariadb.connection import literal
 from postdate.backends.mariadb.names import check_name, quoted
 from postdate.backends.mariadb.schema import MariaDbSchema
+from postdate.backends.mariadb.statements import MariaDbSqlDialect
+from postdate.backends.rowlocks.parts import DuplicateKey
 from postdate.backends.rowlocks.timeouts import RowLockTimeoutTable, ServerTimeouts
-from postdate.errors import MessageTooLarge, StoreError, StoreNotSetUp
-from postdate.persistence.sql_timeouts import TimeoutStatements
+from postdate.backends.sql.timeouts import TimeoutStatements
+from postdate.errors import MessageTooLarge, StoreNotSetUp
 from postdate.persistence.timeouts import HEADERS, ID, STATE, TIME, rounded_up, spellings, text_time
 
 _WHAT: Final = "the table of timeouts (table_prefix=...)"
@@ -61,6 +63,8 @@ class MariaDbTable(RowLockTimeoutTable):
     Raises:
         ConfigurationError: MariaDB cannot have such a name.
     """
+
+    dialect = MariaDbSqlDialect()
 
     def __init__(self, schema: str, name: str) -> None:
         self._values = {"schema": schema, "table": check_name(name, _WHAT)}
@@ -126,9 +130,8 @@ class MariaDbTable(RowLockTimeoutTable):
         time, ids = rounded_up(row[TIME], self._time_digits(session)), self.key(row[ID])
         try:
             return session.change(self.sql.insert, {**row, **ids, TIME: text_time(time)}) > 0
-        except StoreError as error:
-            # Two who add one id at once: the server tells the second of them that the key is there.
-            if error.transient or not session.rows(self._find, ids):
+        except DuplicateKey:  # two who add one id at once: the second of them is told
+            if not session.rows(self._find, ids):
                 raise
             return False
 

@@ -307,6 +307,10 @@ class Access:
         """Do ``work`` on a connection in a thread; a cancelled caller waits for its end."""
         return await in_thread(partial(self.run_blocking, patiently=patiently), work)
 
+    async def look(self, work: Callable[[Connection], T], *, patiently: bool = False) -> T:
+        """Do the same as :meth:`run`: a statement sees one moment."""
+        return await self.run(work, patiently=patiently)
+
     async def transaction(self, work: Callable[[Connection], T], *, patiently: bool = False) -> T:
         """Do ``work`` in one transaction."""
         return await in_thread(partial(self.transaction_blocking, patiently=patiently), work)

@@ -55,7 +55,7 @@ class PostgresClaims(Claims):
             super().lease(tokens)
         except BaseException:
             try:
-                self._pool.transaction(self.free_abandoned)
+                self._pool.transaction_blocking(self.free_abandoned)
             except PostdateError as error:
                 log.debug("leases that nobody was given are freed at the next look: %s", error)
             raise
@@ -113,7 +113,7 @@ class _Connections:
         self.put, self.drop, self.end = database.put, database.drop, database.roll_back
         self._database = database
 
-    def transaction(self, work: Callable[[Connection], T], /) -> T:
+    def transaction_blocking(self, work: Callable[[Connection], T], /) -> T:
         return self._database.run_blocking(work)  # each step is one statement, and does all or nothing
 
 

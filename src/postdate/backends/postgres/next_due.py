@@ -14,7 +14,7 @@ from typing import Final
 
 from typing_extensions import override
 
-from postdate.backends.rowlocks.next_due import NextDue
+from postdate.runtime.next_due import NextDue
 
 _SWEEP_EVERY_SECONDS: Final = 30.0
 _CLAIMS_WITHOUT_A_LOOK: Final = 16

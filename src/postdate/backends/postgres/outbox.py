@@ -7,13 +7,12 @@ in one statement. Source: specification 7; ADR 0017, 0026.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from datetime import datetime, timedelta
-from enum import Enum, auto
-from typing import Any, Final
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
 
-import anyio
 import psycopg
 from psycopg.pq import TransactionStatus
 from typing_extensions import override
@@ -24,31 +23,32 @@ from postdate.backends.postgres.errors import is_conflict, translate
 from postdate.backends.postgres.names import part_steps, sql
 from postdate.backends.postgres.pool import as_opened
 from postdate.backends.postgres.scripts import part_script
-from postdate.errors import ConfigurationError, StoreError, StoreUnavailable, StoreUnreachable
-from postdate.persistence.outbox import decode_operations, encode_operations, storable
-from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Scripted, Work
-from postdate.ports.outbox import Operation, OutboxRecord
-from postdate.runtime.group_commit import Job, do_jobs, group_of
+from postdate.backends.postgres.statements import PostgresSqlDialect
+from postdate.backends.sql.outbox import OutboxStep, SqlOutbox, Values, places
+from postdate.errors import StoreError, StoreUnavailable, StoreUnreachable
+from postdate.ports import NativeTransaction, Scripted, Work
 from postdate.runtime.threads import in_thread
 
-AsyncConnection = BoundedAsyncConnection
-
-_AT_ONCE: Final = 500
+T = TypeVar("T")
 
 
-class _Step(Enum):
-    """What is done of records by one statement."""
+@dataclass
+class _Lent:
+    """A connection that a handler has.
 
-    FIND = auto()
-    INSERT = auto()
-    MARK = auto()
+    Args:
+        connection: in autocommit mode but for the block.
+        block: the transaction, in which the driver refuses to commit.
+    """
+
+    connection: BoundedAsyncConnection
+    block: AbstractAsyncContextManager[object] | None = None
 
 
-_Work = tuple[_Step, Sequence[object]]
-
-
-class PostgresOutbox(OutboxStore, Scripted):
+class PostgresOutbox(SqlOutbox[_Lent], Scripted):
     """Keeps outboxes in the table ``outbox`` of a schema. For event loops of asyncio, as psycopg's connections are.
+
+    Handlers are given a ``psycopg.AsyncConnection``.
 
     Args:
         database: ``postgresql://user:password@host:port/database``, any connection string of libpq, or a
@@ -70,27 +70,15 @@ class PostgresOutbox(OutboxStore, Scripted):
         connections: int = 16,
         answers_within: timedelta | None = None,
     ) -> None:
-        if connections < 1:
-            raise ConfigurationError(f"connections must be 1 or more, not {connections}")
-        self._database = Access(database, schema, answers_within=answers_within)
-        self.statements = _OutboxStatements(self._database.names.of("outbox"))
-        self._free = anyio.Semaphore(connections)
+        free, self._database = places(connections), Access(database, schema, answers_within=answers_within)
+        table = self._database.names.of("outbox")
+        super().__init__(PostgresSqlDialect(), table, self._database.where, free)
+        self._of_many = _statements_of_many(table)
 
     @property
     @override
     def database(self) -> object:
         return self._database.identity
-
-    @property
-    @override
-    def has_one_writer(self) -> bool:
-        """See :class:`postdate.ports.OutboxStore`: rows are locked, not databases."""
-        return False
-
-    @property
-    def where(self) -> str:
-        """The database in words, without the password."""
-        return self._database.where
 
     @override
     async def setup(self) -> None:
@@ -107,242 +95,122 @@ class PostgresOutbox(OutboxStore, Scripted):
         self._database.setup_part_blocking(part_steps(self._database.names.schema, "outbox", "outbox"))
 
     @override
-    async def find(self, endpoint: str, message_id: str) -> OutboxRecord | None:
-        is_there, dispatched, operations = await self._together(_Step.FIND, (endpoint, storable(message_id)))
-        if not is_there:
-            return None
-        return OutboxRecord(() if operations is None else decode_operations(operations), dispatched)
-
-    @override
-    def transaction(self, endpoint: str, message_id: str) -> PostgresOutboxTransaction:
-        return PostgresOutboxTransaction(self, (endpoint, storable(message_id)))
-
-    @override
-    async def mark_dispatched(self, endpoint: str, message_id: str, now: datetime) -> None:
-        await self._together(_Step.MARK, (endpoint, storable(message_id), now))
-
-    async def add(self, row: Sequence[object]) -> bool:
-        """Write a record in a transaction of its own; return whether there was none of that message."""
-        return await self._together(_Step.INSERT, row)
-
-    # --- what comes at the same time is one statement -----------------------------------------------------------------
-
-    async def _together(self, step: _Step, row: Sequence[object]) -> Any:
-        return await group_of(self, _AT_ONCE).run(self._do_jobs, (step, row))
-
-    def _do_jobs(self, jobs: Sequence[Job[_Work, Any]]) -> None:
-        for step, do in ((_Step.FIND, self._found), (_Step.INSERT, self._inserted), (_Step.MARK, self._marked)):
-            some = [job for job in jobs if job.work[0] is step]
-            if some:
-                do_jobs(some, do, StoreUnreachable)
-
-    def _executed(self, statement: bytes, works: Sequence[_Work]) -> list[tuple[Any, ...]]:
-        columns = [list(column) for column in zip(*(row for _, row in works), strict=True)]
-        return self._database.run_blocking(lambda c: c.execute(statement, columns, prepare=True).fetchall())
-
-    def _found(self, works: Sequence[_Work]) -> Sequence[tuple[Any, ...]]:
-        return self._executed(self.statements.find, works)
-
-    def _inserted(self, works: Sequence[_Work]) -> Sequence[bool]:
-        new = set(self._executed(self.statements.insert_all, works))
-        found = list[bool]()
-        for _, (endpoint, message_id, *_) in works:  # one that stands here twice is new the first time
-            found.append((endpoint, message_id) in new)
-            new.discard((endpoint, message_id))
-        return found
-
-    def _marked(self, works: Sequence[_Work]) -> Sequence[None]:
-        self._executed(self.statements.mark, works)
-        return [None] * len(works)
-
-    @override
-    async def remove_dispatched(self, endpoint: str, before: datetime, limit: int) -> int:
-        values = (endpoint, before, limit)
-        return await self._database.run(lambda c: c.execute(self.statements.remove, values).rowcount)
-
-    @override
     async def close(self) -> None:
         """Close every connection; a second time without effect."""
         await in_thread(self._database.close_blocking)
 
-    # --- connections --------------------------------------------------------------------------------------------
+    # --- on connections of our own ------------------------------------------------------------------------------------
 
-    async def take(self) -> AsyncConnection:
-        """Return a connection in autocommit mode, to be given back with :meth:`put`; wait until there is one."""
-        await self._free.acquire()
-        try:
-            return await self._database.take_for_application()
-        except BaseException:
-            self._free.release()
-            raise
+    @override
+    def do(self, step: OutboxStep, rows: Sequence[Values]) -> Sequence[Any]:
+        """Do a step of several records in one statement."""
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        found = self._database.run_blocking(lambda c: c.execute(self._of_many[step], columns, prepare=True).fetchall())
+        if step is OutboxStep.FIND:
+            return [rest if is_there else None for is_there, *rest in found]
+        if step is OutboxStep.MARK:
+            return [None] * len(rows)
+        new = set(found)
+        told = list[bool]()
+        for row in rows:  # one that stands here twice is new the first time
+            key = (row["endpoint"], row["message_id"])
+            told.append(key in new)
+            new.discard(key)
+        return told
 
-    def bound(self, connection: AsyncConnection) -> None:
-        """Have a connection that is lent to a handler wait no longer than ours do: what comes now is ours."""
-        self._database.bound(connection)
+    @override
+    def looking(self, work: Callable[[Any], T]) -> T:
+        return self._database.run_blocking(work)
 
-    async def put(self, connection: AsyncConnection) -> None:
+    @override
+    def writing(self, work: Callable[[Any], T]) -> T:
+        return self._database.transaction_blocking(work)
+
+    # --- on connections of handlers -----------------------------------------------------------------------------------
+
+    @override
+    async def take(self) -> _Lent:
+        return _Lent(await self._database.take_for_application())
+
+    @override
+    async def put(self, connection: _Lent) -> None:
         """Take a connection back as it was lent; one that cannot be is closed."""
-        self._free.release()
-        await self._database.put_of_application(connection)
-
-
-class PostgresOutboxTransaction(OutboxTransaction):
-    """See :class:`postdate.ports.OutboxTransaction`; the native transaction is a ``psycopg.AsyncConnection``."""
-
-    def __init__(self, outbox: PostgresOutbox, key: tuple[str, str]) -> None:
-        self._outbox, self._key = outbox, key
-        self._connection: AsyncConnection | None = None
-        self._block: AbstractAsyncContextManager[object] | None = None
-        self._beginning = anyio.Lock()
-        self._lost: StoreUnreachable | None = None
-        self._over = False
-
-    @property
-    @override
-    def begun(self) -> bool:
-        return self._block is not None
+        await self._database.put_of_application(connection.connection)
 
     @override
-    async def begin(self) -> NativeTransaction:
-        async with self._beginning:
-            return await self._begun()
-
-    async def _begun(self) -> AsyncConnection:
+    async def begin(self, connection: _Lent) -> None:
+        block = connection.connection.transaction()
         async with self._translating():
-            self._check_not_over()
-            if self._connection is None:
-                connection = await self._outbox.take()
-                if self._over:  # rolled back while this waited: nobody else would give the connection back
-                    await self._outbox.put(connection)
-                    self._check_not_over()
-                self._connection = connection
-            if self._block is None:
-                # The connection commits by itself except in this block, which refuses to let a handler do it.
-                block = self._connection.transaction()
-                try:
-                    await block.__aenter__()
-                except Exception:
-                    await self._give_back()
-                    raise
-                self._block = block
-                self._connection.answers = None
-                self._check_not_over()  # else the roll-back, which waits for this, ends what it has begun
-            return self._connection
-
-    def _check_not_over(self) -> None:
-        """Refuse what comes too late, as from a task that the handler has not waited for."""
-        if self._over:
-            raise StoreError(f"{self._outbox.where}: the transaction is over, as the handling of its message is")
+            await block.__aenter__()
+        connection.block, connection.connection.answers = block, None
 
     @override
-    async def commit(self, operations: Sequence[Operation], now: datetime, work: Sequence[Work] = ()) -> bool:
-        encoded = encode_operations(operations) if operations else None
-        row = (*self._key, now, None if operations else now, encoded)
-        if not self.begun and not work:
-            return await self._commit_with_others(row)
-        connection = await self.begin()
-        self._over = True
+    def native(self, connection: _Lent) -> NativeTransaction:
+        return connection.connection
+
+    @override
+    async def commit(self, connection: _Lent, row: Values, work: Sequence[Work]) -> bool:
+        native = connection.connection
         async with self._translating():
-            if connection.info.transaction_status is TransactionStatus.IDLE:
+            if native.info.transaction_status is TransactionStatus.IDLE:
+                raise StoreError(f"{self.where}: a handler has ended the transaction that is not its own to end")
+            if native.info.transaction_status is TransactionStatus.INERROR:
                 raise StoreError(
-                    f"{self._outbox.where}: a handler has ended the transaction that is not its own to end"
-                )
-            if connection.info.transaction_status is TransactionStatus.INERROR:
-                raise StoreError(
-                    f"{self._outbox.where}: a statement of a handler failed, and the handler went on, but its "
-                    f"transaction cannot be committed any more: put what may fail into a savepoint, `async with "
+                    f"{self.where}: a statement of a handler failed, and the handler went on, but its transaction "
+                    f"cannot be committed any more: put what may fail into a savepoint, `async with "
                     f"connection.transaction()`, or let the error out"
                 )
-            as_opened(connection)
-            self._outbox.bound(connection)
-            new = (await connection.execute(self._outbox.statements.insert, row)).rowcount == 1
-            if new and work:
-                await in_thread(_do, connection, work)
-            block, self._block = self._block, None  # which is over, also where the commit is refused
+            as_opened(native)
+            self._database.bound(native)
+            if work:
+                is_new = await in_thread(self.write, _borrowed(native), row, work)
+            else:
+                is_new = (await native.execute(self._insert, row)).rowcount == 1
+            block, connection.block = connection.block, None  # which is over, also where the commit is refused
             assert block is not None
-            await block.__aexit__(*((None, None, None) if new else _undone()))
-        await self._give_back()
-        return new
-
-    async def _commit_with_others(self, row: Sequence[object]) -> bool:
-        """Commit a record that is all there is to commit, as no handler has begun the transaction."""
-        self._check_not_over()
-        self._over = True
-        try:
-            return await self._outbox.add(row)
-        except StoreUnreachable as error:
-            self._lost = error
-            raise
+            await block.__aexit__(*((None, None, None) if is_new else _undone()))
+        return is_new
 
     @override
-    async def roll_back(self) -> None:
-        self._over = True
-        if self._connection is None:  # who waits for one gives it back
-            await self._rolled_back()
-            return
-        async with self._beginning:  # who begins just now knows whether it has begun
-            await self._rolled_back()
-
-    async def _rolled_back(self) -> None:
-        try:
-            if self._block is not None and self._connection is not None:
-                self._outbox.bound(self._connection)
-                async with self._translating():
-                    await self._block.__aexit__(*_undone())
-        finally:
-            if self._connection is not None and self._connection.broken:  # whatever the handler has made of that
-                self._lost = self._lost or StoreUnreachable(f"{self._outbox.where}: the connection was lost")
-            self._block = None
-            await self._give_back()
-        if self._lost is not None:
-            raise self._lost
-
-    async def _give_back(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await self._outbox.put(connection)
+    async def undo(self, connection: _Lent) -> None:
+        block, connection.block = connection.block, None
+        if block is not None:
+            self._database.bound(connection.connection)
+            async with self._translating():
+                await block.__aexit__(*_undone())
+        if connection.connection.broken:  # whatever the handler has made of that
+            raise StoreUnreachable(f"{self.where}: the connection was lost")
 
     @asynccontextmanager
     async def _translating(self) -> AsyncGenerator[None]:
         try:
             yield
         except psycopg.Error as error:
-            translated = translate(error, self._outbox.where)
+            translated = translate(error, self.where)
             if is_conflict(error):  # of what its handler did with others: no outage, it is handled again at once
                 translated = StoreUnavailable(str(translated))
-            elif isinstance(translated, StoreUnreachable):
-                self._lost = translated
             raise translated from error
 
 
-class _OutboxStatements:
-    """The SQL of one schema."""
-
-    def __init__(self, table: str) -> None:
-        keys = "unnest(%s::text[], %s::text[]"
-        self.find = sql(f"""
-            SELECT o.message_id IS NOT NULL, o.dispatched_at IS NOT NULL, o.operations
+def _statements_of_many(table: str) -> dict[OutboxStep, bytes]:
+    keys = "unnest(%(endpoint)s::text[], %(message_id)s::text[]"
+    return {
+        OutboxStep.FIND: sql(f"""
+            SELECT o.message_id IS NOT NULL, o.dispatched_at, o.operations
             FROM {keys}) WITH ORDINALITY AS k(endpoint, message_id, position)
                 LEFT JOIN {table} AS o USING (endpoint, message_id)
-            ORDER BY k.position""")
-        self.insert_all = sql(f"""
+            ORDER BY k.position"""),
+        OutboxStep.INSERT: sql(f"""
             INSERT INTO {table} (endpoint, message_id, handled_at, dispatched_at, operations)
-            SELECT * FROM {keys}, %s::timestamptz[], %s::timestamptz[], %s::bytea[])
-            ON CONFLICT (endpoint, message_id) DO NOTHING RETURNING endpoint, message_id""")
-        self.insert = sql(
-            f"INSERT INTO {table} (endpoint, message_id, handled_at, dispatched_at, operations) "
-            f"VALUES (%s, %s, %s, %s, %s) ON CONFLICT (endpoint, message_id) DO NOTHING"
-        )
-        self.mark = sql(f"""
+            SELECT * FROM {keys}, %(handled_at)s::timestamptz[], %(dispatched_at)s::timestamptz[],
+                %(operations)s::bytea[])
+            ON CONFLICT (endpoint, message_id) DO NOTHING RETURNING endpoint, message_id"""),
+        OutboxStep.MARK: sql(f"""
             UPDATE {table} AS o SET dispatched_at = k.at, operations = NULL
-            FROM {keys}, %s::timestamptz[]) AS k(endpoint, message_id, at)
+            FROM {keys}, %(at)s::timestamptz[]) AS k(endpoint, message_id, at)
             WHERE o.endpoint = k.endpoint AND o.message_id = k.message_id AND o.dispatched_at IS NULL
-            RETURNING o.message_id""")
-        # Skips what another process removes just now: two that clean up do not wait for each other.
-        self.remove = sql(
-            f"DELETE FROM {table} WHERE (endpoint, message_id) IN (SELECT endpoint, message_id FROM {table} "
-            f"WHERE endpoint = %s AND dispatched_at < %s ORDER BY dispatched_at LIMIT %s FOR UPDATE SKIP LOCKED)"
-        )
+            RETURNING o.message_id"""),
+    }
 
 
 class _Borrowed(BoundedConnection):
@@ -352,13 +220,12 @@ class _Borrowed(BoundedConnection):
         """Say nothing of a connection left open, as the base class would: its owner closes it."""
 
 
-def _do(connection: AsyncConnection, work: Sequence[Work]) -> None:
-    """Do the work of other adapters, which block, on the same connection to the server while nobody else uses it."""
+def _borrowed(connection: BoundedAsyncConnection) -> BoundedConnection:
+    """Return a way to the same connection to the server for what blocks, while nobody else uses it."""
     blocking = _Borrowed(connection.pgconn)
     blocking.answers, blocking.opened_at = connection.answers, connection.opened_at
     blocking.prepare_threshold = None  # the names of what was prepared are counted by the other object
-    for each in work:
-        each(blocking)
+    return blocking
 
 
 def _undone() -> tuple[type[psycopg.Rollback], psycopg.Rollback, None]:

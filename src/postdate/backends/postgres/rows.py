@@ -10,6 +10,7 @@ import psycopg
 from psycopg.pq import Format
 
 from postdate.errors import InvalidHeaders, MessageError
+from postdate.messages import DelayedMessage, decode_headers
 
 Row = tuple[Any, ...]
 T = TypeVar("T")
@@ -93,3 +94,11 @@ def present(headers: str | None) -> str:
     if headers is None:
         raise InvalidHeaders("the headers and the body are gone")
     return headers
+
+
+def message_of(  # noqa: PLR0913 - the columns
+    message_id: str, due: Any, destination: str, expires_at: Any, failures: int, headers: str | None, body: bytes
+) -> DelayedMessage:
+    """Return a row of the table as a message."""
+    found = decode_headers(present(headers))
+    return DelayedMessage.restored(message_id, due, destination, found, body, expires_at, failures)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 from typing_extensions import override
 
-from postdate.backends.postgres.access import Access, Connection, OpenDatabase
-from postdate.backends.postgres.names import part_steps, sql
+from postdate.backends.postgres.access import Access, OpenDatabase
+from postdate.backends.postgres.names import part_steps
 from postdate.backends.postgres.scripts import part_script
-from postdate.persistence.sagas import SqlSagaStore
-from postdate.ports import SagaChange, SagaStoreCapabilities, Scripted
+from postdate.backends.postgres.statements import PostgresSqlDialect
+from postdate.backends.sql.sagas import SqlSagaStore
+from postdate.ports import Scripted
 from postdate.runtime.threads import in_thread
 
 _TABLE: Final = "saga"
@@ -37,8 +37,8 @@ class PostgresSagaStore(SqlSagaStore, Scripted):
         self, database: str | OpenDatabase, *, schema: str | None = None, answers_within: timedelta | None = None
     ) -> None:
         self.database = Access(database, schema, answers_within=answers_within)
-        super().__init__(self.database.where, self.database.names.of(_TABLE), "%s")
-        self._capabilities = SagaStoreCapabilities(durable=True, shared=True, database=self.database.identity)
+        table, identity = self.database.names.of(_TABLE), self.database.identity
+        super().__init__(self.database, PostgresSqlDialect(), table, identity)
 
     @override
     def setup_statements(self, endpoint: str) -> str:
@@ -52,19 +52,6 @@ class PostgresSagaStore(SqlSagaStore, Scripted):
 
     def _set_up(self) -> None:
         self.database.setup_blocking(part=part_steps(self.database.names.schema, "sagas", _TABLE))
-
-    @override
-    async def _row(self, statement: str, values: Sequence[str]) -> tuple[Any, ...] | None:
-        return await self.database.run(lambda c: c.execute(sql(statement), values, prepare=True).fetchone())
-
-    @override
-    async def apply(self, changes: Sequence[SagaChange]) -> None:
-        await self.database.transaction(self.applying(changes))
-
-    @staticmethod
-    @override
-    def _change(transaction: Connection, statement: str, values: Sequence[Any]) -> int:
-        return transaction.execute(sql(statement), values, prepare=True).rowcount
 
     @override
     async def close(self) -> None:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from typing_extensions import override
+
+from postdate.backends.postgres.access import Connection
 from postdate.backends.postgres.names import SchemaNames, sql
 from postdate.backends.postgres.quarantine import QuarantineStatements
 from postdate.backends.postgres.rows import in_calendar
+from postdate.backends.sql.dialect import SqlDialect
 from postdate.messages import Headers
 from postdate.ports import Recording
 
@@ -140,7 +148,7 @@ class Statements:
             (SELECT min(due) FROM {pending} WHERE failures > 0),
             (SELECT min(due) FROM {pending} WHERE holder IS NOT NULL))"""
         first_due = f"SELECT {in_calendar('first.due')} FROM (SELECT {earliest} AS due) AS first"
-        self.first_due = sql(first_due)
+        self.next_due = sql(first_due)
 
         # --- moving: one statement. The batch is written down first, so that every part works on exactly these rows.
         # A row that was changed while the statement ran is locked in its new version, which the removal cannot see:
@@ -226,11 +234,11 @@ class Statements:
             JOIN {content} AS c ON c.number = r.number WHERE {scheduled}""")
 
         # --- what an operator asks
-        self.list = sql(f"""
+        self.list_pending = sql(f"""
             SELECT p.number, {columns} FROM {pending} AS p JOIN {content} AS c USING (number)
             WHERE (%(destination)s::text IS NULL OR p.destination = %(destination)s)
-                AND p.due >= coalesce(%(from)s::timestamptz, '-infinity')
-                AND p.due < coalesce(%(to)s::timestamptz, 'infinity')
+                AND p.due >= coalesce(%(due_from)s::timestamptz, '-infinity')
+                AND p.due < coalesce(%(due_to)s::timestamptz, 'infinity')
             ORDER BY p.due, p.number LIMIT %(limit)s""")
         self.history = sql(f"""
             WITH known AS MATERIALIZED (
@@ -250,10 +258,40 @@ class Statements:
         )
         counted = f"""
             SELECT (SELECT count(*) FROM {pending}),
-                (SELECT count(*) FROM {pending} AS p WHERE attempt_at < %(now)s AND NOT {locked})
-                    + (SELECT count(*) FROM {pending} WHERE failures > 0 AND attempt_at >= %(now)s AND due < %(now)s),
+                (SELECT count(*) FROM {pending} AS p WHERE attempt_at < %(at)s AND NOT {locked})
+                    + (SELECT count(*) FROM {pending} WHERE failures > 0 AND attempt_at >= %(at)s AND due < %(at)s),
                 (SELECT count(*) FROM {pending} WHERE holder IS NOT NULL)
-                    + (SELECT count(*) FROM {pending} AS p WHERE attempt_at < %(now)s AND {locked}),
+                    + (SELECT count(*) FROM {pending} AS p WHERE attempt_at < %(at)s AND {locked}),
                 (SELECT count(*) FROM {pending} WHERE failures > 0), ({first_due})"""
         aside = f"SELECT count(*) FROM {names.of('quarantine')} WHERE queue_id IS NULL AND store_id = %(store)s"
         self.statistics, self.statistics_of_waiting = sql(f"{counted}, ({aside})"), sql(f"{counted}, 0")
+
+
+class PostgresSqlDialect(SqlDialect):
+    """How PostgreSQL takes the statements that all SQL databases have: prepared, and times are times there."""
+
+    @override
+    def spelled(self, template: str) -> bytes:
+        return sql(template)
+
+    @override
+    def rows(self, session: Connection, statement: bytes, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
+        return session.execute(statement, values, prepare=True).fetchall()
+
+    @override
+    def change(self, session: Connection, statement: bytes, values: Mapping[str, Any]) -> int:
+        return session.execute(statement, values, prepare=True).rowcount
+
+    @override
+    def delete_first(self, table: str, where: str, order: str) -> str:
+        """Return the statement; it skips what others delete just now: two that clean up do not wait for each other."""
+        first = f"SELECT ctid FROM {table} WHERE {where} ORDER BY {order} LIMIT %(limit)s FOR UPDATE SKIP LOCKED"
+        return f"DELETE FROM {table} WHERE ctid = ANY (ARRAY({first}))"
+
+    @override
+    def time(self, instant: datetime) -> datetime:
+        return instant
+
+    @override
+    def instant(self, value: datetime | None) -> datetime | None:
+        return None if value is None else value.astimezone(UTC)

@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from typing_extensions import override
 
-from postdate.backends.postgres import clocks, inserting, pruning, waiting
+from postdate.backends.postgres import clocks, inserting, pruning
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
 from postdate.backends.postgres.bulk import open_columns
 from postdate.backends.postgres.claims import PostgresClaims, by_holder
 from postdate.backends.postgres.enqueue import Values, enqueue, enqueue_blocking, values_of
-from postdate.backends.postgres.errors import is_conflict
+from postdate.backends.postgres.errors import is_conflict, is_refused
 from postdate.backends.postgres.inserting import Row
 from postdate.backends.postgres.names import array, check_name
 from postdate.backends.postgres.next_due import PostgresNextDue
 from postdate.backends.postgres.observation import PostgresObserver, old_snapshots, server_facts
 from postdate.backends.postgres.quarantine import PostgresQuarantine, SettingAside, named, number_for
-from postdate.backends.postgres.rows import Unreadable, read
+from postdate.backends.postgres.rows import Unreadable, message_of, read
 from postdate.backends.postgres.scanning import exported_snapshot, read_scan, scan_parts
 from postdate.backends.postgres.scripts import tables_script
-from postdate.backends.postgres.statements import Statements
-from postdate.backends.postgres.waiting import message_of
+from postdate.backends.postgres.statements import PostgresSqlDialect, Statements
+from postdate.backends.sql.questions import SqlQuestions
 from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
 from postdate.errors import (
     ClaimLost,
@@ -45,13 +45,11 @@ from postdate.messages import DelayedMessage, stored_headers
 from postdate.ports import (
     NOTHING_MOVED,
     OUTCOME_RECORDS,
-    AdministrableStore,
     ArchivableStore,
     ArrowBatch,
     Claim,
     DelegatedQuarantine,
     Mending,
-    MessageFilter,
     Moved,
     MoveReport,
     MovingStore,
@@ -67,7 +65,6 @@ from postdate.ports import (
     ServerFacts,
     StoreCapabilities,
     StoreReport,
-    StoreStatistics,
     TransactionMode,
     Wake,
     Work,
@@ -87,7 +84,7 @@ _STORED_AT_ONCE: Final = 500
 """Messages that are stored one by one, and share a commit."""
 
 
-class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, DelegatedQuarantine, Scripted):
+class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarantine, Scripted):
     """Keeps delayed messages in a table of PostgreSQL. Needs direct connections: a pooler would swallow wake-ups.
 
     Args:
@@ -106,6 +103,8 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, DelegatedQ
     Raises:
         ConfigurationError: the address, the schema, the table or a duration cannot be.
     """
+
+    _dialect = PostgresSqlDialect()
 
     def __init__(  # noqa: PLR0913 - the settings that stand beside an address
         self,
@@ -304,11 +303,6 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, DelegatedQ
             return row is not None
 
         return await self.database.run(change)
-
-    @override
-    async def next_due(self) -> datetime | None:
-        """See :meth:`postdate.ports.DelayedMessageStore.next_due`; looks at every message, claimed ones too."""
-        return await self.database.run(lambda c: waiting.first_due(c, self._sql))
 
     # --- claims -------------------------------------------------------------------------------------------------
 
@@ -561,7 +555,8 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, DelegatedQ
             if row is not None:
                 self._notify(connection, due, now)
                 return True
-            message = self._get(connection, message_id)
+            found = self._found(connection, self._sql.get, {"id": message_id})
+            message = found[0] if found else None
             if message is not None and message.expires_at is not None and due > message.expires_at:
                 raise InvalidMessage(f"message {message_id!r} expires at {message.expires_at.isoformat()}, before that")
             return False
@@ -571,33 +566,47 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, DelegatedQ
             self._next_due.heard(due)
         return done
 
+    @property
     @override
-    async def statistics(self, now: datetime) -> StoreStatistics:
-        """See :meth:`postdate.ports.AdministrableStore.statistics`; what is locked is seen without being touched."""
-        return await self.database.run(
-            lambda c: waiting.statistics(c, self._sql, now, self._store_id(c)), patiently=True
-        )
+    def _sessions(self) -> Access:
+        return self.database
+
+    @property
+    @override
+    def _questions(self) -> Statements:
+        return self._sql
 
     @override
-    async def record_counts(self) -> Mapping[RecordKind, int]:
-        return await self.database.run(lambda c: waiting.record_counts(c, self._sql, self._store_id(c)), patiently=True)
+    def _of_store(self, session: Connection) -> Mapping[str, int]:
+        return {"store": self._store_id(session)}
 
     @override
-    async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-        return await self.database.run(lambda c: waiting.list_pending(c, self._sql, where, limit), patiently=True)
+    def _counted(self, session: Connection, at: datetime) -> Sequence[Any]:
+        """Return the counts; what is locked is seen without being touched."""
+        try:
+            return super()._counted(session, at)
+        except psycopg.Error as error:
+            if not is_refused(error):
+                raise
+        return self._asked(session, self._sql.statistics_of_waiting, {"at": at})[
+            0
+        ]  # who sets nothing aside counts none
 
     @override
-    async def get(self, message_id: str) -> DelayedMessage | None:
-        return await self.database.run(lambda c: self._get(c, message_id))
+    async def _messages(self, statement: bytes, values: Mapping[str, Any]) -> list[DelayedMessage]:
+        return await self.database.run(lambda c: self._found(c, statement, values), patiently=True)
 
-    def _get(self, connection: Connection, message_id: str) -> DelayedMessage | None:
-        return waiting.get(connection, self._sql, message_id, self._store_id(connection))
+    def _found(self, connection: Connection, statement: bytes, values: Mapping[str, Any]) -> list[DelayedMessage]:
+        found = connection.execute(statement, {**values, **self._of_store(connection)}, binary=True)
+        return read(found, 0, lambda row: message_of(*row[1:]))[0]
 
     @override
     async def history(self, message_id: str) -> Sequence[Record]:
-        return await self.database.transaction(
-            lambda c: waiting.history(c, self._sql, message_id, self._store_id(c)), patiently=True
-        )
+        def ask(connection: Connection) -> Sequence[tuple[Any, ...]]:
+            connection.execute("SET LOCAL enable_bitmapscan = on")  # the only way by an index of ranges
+            return self._asked(connection, self._sql.history, {"id": message_id})
+
+        return self._records(await self.database.transaction(ask, patiently=True))
 
     @override
     def observer(self) -> PostgresObserver:

@@ -6,10 +6,9 @@ Source: specification 4.6; ADR 0007, ADR 0014.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import psycopg
 from typing_extensions import override
@@ -19,14 +18,13 @@ from postdate.backends.postgres.answering import BoundedConnection
 from postdate.backends.postgres.listening import HOLDS_AT_MOST
 from postdate.backends.postgres.names import SchemaNames, check_name, literal, quoted, sql
 from postdate.backends.postgres.scripts import own_table_script
+from postdate.backends.postgres.statements import PostgresSqlDialect
+from postdate.backends.sql.timeouts import CONTENT, LATER, SharedSqlTimeouts, TimeoutTable, standard_statements
 from postdate.errors import StoreNotSetUp
-from postdate.persistence.sql_timeouts import SharedSqlTimeouts, TimeoutStatements, TimeoutTable
 from postdate.persistence.timeouts import TIME, normal_id, rounded_up, table_name
 from postdate.ports import Scripted
 from postdate.ports.timeouts import Timeout, TimeoutClaim
 from postdate.runtime.threads import in_thread
-
-T = TypeVar("T")
 
 _WHAT: Final = "the table of timeouts (table_prefix=...)"
 _BOUND: Final = f"SET LOCAL idle_in_transaction_session_timeout = {HOLDS_AT_MOST // timedelta(milliseconds=1)}"
@@ -83,14 +81,10 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
     ) -> None:
         self._schema = check_name(schema, "schema")
         self._connections = Access(database, schema, answers_within=answers_within)
-        super().__init__(self._table_of, table_prefix)
+        super().__init__(self._connections, self._table_of, table_prefix)
 
     def _table_of(self, name: str) -> _PostgresTable:
         return _PostgresTable(self._schema, check_name(name, _WHAT), self._connections.where)
-
-    @override
-    async def _run(self, work: Callable[[Any], T]) -> T:
-        return await self._connections.run(work)
 
     @property
     @override
@@ -171,7 +165,7 @@ class _ConnectionClaim:
         try:
             with self._connections.translating():
                 with _one_round_trip(connection):
-                    removed = connection.execute(sql(self._table.sql.delete), self._table.key(self.timeout.timeout_id))
+                    removed = connection.execute(self._table.sql.delete, self._table.key(self.timeout.timeout_id))
                     connection.execute("COMMIT")
                 return removed.rowcount > 0
         finally:
@@ -205,7 +199,7 @@ class _PostgresTable(TimeoutTable):
         where: the database in words.
     """
 
-    no_limit = None
+    dialect, no_limit = PostgresSqlDialect(), None
 
     def __init__(self, schema: str, table: str, where: str) -> None:
         self._plain, self._where = f"{quoted(schema)}.{quoted(table)}", where
@@ -226,27 +220,11 @@ class _PostgresTable(TimeoutTable):
             f"AND table_name = {literal(table)} AND column_name = {literal(TIME)}"
         )
         name = self._plain.replace("%", "%%")
-        columns = '"Id", "Destination", "SagaId", "State", "Time", "Headers"::text'
-        self._claim = f'SELECT {columns} FROM {self._plain} WHERE "Id" = '
         # What .NET writes for the end of all times is 'infinity', which no date-time of Python's can be.
-        later = """"Time" > %(after)s AND "Time" < 'infinity'"""
-        super().__init__(
-            TimeoutStatements(
-                insert=(
-                    f'INSERT INTO {name} ("Id", "Destination", "SagaId", "State", "Time", "Headers", '
-                    f'"PersistenceVersion") VALUES (%(Id)s, %(Destination)s, %(SagaId)s, %(State)s, %(Time)s, '
-                    f'%(Headers)s, %(PersistenceVersion)s) ON CONFLICT ("Id") DO NOTHING'
-                ),
-                peek=f'SELECT {columns} FROM {name} WHERE "Id" = %(id)s',
-                delete=f'DELETE FROM {name} WHERE "Id" = %(id)s',
-                delete_saga=f'DELETE FROM {name} WHERE "SagaId" = %(id)s',
-                due=(
-                    f'SELECT "Id", "Time" FROM {name} WHERE "Time" > %(after)s AND "Time" <= %(until)s '
-                    f'ORDER BY "Time" LIMIT %(limit)s'
-                ),
-                first=f'SELECT "Time" FROM {name} WHERE {later} ORDER BY "Time" LIMIT 1',
-            )
-        )
+        later = f"""{LATER} AND "Time" < 'infinity'"""
+        first = f'SELECT "Time" FROM {name} WHERE {later} ORDER BY "Time" LIMIT 1'
+        super().__init__(standard_statements(name, '"Headers"::text', first))
+        self._claim = f'SELECT {CONTENT}, "Headers"::text FROM {self._plain} WHERE "Id" = '
 
     def claim(self, timeout_id: str) -> bytes:
         """Return the text, without parameters, that begins a transaction and locks a row in it, or finds none."""
@@ -260,7 +238,7 @@ class _PostgresTable(TimeoutTable):
     @override
     def insert(self, session: Connection, row: dict[str, Any]) -> bool:
         time = rounded_up(row[TIME], self._time_digits(session))
-        return self.change(session, self.sql.insert, {**row, TIME: self.instant(time)}) > 0
+        return self.dialect.change(session, self.sql.insert, {**row, TIME: self.instant(time)}) > 0
 
     def _time_digits(self, connection: Connection) -> int:
         """Return how many digits of a second the table keeps; the server would round to the nearest."""

@@ -25,7 +25,6 @@ from postdate.backends.redis.quarantine import StoreQuarantine
 from postdate.backends.redis.questions import Questions
 from postdate.backends.redis.server import RedisServer
 from postdate.backends.redis.transaction import RedisTransaction, finish_parts, transaction_of
-from postdate.backends.rowlocks.next_due import NextDue
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import ConfigurationError, DuplicateMessage, InvalidMessage, MessageError
 from postdate.messages import DelayedMessage, encode_headers, rescheduled, stored_headers
@@ -49,6 +48,7 @@ from postdate.ports import (
     Wake,
     Work,
 )
+from postdate.runtime.next_due import NextDue
 
 _MOST_BYTES_AT_ONCE: Final = 16 * 1024 * 1024
 """Of headers and bodies in one claim; a single message may have more."""

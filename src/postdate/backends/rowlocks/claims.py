@@ -66,7 +66,7 @@ class ClaimConnections(Protocol):
         """Roll back the transaction of a connection and close it, whether the server answers or not. Never raises."""
         ...
 
-    def transaction(self, work: Callable[[Any], T], /) -> T:
+    def transaction_blocking(self, work: Callable[[Any], T], /) -> T:
         """Do ``work`` on another connection, so that all of it is done or nothing."""
         ...
 
@@ -285,7 +285,7 @@ class Claims:
         done = 0
         for holder in {token.holder for token in held}:
             numbers = sorted(token.number for token in held if token.holder == holder)
-            done += self._pool.transaction(lambda session, n=numbers, h=holder: step(session, n, h))
+            done += self._pool.transaction_blocking(lambda session, n=numbers, h=holder: step(session, n, h))
             self._forget(token for token in held if token.holder == holder)
         return done
 
@@ -308,4 +308,4 @@ class Claims:
         leased |= {token.number: token.holder for token in held if token.holder is not None}
         if leased:
             holders, numbers = sorted(set(leased.values())), sorted(leased)
-            self._pool.transaction(lambda session: self._tables.free(session, holders, numbers))
+            self._pool.transaction_blocking(lambda session: self._tables.free(session, holders, numbers))

@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import ClassVar, Final, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from postdate.errors import ConfigurationError, StoreUnavailable
@@ -124,6 +124,19 @@ class ServerSession(ABC):
             StoreUnavailable: there is none.
         """
 
+    @property
+    @abstractmethod
+    def driver(self) -> Any:
+        """The connection of the driver."""
+
+    @abstractmethod
+    def begin_marked(self) -> object:
+        """Begin a transaction for a handler; return what tells it from any that is begun later."""
+
+    @abstractmethod
+    def is_in(self, mark: object) -> bool:
+        """Return whether that transaction is open, and may be committed."""
+
     def wait_for_long(self) -> None:
         """Wait longer for every answer from now on."""
         self.limit(_PATIENCE_SECONDS)
@@ -199,6 +212,14 @@ class DatabaseServer(ABC, Generic[S]):
         Raises:
             ConfigurationError: it is another server, or too old, or cannot be trusted.
             StoreUnavailable: it does not answer.
+        """
+
+    @abstractmethod
+    def connect_as_application(self) -> S:
+        """Return a new connection as the application would open it, which waits for answers however long they take.
+
+        Raises:
+            ConfigurationError, StoreUnavailable: see :meth:`connect`.
         """
 
     def connect_patiently(self) -> S:

@@ -1,17 +1,40 @@
-"""One schema of a database server, and the connections to it that a store and timeouts there share."""
+"""One schema of a database server, and the connections to it that what is kept there shares."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
+
+from typing_extensions import override
 
 from postdate.backends.rowlocks.connection import DatabaseServer
-from postdate.backends.rowlocks.pool import Connections
+from postdate.backends.rowlocks.names import RowLockNames
+from postdate.backends.rowlocks.pool import Connections, Pool
+from postdate.backends.rowlocks.setup import part_steps
+from postdate.backends.sql.dialect import SqlDialect
 from postdate.errors import ConfigurationError
 from postdate.persistence.databases import DatabaseObject
+from postdate.persistence.migrations import Step
+from postdate.ports import Scripted
+from postdate.runtime.threads import in_thread
 
 HOLDS_AT_MOST: Final = timedelta(seconds=60)
+
+
+@dataclass(frozen=True, slots=True)
+class TableMaking:
+    """How tables are made on a server.
+
+    Args:
+        migrate: does what is missing of some migrations; several processes may do it at once. Blocks.
+        script: returns the SQL that does the same, for a database administrator.
+    """
+
+    migrate: Callable[[Any, RowLockNames, Sequence[Step]], None]
+    script: Callable[[RowLockNames, Sequence[Step]], str]
 
 
 class RowLockSchema(DatabaseObject, ABC):
@@ -32,6 +55,9 @@ class RowLockSchema(DatabaseObject, ABC):
     """
 
     has_a_table_for_each_endpoint = True
+    dialect: ClassVar[SqlDialect]
+    names_of: ClassVar[type[RowLockNames]]
+    tables: ClassVar[TableMaking]
 
     def __init__(
         self,
@@ -55,6 +81,11 @@ class RowLockSchema(DatabaseObject, ABC):
     def _checked(self, schema: str | None) -> str:
         """Return the name of the schema, if the server can have it."""
 
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What tells databases apart, and the schema."""
+        return (self.server.product, self.server.address.host, self.server.address.port, self.schema)
+
     @classmethod
     def of(
         cls,
@@ -75,3 +106,33 @@ class RowLockSchema(DatabaseObject, ABC):
             if value is not None:
                 raise ConfigurationError(f"{name}= belongs to the database object: give it where that is made")
         return place
+
+
+class KeptOnServer(Scripted):
+    """What has a table of its own in a schema, beside those of stores."""
+
+    made_from: ClassVar[type[RowLockSchema]]
+    part: ClassVar[str]
+    """Folder of its migrations."""
+    table: ClassVar[str]
+    """Its name, without what all of ours begin with."""
+
+    def _use(self, url: str | RowLockSchema, schema: str | None, answers_within: timedelta | None) -> None:
+        self._database = self.made_from.of(url, schema, answers_within=answers_within)
+        self._pool = Pool(self._database.connections)
+        self._names = self._database.names_of(self._database.schema, self.table)
+        self._wanted = part_steps(self._names, self.part)
+
+    @override
+    def setup_statements(self, endpoint: str) -> str:
+        """Return the SQL that :meth:`setup` runs where nothing is there yet, for a database administrator."""
+        return self._database.tables.script(self._names, self._wanted)
+
+    async def setup(self) -> None:
+        """Create what is missing; several processes may do it at once."""
+        migrate = self._database.tables.migrate
+        await self._pool.run(lambda session: migrate(session, self._names, self._wanted), patiently=True)
+
+    async def close(self) -> None:
+        """Close every connection that nobody else uses; a second time without effect."""
+        await in_thread(self._pool.close)

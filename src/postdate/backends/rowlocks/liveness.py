@@ -26,9 +26,9 @@ from datetime import timedelta
 from typing import Any, Final, Protocol
 
 from postdate.backends.rowlocks.claims import Claims, LeasingTables, LockedBatch
-from postdate.backends.rowlocks.next_due import NextDue
 from postdate.backends.rowlocks.parts import Conflict, SessionSource
 from postdate.errors import PostdateError, StoreFull, StoreTroubled, StoreUnreachable
+from postdate.runtime.next_due import NextDue
 
 _LOOK_EVERY_SECONDS: Final = 0.1
 _FREE_EVERY_SECONDS: Final = 1.0

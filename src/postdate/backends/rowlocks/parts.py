@@ -13,13 +13,17 @@ from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple, Protocol
 
 from postdate.clock import from_microseconds, later, to_microseconds
-from postdate.errors import InvalidHeaders, InvalidMessage, PipelineError, StoreTroubled
+from postdate.errors import InvalidHeaders, InvalidMessage, PipelineError, StoreError, StoreTroubled
 from postdate.messages import DelayedMessage, decode_headers, encoded_deliver_at
 from postdate.ports import ScanFilter
 
 
 class Conflict(StoreTroubled):
     """The transaction lost against another one; rolled back, it may be run again at once."""
+
+
+class DuplicateKey(StoreError):
+    """There is a row with that key."""
 
 
 class MessageRow(NamedTuple):

@@ -10,7 +10,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from postdate.backends.rowlocks.parts import Conflict, SessionSource
@@ -105,12 +106,16 @@ class Pool:
         Raises:
             StoreUnavailable: closed, or the server does not answer.
         """
-        if self._closed or self._aborted:
-            raise StoreUnavailable(f"{self._connections.server.where}: closed")
+        self.check_open()
         session = self._connections.take()
         with self._lock:
             self._lent.add(session)
         return session
+
+    def check_open(self) -> None:
+        """Refuse to go on after the end."""
+        if self._closed or self._aborted:
+            raise StoreUnavailable(f"{self.where}: closed")
 
     def abort(self) -> None:
         """End every connection that is lent, and lend none any more: who waits on one hears that no answer comes."""
@@ -137,7 +142,7 @@ class Pool:
             raise
         self.put(session)
 
-    def transaction(self, work: Callable[[Any], T]) -> T:
+    def transaction_blocking(self, work: Callable[[Any], T]) -> T:
         """Do ``work`` in one transaction, again if it lost against another, and return its result."""
         started = time.monotonic()
         for tries in range(1, _TRIES + 1):
@@ -183,34 +188,39 @@ class Pool:
             session.rollback()
         session.close()
 
-    def run(self, work: Callable[[Any], T]) -> T:
-        """Do ``work``, one statement, without a transaction around it."""
+    def run_blocking(self, work: Callable[[Any], T], *, patiently: bool = False) -> T:
+        """Do ``work``, one statement, without a transaction around it.
+
+        Args:
+            work: what to do.
+            patiently: it reads or writes whole tables: the server may take minutes to answer.
+        """
         started = time.monotonic()
         for tries in range(1, _TRIES + 1):
             try:
-                with self.lent() as session:
+                with self.lent() as session, session.patient() if patiently else nullcontext():
                     return work(session)
             except Conflict:
                 if tries == _TRIES or time.monotonic() - started >= _GIVE_UP_AFTER_SECONDS:
                     raise
         raise AssertionError
 
-    def run_patiently(self, work: Callable[[Any], T]) -> T:
-        """Do the same as :meth:`run` with what reads or changes whole tables: the server may take long to answer."""
+    @property
+    def where(self) -> str:
+        """The address without secrets, for texts."""
+        return self._connections.server.where
 
-        def patiently(session: Any) -> T:
-            with session.patient():
-                return work(session)
+    async def transaction(self, work: Callable[[Any], T]) -> T:
+        """Do the same as :meth:`transaction_blocking` in one of our threads."""
+        return await in_thread(self.transaction_blocking, work)
 
-        return self.run(patiently)
+    async def run(self, work: Callable[[Any], T], *, patiently: bool = False) -> T:
+        """Do the same as :meth:`run_blocking` in one of our threads."""
+        return await in_thread(partial(self.run_blocking, patiently=patiently), work)
 
-    async def transaction_in_thread(self, work: Callable[[Any], T]) -> T:
-        """Do the same as :meth:`transaction` in one of our threads."""
-        return await in_thread(self.transaction, work)
-
-    async def run_in_thread(self, work: Callable[[Any], T]) -> T:
-        """Do the same as :meth:`run` in one of our threads."""
-        return await in_thread(self.run, work)
+    async def look(self, work: Callable[[Any], T], *, patiently: bool = False) -> T:
+        """Do the same as :meth:`run`: a statement sees one moment."""
+        return await self.run(work, patiently=patiently)
 
     def close(self) -> None:
         """Lend nothing any more; a second time without effect. The last pool closes what is idle or comes back."""

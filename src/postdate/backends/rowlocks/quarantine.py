@@ -23,7 +23,6 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from postdate.backends.rowlocks.next_due import NextDue
 from postdate.backends.rowlocks.parts import MessageRow, QuarantinedRow, RecordNote, decoded, from_row
 from postdate.backends.rowlocks.pool import Pool
 from postdate.backends.rowlocks.tables import RowLockTables
@@ -31,6 +30,7 @@ from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import DuplicateMessage, MessageNotFound, StoreError, StoreNotSetUp, StoreNotWritable
 from postdate.messages import DelayedMessage, check_headers, encode_headers
 from postdate.ports import Mending, Quarantine, Quarantined, RecordKind
+from postdate.runtime.next_due import NextDue
 from postdate.runtime.threads import in_thread
 
 _NAMES: Final = ("message_id", "due", "destination", "expires_at", "failures", "headers", "body")
@@ -102,12 +102,14 @@ class RowQuarantine(Quarantine):
         A look does not fail because nothing can be written: then what cannot be read is left out.
         """
         while True:
-            good, bad = decoded(self._pool.run(look))
+            good, bad = decoded(self._pool.run_blocking(look))
             if not bad:
                 return list(good.values())
             moved = 0
             with suppress(StoreError):
-                moved = self._pool.transaction(lambda session, bad=bad: self._set_aside_again(session, sorted(bad)))
+                moved = self._pool.transaction_blocking(
+                    lambda session, bad=bad: self._set_aside_again(session, sorted(bad))
+                )
             if not moved:
                 return list(good.values())
 
@@ -120,12 +122,12 @@ class RowQuarantine(Quarantine):
 
     @override
     async def quarantined(self, limit: int) -> Sequence[Quarantined]:
-        found = await self._pool.run_in_thread(lambda session: self._tables.all_aside(session, limit))
+        found = await self._pool.run(lambda session: self._tables.all_aside(session, limit))
         return [_shown(aside) for aside in found]
 
     @override
     async def quarantined_count(self) -> int:
-        return await self._pool.run_in_thread(self._tables.set_aside_count)
+        return await self._pool.run(self._tables.set_aside_count)
 
     @override
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
@@ -143,7 +145,7 @@ class RowQuarantine(Quarantine):
             self._tables.end_aside(session, aside, None)
 
         def put_back_now() -> None:
-            self._pool.transaction(put_back)
+            self._pool.transaction_blocking(put_back)
             self._next_due.forget()
 
         await in_thread(put_back_now)
@@ -155,7 +157,7 @@ class RowQuarantine(Quarantine):
             note = RecordNote(to_microseconds(now), int(RecordKind.DISCARDED), f"unreadable: {aside.reason}")
             self._tables.end_aside(session, aside, note)
 
-        await in_thread(self._pool.transaction, discard)
+        await self._pool.transaction(discard)
 
     def _taken(self, session: Any, number: int) -> QuarantinedRow:
         found = self._tables.lock_aside(session, number)

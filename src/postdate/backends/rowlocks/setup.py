@@ -34,6 +34,19 @@ def steps_of(names: RowLockNames) -> tuple[Step, ...]:
     return steps(names.spelling.room, names.table, names.in_migrations)
 
 
+def part_steps(names: RowLockNames, part: str) -> tuple[Step, ...]:
+    """Return the migrations of a part of a schema that has a table of its own, by whose name they are marked.
+
+    Args:
+        names: of the schema, with the name of the table, but for what all of ours begin with.
+        part: ``sagas`` or ``outbox``.
+    """
+    return tuple(
+        Step(f"postdate_{names.table}", each.version, each.name, _statements(each.sql, names.in_migrations))
+        for each in migrations(names.spelling.room, part)
+    )
+
+
 def marks(session: Any, names: RowLockNames) -> Sequence[tuple[Any, ...]]:
     """Return subject and version of each migration that was done."""
     return session.rows(f"SELECT subject, version FROM {names.of('migration')}", {})
@@ -48,13 +61,13 @@ def mark_done(names: RowLockNames, step: Step, insert: str = "INSERT") -> str:
     )
 
 
-def migrate(session: Any, names: RowLockNames, where: str, insert: str = "INSERT") -> None:
-    """Apply what is missing; nobody else sets up meanwhile.
+def migrate(session: Any, names: RowLockNames, wanted: Sequence[Step], where: str, insert: str = "INSERT") -> None:
+    """Apply what is missing of ``wanted``; nobody else sets up meanwhile.
 
     Raises:
         StoreFromNewerVersion: a newer Postdate was here.
     """
-    run(steps_of(names), marks(session, names), where, session.change, lambda step: mark_done(names, step, insert))
+    run(wanted, marks(session, names), where, session.change, lambda step: mark_done(names, step, insert))
 
 
 def rights_needed(names: RowLockNames, where: str) -> str:

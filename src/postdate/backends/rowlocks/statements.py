@@ -7,10 +7,13 @@ percent sign is doubled. Source: ADR 0008.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
+from typing_extensions import override
+
 from postdate.backends.rowlocks.names import RowLockNames
+from postdate.backends.sql.dialect import SqlDialect
 from postdate.persistence.migrations import filled_in
 from postdate.ports import Scan
 
@@ -131,3 +134,26 @@ class RowLockStatements:
         # An empty list is no SQL for some, and nothing is in it.
         conditions = [known[name] if value != () else "1 = 0" for name, value in given.items()]
         return " AND ".join([f"SELECT {wanted or '1'} {self._shares[scan.what]}", *conditions])
+
+
+class ServerSqlDialect(SqlDialect):
+    """How a server that stores claim from by row locks takes the statements that all SQL databases have.
+
+    Bytes travel as hexadecimal digits, which no setting of a session that a handler has can change.
+    """
+
+    @override
+    def spelled(self, template: str) -> str:
+        return template
+
+    @override
+    def rows(self, session: Any, statement: str, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
+        return session.rows(statement, values)
+
+    @override
+    def change(self, session: Any, statement: str, values: Mapping[str, Any]) -> int:
+        return session.change(statement, values)
+
+    @override
+    def content(self, content: bytes | None) -> str | None:
+        return None if content is None else content.hex()

@@ -15,7 +15,6 @@ from typing_extensions import override
 from postdate.backends.rowlocks.claims import Claims
 from postdate.backends.rowlocks.database import RowLockSchema
 from postdate.backends.rowlocks.liveness import Liveness
-from postdate.backends.rowlocks.next_due import NextDue
 from postdate.backends.rowlocks.parts import (
     MessageRow,
     RecordNote,
@@ -26,7 +25,9 @@ from postdate.backends.rowlocks.parts import (
 )
 from postdate.backends.rowlocks.pool import Pool
 from postdate.backends.rowlocks.quarantine import RowQuarantine
-from postdate.backends.rowlocks.tables import RowLockTables
+from postdate.backends.rowlocks.statements import RowLockStatements
+from postdate.backends.rowlocks.tables import RowLockTables, numbered
+from postdate.backends.sql.questions import SqlQuestions
 from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
 from postdate.errors import (
     ConfigurationError,
@@ -38,13 +39,10 @@ from postdate.errors import (
 from postdate.messages import DelayedMessage, stored_headers
 from postdate.ports import (
     OUTCOME_RECORDS,
-    AdministrableStore,
     Claim,
     ClaimingStore,
     DelegatedQuarantine,
-    MessageFilter,
     Outcome,
-    Record,
     RecordKind,
     Scan,
     ScannableStore,
@@ -53,11 +51,11 @@ from postdate.ports import (
     ServerFacts,
     StoreCapabilities,
     StoreReport,
-    StoreStatistics,
     TransactionMode,
     Wake,
 )
 from postdate.runtime.group_commit import Job, do_jobs, group_of
+from postdate.runtime.next_due import NextDue
 from postdate.runtime.threads import in_thread
 
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -69,7 +67,7 @@ log = logging.getLogger("postdate.stores")
 _MODES: Final = frozenset(TransactionMode) - {TransactionMode.TRANSACTION_SCOPE}
 
 
-class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, ScannableStore, Scripted):
+class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableStore, Scripted):
     """Keeps delayed messages in a table of a database server. The queues are elsewhere, so delivery is at least once.
 
     Args:
@@ -90,6 +88,7 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
     ) -> None:
         self.server, self._make_tables, self._table = database.server, tables, table
         self._holds_at_most = holds_at_most
+        self._dialect = database.dialect
         self._pool, self._next_due = Pool(database.connections), NextDue[int]()
         self._parts: tuple[RowLockTables, Claims, Liveness, RowQuarantine] | None = None
         self._capabilities = StoreCapabilities(
@@ -198,7 +197,7 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
                 return self._tables.come_back(session, row, back)
 
             # Apart: who finds the id there has a lock on it, shared with others who do; each would wait for the rest.
-            if not await in_thread(self._pool.transaction, store_again):
+            if not await self._pool.transaction(store_again):
                 raise DuplicateMessage.of(message.message_id)
         self._next_due.heard(row.due)
 
@@ -209,7 +208,9 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
         """Insert messages in one transaction; return whether each is new."""
         unique = {row.message_id: row for row, _ in reversed(works)}
         at = max(at for _, at in works)
-        fresh = set(self._pool.transaction(lambda session: self._tables.insert(session, list(unique.values()), at)))
+        fresh = set(
+            self._pool.transaction_blocking(lambda session: self._tables.insert(session, list(unique.values()), at))
+        )
         found = list[bool]()
         for row, _ in works:
             found.append(row.message_id in fresh)
@@ -227,7 +228,7 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
             return StoreReport(0)
         unique = {row.message_id: row for row in reversed(rows)}
         wanted = list(reversed(unique.values()))  # the first of each id, in the order given
-        fresh = set(self._pool.transaction(lambda session: self._tables.insert(session, wanted, at)))
+        fresh = set(self._pool.transaction_blocking(lambda session: self._tables.insert(session, wanted, at)))
         if fresh:
             self._next_due.heard(min(row.due for row in wanted if row.message_id in fresh))
         return StoreReport.of((row.message_id for row in rows), fresh)
@@ -278,14 +279,10 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
         return found.holder is None or found.holder in self._claims.holders()
 
     async def _ended(self, change: Callable[[Any], int | None]) -> bool:
-        number = await self._pool.transaction_in_thread(change)
+        number = await self._pool.transaction(change)
         if number is not None:
             self._claims.forget(number)
         return number is not None
-
-    @override
-    async def next_due(self) -> datetime | None:
-        return _instant(await self._pool.run_in_thread(self._tables.next_due))
 
     # --- claims -------------------------------------------------------------------------------------------------
 
@@ -378,7 +375,7 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
             look_number = self._next_due.look()
             return self._next_due.seen(look_number, self._tables.next_attempt(session, self._claims.locked()))
 
-        return _instant(await self._pool.run_in_thread(look))
+        return _instant(await self._pool.run(look))
 
     @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
@@ -405,7 +402,7 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
                 and bool(self._tables.finish(session, [found.number], None, ending))
             )
 
-        return await self._pool.transaction_in_thread(cancel)
+        return await self._pool.transaction(cancel)
 
     @override
     async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
@@ -421,55 +418,39 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
             self._tables.reschedule(session, found, new_due, at)
             return True
 
-        done = await self._pool.transaction_in_thread(reschedule)
+        done = await self._pool.transaction(reschedule)
         if done:
             self._next_due.heard(new_due)
         return done
 
+    @property
     @override
-    async def statistics(self, now: datetime) -> StoreStatistics:
-        at = to_microseconds(now)
+    def _sessions(self) -> Pool:
+        return self._pool
 
-        def count(session: Any) -> StoreStatistics:
-            *counts, next_due = self._tables.statistics(session, at)
-            aside = self._quarantine.count(session)
-            return StoreStatistics(*counts, next_due=_instant(next_due), quarantined=aside)
-
-        return await in_thread(self._pool.run_patiently, count)
-
+    @property
     @override
-    async def record_counts(self) -> Mapping[RecordKind, int]:
-        counts = await in_thread(self._pool.run_patiently, self._tables.record_counts)
-        return {RecordKind(kind): count for kind, count in counts.items()}
+    def _questions(self) -> RowLockStatements:
+        return self._tables.sql
 
     @override
-    async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-        first, end = _microseconds(where.due_from), _microseconds(where.due_to)
+    def _of_store(self, session: Any) -> Mapping[str, int]:
+        return {"store": self._tables.store_id(session)}
 
+    @override
+    def _counted(self, session: Any, at: int) -> Sequence[Any]:
+        return (*self._tables.statistics(session, at), self._quarantine.count(session))
+
+    @override
+    async def _messages(self, statement: str, values: Mapping[str, Any]) -> list[DelayedMessage]:
         def look(session: Any) -> Sequence[tuple[int, MessageRow]]:
-            return self._tables.list_pending(session, where.destination, first, end, limit)
+            return numbered(self._asked(session, statement, values))
 
         return await in_thread(self._quarantine.looked_at, look)
 
     @override
-    async def get(self, message_id: str) -> DelayedMessage | None:
-        def look(session: Any) -> Sequence[tuple[int, MessageRow]]:
-            return self._tables.get(session, message_id)
-
-        found = await in_thread(self._quarantine.looked_at, look)
-        return found[0] if found else None
-
-    @override
-    async def history(self, message_id: str) -> Sequence[Record]:
-        rows = await self._pool.run_in_thread(lambda session: self._tables.history(session, message_id))
-        return [
-            Record(RecordKind(kind), id_, nearest_instant(at), _instant(due), destination, detail or "")
-            for kind, id_, at, due, destination, detail in rows
-        ]
-
-    @override
     async def server_facts(self) -> ServerFacts:
-        return await self._pool.run_in_thread(self._tables.facts)
+        return await self._pool.run(self._tables.facts)
 
     # --- the clock of the server --------------------------------------------------------------------------------
 
@@ -478,7 +459,7 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
         def ask(session: Any) -> tuple[datetime, float]:
             return from_microseconds(self._tables.now(session)), time.monotonic()
 
-        return brought_up_to_date(*await self._pool.run_in_thread(ask))
+        return brought_up_to_date(*await self._pool.run(ask))
 
     @override
     async def report_clock(self, ahead: timedelta) -> None:
@@ -487,13 +468,13 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
         def report() -> None:
             self._liveness.start(self._claims)
             holder = self._liveness.holder()
-            self._pool.run(lambda session: self._tables.report_clock(session, holder, ahead // _MICROSECOND))
+            self._pool.run_blocking(lambda session: self._tables.report_clock(session, holder, ahead // _MICROSECOND))
 
         await in_thread(report)
 
     @override
     async def reported_clocks(self) -> Mapping[str, timedelta]:
-        found = await self._pool.run_in_thread(self._tables.reported_clocks)
+        found = await self._pool.run(self._tables.reported_clocks)
         return {f"{machine}:{pid}": ahead * _MICROSECOND for machine, pid, ahead in found}
 
     # --- scans --------------------------------------------------------------------------------------------------
@@ -504,7 +485,7 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
         check_columns(what)
         if what == "queued":
             return []
-        first, end = self._pool.run_patiently(lambda session: self._tables.bounds(session, what))
+        first, end = self._pool.run_blocking(lambda session: self._tables.bounds(session, what), patiently=True)
         step = max(-(-(end - first) // max(parts, 1)), 1)
         return [ScanPart(start, min(start + step, end)) for start in range(first, end, step)]
 

@@ -46,15 +46,24 @@ class RowLockTables(ABC):
     """As people call the server."""
     schema_is: ClassVar[str] = "schema"
     """What the server calls that which its tables are in."""
-    latest: ClassVar[int | None] = None
-    """What stands for no bound in ``list_pending``."""
 
     def __init__(self, names: RowLockNames, sql: RowLockStatements, recording: Recording) -> None:
         self.names, self._sql, self._recording = names, sql, recording
         self._store_id: int | None = None
         self._own_lock = ""
 
-    def _store(self, session: Any) -> int:
+    @property
+    def sql(self) -> RowLockStatements:
+        """Its statements."""
+        return self._sql
+
+    @property
+    def recording(self) -> Recording:
+        """What is recorded."""
+        return self._recording
+
+    def store_id(self, session: Any) -> int:
+        """Return the number of the store."""
         if self._store_id is None:
             missing = (
                 f"{self.schema_is} {self.names.schema!r} has no table {self.names.table!r}; "
@@ -79,7 +88,7 @@ class RowLockTables(ABC):
 
     def come_back(self, session: Any, row: MessageRow, note: RecordNote) -> bool:
         """Write a message under its old number if its last record says that it went to the error queue."""
-        of_id = {"id": row.message_id, "store": self._store(session)}
+        of_id = {"id": row.message_id, "store": self.store_id(session)}
         found = session.rows(self._sql.lock_scheduled, of_id)
         if not found:
             return False
@@ -96,7 +105,7 @@ class RowLockTables(ABC):
         session.change(self._sql.record_one, {"number": number, **self._note(session, note)})
 
     def _note(self, session: Any, note: RecordNote) -> dict[str, Any]:
-        return {"store": self._store(session), "at": note.at, "kind": note.kind, "detail": note.detail}
+        return {"store": self.store_id(session), "at": note.at, "kind": note.kind, "detail": note.detail}
 
     # --- claims -------------------------------------------------------------------------------------------------
 
@@ -146,7 +155,7 @@ class RowLockTables(ABC):
 
     def lock(self, session: Any, message_id: str) -> WaitingRow | None:
         """Lock a waiting message; ``None``: there is none, or somebody has it locked."""
-        found = session.rows(self._sql.lock, {"id": message_id, "store": self._store(session)})
+        found = session.rows(self._sql.lock, {"id": message_id, "store": self.store_id(session)})
         return WaitingRow(*found[0]) if found else None
 
     def reschedule(self, session: Any, found: WaitingRow, due: int, at: int) -> None:
@@ -158,7 +167,7 @@ class RowLockTables(ABC):
 
     def free_ones(self, session: Any, numbers: Sequence[int]) -> Sequence[tuple[int, MessageRow]]:
         """Lock those of ``numbers`` (ascending) that nobody holds, and return them."""
-        return _numbered(session.rows(self._sql.free_ones, {"numbers": self._listed(numbers)}))
+        return numbered(session.rows(self._sql.free_ones, {"numbers": self._listed(numbers)}))
 
     def set_aside(self, session: Any, bad: Mapping[int, str], at: int) -> None:
         """Take locked messages out of the way with their bytes, and record it.
@@ -169,7 +178,7 @@ class RowLockTables(ABC):
             at: time of the record.
         """
         for number, reason in bad.items():
-            values = {"number": number, "at": at, "store": self._store(session), "reason": reason}
+            values = {"number": number, "at": at, "store": self.store_id(session), "reason": reason}
             found = self.lock_aside(session, self._put_aside(session, values))
             assert found is not None
             self._record_aside(session, found, RecordNote(at, int(RecordKind.FAILED), f"unreadable: {reason}"))
@@ -181,16 +190,16 @@ class RowLockTables(ABC):
 
     def set_aside_count(self, session: Any) -> int:
         """Count what is set aside."""
-        return _only(session.rows(self._sql.set_aside_count, {"store": self._store(session)}))
+        return _only(session.rows(self._sql.set_aside_count, {"store": self.store_id(session)}))
 
     def all_aside(self, session: Any, limit: int) -> Sequence[QuarantinedRow]:
         """Return what is set aside, oldest first."""
-        found = session.rows(self._sql.all_aside, {"store": self._store(session), "limit": limit})
+        found = session.rows(self._sql.all_aside, {"store": self.store_id(session), "limit": limit})
         return [_aside(row) for row in found]
 
     def lock_aside(self, session: Any, number: int) -> QuarantinedRow | None:
         """Lock what is set aside under a number; ``None``: there is nothing."""
-        found = session.rows(self._sql.lock_aside, {"store": self._store(session), "number": number})
+        found = session.rows(self._sql.lock_aside, {"store": self.store_id(session), "number": number})
         return _aside(found[0]) if found else None
 
     def end_aside(self, session: Any, aside: QuarantinedRow, ending: RecordNote | None) -> None:
@@ -205,7 +214,12 @@ class RowLockTables(ABC):
         """Return a new number under which this process may hold messages for as long as ``session`` is open."""
         self._own_lock = self.names.lock(uuid.uuid4().hex)
         self._take_lock(session, self._own_lock)  # first: without it the number would be taken for dead
-        values = {"store": self._store(session), "lock": self._own_lock, "pid": os.getpid(), "machine": platform.node()}
+        values = {
+            "store": self.store_id(session),
+            "lock": self._own_lock,
+            "pid": os.getpid(),
+            "machine": platform.node(),
+        }
         return _only(session.rows(self._sql.add_holder, values))
 
     def dead(self, session: Any) -> Sequence[int]:
@@ -230,7 +244,7 @@ class RowLockTables(ABC):
         return [(machine, pid, ahead) for machine, pid, ahead in found]
 
     def _here(self, session: Any) -> dict[str, Any]:
-        return {"store": self._store(session), "own": self._own_lock}
+        return {"store": self.store_id(session), "own": self._own_lock}
 
     # --- looking ------------------------------------------------------------------------------------------------
 
@@ -241,10 +255,6 @@ class RowLockTables(ABC):
             return _only(session.rows(self._sql.next_attempt_but, values))
         return _only(session.rows(self._sql.next_attempt, {"from": EARLIEST}))
 
-    def next_due(self, session: Any) -> int | None:
-        """Return the earliest due time."""
-        return _only(session.rows(self._sql.next_due, {}))
-
     def statistics(self, session: Any, at: int) -> tuple[int, int, int, int, int | None]:
         """Return the values of :class:`postdate.ports.StoreStatistics`; exact if what is locked are the oldest."""
         begin = self._beginning(session)
@@ -254,30 +264,6 @@ class RowLockTables(ABC):
         values = {**bounds, "free_at": free_at, "free_number": free_number}
         ((pending, overdue, claimed, failing, first),) = session.rows(self._sql.statistics, values)
         return int(pending), max(int(overdue), 0), int(claimed), int(failing), first
-
-    def record_counts(self, session: Any) -> Mapping[int, int]:
-        """Count the records by kind."""
-        return dict(session.rows(self._sql.record_counts, {"store": self._store(session)}))
-
-    def list_pending(
-        self, session: Any, destination: str | None, due_from: int | None, due_to: int | None, limit: int
-    ) -> Sequence[tuple[int, MessageRow]]:
-        """Return waiting messages with their numbers, by due time and number."""
-        values = {
-            "destination": destination,
-            "due_from": EARLIEST if due_from is None else due_from,
-            "due_to": self.latest if due_to is None else due_to,
-            "limit": limit,
-        }
-        return _numbered(session.rows(self._sql.list_pending, values))
-
-    def get(self, session: Any, message_id: str) -> Sequence[tuple[int, MessageRow]]:
-        """Return a waiting message with its number, or nothing; waits for nobody."""
-        return _numbered(session.rows(self._sql.get, {"id": message_id, "store": self._store(session)}))
-
-    def history(self, session: Any, message_id: str) -> Sequence[tuple[Any, ...]]:
-        """Return kind, id, at, due, destination and detail of each record of a message, in order."""
-        return session.rows(self._sql.history, {"id": message_id, "store": self._store(session)})
 
     def now(self, session: Any) -> int:
         """Return the time of the server."""
@@ -302,7 +288,7 @@ class RowLockTables(ABC):
         """Yield pages of a share, read by one statement; columns are known ones."""
         given = filter_values(scan.where)
         lists = {name: self._listed(given[name]) for name in ("message_ids", "destinations") if name in given}
-        values = {**given, **lists, "first": part.first, "end": part.end, "store": self._store(session)}
+        values = {**given, **lists, "first": part.first, "end": part.end, "store": self.store_id(session)}
         return session.pages(self._sql.scanned(scan, given), values, page)
 
     # --- what a dialect gives ------------------------------------------------------------------------------------
@@ -348,7 +334,8 @@ class RowLockTables(ABC):
         return EARLIEST
 
 
-def _numbered(rows: Sequence[tuple[Any, ...]]) -> list[tuple[int, MessageRow]]:
+def numbered(rows: Sequence[tuple[Any, ...]]) -> list[tuple[int, MessageRow]]:
+    """Return rows of messages with the numbers before them."""
     return [(number, MessageRow(*row)) for number, *row in rows]
 
 

@@ -8,20 +8,18 @@ from __future__ import annotations
 import textwrap
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 from typing_extensions import override
 
 from postdate.backends.rowlocks.database import RowLockSchema
 from postdate.backends.rowlocks.pool import Pool
-from postdate.persistence.sql_timeouts import SqlTimeouts, TimeoutStatements, TimeoutTable
+from postdate.backends.sql.timeouts import SqlTimeouts, TimeoutStatements, TimeoutTable
 from postdate.persistence.timeouts import normal_id
 from postdate.ports import Scripted
 from postdate.ports.timeouts import Timeout, TimeoutClaim
 from postdate.runtime.threads import in_thread
-
-T = TypeVar("T")
 
 
 class RowLockTimeoutTable(TimeoutTable):
@@ -49,18 +47,9 @@ class RowLockTimeoutTable(TimeoutTable):
     def setup(self, session: Any) -> None:
         """Create what is missing; several processes may do it at once."""
 
-    @override
-    def rows(self, session: Any, statement: str, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-        return session.rows(statement, values)
-
-    @override
-    def change(self, session: Any, statement: str, values: Mapping[str, Any]) -> int:
-        return session.change(statement, values)
-
     def claim(self, session: Any, timeout_id: str) -> tuple[Any, ...] | None:
         """Return what :meth:`peek` does, with its row locked; ``None`` also while somebody else has it locked."""
-        found = self.rows(session, self.sql.claim, self.key(timeout_id))
-        return found[0] if found else None
+        return self.dialect.row(session, self.sql.claim, self.key(timeout_id))
 
 
 class ServerTimeouts(SqlTimeouts[RowLockTimeoutTable], Scripted):
@@ -75,13 +64,9 @@ class ServerTimeouts(SqlTimeouts[RowLockTimeoutTable], Scripted):
     def __init__(
         self, database: RowLockSchema, make_table: Callable[[str], RowLockTimeoutTable], table_prefix: str | None
     ) -> None:
-        super().__init__(make_table, table_prefix)
         self.server, self._pool = database.server, Pool(database.connections)
+        super().__init__(self._pool, make_table, table_prefix)
         self._claims = set[_SessionClaim]()
-
-    @override
-    async def _run(self, work: Callable[[Any], T]) -> T:
-        return await self._pool.run_in_thread(work)
 
     @override
     def setup_statements(self, endpoint: str) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
 from postdate.backends.sqlite.errors import damaged, is_busy, translated
 from postdate.backends.sqlite.identity import refuse_leftover
-from postdate.backends.sqlite.setup import MARKS, bring_up_to_date, newest_version, steps
+from postdate.backends.sqlite.setup import bring_up_to_date, newest_version, steps, version_of
 from postdate.errors import StoreNotSetUp, StoreUnreachable
 from postdate.persistence.migrations import from_newer
 
@@ -146,7 +147,7 @@ def create_schema(connection: sqlite3.Connection, path: Path) -> None:
             return
         patiently(connection, "BEGIN IMMEDIATE")
         try:
-            bring_up_to_date(connection.execute, steps("database"), MARKS, str(path))
+            bring_up_to_date(connection.execute, steps("database"), str(path))
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
@@ -177,9 +178,7 @@ def schema_version(connection: sqlite3.Connection, path: Path) -> int:
         StoreFromNewerVersion: see :func:`create_schema`.
     """
     # Looks wait, too: while another process puts a new file into WAL mode, nobody reads it.
-    if not patiently(connection, "SELECT 1 FROM sqlite_master WHERE name = 'postdate_migration'").fetchone():
-        return 0
-    version: int = patiently(connection, "SELECT coalesce(max(version), 0) FROM postdate_migration").fetchone()[0]
+    version = version_of(partial(patiently, connection))
     if version > newest_version():
         raise from_newer(str(path), version, newest_version())
     return version

@@ -218,6 +218,11 @@ class SqliteFile:
         return self._rules or _DEFAULT_RULES
 
     @property
+    def where(self) -> str:
+        """The file, for texts."""
+        return str(self.path)
+
+    @property
     def claimant(self) -> int:
         """Number under which this process holds messages; 0 before its first use of the file."""
         return self._claimant
@@ -233,6 +238,14 @@ class SqliteFile:
             StoreError: the transaction failed; nothing of it was kept.
         """
         return await group_of(self, _JOBS_IN_ONE_COMMIT).run(self._commit_together, work)
+
+    async def run(self, work: Callable[[Transaction], T]) -> T:
+        """Do the same as :meth:`write`; see :class:`postdate.backends.sql.dialect.Sessions`."""
+        return await self.write(work)
+
+    async def transaction(self, work: Callable[[Transaction], T]) -> T:
+        """Likewise."""
+        return await self.write(work)
 
     def write_blocking(self, work: Callable[[Transaction], T]) -> T:
         """Do the same as :meth:`write` in the calling thread; for pipeline processes and the command line."""
@@ -360,6 +373,10 @@ class SqliteFile:
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Return what ``work`` reads from one consistent snapshot."""
         return await in_thread(self.read_blocking, work)
+
+    async def look(self, work: Callable[[sqlite3.Connection], T], *, patiently: bool = False) -> T:
+        """Do the same as :meth:`read`; see :class:`postdate.backends.sql.dialect.Sessions`."""
+        return await self.read(work)
 
     def read_blocking(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Do the same as :meth:`read` in the calling thread."""

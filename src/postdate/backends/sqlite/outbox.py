@@ -9,44 +9,29 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
-import anyio
 from typing_extensions import override
 
+from postdate.backends.sql.outbox import OutboxStep, SqlOutbox, Values, places
 from postdate.backends.sqlite.connection import connect, patiently
 from postdate.backends.sqlite.errors import translated
-from postdate.backends.sqlite.setup import OUTBOX_MARKS, bring_up_to_date, steps
-from postdate.backends.sqlite.transaction import QueueRules, Transaction
-from postdate.clock import to_microseconds
+from postdate.backends.sqlite.setup import bring_up_to_date, steps
+from postdate.backends.sqlite.transaction import QueueRules, SqliteSqlDialect, Transaction
 from postdate.errors import ConfigurationError, StoreError, StoreNotSetUp
-from postdate.persistence.outbox import decode_operations, encode_operations, storable
-from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Recording, Work
-from postdate.ports.outbox import Operation, OutboxRecord
+from postdate.ports import Recording, Work
 from postdate.runtime.threads import in_thread
 
 T = TypeVar("T")
 
-_FIND: Final = "SELECT dispatched_at, operations FROM postdate_outbox WHERE endpoint = ? AND message_id = ?"
-_INSERT: Final = """
-    INSERT INTO postdate_outbox (endpoint, message_id, handled_at, dispatched_at, operations) VALUES (?, ?, ?, ?, ?)
-    ON CONFLICT (endpoint, message_id) DO NOTHING"""
-_MARK: Final = """
-    UPDATE postdate_outbox SET dispatched_at = ?, operations = NULL
-    WHERE endpoint = ? AND message_id = ? AND dispatched_at IS NULL"""
-_REMOVE: Final = """
-    DELETE FROM postdate_outbox WHERE seq IN (
-        SELECT seq FROM postdate_outbox WHERE endpoint = ? AND dispatched_at < ? ORDER BY dispatched_at LIMIT ?)"""
 
-
-class SqliteOutbox(OutboxStore):
+class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
     """Keeps outboxes in an SQLite file; several processes may use one file at once.
 
-    It may be the file of a delayed message store and of queues. While a handler has the connection of its transaction,
-    nobody else writes to the file: short handlers are good ones.
+    It may be the file of a delayed message store and of queues. Handlers are given an ``sqlite3.Connection``; while one
+    has it, nobody else writes to the file: short handlers are good ones.
 
     Args:
         path: of the file; created, with its tables, by :meth:`setup`. It is put into WAL mode.
@@ -60,14 +45,13 @@ class SqliteOutbox(OutboxStore):
         if synchronous not in {"full", "normal"}:
             raise ConfigurationError(f"synchronous must be 'full' or 'normal', not {synchronous!r}")
         self.path = Path(path).expanduser().resolve()
+        super().__init__(SqliteSqlDialect(), "postdate_outbox", str(self.path), places(1))
         self._synchronous = synchronous
         self._connection: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         self._using, self._reading = threading.Lock(), threading.Lock()
         self._guarded = False
         self._closed = False
-        self.turn = anyio.Semaphore(1)
-        """Held by whoever has a transaction open; for the transactions of this outbox only."""
 
     @property
     @override
@@ -83,27 +67,8 @@ class SqliteOutbox(OutboxStore):
     @override
     async def setup(self) -> None:
         """Create the file and its tables; idempotent."""
-        await self._in_turn(self._set_up)
-
-    @override
-    async def find(self, endpoint: str, message_id: str) -> OutboxRecord | None:
-        row = await in_thread(self._found, (endpoint, storable(message_id)))
-        if row is None:
-            return None
-        dispatched_at, operations = row
-        return OutboxRecord(() if operations is None else decode_operations(operations), dispatched_at is not None)
-
-    @override
-    def transaction(self, endpoint: str, message_id: str) -> SqliteOutboxTransaction:
-        return SqliteOutboxTransaction(self, (endpoint, storable(message_id)))
-
-    @override
-    async def mark_dispatched(self, endpoint: str, message_id: str, now: datetime) -> None:
-        await self._write(_MARK, (to_microseconds(now), endpoint, storable(message_id)))
-
-    @override
-    async def remove_dispatched(self, endpoint: str, before: datetime, limit: int) -> int:
-        return await self._write(_REMOVE, (endpoint, to_microseconds(before), limit))
+        where = f"the outbox in {self.path}"
+        await self.alone(lambda tx: bring_up_to_date(tx.execute, steps("outbox"), where))
 
     @override
     async def close(self) -> None:
@@ -120,60 +85,101 @@ class SqliteOutbox(OutboxStore):
                 self._connection.close()
                 self._connection = None
 
-    # --- in threads ---------------------------------------------------------------------------------------------
+    # --- transactions of our own --------------------------------------------------------------------------------------
 
-    async def _in_turn(self, work: Callable[[], T]) -> T:
-        async with self.turn:
-            return await in_thread(work)
+    @override
+    async def done(self, step: OutboxStep, values: Values) -> Any:
+        """Do a step; what writes waits for its turn."""
+        if step is not OutboxStep.FIND:
+            async with self.free:
+                return (await in_thread(self.do, step, [values]))[0]
+        return (await in_thread(self.do, step, [values]))[0]
 
-    async def _write(self, statement: str, values: Sequence[Any]) -> int:
-        def write() -> int:
-            with self._using, translated(self.path):
-                connection = self._begun()
-                try:
-                    count = connection.execute(statement, values).rowcount
-                    self.end(connection.commit)
-                except BaseException:
-                    self.end(connection.rollback)
-                    raise
-                return count
+    @override
+    async def alone(self, work: Callable[[Any], T]) -> T:
+        async with self.free:
+            return await in_thread(self.writing, work)
 
-        return await self._in_turn(write)
-
-    def _found(self, key: tuple[str, str]) -> tuple[int | None, bytes | None] | None:
+    @override
+    def looking(self, work: Callable[[Any], T]) -> T:
         with self._reading, translated(self.path):
             if self._reader is None:
                 self._check_open()
                 if not self.path.exists():
                     raise StoreNotSetUp(f"there is no file {self.path} for the outbox: let the endpoint create it")
                 self._reader = connect(self.path, synchronous=self._synchronous)  # only a writer may create the log
-            return self._reader.execute(_FIND, key).fetchone()
+            return work(self._reader)
 
-    def _set_up(self) -> None:
-        with self._using, translated(self.path):
+    @override
+    def writing(self, work: Callable[[Any], T]) -> T:
+        def write() -> T:
             connection = self._begun()
             try:
-                where = f"the outbox in {self.path}"
-                bring_up_to_date(connection.execute, steps("outbox"), OUTBOX_MARKS, where)
-                self.end(connection.commit)
+                result = work(_transaction(connection))
+                self._end(connection.commit)
             except BaseException:
-                self.end(connection.rollback)
+                self._end(connection.rollback)
                 raise
+            return result
 
-    def begin(self) -> sqlite3.Connection:
-        """Begin a transaction that only :meth:`end` ends; inside :meth:`do`, for whoever has the turn."""
-        connection = self._begun()
-        self._guarded = True
-        return connection
+        return self._do(write)
 
-    def _begun(self) -> sqlite3.Connection:
+    # --- those of handlers --------------------------------------------------------------------------------------------
+
+    @override
+    async def take(self) -> sqlite3.Connection:
+        return await in_thread(self._do, self._opened)
+
+    @override
+    async def put(self, connection: sqlite3.Connection) -> None:
+        """The connection stays: what is open on it was ended, or is before the next transaction."""
+
+    @override
+    async def begin(self, connection: sqlite3.Connection) -> None:
+        def begin() -> None:
+            self._begun()
+            self._guarded = True
+
+        await in_thread(self._do, begin)
+
+    @override
+    async def commit(self, connection: sqlite3.Connection, row: Values, work: Sequence[Work]) -> bool:
+        return await in_thread(self._do, partial(self._commit, connection, row, work))
+
+    def _commit(self, connection: sqlite3.Connection, row: Values, work: Sequence[Work]) -> bool:
+        if not connection.in_transaction:  # as a full disk does it
+            raise StoreError(f"{self.path}: the transaction has ended before its commit")
+        as_opened(connection)
+        is_new = self.write(_transaction(connection), row, work)
+        self._end(connection.commit if is_new else connection.rollback)
+        return is_new
+
+    @override
+    async def undo(self, connection: sqlite3.Connection) -> None:
+        def undo() -> None:
+            if not self._closed:
+                self._end(connection.rollback)
+
+        await in_thread(self._do, undo)
+
+    # --- in threads ---------------------------------------------------------------------------------------------------
+
+    def _do(self, work: Callable[[], T]) -> T:
+        """Do something on the connection; for whoever has the turn."""
+        with self._using, translated(self.path):
+            return work()
+
+    def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
             self._check_open()
             self._connection = connect(self.path, synchronous=self._synchronous)
             self._connection.set_authorizer(self._may)
-        connection = self._connection
+        return self._connection
+
+    def _begun(self) -> sqlite3.Connection:
+        connection = self._opened()
         if connection.in_transaction:  # of one that was cancelled while it began
-            self.end(connection.rollback)
+            self._end(connection.rollback)
         as_opened(connection)
         patiently(connection, "BEGIN IMMEDIATE")
         return connection
@@ -183,112 +189,20 @@ class SqliteOutbox(OutboxStore):
         refused = self._guarded and action == sqlite3.SQLITE_TRANSACTION
         return sqlite3.SQLITE_DENY if refused else sqlite3.SQLITE_OK
 
-    def end(self, how: Callable[[], None]) -> None:
-        """Call ``commit`` or ``rollback`` of the connection; inside :meth:`do`."""
+    def _end(self, how: Callable[[], None]) -> None:
+        """Call ``commit`` or ``rollback`` of the connection."""
         self._guarded = False
         how()
-
-    def undo(self) -> None:
-        """Roll back what is open; inside :meth:`do`, for whoever has the turn."""
-        if self._connection is not None:
-            self.end(self._connection.rollback)
-
-    def do(self, work: Callable[[], T]) -> T:
-        """Do something on the connection; for whoever has the turn. Blocking."""
-        with self._using, translated(self.path):
-            return work()
 
     def _check_open(self) -> None:
         if self._closed:
             raise StoreError(f"the outbox in {self.path} was closed in this process")
 
 
+def _transaction(connection: sqlite3.Connection) -> Transaction:
+    return Transaction(connection, 0, Recording.ALL, QueueRules())
+
+
 def as_opened(connection: sqlite3.Connection) -> None:
     """Undo what a handler has set about rows: our own statements, and those of other adapters, read tuples of text."""
     connection.row_factory, connection.text_factory = None, str
-
-
-class SqliteOutboxTransaction(OutboxTransaction):
-    """See :class:`postdate.ports.OutboxTransaction`; the native transaction is an ``sqlite3.Connection``."""
-
-    def __init__(self, outbox: SqliteOutbox, key: tuple[str, str]) -> None:
-        self._outbox, self._key = outbox, key
-        self._connection: sqlite3.Connection | None = None
-        self._beginning = anyio.Semaphore(1)
-        self._has_turn = self._over = False
-
-    @property
-    @override
-    def begun(self) -> bool:
-        return self._has_turn
-
-    @override
-    async def begin(self) -> NativeTransaction:
-        async with self._beginning:
-            self._check_not_over()
-            if not self._has_turn:
-                await self._take_turn()
-            if self._connection is None:
-                self._connection = await self._connected()
-            return self._connection
-
-    async def _take_turn(self) -> None:
-        await self._outbox.turn.acquire()
-        if self._over:  # rolled back while this waited: nobody else would give the turn up again
-            self._outbox.turn.release()
-            self._check_not_over()
-        self._has_turn = True
-
-    async def _connected(self) -> sqlite3.Connection:
-        try:
-            connection = await in_thread(self._outbox.do, self._begin)
-        except Exception:
-            if not self._over:  # else it is the roll-back that gives the turn up
-                self._give_up_turn()
-            raise
-        self._check_not_over()
-        return connection
-
-    def _begin(self) -> sqlite3.Connection:
-        self._check_not_over()  # rolled back while this waited for its thread
-        return self._outbox.begin()
-
-    def _check_not_over(self) -> None:
-        """Refuse what comes too late, as from a task that the handler has not waited for."""
-        if self._over:
-            raise StoreError(f"{self._outbox.path}: the transaction is over, as the handling of its message is")
-
-    @override
-    async def commit(self, operations: Sequence[Operation], now: datetime, work: Sequence[Work] = ()) -> bool:
-        connection, at = await self.begin(), to_microseconds(now)
-        encoded = encode_operations(operations) if operations else None
-        row = (*self._key, at, None if operations else at, encoded)
-        self._over = True
-        done = await in_thread(self._outbox.do, partial(self._commit, connection, row, work))
-        self._give_up_turn()
-        return done
-
-    def _commit(self, connection: sqlite3.Connection, row: Sequence[Any], work: Sequence[Work]) -> bool:
-        if not connection.in_transaction:  # as a full disk does it
-            raise StoreError(f"{self._outbox.path}: the transaction has ended before its commit")
-        as_opened(connection)
-        new = connection.execute(_INSERT, row).rowcount == 1
-        if new:
-            for each in work:
-                each(Transaction(connection, 0, Recording.ALL, QueueRules()))
-        self._outbox.end(connection.commit if new else connection.rollback)
-        return new
-
-    @override
-    async def roll_back(self) -> None:
-        self._over = True
-        if not self._has_turn:
-            return
-        try:
-            await in_thread(self._outbox.do, self._outbox.undo)
-        finally:
-            self._give_up_turn()
-
-    def _give_up_turn(self) -> None:
-        self._connection, self._has_turn = None, False
-        self._outbox.turn.release()

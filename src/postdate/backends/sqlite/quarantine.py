@@ -53,7 +53,11 @@ _LISTED: Final = f"SELECT number, place, reason, at, {_BYTES} FROM quarantine"
 
 
 async def looked_at(
-    file: SqliteFile, shelf: QuarantineTable, sql: str, values: Sequence[Any], decode: Callable[[Row], T]
+    file: SqliteFile,
+    shelf: QuarantineTable,
+    sql: str,
+    values: Sequence[Any] | Mapping[str, Any],
+    decode: Callable[[Row], T],
 ) -> list[T]:
     """Run a statement that only looks, and return what can be read, in order; what cannot is set aside if it is free.
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from typing_extensions import override
 
+from postdate.backends.sql.sagas import SqlSagaStore
 from postdate.backends.sqlite.file import OnFile, SqliteFile, Transaction
-from postdate.backends.sqlite.setup import SAGA_MARKS, bring_up_to_date, steps
-from postdate.persistence.sagas import SqlSagaStore
-from postdate.ports import Recording, SagaChange, SagaStoreCapabilities
+from postdate.backends.sqlite.setup import bring_up_to_date, steps
+from postdate.backends.sqlite.transaction import SqliteSqlDialect
+from postdate.ports import Recording
 
 
 class SqliteSagaStore(OnFile, SqlSagaStore):
@@ -33,8 +32,7 @@ class SqliteSagaStore(OnFile, SqlSagaStore):
         create: bool = True,
     ) -> None:
         self.file = SqliteFile.open(path, synchronous=synchronous, recording=recording, create=create)
-        super().__init__(str(self.file.path), "saga", "?")
-        self._capabilities = SagaStoreCapabilities(durable=True, shared=True, database=("sqlite", str(self.file.path)))
+        super().__init__(self.file, SqliteSqlDialect(), "saga", ("sqlite", self.file.where))
 
     @override
     async def setup(self) -> None:
@@ -42,17 +40,4 @@ class SqliteSagaStore(OnFile, SqlSagaStore):
         await self.file.write(self._set_up)
 
     def _set_up(self, tx: Transaction) -> None:
-        bring_up_to_date(tx.execute, steps("sagas"), SAGA_MARKS, f"the sagas in {self.file.path}")
-
-    @override
-    async def _row(self, statement: str, values: Sequence[str]) -> tuple[Any, ...] | None:
-        return await self.file.read(lambda c: c.execute(statement, values).fetchone())
-
-    @override
-    async def apply(self, changes: Sequence[SagaChange]) -> None:
-        await self.file.write(self.applying(changes))
-
-    @staticmethod
-    @override
-    def _change(transaction: Transaction, statement: str, values: Sequence[Any]) -> int:
-        return transaction.execute(statement, values).rowcount
+        bring_up_to_date(tx.execute, steps("sagas"), f"the sagas in {self.file.path}")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import partial
 
 from postdate.backends.sqlite import timeouts
-from postdate.backends.sqlite.setup import MARKS, OUTBOX_MARKS, SAGA_MARKS, setup_script
+from postdate.backends.sqlite.setup import setup_script
 from postdate.ports import FileScripts
 
 
 def scripts() -> FileScripts:
     """Return the SQL that makes what lives in a file of SQLite."""
     return FileScripts(
-        database=partial(setup_script, "database", MARKS),
+        database=partial(setup_script, "database"),
         timeouts=timeouts.setup_statements,
-        sagas=partial(setup_script, "sagas", SAGA_MARKS),
-        outbox=partial(setup_script, "outbox", OUTBOX_MARKS),
+        sagas=partial(setup_script, "sagas"),
+        outbox=partial(setup_script, "outbox"),
     )

@@ -1,4 +1,4 @@
-"""Numbered migrations of a file: of what store and queues share, of sagas, of outboxes; each part has its own marks."""
+"""Numbered migrations of a file: of what store and queues share, of sagas, of outboxes; one table has their marks."""
 
 from __future__ import annotations
 
@@ -9,34 +9,59 @@ from typing import Final
 from postdate.persistence.migrations import Step, migrations, run
 from postdate.ports.backends import LibraryFacts
 
-MARKS: Final = "postdate_migration"
-"""Of what store and queues share."""
+_MARKING: Final = (
+    "CREATE TABLE IF NOT EXISTS postdate_migration (version INTEGER NOT NULL, name TEXT NOT NULL, "
+    "subject TEXT NOT NULL DEFAULT '', PRIMARY KEY (subject, version))"
+)
+_MARKS: Final = "SELECT sql FROM sqlite_master WHERE type = 'table' AND name = "
+_SUBJECTS: Final = {"database": "", "sagas": "saga", "outbox": "outbox"}
+_MARKED_APART: Final = {"saga": "saga_migration", "outbox": "postdate_outbox_migration"}
+"""Tables in which earlier versions of Postdate have marked what they did, and do so beside this one."""
 
-SAGA_MARKS: Final = "saga_migration"
-OUTBOX_MARKS: Final = "postdate_outbox_migration"
 
-
-def bring_up_to_date(execute: Callable[..., sqlite3.Cursor], wanted: Sequence[Step], marks: str, where: str) -> None:
+def bring_up_to_date(execute: Callable[..., sqlite3.Cursor], wanted: Sequence[Step], where: str) -> None:
     """Apply the migrations that are missing, in the transaction that runs.
 
     Args:
         execute: of a connection or a transaction.
         wanted: see :func:`postdate.persistence.migrations.missing`.
-        marks: name of the table in which is marked what was done.
         where: for texts.
 
     Raises:
         StoreFromNewerVersion: see :func:`postdate.persistence.migrations.missing`.
     """
-    execute(marking(marks))
-    done = execute(f"SELECT '', version FROM {marks}").fetchall()
-    run(wanted, done, where, execute, lambda step: mark_done(marks, step))
+    _gather_marks(execute)
+    done = execute("SELECT subject, version FROM postdate_migration").fetchall()
+    run(wanted, done, where, execute, mark_done)
+
+
+def _gather_marks(execute: Callable[..., sqlite3.Cursor]) -> None:
+    """Make the table of marks, and have in it what earlier versions marked; their own tables stay for them."""
+    found = execute(f"{_MARKS}'postdate_migration'").fetchone()
+    if found is not None and "subject" not in found[0]:
+        execute("ALTER TABLE postdate_migration RENAME TO postdate_migration_before")
+        execute(_MARKING)
+        execute("INSERT INTO postdate_migration (version, name) SELECT version, name FROM postdate_migration_before")
+        execute("DROP TABLE postdate_migration_before")
+    execute(_MARKING)
+    for subject, table in _MARKED_APART.items():
+        if execute(f"{_MARKS}'{table}'").fetchone() is not None:
+            execute(f"INSERT OR IGNORE INTO postdate_migration SELECT version, name, '{subject}' FROM {table}")
+
+
+def version_of(execute: Callable[[str], sqlite3.Cursor]) -> int:
+    """Return the version of what store and queues share; 0: there is none."""
+    found = execute(f"{_MARKS}'postdate_migration'").fetchone()
+    if found is None:
+        return 0
+    of_these = "WHERE subject = ''" if "subject" in found[0] else ""  # else an earlier version has made it
+    return execute(f"SELECT coalesce(max(version), 0) FROM postdate_migration {of_these}").fetchone()[0]
 
 
 def steps(part: str) -> tuple[Step, ...]:
     """Return the migrations of a part of a file: ``database``, ``sagas`` or ``outbox``."""
-    found = migrations("postdate.backends.sqlite", part)
-    return tuple(Step("", each.version, each.name, tuple(statements_of(each.sql))) for each in found)
+    found, subject = migrations("postdate.backends.sqlite", part), _SUBJECTS[part]
+    return tuple(Step(subject, each.version, each.name, tuple(statements_of(each.sql))) for each in found)
 
 
 def newest_version() -> int:
@@ -49,22 +74,17 @@ def library_facts() -> LibraryFacts:
     return LibraryFacts("sqlite", sqlite3.sqlite_version_info, newest_version())
 
 
-def marking(marks: str) -> str:
-    """Return the statement that makes a table of marks."""
-    return f"CREATE TABLE IF NOT EXISTS {marks} (version INTEGER PRIMARY KEY, name TEXT NOT NULL)"
-
-
-def mark_done(marks: str, step: Step) -> str:
+def mark_done(step: Step) -> str:
     """Return the statement that says that a step was done."""
-    return f"INSERT INTO {marks} VALUES ({step.version}, '{step.name}')"
+    return f"INSERT INTO postdate_migration VALUES ({step.version}, '{step.name}', '{step.subject}')"
 
 
-def setup_script(part: str, marks: str) -> str:
+def setup_script(part: str) -> str:
     """Return the SQL that makes a part of a file that has nothing of it, for an administrator."""
-    parts = [f"{marking(marks)};"]
+    parts = [f"{_MARKING};"]
     for step in steps(part):
         sql = "".join(step.statements).strip()
-        parts.append(f"-- {step.version:04d} {step.name}\n{sql}\n{mark_done(marks, step)};")
+        parts.append(f"-- {step.version:04d} {step.name}\n{sql}\n{mark_done(step)};")
     return "\n\n".join(parts) + "\n"
 
 

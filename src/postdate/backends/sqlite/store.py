@@ -17,7 +17,8 @@ from weakref import WeakSet
 
 from typing_extensions import override
 
-from postdate.backends.sqlite import pruning
+from postdate.backends.sql.questions import SqlQuestions
+from postdate.backends.sqlite import pruning, waiting
 from postdate.backends.sqlite.file import DUE, SqliteFile, Transaction
 from postdate.backends.sqlite.moving import move
 from postdate.backends.sqlite.observation import FileObserver
@@ -26,27 +27,24 @@ from postdate.backends.sqlite.recording import insert, insert_or_revive, record,
 from postdate.backends.sqlite.rows import WAITING_COLUMNS, Row, message_of, nearest_instant
 from postdate.backends.sqlite.scanning import read_scan, scan_parts
 from postdate.backends.sqlite.setting_aside import WAITING, claimed, set_aside
-from postdate.backends.sqlite.waiting import first_due, next_attempt, statistics
-from postdate.clock import EARLIEST, to_microseconds
+from postdate.backends.sqlite.transaction import SqliteSqlDialect
+from postdate.backends.sqlite.waiting import next_attempt
+from postdate.clock import to_microseconds
 from postdate.errors import ClaimLost, DuplicateMessage, InvalidMessage, PostdateError
 from postdate.messages import DelayedMessage, encoded_deliver_at, stored_headers
 from postdate.ports import (
     OUTCOME_RECORDS,
-    AdministrableStore,
     ArchivableStore,
     Claim,
-    MessageFilter,
     MoveReport,
     MovingStore,
     Outcome,
-    Record,
     Recording,
     RecordKind,
     Scan,
     ScanPart,
     StoreCapabilities,
     StoreReport,
-    StoreStatistics,
     TransactionMode,
     Wake,
     Work,
@@ -87,7 +85,7 @@ class _Token:
     released: bool = False
 
 
-class SqliteStore(FileQuarantine, MovingStore, AdministrableStore, ArchivableStore):
+class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
     """Keeps delayed messages in an SQLite file.
 
     Several processes may use one file at once; one file is one store, whatever endpoints are on it.
@@ -103,6 +101,7 @@ class SqliteStore(FileQuarantine, MovingStore, AdministrableStore, ArchivableSto
     """
 
     _place = "place = ''"
+    _dialect = SqliteSqlDialect()
 
     def __init__(
         self,
@@ -195,11 +194,6 @@ class SqliteStore(FileQuarantine, MovingStore, AdministrableStore, ArchivableSto
             return row is not None and _count_failure(tx, row[0], None, to_microseconds(now), "")
 
         return await self.file.write(count)
-
-    @override
-    async def next_due(self) -> datetime | None:
-        """See :meth:`postdate.ports.DelayedMessageStore.next_due`; looks at every message, claimed ones too."""
-        return await self.file.read(first_due)
 
     # --- claims -------------------------------------------------------------------------------------------------
 
@@ -348,53 +342,19 @@ class SqliteStore(FileQuarantine, MovingStore, AdministrableStore, ArchivableSto
 
         return await self.file.write(reschedule)
 
+    @property
     @override
-    async def statistics(self, now: datetime) -> StoreStatistics:
-        return await self.file.read(lambda c: statistics(c, to_microseconds(now)))
+    def _sessions(self) -> SqliteFile:
+        return self.file
+
+    @property
+    @override
+    def _questions(self) -> Any:
+        return waiting
 
     @override
-    async def record_counts(self) -> Mapping[RecordKind, int]:
-        rows = await self.file.read(
-            lambda c: c.execute("SELECT kind, count(*) FROM record GROUP BY kind ORDER BY kind").fetchall()
-        )
-        return {RecordKind(kind): count for kind, count in rows}
-
-    @override
-    async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-        conditions, values = ["1"], list[Any]()
-        for condition, value in (
-            ("destination = ?", where.destination),
-            ("due >= ?", None if where.due_from is None else to_microseconds(where.due_from)),
-            ("due < ?", None if where.due_to is None else to_microseconds(where.due_to)),
-        ):
-            if value is not None:
-                conditions.append(condition)
-                values.append(value)
-        sql = (
-            f"SELECT {WAITING_COLUMNS} FROM delayed_message WHERE {' AND '.join(conditions)} ORDER BY due, seq LIMIT ?"
-        )
-        return await looked_at(self.file, WAITING, sql, (*values, limit), message_of)
-
-    @override
-    async def get(self, message_id: str) -> DelayedMessage | None:
-        sql = f"SELECT {WAITING_COLUMNS} FROM delayed_message {_OF_ID}"
-        found = await looked_at(self.file, WAITING, sql, (message_id,), message_of)
-        return found[0] if found else None
-
-    @override
-    async def history(self, message_id: str) -> Sequence[Record]:
-        rows = await self.file.read(
-            lambda c: c.execute(
-                "SELECT kind, message_id, at, due, destination, detail FROM record WHERE message_id = ? ORDER BY seq",
-                (message_id,),
-            ).fetchall()
-        )
-        return [
-            Record(
-                RecordKind(kind), id_, nearest_instant(at) or EARLIEST, nearest_instant(due), destination, detail or ""
-            )
-            for kind, id_, at, due, destination, detail in rows
-        ]
+    async def _messages(self, statement: str, values: Mapping[str, Any]) -> list[DelayedMessage]:
+        return await looked_at(self.file, WAITING, statement, values, message_of)
 
     # --- scans --------------------------------------------------------------------------------------------------
 

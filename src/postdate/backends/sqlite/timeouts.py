@@ -6,24 +6,22 @@ queues. Source: specification 4.6; ADR 0003, ADR 0014.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from typing_extensions import override
 
+from postdate.backends.sql.timeouts import LATER, SharedSqlTimeouts, TimeoutTable, standard_statements
 from postdate.backends.sqlite.file import OnFile, SqliteFile, Transaction
 from postdate.backends.sqlite.liveness import presence_folder
 from postdate.backends.sqlite.locked_files import LockedFile, try_to_hold
+from postdate.backends.sqlite.transaction import SqliteSqlDialect
 from postdate.errors import ConfigurationError
-from postdate.persistence.sql_timeouts import SharedSqlTimeouts, TimeoutStatements, TimeoutTable
 from postdate.persistence.timeouts import TIME, normal_id, table_name, text_time
 from postdate.ports import Recording
 from postdate.ports.timeouts import Timeout, TimeoutClaim
 from postdate.runtime.threads import in_thread
-
-T = TypeVar("T")
 
 _RESERVED: Final = "sqlite_"
 
@@ -53,22 +51,16 @@ class SqliteTimeouts(OnFile, SharedSqlTimeouts["_SqliteTable"]):
         synchronous: str = "full",
         recording: Recording = Recording.ALL,
     ) -> None:
-        super().__init__(_SqliteTable, table_prefix)
+        if table_prefix is not None:
+            _checked_name(table_name("", prefix=table_prefix))  # before the file is open
         self.file = SqliteFile.open(path, synchronous=synchronous, recording=recording)
+        super().__init__(self.file, _SqliteTable, table_prefix)
 
     @property
     @override
     def database(self) -> object:
         """See :class:`postdate.ports.timeouts.TimeoutPersister`; that of a local transport on the same file."""
         return ("sqlite", str(self.file.path))
-
-    @override
-    async def _run(self, work: Callable[[Any], T]) -> T:
-        return await self.file.write(work)
-
-    @override
-    async def _look(self, work: Callable[[Any], T]) -> T:
-        return await self.file.read(work)
 
     @override
     async def setup(self) -> None:
@@ -140,37 +132,22 @@ class _SqliteTable(TimeoutTable):
         ConfigurationError: SQLite cannot have it.
     """
 
-    no_limit = -1
+    dialect, no_limit = SqliteSqlDialect(), -1
 
     def __init__(self, name: str) -> None:
         self.name = name
-        table = _quoted(_checked_name(name))
+        plain = _quoted(_checked_name(name))
+        table = plain.replace("%", "%%")
         self.setup = (
             (
-                f'CREATE TABLE IF NOT EXISTS {table} ("Id" TEXT NOT NULL PRIMARY KEY, "Destination" TEXT, '
+                f'CREATE TABLE IF NOT EXISTS {plain} ("Id" TEXT NOT NULL PRIMARY KEY, "Destination" TEXT, '
                 f'"SagaId" TEXT, "State" BLOB, "Time" TEXT, "Headers" TEXT NOT NULL, '
                 f'"PersistenceVersion" TEXT NOT NULL)'
             ),
-            f'CREATE INDEX IF NOT EXISTS {_quoted(f"{name}_SagaId")} ON {table} ("SagaId")',
-            f'CREATE INDEX IF NOT EXISTS {_quoted(f"{name}_Time")} ON {table} ("Time")',
+            f'CREATE INDEX IF NOT EXISTS {_quoted(f"{name}_SagaId")} ON {plain} ("SagaId")',
+            f'CREATE INDEX IF NOT EXISTS {_quoted(f"{name}_Time")} ON {plain} ("Time")',
         )
-        super().__init__(
-            TimeoutStatements(
-                insert=(
-                    f'INSERT INTO {table} ("Id", "Destination", "SagaId", "State", "Time", "Headers", '
-                    f'"PersistenceVersion") VALUES (:Id, :Destination, :SagaId, :State, :Time, :Headers, '
-                    f':PersistenceVersion) ON CONFLICT ("Id") DO NOTHING'
-                ),
-                peek=f'SELECT "Id", "Destination", "SagaId", "State", "Time", "Headers" FROM {table} WHERE "Id" = :id',
-                delete=f'DELETE FROM {table} WHERE "Id" = :id',
-                delete_saga=f'DELETE FROM {table} WHERE "SagaId" = :id',
-                due=(
-                    f'SELECT "Id", "Time" FROM {table} WHERE "Time" > :after AND "Time" <= :until '
-                    f'ORDER BY "Time" LIMIT :limit'
-                ),
-                first=f'SELECT min("Time") FROM {table} WHERE "Time" > :after',
-            )
-        )
+        super().__init__(standard_statements(table, '"Headers"', f'SELECT min("Time") FROM {table} WHERE {LATER}'))
 
     @override
     def instant(self, instant: datetime) -> str:
@@ -178,7 +155,7 @@ class _SqliteTable(TimeoutTable):
 
     @override
     def insert(self, session: Transaction, row: dict[str, Any]) -> bool:
-        return self.change(session, self.sql.insert, {**row, TIME: text_time(row[TIME])}) > 0
+        return self.dialect.change(session, self.sql.insert, {**row, TIME: text_time(row[TIME])}) > 0
 
 
 def _checked_name(table: str) -> str:

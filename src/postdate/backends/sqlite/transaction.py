@@ -1,12 +1,16 @@
-"""An open write transaction on the file, and the topics it can tell others about."""
+"""An open write transaction on the file, the topics it can tell others about, and how it takes statements."""
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from typing_extensions import override
+
+from postdate.backends.sql.dialect import SqlDialect
 from postdate.clock import Clock, SystemClock, to_microseconds
 from postdate.ports import Recording
 from postdate.ports.expiry import ExpiryRules
@@ -78,3 +82,16 @@ class Transaction:
     def signal(self, topic: str) -> None:
         """Tell whoever listens to ``topic``, after the commit."""
         self.topics.add(topic)
+
+
+class SqliteSqlDialect(SqlDialect):
+    """How SQLite takes the statements that all SQL databases have: a value is named by ``:name``."""
+
+    @override
+    def spelled(self, template: str) -> str:
+        return re.sub(r"%%|%\((\w+)\)s", lambda found: f":{found[1]}" if found[1] else "%", template)
+
+    @override
+    def delete_first(self, table: str, where: str, order: str) -> str:
+        first = f"SELECT rowid FROM {table} WHERE {where} ORDER BY {order} LIMIT %(limit)s"
+        return f"DELETE FROM {table} WHERE rowid IN ({first})"

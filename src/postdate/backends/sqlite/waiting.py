@@ -6,20 +6,30 @@ import sqlite3
 from datetime import datetime
 from typing import Final
 
-from postdate.backends.sqlite.rows import nearest_instant
-from postdate.ports import StoreStatistics
+from postdate.backends.sqlite.rows import WAITING_COLUMNS, nearest_instant
 
-_FIRST_DUE: Final = """
+# Only failed and held rows differ from attempt_at: so not every row is read.
+next_due: Final = """
     SELECT min(first) FROM (
         SELECT min(attempt_at) AS first FROM delayed_message
         UNION ALL SELECT min(due) FROM delayed_message WHERE failures > 0
         UNION ALL SELECT min(due) FROM delayed_message WHERE attempt_at IS NULL)"""
-
-
-def first_due(connection: sqlite3.Connection) -> datetime | None:
-    """Return the earliest due time without reading every row: only failed and held rows differ from attempt_at."""
-    (first,) = connection.execute(_FIRST_DUE).fetchone()
-    return nearest_instant(first)
+statistics: Final = f"""
+    SELECT (SELECT count(*) FROM delayed_message),
+        (SELECT count(*) FROM delayed_message WHERE attempt_at < :at)
+            + (SELECT count(*) FROM delayed_message WHERE failures > 0 AND attempt_at >= :at AND due < :at),
+        (SELECT count(*) FROM delayed_message WHERE attempt_at IS NULL),
+        (SELECT count(*) FROM delayed_message WHERE failures > 0),
+        ({next_due}), (SELECT count(*) FROM quarantine WHERE place = '')"""
+record_counts: Final = "SELECT kind, count(*) FROM record GROUP BY kind ORDER BY kind"
+list_pending: Final = f"""
+    SELECT {WAITING_COLUMNS} FROM delayed_message
+    WHERE (:destination IS NULL OR destination = :destination) AND (:due_from IS NULL OR due >= :due_from)
+        AND (:due_to IS NULL OR due < :due_to) ORDER BY due, seq LIMIT :limit"""
+get: Final = f"""
+    SELECT {WAITING_COLUMNS} FROM delayed_message
+    WHERE seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = :id)"""
+history: Final = "SELECT kind, message_id, at, due, destination, detail FROM record WHERE message_id = :id ORDER BY seq"
 
 
 def next_attempt(connection: sqlite3.Connection) -> datetime | None:
@@ -28,22 +38,3 @@ def next_attempt(connection: sqlite3.Connection) -> datetime | None:
         "SELECT attempt_at FROM delayed_message WHERE attempt_at IS NOT NULL ORDER BY attempt_at LIMIT 1"
     ).fetchone()
     return None if row is None else nearest_instant(row[0])
-
-
-def statistics(connection: sqlite3.Connection, now: int) -> StoreStatistics:
-    """See :meth:`postdate.ports.AdministrableStore.statistics`."""
-
-    def count(condition: str, *values: int) -> int:
-        sql = f"SELECT count(*) FROM delayed_message WHERE {condition}"
-        number: int = connection.execute(sql, values).fetchone()[0]
-        return number
-
-    quarantined: int = connection.execute("SELECT count(*) FROM quarantine WHERE place = ''").fetchone()[0]
-    return StoreStatistics(
-        pending=count("1"),
-        overdue=count("attempt_at < ?", now) + count("failures > 0 AND attempt_at >= ? AND due < ?", now, now),
-        claimed=count("attempt_at IS NULL"),
-        failing=count("failures > 0"),
-        next_due=first_due(connection),
-        quarantined=quarantined,
-    )

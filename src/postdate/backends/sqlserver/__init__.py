@@ -1,9 +1,9 @@
-"""SQL Server: a store, and timeouts (ADR 0008)."""
+"""SQL Server: a store, sagas, an outbox, and timeouts (ADR 0008, 0030)."""
 
 from typing import Final
 
 from postdate.ports.backends import Adapter, Addresses, Backend, Place
-from postdate.ports.settings import PrefixedTablesOnServer, TablesOnServer
+from postdate.ports.settings import InSchema, PrefixedTablesOnServer, TablesOnServer
 
 BACKEND: Final = Backend(
     product="SQL Server",
@@ -16,6 +16,8 @@ BACKEND: Final = Backend(
     awaits="its first production server",
     compares_loosely=True,
     store=Adapter("postdate.backends.sqlserver.store:SqlServerStore", TablesOnServer),
+    sagas=Adapter("postdate.backends.sqlserver.schema:SqlServerSagaStore", InSchema),
+    outbox=Adapter("postdate.backends.sqlserver.schema:SqlServerOutbox", InSchema),
     timeouts=Adapter("postdate.backends.sqlserver.timeouts:SqlServerTimeouts", PrefixedTablesOnServer),
     timeouts_source=Adapter(
         "postdate.backends.sqlserver.timeouts_source:SqlServerDialect", arguments=frozenset({"schema"})

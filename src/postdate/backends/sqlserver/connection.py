@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -30,12 +30,14 @@ _AZURE: Final = frozenset({5, 8})
 _COMPATIBILITY: Final = 130
 _MOST_ROUTES: Final = 3
 
-ADMINISTRATORS_SETTINGS: Final = (
+_INDEX_SETTINGS: Final = (
     "SET QUOTED_IDENTIFIER, ANSI_NULLS, ANSI_PADDING, ANSI_WARNINGS, ARITHABORT, CONCAT_NULL_YIELDS_NULL ON; "
-    "SET NUMERIC_ROUNDABORT OFF; SET XACT_ABORT ON"
+    "SET NUMERIC_ROUNDABORT OFF"
 )
-"""What filtered indexes ask for (sqlcmd has QUOTED_IDENTIFIER off unless it is told), and: an error ends a transaction.
-"""
+"""What filtered indexes, and those on computed columns, ask for: sqlcmd has QUOTED_IDENTIFIER off unless it is told."""
+
+ADMINISTRATORS_SETTINGS: Final = f"{_INDEX_SETTINGS}; SET XACT_ABORT ON"
+"""Besides: an error ends a transaction."""
 
 # Nobody waits for locks for long.
 _SETTINGS: Final = f"{ADMINISTRATORS_SETTINGS}; SET LOCK_TIMEOUT 3000; SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
@@ -69,10 +71,19 @@ class SqlServerInstance(DatabaseServer["SqlServerSession"]):
     @override
     def connect(self) -> SqlServerSession:
         """Return a new connection, to the server that this one sends us to."""
+        return self._routed(lambda session: session.set_up())
+
+    @override
+    def connect_as_application(self) -> SqlServerSession:
+        session = self._routed(lambda session: session.set_up(_INDEX_SETTINGS))  # what other drivers set as well
+        session.limit(math.inf)
+        return session
+
+    def _routed(self, prepare: Callable[[SqlServerSession], None]) -> SqlServerSession:
         address = (self.address.host, self.address.port)
         for _ in range(_MOST_ROUTES):
             try:
-                session = self._connected(*address)
+                session = self._connected(*address, prepare)
             except Routed as route:
                 address = route.address
             else:
@@ -80,7 +91,7 @@ class SqlServerInstance(DatabaseServer["SqlServerSession"]):
                 return session
         raise StoreUnreachable(f"{self.where}: was sent from server to server, at last to {address[0]}:{address[1]}")
 
-    def _connected(self, host: str, port: int) -> SqlServerSession:
+    def _connected(self, host: str, port: int, prepare: Callable[[SqlServerSession], None]) -> SqlServerSession:
         import pytds  # pyright: ignore[reportMissingTypeStubs] - it has none
 
         with translated(self.where):
@@ -106,7 +117,7 @@ class SqlServerInstance(DatabaseServer["SqlServerSession"]):
                 raise
         session = SqlServerSession(connection, channel, self.where)
         try:
-            session.prepare()
+            prepare(session)
         except BaseException:
             session.close()
             raise
@@ -130,9 +141,27 @@ class SqlServerSession(ServerSession):
         """The version of TLS that is spoken; ``None``: the connection is in the clear."""
         return self._channel.tls_version
 
-    def prepare(self) -> None:
-        """Check the server and set what the session needs."""
-        self.change(_SETTINGS)
+    @property
+    @override
+    def driver(self) -> Any:
+        return self._connection
+
+    @override
+    def begin_marked(self) -> object:
+        self.begin()
+        return self.rows("SELECT CURRENT_TRANSACTION_ID()")[0][0]
+
+    @override
+    def is_in(self, mark: object) -> bool:
+        return self.rows("SELECT CURRENT_TRANSACTION_ID(), XACT_STATE()")[0] == (mark, 1)
+
+    def set_up(self, settings: str = _SETTINGS) -> None:
+        """Set what our own statements need, and check the server."""
+        self.change(settings)
+        self.check()
+
+    def check(self) -> None:
+        """Refuse a server that cannot be used."""
         ((major, edition, compatibility),) = self.rows(
             "SELECT CAST(SERVERPROPERTY('ProductMajorVersion') AS int), CAST(SERVERPROPERTY('EngineEdition') AS int), "
             "(SELECT compatibility_level FROM sys.databases WHERE database_id = DB_ID())"

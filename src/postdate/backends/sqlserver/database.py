@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from postdate.backends.sqlserver.schema import SqlServerSchema
+from postdate.backends.sqlserver.schema import SqlServerOutbox, SqlServerSagaStore, SqlServerSchema
 from postdate.backends.sqlserver.store import SqlServerStore
 from postdate.backends.sqlserver.timeouts import SqlServerTimeouts
 
@@ -29,6 +29,16 @@ class SqlServer(SqlServerSchema):
     def store(self) -> SqlServerStore:
         """Where delayed messages wait, in the table ``{endpoint}.timeouts``."""
         return self.made(SqlServerStore(self))
+
+    @cached_property
+    def sagas(self) -> SqlServerSagaStore:
+        """Where saga instances are kept."""
+        return self.made(SqlServerSagaStore(self))
+
+    @cached_property
+    def outbox(self) -> SqlServerOutbox:
+        """Where outboxes are kept, and whose transactions handlers use."""
+        return self.made(SqlServerOutbox(self))
 
     @cached_property
     def timeouts(self) -> SqlServerTimeouts:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from postdate.backends.rowlocks.names import RowLockNames
-from postdate.backends.rowlocks.setup import mark_done, migrate, rights_needed, steps_of
+from postdate.backends.rowlocks.setup import mark_done, migrate, rights_needed
 from postdate.backends.sqlserver.connection import ADMINISTRATORS_SETTINGS
 from postdate.backends.sqlserver.names import literal, quoted
 from postdate.errors import StoreUnavailable
@@ -37,12 +38,10 @@ def creating_schema(schema: str) -> str:
     return f"IF SCHEMA_ID({literal(schema)}) IS NULL EXEC ({literal(f'CREATE SCHEMA {quoted(schema)}')})"
 
 
-def setup_statements(names: RowLockNames) -> str:
-    """Return the SQL that creates everything that is missing; harmless when it is run again."""
+def setup_statements(names: RowLockNames, wanted: Sequence[Step]) -> str:
+    """Return the SQL that does what is missing of ``wanted``; harmless when it is run again."""
     guarded = (
-        _guarded(names, step, statement)
-        for step in steps_of(names)
-        for statement in (*step.statements, mark_done(names, step))
+        _guarded(names, step, statement) for step in wanted for statement in (*step.statements, mark_done(names, step))
     )
     body = "".join(f"{statement.strip()};\n\n" for statement in [*foundation(names), *guarded])
     rights = rights_needed(names, f"SCHEMA::{quoted(names.schema)}")
@@ -58,8 +57,8 @@ def _guarded(names: RowLockNames, step: Step, statement: str) -> str:
     return f"IF NOT EXISTS ({marked})\n{statement}"
 
 
-def setup(session: Any, names: RowLockNames) -> None:
-    """Create what is missing; several processes may do it at once.
+def setup(session: Any, names: RowLockNames, wanted: Sequence[Step]) -> None:
+    """Do what is missing of ``wanted``; several processes may do it at once.
 
     Raises:
         StoreFromNewerVersion: a newer Postdate was here.
@@ -70,7 +69,7 @@ def setup(session: Any, names: RowLockNames) -> None:
         wait_for_our_turn(session, names.lock("setup"))
         for statement in foundation(names):
             session.change(statement)
-        migrate(session, names, f"schema {names.schema!r}")
+        migrate(session, names, wanted, f"schema {names.schema!r}")
         session.commit()
     except BaseException:
         session.rollback()

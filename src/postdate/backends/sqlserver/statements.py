@@ -11,7 +11,11 @@ transaction ends, also with row versions switched on.
 
 from __future__ import annotations
 
-from postdate.backends.rowlocks.statements import RowLockStatements
+from collections.abc import Iterable, Sequence
+
+from typing_extensions import override
+
+from postdate.backends.rowlocks.statements import RowLockStatements, ServerSqlDialect
 
 
 class SqlServerStatements(RowLockStatements):
@@ -116,7 +120,8 @@ class SqlServerStatements(RowLockStatements):
     )
     list_pending = (
         "SELECT TOP (%(limit)s) p.number, {row} FROM {pending} AS p WITH (INDEX ([due])) "
-        "WHERE p.due >= %(due_from)s AND p.due < %(due_to)s AND (%(destination)s IS NULL OR "
+        "WHERE p.due >= COALESCE(CAST(%(due_from)s AS bigint), -9223372036854775807) "
+        "AND p.due < COALESCE(CAST(%(due_to)s AS bigint), 9223372036854775807) AND (%(destination)s IS NULL OR "
         "(p.destination = {to} AND DATALENGTH(p.destination) = DATALENGTH({to}))) ORDER BY p.due, p.number"
     )
     get = "SELECT p.number, {row} FROM {pending} AS p WHERE p.number = {known}"
@@ -185,3 +190,39 @@ class SqlServerStatements(RowLockStatements):
             "AND r.store_id = %(store)s AND r.kind = 1)"
         ),
     }
+
+
+class SqlServerSqlDialect(ServerSqlDialect):
+    """How SQL Server takes the statements that all SQL databases have. Spaces at the end, which = does not see, count.
+
+    A row is written where none has its key, under a lock on the gap between keys: an error would end the transaction.
+    """
+
+    @override
+    def value(self, column: str) -> str:
+        if column == "operations":
+            return "CONVERT(varbinary(max), CAST(%(operations)s AS varchar(max)), 2)"
+        return super().value(column)
+
+    @override
+    def equal(self, *columns: str) -> str:
+        return " AND ".join(
+            f"{column} = {text} AND DATALENGTH({column}) = DATALENGTH({text})"
+            for column in columns
+            for text in (f"CAST(%({column})s AS nvarchar(500)) COLLATE Latin1_General_BIN2",)
+        )
+
+    @override
+    def insert(self, table: str, columns: Iterable[str], key: Sequence[str]) -> str:
+        names = list(columns)
+        return (
+            f"INSERT INTO {table} ({', '.join(names)}) SELECT {', '.join(map(self.value, names))} "
+            f"WHERE NOT EXISTS (SELECT 1 FROM {table} WITH (UPDLOCK, HOLDLOCK) WHERE {self.equal(*key)})"
+        )
+
+    @override
+    def delete_first(self, table: str, where: str, order: str) -> str:
+        return (
+            f"WITH oldest AS (SELECT TOP (%(limit)s) * FROM {table} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK) "
+            f"WHERE {where} ORDER BY {order}) DELETE FROM oldest"
+        )

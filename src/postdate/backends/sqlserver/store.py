@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing_extensions import override
 
 from postdate.backends.rowlocks import LockingStore
+from postdate.backends.rowlocks.setup import steps_of
 from postdate.backends.sqlserver.names import SqlServerNames
 from postdate.backends.sqlserver.schema import SqlServerSchema
 from postdate.backends.sqlserver.setup import setup_statements
@@ -64,4 +65,5 @@ class SqlServerStore(LockingStore):
     @override
     def setup_statements(self, endpoint: str) -> str:
         """Return the SQL that :meth:`setup` runs on an empty database, for a database administrator."""
-        return setup_statements(SqlServerNames(self._schema, self._table or f"{endpoint}.timeouts"))
+        names = SqlServerNames(self._schema, self._table or f"{endpoint}.timeouts")
+        return setup_statements(names, steps_of(names))

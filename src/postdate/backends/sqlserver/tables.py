@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from postdate.backends.rowlocks import MessageRow
 from postdate.backends.rowlocks.database import HOLDS_AT_MOST
+from postdate.backends.rowlocks.setup import steps_of
 from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.backends.sqlserver import setup
 from postdate.backends.sqlserver.names import SqlServerNames
@@ -37,7 +38,6 @@ class SqlServerTables(RowLockTables):
     """
 
     product = "SQL Server"
-    latest = 2**63 - 1
 
     def __init__(self, names: SqlServerNames, recording: Recording, holds_at_most: timedelta = HOLDS_AT_MOST) -> None:
         self._sqlserver = SqlServerStatements(names)
@@ -48,13 +48,13 @@ class SqlServerTables(RowLockTables):
     @override
     def setup(self, session: Any) -> None:
         """Create what is missing, in one transaction."""
-        setup.setup(session, self.names)
+        setup.setup(session, self.names, steps_of(self.names))
 
     def _listed(self, values: Sequence[Any]) -> str:
         return json.dumps(list(values))
 
     def _insert_records(self, session: Any, rows: Sequence[MessageRow], at: int) -> Mapping[str, int]:
-        values = {"at": at, "store": self._store(session)}
+        values = {"at": at, "store": self.store_id(session)}
         keys = [
             {"position": position, "message_id": row.message_id, "due": row.due, "destination": row.destination}
             for position, row in enumerate(rows)

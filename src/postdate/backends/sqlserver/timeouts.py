@@ -14,12 +14,13 @@ from typing import Any, Final
 from typing_extensions import override
 
 from postdate.backends.rowlocks.timeouts import RowLockTimeoutTable, ServerTimeouts
+from postdate.backends.sql.timeouts import TimeoutStatements
 from postdate.backends.sqlserver.names import SqlServerNames, check_name, literal, quoted
 from postdate.backends.sqlserver.schema import SqlServerSchema
 from postdate.backends.sqlserver.setup import creating_schema, wait_for_our_turn
+from postdate.backends.sqlserver.statements import SqlServerSqlDialect
 from postdate.errors import InvalidMessage
 from postdate.messages import DESTINATION_LIMIT
-from postdate.persistence.sql_timeouts import TimeoutStatements
 from postdate.persistence.timeouts import DESTINATION, ID, STATE, TIME, rounded_up
 
 _WHAT: Final = "the table of timeouts (table_prefix=...)"
@@ -74,6 +75,8 @@ class SqlServerTable(RowLockTimeoutTable):
     Raises:
         ConfigurationError: SQL Server cannot have such a name.
     """
+
+    dialect = SqlServerSqlDialect()
 
     def __init__(self, schema: str, name: str) -> None:
         plain = f"{quoted(schema)}.{quoted(check_name(name, _WHAT))}"

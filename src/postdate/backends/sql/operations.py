@@ -88,8 +88,3 @@ def _operation(kept: _KeptOperation) -> Operation:
         time_to_be_received=span,
         use_dead_letter_queue=kept.use_dead_letter_queue,
     )
-
-
-def storable(message_id: str) -> str:
-    """Return the id of an incoming message as every database takes it: a foreign one may have NUL characters."""
-    return message_id.replace("\0", "\\x00")

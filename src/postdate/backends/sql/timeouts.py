@@ -14,8 +14,10 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from typing_extensions import override
 
+from postdate.backends.sql.dialect import Sessions, SqlDialect
 from postdate.errors import ConfigurationError, MessageError, TimeoutConcurrentlyProcessed
 from postdate.persistence.timeouts import (
+    COLUMNS,
     checked,
     decode,
     decode_due,
@@ -29,12 +31,13 @@ from postdate.persistence.timeouts import (
 from postdate.ports import Work
 from postdate.ports.timeouts import DueChunk, DueTimeout, Timeout, TimeoutPersister
 
-T = TypeVar("T")
-
 log = logging.getLogger("postdate.timeouts")
 
 _TOLD: Final = 10_000
 """Unreadable rows that are remembered, so that each is told of once."""
+
+CONTENT: Final = '"Id", "Destination", "SagaId", "State", "Time"'
+LATER: Final = '"Time" > %(after)s'
 
 Due = Callable[[datetime, datetime, int | None], Sequence[tuple[Any, ...]]]
 """``Id`` and ``Time`` of rows after the first instant and until the second, by ``Time``; at most so many, or all."""
@@ -46,27 +49,47 @@ First = Callable[[datetime], object]
 class TimeoutStatements(NamedTuple):
     """Every statement of one table of timeouts; a name in it stands for an id as :meth:`TimeoutTable.key` has it."""
 
-    insert: str
+    insert: Any
     """Writes a row, unless its id is there."""
-    peek: str
-    delete: str
-    delete_saga: str
-    due: str
-    first: str
-    claim: str = ""
+    peek: Any
+    delete: Any
+    delete_saga: Any
+    due: Any
+    first: Any
+    claim: Any = ""
+
+
+def standard_statements(table: str, headers: str, first: str) -> TimeoutStatements:
+    """Return the statements of databases that quote names as the standard of SQL does.
+
+    Args:
+        table: its name in statements.
+        headers: the column of the headers, as text.
+        first: the statement for the earliest time after an instant.
+    """
+    columns, values = ", ".join(f'"{name}"' for name in COLUMNS), ", ".join(f"%({name})s" for name in COLUMNS)
+    return TimeoutStatements(
+        insert=f'INSERT INTO {table} ({columns}) VALUES ({values}) ON CONFLICT ("Id") DO NOTHING',
+        peek=f'SELECT {CONTENT}, {headers} FROM {table} WHERE "Id" = %(id)s',
+        delete=f'DELETE FROM {table} WHERE "Id" = %(id)s',
+        delete_saga=f'DELETE FROM {table} WHERE "SagaId" = %(id)s',
+        due=(f'SELECT "Id", "Time" FROM {table} WHERE {LATER} AND "Time" <= %(until)s ORDER BY "Time" LIMIT %(limit)s'),
+        first=first,
+    )
 
 
 class TimeoutTable(ABC):
     """The SQL of one table of timeouts, for whatever its database runs statements on. Ids are normal ones.
 
     Args:
-        sql: its statements.
+        sql: its statements, as templates.
     """
 
+    dialect: ClassVar[SqlDialect]
     no_limit: ClassVar[int | None] = 2**63 - 1
 
     def __init__(self, sql: TimeoutStatements) -> None:
-        self.sql = sql
+        self.sql = TimeoutStatements(*map(self.dialect.spelled, sql))
 
     @abstractmethod
     def insert(self, session: Any, row: dict[str, Any]) -> bool:
@@ -80,37 +103,28 @@ class TimeoutTable(ABC):
         """Return the parameter that finds the rows of an id, of a timeout or of a saga."""
         return {"id": normal}
 
-    def rows(self, session: Any, statement: str, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-        """Return the rows of a statement."""
-        return session.execute(statement, values).fetchall()
-
-    def change(self, session: Any, statement: str, values: Mapping[str, Any]) -> int:
-        """Return how many rows a statement has changed."""
-        return session.execute(statement, values).rowcount
-
     def peek(self, session: Any, timeout_id: str) -> tuple[Any, ...] | None:
         """Return ``Id``, ``Destination``, ``SagaId``, ``State``, ``Time`` and ``Headers``; waits for nobody."""
-        found = self.rows(session, self.sql.peek, self.key(timeout_id))
-        return found[0] if found else None
+        return self.dialect.row(session, self.sql.peek, self.key(timeout_id))
 
     def delete(self, session: Any, timeout_id: str) -> int:
         """Delete a row; return how many were there."""
-        return self.change(session, self.sql.delete, self.key(timeout_id))
+        return self.dialect.change(session, self.sql.delete, self.key(timeout_id))
 
     def delete_saga(self, session: Any, saga_id: str) -> int:
         """Delete the rows of a saga; return how many were there."""
-        return self.change(session, self.sql.delete_saga, self.key(saga_id))
+        return self.dialect.change(session, self.sql.delete_saga, self.key(saga_id))
 
     def due(self, session: Any, after: datetime, until: datetime, at_most: int | None) -> Sequence[tuple[Any, ...]]:
         """See :data:`Due`."""
         limit = self.no_limit if at_most is None else at_most
         values = {"after": self.instant(after), "until": self.instant(until), "limit": limit}
-        return self.rows(session, self.sql.due, values)
+        return self.dialect.rows(session, self.sql.due, values)
 
     def first(self, session: Any, after: datetime) -> object:
         """See :data:`First`."""
-        found = self.rows(session, self.sql.first, {"after": self.instant(after)})
-        return found[0][0] if found else None
+        found = self.dialect.row(session, self.sql.first, {"after": self.instant(after)})
+        return None if found is None else found[0]
 
 
 Table = TypeVar("Table", bound=TimeoutTable)
@@ -120,12 +134,13 @@ class SqlTimeouts(TimeoutPersister, Generic[Table]):
     """Keeps timeouts in a table of an SQL database.
 
     Args:
+        sessions: where it is.
         make_table: makes the SQL of a table from its name, which it checks.
         table_prefix: what the name begins with; ``None``: see :func:`postdate.persistence.timeouts.table_prefix`.
     """
 
-    def __init__(self, make_table: Callable[[str], Table], table_prefix: str | None) -> None:
-        self._make_table, self._prefix, self._endpoint = make_table, table_prefix, ""
+    def __init__(self, sessions: Sessions, make_table: Callable[[str], Table], table_prefix: str | None) -> None:
+        self._sessions, self._make_table, self._prefix, self._endpoint = sessions, make_table, table_prefix, ""
         self._table = None if table_prefix is None else self._named("")
 
     def _named(self, endpoint: str) -> Table:
@@ -140,14 +155,6 @@ class SqlTimeouts(TimeoutPersister, Generic[Table]):
             )
         return self._table
 
-    @abstractmethod
-    async def _run(self, work: Callable[[Any], T]) -> T:
-        """Do ``work``, one statement that may write."""
-
-    async def _look(self, work: Callable[[Any], T]) -> T:
-        """Do ``work``, which only reads."""
-        return await self._run(work)
-
     def _read(self, row: tuple[Any, ...] | None) -> Timeout | None:
         return None if row is None else decode(*row, owner=self._endpoint)
 
@@ -159,24 +166,24 @@ class SqlTimeouts(TimeoutPersister, Generic[Table]):
     @override
     async def add(self, timeout: Timeout) -> bool:
         table, row = self._known, encode(checked(timeout))
-        return await self._run(lambda session: table.insert(session, row))
+        return await self._sessions.run(lambda session: table.insert(session, row))
 
     @override
     async def peek(self, timeout_id: str) -> Timeout | None:
         table, wanted = self._known, normal_id(timeout_id)
         if wanted is None:
             return None
-        return self._read(await self._look(lambda session: table.peek(session, wanted)))
+        return self._read(await self._sessions.look(lambda session: table.peek(session, wanted)))
 
     @override
     async def try_remove(self, timeout_id: str) -> bool:
         table, wanted = self._known, normal_id(timeout_id)
-        return wanted is not None and await self._run(lambda session: table.delete(session, wanted)) > 0
+        return wanted is not None and await self._sessions.run(lambda session: table.delete(session, wanted)) > 0
 
     @override
     async def remove_by_saga(self, saga_id: str) -> int:
         table, saga = self._known, normal_saga(saga_id)
-        return 0 if saga is None else await self._run(lambda session: table.delete_saga(session, saga))
+        return 0 if saga is None else await self._sessions.run(lambda session: table.delete_saga(session, saga))
 
     @override
     async def next_chunk(self, start: datetime, now: datetime, limit: int) -> DueChunk:
@@ -188,7 +195,7 @@ class SqlTimeouts(TimeoutPersister, Generic[Table]):
 
             return next_chunk(start, now, limit, due, lambda after: table.first(session, after))
 
-        return await self._look(find)
+        return await self._sessions.look(find)
 
 
 class SharedSqlTimeouts(SqlTimeouts[Table]):

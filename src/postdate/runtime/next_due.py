@@ -1,6 +1,6 @@
 """The next-due cache: what a store knows of the next attempt without asking, and when to wake its poller.
 
-It needs nothing of a dialect. Whoever looks at the table says so before (:meth:`NextDue.look`) and after
+Whoever looks at what is stored says so before (:meth:`NextDue.look`) and after
 (:meth:`NextDue.seen`); whoever stores, gives back or hears of others says :meth:`NextDue.heard`.
 """
 
@@ -10,8 +10,6 @@ import threading
 from collections.abc import Callable
 from datetime import datetime
 from typing import Final, Generic, TypeVar
-
-from postdate.ports import Wake
 
 T = TypeVar("T", int, datetime)
 
@@ -26,14 +24,14 @@ class NextDue(Generic[T]):
         self._known: T | None = None
         self._looks: dict[int, T | None] = {}
         self._next_look = 0
-        self._wakes: list[Wake] = []
+        self._wakes: list[Callable[[], None]] = []
 
     @property
     def is_listened_to(self) -> bool:
         """Whether anybody wants to be woken."""
         return bool(self._wakes)
 
-    def listen(self, wake: Wake) -> Callable[[], None]:
+    def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Have ``wake`` called when something is to be attempted before all that is known; return the way to stop."""
         with self._lock:
             self._wakes.append(wake)

@@ -1,0 +1,300 @@
+"""Outboxes in a table of an SQL database, in which handlers have a transaction: everything but its connections.
+
+What several messages ask or write at the same time is handed on together, so that a database may do it in one
+statement, or in one transaction. Source: specification 7; ADR 0017, 0026, 0030.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from enum import Enum, auto
+from functools import partial
+from typing import Any, ClassVar, Final, Generic, TypeVar
+
+import anyio
+from typing_extensions import override
+
+from postdate.backends.sql.dialect import SqlDialect
+from postdate.backends.sql.operations import decode_operations, encode_operations
+from postdate.errors import ConfigurationError, StoreError, StoreUnreachable
+from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Work
+from postdate.ports.outbox import Operation, OutboxRecord
+from postdate.runtime.group_commit import Job, do_jobs, group_of
+from postdate.runtime.threads import in_thread
+
+T = TypeVar("T")
+C = TypeVar("C")
+
+Values = dict[str, Any]
+
+_KEY: Final = ("endpoint", "message_id")
+_COLUMNS: Final = (*_KEY, "handled_at", "dispatched_at", "operations")
+_AT_ONCE: Final = 500
+
+
+class OutboxStep(Enum):
+    """What is done of records."""
+
+    FIND = auto()
+    INSERT = auto()
+    MARK = auto()
+
+
+def places(connections: int) -> anyio.Semaphore:
+    """Return what lets so many handlers have a connection at once.
+
+    Raises:
+        ConfigurationError: nobody could have one.
+    """
+    if connections < 1:
+        raise ConfigurationError(f"connections must be 1 or more, not {connections}")
+    return anyio.Semaphore(connections)
+
+
+class SqlOutbox(OutboxStore, ABC, Generic[C]):
+    """Keeps outboxes in a table of an SQL database. ``C`` is what it knows of a connection that a handler has.
+
+    Args:
+        dialect: of the database.
+        table: its name in statements.
+        where: the database in words, without secrets.
+        free: as many handlers may have a connection at once.
+    """
+
+    longest_id: ClassVar[int | None] = None
+    """Characters of a message's id that the table takes; of a longer one it has the beginning and a digest."""
+
+    def __init__(self, dialect: SqlDialect, table: str, where: str, free: anyio.Semaphore) -> None:
+        self._dialect, self.where, self.free = dialect, where, free
+        one, old = f"WHERE {dialect.equal(*_KEY)}", f"{dialect.equal('endpoint')} AND dispatched_at < %(before)s"
+        self._find = dialect.spelled(f"SELECT dispatched_at, operations FROM {table} {one}")
+        self._insert = dialect.insert(table, _COLUMNS, _KEY)
+        self._mark = dialect.spelled(
+            f"UPDATE {table} SET dispatched_at = %(at)s, operations = NULL {one} AND dispatched_at IS NULL"
+        )
+        self._remove = dialect.spelled(dialect.delete_first(table, old, "dispatched_at"))
+
+    @property
+    @override
+    def has_one_writer(self) -> bool:
+        """See :class:`postdate.ports.OutboxStore`: rows are locked, not databases."""
+        return False
+
+    @override
+    async def find(self, endpoint: str, message_id: str) -> OutboxRecord | None:
+        row = await self.done(OutboxStep.FIND, self._key(endpoint, message_id))
+        if row is None:
+            return None
+        dispatched_at, operations = row
+        return OutboxRecord(() if operations is None else decode_operations(operations), dispatched_at is not None)
+
+    @override
+    def transaction(self, endpoint: str, message_id: str) -> OutboxTransaction:
+        return _SqlOutboxTransaction(self, self._key(endpoint, message_id))
+
+    @override
+    async def mark_dispatched(self, endpoint: str, message_id: str, now: datetime) -> None:
+        await self.done(OutboxStep.MARK, {**self._key(endpoint, message_id), "at": self._dialect.time(now)})
+
+    @override
+    async def remove_dispatched(self, endpoint: str, before: datetime, limit: int) -> int:
+        values = {"endpoint": endpoint, "before": self._dialect.time(before), "limit": limit}
+        return await self.alone(lambda session: self._dialect.change(session, self._remove, values))
+
+    def _key(self, endpoint: str, message_id: str) -> Values:
+        known = message_id.replace("\0", "\\x00")  # a foreign id may have such, and no database takes them
+        if self.longest_id is not None and len(known) > self.longest_id:
+            digest = hashlib.sha256(known.encode("utf-8", "surrogatepass")).hexdigest()
+            known = f"{known[: self.longest_id - len(digest)]}{digest}"
+        return {"endpoint": endpoint, "message_id": known}
+
+    def row(self, key: Values, operations: Sequence[Operation], now: datetime) -> Values:
+        """Return the record of a message that was handled."""
+        at, content = self._dialect.time(now), encode_operations(operations) if operations else None
+        rest = {"handled_at": at, "dispatched_at": None if operations else at}
+        return {**key, **rest, "operations": self._dialect.content(content)}
+
+    def write(self, session: Any, row: Values, work: Sequence[Work]) -> bool:
+        """Write a record, and with it the work of others, in a transaction; ``False``: the record is there."""
+        is_new = self._dialect.insert_new(session, self._insert, row)
+        for each in work if is_new else ():
+            each(session)
+        return is_new
+
+    async def add(self, row: Values, work: Sequence[Work]) -> bool:
+        """Do the same as :meth:`write` in a transaction of our own, which no handler has."""
+        if work:
+            return await self.alone(partial(self.write, row=row, work=work))
+        return await self.done(OutboxStep.INSERT, row)
+
+    # --- what comes at the same time is done together -----------------------------------------------------------------
+
+    async def done(self, step: OutboxStep, values: Values) -> Any:
+        """Do a step together with what others want, and return what came of it."""
+        return await group_of(self, _AT_ONCE).run(self._do_jobs, (step, values))
+
+    def _do_jobs(self, jobs: Sequence[Job[tuple[OutboxStep, Values], Any]]) -> None:
+        for step in OutboxStep:
+            some = [job for job in jobs if job.work[0] is step]
+            if some:
+                do_jobs(some, lambda works, step=step: self.do(step, [row for _, row in works]), StoreUnreachable)
+
+    def do(self, step: OutboxStep, rows: Sequence[Values]) -> Sequence[Any]:
+        """Do a step of several records, all of them or none; return of each what came of it. Blocks."""
+        dialect = self._dialect
+        if step is OutboxStep.FIND:
+            return self.looking(lambda session: [dialect.row(session, self._find, row) for row in rows])
+        if step is OutboxStep.INSERT:
+            return self.writing(lambda session: [dialect.insert_new(session, self._insert, row) for row in rows])
+        return self.writing(lambda session: [dialect.change(session, self._mark, row) for row in rows])
+
+    # --- what a database gives ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def looking(self, work: Callable[[Any], T]) -> T:
+        """Do ``work``, which reads, on a connection of our own. Blocks."""
+
+    @abstractmethod
+    def writing(self, work: Callable[[Any], T]) -> T:
+        """Do ``work`` in a transaction of our own. Blocks."""
+
+    async def alone(self, work: Callable[[Any], T]) -> T:
+        """Do the same as :meth:`writing` in one of our threads."""
+        return await in_thread(self.writing, work)
+
+    @abstractmethod
+    async def take(self) -> C:
+        """Return a connection as the application would open it, in no transaction."""
+
+    @abstractmethod
+    async def put(self, connection: C) -> None:
+        """Take it back; if a transaction is open on it, that ends with nothing done."""
+
+    @abstractmethod
+    async def begin(self, connection: C) -> None:
+        """Begin a transaction that only :meth:`commit` and :meth:`undo` end."""
+
+    def native(self, connection: C) -> NativeTransaction:
+        """Return what a handler is given."""
+        return connection
+
+    @abstractmethod
+    async def commit(self, connection: C, row: Values, work: Sequence[Work]) -> bool:
+        """Do :meth:`write` in the transaction of a handler and commit; ``False``: it was rolled back.
+
+        Raises:
+            StoreError: nothing was committed; the transaction is not over, or a handler has ended it.
+        """
+
+    @abstractmethod
+    async def undo(self, connection: C) -> None:
+        """Roll the transaction back; without effect where there is none.
+
+        Raises:
+            StoreUnreachable: the connection was lost.
+        """
+
+
+class _SqlOutboxTransaction(OutboxTransaction, Generic[C]):
+    """See :class:`postdate.ports.OutboxTransaction`."""
+
+    def __init__(self, outbox: SqlOutbox[C], key: Values) -> None:
+        self._outbox, self._key = outbox, key
+        self._connection: C | None = None
+        self._beginning = anyio.Lock()
+        self._lost: StoreUnreachable | None = None
+        self._begun = self._over = False
+
+    @property
+    @override
+    def begun(self) -> bool:
+        return self._begun
+
+    @override
+    async def begin(self) -> NativeTransaction:
+        async with self._beginning:
+            self._check_not_over()
+            if self._connection is None:
+                self._connection = await self._taken()
+            if not self._begun:
+                try:
+                    with self._noting_loss():
+                        await self._outbox.begin(self._connection)
+                except Exception:
+                    await self._give_back()
+                    raise
+                self._begun = True
+                self._check_not_over()  # else the roll-back, which waits for this, ends what it has begun
+            return self._outbox.native(self._connection)
+
+    async def _taken(self) -> C:
+        await self._outbox.free.acquire()
+        try:
+            self._check_not_over()
+            connection = await self._outbox.take()
+        except BaseException:
+            self._outbox.free.release()
+            raise
+        if self._over:  # rolled back while this waited: nobody else would give the connection back
+            await self._put(connection)
+            self._check_not_over()
+        return connection
+
+    def _check_not_over(self) -> None:
+        """Refuse what comes too late, as from a task that the handler has not waited for."""
+        if self._over:
+            raise StoreError(f"{self._outbox.where}: the transaction is over, as the handling of its message is")
+
+    @override
+    async def commit(self, operations: Sequence[Operation], now: datetime, work: Sequence[Work] = ()) -> bool:
+        async with self._beginning:  # a task that the handler has not waited for may begin just now
+            self._check_not_over()
+            self._over = True
+        row = self._outbox.row(self._key, operations, now)
+        with self._noting_loss():
+            if self._begun and self._connection is not None:
+                is_new = await self._outbox.commit(self._connection, row, work)
+            else:
+                is_new = await self._outbox.add(row, work)
+        await self._give_back()
+        return is_new
+
+    @override
+    async def roll_back(self) -> None:
+        self._over = True
+        if self._connection is not None:  # who waits for one gives it back
+            async with self._beginning:  # who begins just now knows whether it has begun
+                await self._roll_back()
+        if self._lost is not None:
+            raise self._lost
+
+    async def _roll_back(self) -> None:
+        try:
+            if self._connection is not None:
+                with self._noting_loss():
+                    await self._outbox.undo(self._connection)
+        finally:
+            await self._give_back()
+
+    async def _give_back(self) -> None:
+        connection, self._connection, self._begun = self._connection, None, False
+        if connection is not None:
+            await self._put(connection)
+
+    async def _put(self, connection: C) -> None:
+        try:
+            await self._outbox.put(connection)
+        finally:
+            self._outbox.free.release()
+
+    @contextmanager
+    def _noting_loss(self) -> Generator[None]:
+        try:
+            yield
+        except StoreUnreachable as error:
+            self._lost = error
+            raise

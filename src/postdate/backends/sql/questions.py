@@ -1,0 +1,93 @@
+"""What an operator asks of a store in SQL tables, and of what was recorded there. Source: row 119; ADR 0030."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from typing_extensions import override
+
+from postdate.backends.sql.dialect import Sessions, SqlDialect
+from postdate.clock import EARLIEST
+from postdate.messages import DelayedMessage
+from postdate.ports import AdministrableStore, MessageFilter, Record, RecordKind, StoreStatistics
+
+Values = Mapping[str, Any]
+
+
+class SqlQuestions(AdministrableStore, ABC):
+    """A store's answers, by statements that each database has under the same name."""
+
+    _dialect: SqlDialect
+
+    @property
+    @abstractmethod
+    def _sessions(self) -> Sessions:
+        """Where they are asked."""
+
+    @property
+    @abstractmethod
+    def _questions(self) -> Any:
+        """The statements.
+
+        ``statistics`` (``at``) gives pending, overdue, claimed, failing, the first due time, and what is set aside;
+        ``next_due``; ``record_counts``; ``list_pending`` (``destination due_from due_to limit``) and ``get`` (``id``)
+        give messages, with their numbers; ``history`` (``id``): kind, id, at, due, destination and detail of records.
+        """
+
+    @abstractmethod
+    async def _messages(self, statement: Any, values: Values) -> list[DelayedMessage]:
+        """Return what can be read of what a statement finds, in order; what cannot is dealt with as the store does."""
+
+    def _of_store(self, session: Any) -> Values:
+        """Return what tells the store from others, for every statement."""
+        return {}
+
+    def _asked(self, session: Any, statement: Any, values: Values) -> Sequence[tuple[Any, ...]]:
+        return self._dialect.rows(session, statement, {**values, **self._of_store(session)})
+
+    def _counted(self, session: Any, at: Any) -> Sequence[Any]:
+        """Return the row of ``statistics``."""
+        return self._asked(session, self._questions.statistics, {"at": at})[0]
+
+    @override
+    async def statistics(self, now: datetime) -> StoreStatistics:
+        at = self._dialect.time(now)
+        *counts, first, aside = await self._sessions.look(lambda session: self._counted(session, at), patiently=True)
+        return StoreStatistics(*map(int, counts), next_due=self._dialect.instant(first), quarantined=aside)
+
+    async def next_due(self) -> datetime | None:
+        """See :meth:`postdate.ports.DelayedMessageStore.next_due`; looks at every message, claimed ones too."""
+        found = await self._sessions.look(lambda session: self._asked(session, self._questions.next_due, {}))
+        return self._dialect.instant(found[0][0]) if found else None
+
+    @override
+    async def record_counts(self) -> Mapping[RecordKind, int]:
+        counts = self._questions.record_counts
+        found = await self._sessions.look(lambda session: self._asked(session, counts, {}), patiently=True)
+        return {RecordKind(kind): count for kind, count in found}
+
+    @override
+    async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
+        first, end = (None if each is None else self._dialect.time(each) for each in (where.due_from, where.due_to))
+        values = {"destination": where.destination, "due_from": first, "due_to": end, "limit": limit}
+        return await self._messages(self._questions.list_pending, values)
+
+    @override
+    async def get(self, message_id: str) -> DelayedMessage | None:
+        found = await self._messages(self._questions.get, {"id": message_id})
+        return found[0] if found else None
+
+    @override
+    async def history(self, message_id: str) -> Sequence[Record]:
+        of_id, statement = {"id": message_id}, self._questions.history
+        return self._records(await self._sessions.look(lambda session: self._asked(session, statement, of_id)))
+
+    def _records(self, rows: Iterable[tuple[Any, ...]]) -> list[Record]:
+        instant = self._dialect.instant
+        return [
+            Record(RecordKind(kind), id_, instant(at) or EARLIEST, instant(due), destination, detail or "")
+            for kind, id_, at, due, destination, detail in rows
+        ]
