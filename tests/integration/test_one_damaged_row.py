@@ -39,7 +39,7 @@ BAD = "bad-0200-and-more"
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("core.intake", "core.receive.pump"):
+    for module in ("core.receive.outcomes", "core.receive.pump"):
         monkeypatch.setattr(f"postdate.{module}.PAUSE_ARMED", SHORT)
 
 

@@ -30,7 +30,7 @@ from postdate.backends.rabbitmq.transport import RabbitMqReceiver, RabbitMqTrans
 from postdate.backends.rabbitmq.wire import Arguments, FrameReader, Method, method_frame, short_text
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.receive.pump import MessagePump
-from postdate.core.receive.settlements import Settlement
+from postdate.core.receive.outcomes import Outcome
 from postdate.errors import (
     ConfigurationError,
     DestinationUnavailable,
@@ -737,10 +737,10 @@ async def test_nothing_is_pushed_to_a_pump_that_stops_while_its_handler_ends(mon
     monkeypatch.setattr("postdate.backends.rabbitmq.consuming._IDLE_SECONDS", 600)
     script, begun, may_end = Pushing(3), anyio.Event(), anyio.Event()
 
-    async def handle(received: Received) -> Settlement:
+    async def handle(received: Received) -> Outcome:
         begun.set()
         await may_end.wait()
-        return Settlement(HANDLED)
+        return Outcome(HANDLED)
 
     async with broker(script) as url:
         transport = RabbitMqTransport(url, prefetch=2)

@@ -4,14 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+import anyio
 import pytest
 
 from postdate import DelayedMessage, Envelope, MemoryStore, MemoryTransport
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
 from postdate.core.dispatcher import Dispatcher, DispatchSettings
-from postdate.core.intake import Intake
+from postdate.core.intake import Intake, from_timeouts_queue
+from postdate.core.receive.pump import MessagePump
+from postdate.core.receive.watching import CallWatch, WatchedReceiver
 from postdate.core.recoverability import Host
-from postdate.ports import Received
+from postdate.ports import ClaimingStore, Read, Received, Receiver
 from postdate.testing import FaultyStore, FaultyTransport, VirtualClock
 
 SECOND = timedelta(seconds=1)
@@ -38,8 +41,19 @@ class DeliveryBench:
             self.store, self.transport, self.settings, self.clock, self.breaker, self.failure_rate
         )
         self.dispatcher._in_flight.expect(0)  # as after the first look
-        self.receiver = self.transport.receiver("sales.timeouts")
-        self.intake = Intake(self.receiver, self.store, self.transport, self.settings, self.clock, self.store_breaker)
+        self.receiver = WatchedReceiver(self.transport.receiver("sales.timeouts"), self.clock)
+        self.intake = self.intake_of(self.store)
+        self.pump = self.pump_of(self.receiver)
+
+    def intake_of(self, store: ClaimingStore, *, read: Read = from_timeouts_queue) -> Intake:
+        """Return an intake from these queues into another store."""
+        watch, breaker = CallWatch(self.clock), self.store_breaker
+        return Intake(watch, store, self.transport, self.settings, self.clock, breaker, read=read)
+
+    def pump_of(self, receiver: Receiver) -> MessagePump:
+        """Return a pump whose step is the intake, which need not run to handle what it is given."""
+        breaker = self._breaker("receive")
+        return MessagePump(receiver, lambda each: self.intake.handle(each), 16, self.clock, breaker, "sales.timeouts")
 
     def _breaker(self, critical: str) -> RepeatedFailures:
         return RepeatedFailures(critical, critical, 30 * SECOND, self.note_critical)
@@ -72,6 +86,12 @@ class DeliveryBench:
 
     def ids(self, queue: str) -> list[str]:
         return [envelope.message_id for envelope in self.arrived(queue)]
+
+    async def handle(self, received: Received, *, seconds: float = 60) -> None:
+        """Let the pump handle a message with the intake, and time pass."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.pump.handle, received)
+            await self.clock.advance(seconds * SECOND)
 
     async def put_in_timeouts_queue(self, envelope: Envelope) -> Received:
         await self.queues.send([envelope], self.clock.now())

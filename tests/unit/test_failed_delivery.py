@@ -7,7 +7,6 @@ import pytest
 
 from postdate import DelayedDelivery, Endpoint, Envelope, Headers, MemoryStore, MemoryTransport
 from postdate.core.dispatcher import Dispatcher
-from postdate.core.intake import Intake
 from postdate.endpoint.sending import through_queue
 from postdate.errors import ConfigurationError, ErrorQueueNotConfigured, MessageTooLarge
 from postdate.testing import Fault
@@ -22,7 +21,7 @@ async def bench(make_bench):
     bench.dispatcher = Dispatcher(
         bench.store, bench.transport, settings, bench.clock, bench.breaker, bench.failure_rate
     )
-    bench.intake = Intake(bench.receiver, bench.store, bench.transport, settings, bench.clock, bench.store_breaker)
+    bench.intake = bench.intake_of(bench.store)
     return bench
 
 
@@ -42,7 +41,7 @@ async def test_the_copy_of_a_due_message_names_its_destination_row_84(bench) -> 
 
 async def test_the_copy_of_a_message_that_came_due_names_its_destination_row_84(bench) -> None:
     late = bench.message(due_in=-1, destination="nowhere", headers={"own": "1"}, body=b"body")
-    await bench.intake.handle(await bench.put_in_timeouts_queue(through_queue(late, "sales.timeouts")))
+    await bench.pump.handle(await bench.put_in_timeouts_queue(through_queue(late, "sales.timeouts")))
     (copy,) = bench.arrived("error")
     check_copy(copy)
 
@@ -51,7 +50,7 @@ async def test_the_copy_of_a_message_that_is_not_due_names_the_timeouts_queue(be
     """Returned to its destination, it would be there too early."""
     bench.store.faults.add(Fault("store", MessageTooLarge("too large")))
     early = through_queue(bench.message(due_in=60), "sales.timeouts")
-    await bench.intake.handle(await bench.put_in_timeouts_queue(early))
+    await bench.pump.handle(await bench.put_in_timeouts_queue(early))
     (copy,) = bench.arrived("error")
     assert copy.headers[Headers.FAILED_QUEUE] == "sales.timeouts"
     assert early.headers.items() <= copy.headers.items()

@@ -57,29 +57,13 @@ async def arrive(bench, message: DelayedMessage) -> Received:
     return await bench.put_in_timeouts_queue(through_queue(message, QUEUE))
 
 
-async def handle(bench, received: Received) -> list[PostdateError]:
-    """Handle one message, letting a pause pass; return what a pump would see."""
-    errors: list[PostdateError] = []
-
-    async def run() -> None:
-        try:
-            await bench.intake.handle(received)
-        except PostdateError as error:
-            errors.append(error)
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(run)
-        await bench.clock.advance(10 * SECOND)
-    return errors
-
-
 @pytest.mark.parametrize("error", [STORE_GONE, StoreNotSetUp("no tables")], ids=lambda error: error.code)
 async def test_a_message_in_hand_waits_for_a_store_that_cannot_be_reached(bench, error: PostdateError) -> None:
     """Also without retries: it is stored at the first attempt after an outage of minutes."""
     bench.store.faults.add(Fault("store", error))
     received = await arrive(bench, bench.message(due_in=60))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(bench.intake.handle, received)
+        tasks.start_soon(bench.pump.handle, received)
         await bench.clock.advance(29.5 * SECOND)
         assert bench.store.faults.calls["store"] == 30
         await bench.clock.advance(120 * SECOND)
@@ -95,9 +79,10 @@ async def test_a_stop_gives_it_back_at_once_and_nothing_is_counted(bench) -> Non
     bench.store.faults.add(Fault("store", STORE_GONE))
     received = await arrive(bench, bench.message(due_in=600))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(bench.intake.handle, received)
+        tasks.start_soon(bench.pump.handle, received)
         await bench.clock.advance(0.5 * SECOND)
-        bench.intake.stop()
+        bench.intake.outage.stop()
+        bench.pump.stop()
     (again,) = await bench.receiver.receive(1)
     assert (again.envelope.message_id, again.failures) == ("m-1", 0)
 
@@ -105,7 +90,9 @@ async def test_a_stop_gives_it_back_at_once_and_nothing_is_counted(bench) -> Non
 async def test_what_is_due_already_and_cannot_be_sent_is_not_the_stores_failure(bench) -> None:
     bench.transport.faults.add(Fault("commit", BROKER_GONE))
     received = await arrive(bench, bench.message(due_in=-1))
-    assert await handle(bench, received) == [BROKER_GONE]
+    await bench.handle(received)
+    (again,) = await bench.receiver.receive(1)
+    assert again.failures == 0
     assert bench.store_breaker.deadline is None
     assert bench.ids("error") == []
 
@@ -552,16 +539,16 @@ async def test_a_store_of_ones_own_that_always_raises_counts_as_before_row_42(
     bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.store.faults.add(Fault("store", OSError("connection refused")))
-    await handle(bench, await arrive(bench, bench.message(due_in=600)))
+    await bench.handle(await arrive(bench, bench.message(due_in=600)))
     assert bench.arrived("error")[0].headers[Headers.ERROR_CODE] == "store_unavailable"
-    assert "delayed message m-1 moved to error queue error" in caplog.messages
+    assert "message m-1 of sales.timeouts moved to error queue error" in caplog.messages
 
 
 async def test_a_move_says_what_failed(bench, caplog: pytest.LogCaptureFixture) -> None:
-    await bench.intake.handle(await arrive(bench, bench.message(due_in=-1, destination="nowhere")))
+    await bench.pump.handle(await arrive(bench, bench.message(due_in=-1, destination="nowhere")))
     assert [message.partition(":")[0] for message in caplog.messages] == [
-        "cannot send delayed message m-1",
-        "delayed message m-1 moved to error queue error",
+        "message m-1 of sales.timeouts failed, attempt 1",
+        "message m-1 of sales.timeouts moved to error queue error",
     ]
 
 
@@ -620,8 +607,8 @@ async def test_an_outage_of_the_store_is_said_when_it_begins_and_when_it_is_over
 
 async def test_debug_lines_say_what_was_stored_and_delivered(bench, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    await bench.intake.handle(await arrive(bench, bench.message("later", due_in=60)))
-    await bench.intake.handle(await arrive(bench, bench.message("now", due_in=-1)))
+    await bench.pump.handle(await arrive(bench, bench.message("later", due_in=60)))
+    await bench.pump.handle(await arrive(bench, bench.message("now", due_in=-1)))
     await bench.keep(bench.message("a", -0.014), bench.message("b", -0.003))
     await bench.look()
     assert caplog.messages == [

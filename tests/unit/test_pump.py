@@ -12,7 +12,8 @@ import pytest
 from postdate import Endpoint, HandlerContext, MemoryTransport, Recoverability
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.receive.pump import MessagePump, Prefetch
-from postdate.core.receive.settlements import Settlement, Step
+from postdate.core.failure import Allowed, Way
+from postdate.core.receive.outcomes import Failed, Outcome, Recovery, Step
 from postdate.errors import ClaimLost, PostdateError, StoreTroubled, TransportUnavailable, TransportUnreachable
 from postdate.messages import Envelope
 from postdate.ports import HANDLED, End, Received, Receiver, RecordKind
@@ -100,7 +101,7 @@ class Holding(Receiver):
         return [Received(Envelope("sales", "message"), 0, object()) for _ in range(limit)]
 
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        raise AssertionError("no handler here ends its message")
+        """End it, whatever it is."""
 
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
         assert not failed
@@ -112,8 +113,30 @@ class Holding(Receiver):
         self.closed = True
 
 
-async def ignore(received: Received) -> None:
+DONE = Outcome(HANDLED)
+
+
+async def ignore(received: Received) -> Outcome:
     """Handle nothing."""
+    return DONE
+
+
+class Deciding(Recovery):
+    """Notes what it is asked about; of one message it says that it is to blame for the failure of its end."""
+
+    def __init__(self, to_blame: str = "") -> None:
+        super().__init__(allowed=Allowed())
+        self.to_blame, self.asked = to_blame, list[tuple[int, int]]()
+
+    def way(self, received: Received, failed: Failed | None, error: PostdateError) -> Way:
+        self.asked.append((received.failures, received.unanswered))
+        return Way.DECIDED if received.envelope.message_id == self.to_blame else super().way(received, failed, error)
+
+    def decided(self, received: Received, outcome: Outcome | None, error: Exception) -> Outcome:
+        return Outcome(End(RecordKind.FAILED))
+
+    def copied(self, received: Received, failed: Failed, *, brief: bool) -> Outcome:
+        raise AssertionError("no end was refused twice")
 
 
 def reading_ahead(receiver: Holding, handle: Step, clock: VirtualClock) -> MessagePump:
@@ -143,7 +166,7 @@ async def test_a_pump_listens_when_a_call_to_receive_has_begun_or_has_failed_and
 ) -> None:
     receiver = Empty(error)
 
-    async def handle(received: Received) -> None:
+    async def handle(received: Received) -> Outcome:
         raise AssertionError("there is nothing to handle")
 
     pump = reading_ahead(receiver, handle, clock)
@@ -161,12 +184,13 @@ async def test_more_is_received_than_is_handled_at_once_while_that_takes_moments
 ) -> None:
     receiver, handled, is_slow = Holding(), 0, anyio.Event()
 
-    async def handle(received: Received) -> None:
+    async def handle(received: Received) -> Outcome:
         nonlocal handled
         handled += 1
         if is_slow.is_set():
             await anyio.sleep_forever()
         await anyio.lowlevel.checkpoint()
+        return DONE
 
     pump = reading_ahead(receiver, handle, clock)
     async with anyio.create_task_group() as tasks:
@@ -223,15 +247,11 @@ class Losing(Holding):
 async def test_a_message_that_loses_its_claim_whenever_it_is_handled_has_failed_in_the_end_and_begins_anew_later(
     clock: VirtualClock, *, prefetches: bool, counts: bool
 ) -> None:
-    receiver, came, refused = Losing(counts=counts), list[tuple[int, int]](), list[tuple[int, int]]()
+    receiver, came, recovery = Losing(counts=counts), list[tuple[int, int]](), Deciding()
 
-    async def handle(received: Received) -> Settlement:
+    async def handle(received: Received) -> Outcome:
         came.append((received.failures, received.unanswered))
-        return Settlement(HANDLED if received.unanswered < 3 else End(RecordKind.FAILED), decide)
-
-    async def decide(received: Received, error: PostdateError) -> Settlement:
-        refused.append((received.failures, received.unanswered))
-        raise error
+        return Outcome(HANDLED if received.unanswered < 3 else End(RecordKind.FAILED), recovery)
 
     breaker = RepeatedFailures("Receive", "failed", SECOND, lambda text, error: None, NO_METRICS)
     pump = MessagePump(receiver, handle, 4, clock, breaker, "sales", prefetches=prefetches)
@@ -240,7 +260,7 @@ async def test_a_message_that_loses_its_claim_whenever_it_is_handled_has_failed_
         await clock.advance(60 * SECOND)
         assert came == [(n, n) for n in range(4)]
         assert receiver.ends == [RecordKind.FAILED]
-        assert refused == [(n, n) for n in range(3) if not prefetches or (n and not counts)]  # not of a batch
+        assert recovery.asked == [(n, n) for n in range(3)]
         receiver.come()  # from the error queue, by an operator
         await clock.advance(60 * SECOND)
         assert came == [(n, n) for n in range(4)] * 2
@@ -276,15 +296,10 @@ async def test_messages_of_a_batch_that_meets_trouble_wait_once_together_and_one
                 raise StoreTroubled("its disk fails")
             ended.append(received.envelope.message_id)
 
-    async def handle(received: Received) -> Settlement:
-        return Settlement(HANDLED, decide)
+    async def handle(received: Received) -> Outcome:
+        return Outcome(HANDLED, recovery)
 
-    async def decide(received: Received, error: PostdateError) -> Settlement:
-        if received.envelope.message_id != "7":
-            raise error
-        return Settlement(End(RecordKind.FAILED))
-
-    ended, receiver = list[str](), Troubled()
+    ended, receiver, recovery = list[str](), Troubled(), Deciding(to_blame="7")
     pump = reading_ahead(receiver, handle, clock)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(pump.run)
@@ -299,12 +314,13 @@ async def test_what_was_received_ahead_goes_back_at_a_stop_although_a_handler_ta
 ) -> None:
     receiver, handled, ends = Holding(), 0, anyio.Event()
 
-    async def handle(received: Received) -> None:
+    async def handle(received: Received) -> Outcome:
         nonlocal handled
         handled += 1
         if handled == 1:
             await ends.wait()
         await anyio.lowlevel.checkpoint()
+        return DONE
 
     pump = reading_ahead(receiver, handle, clock)
     async with anyio.create_task_group() as tasks:
@@ -332,8 +348,9 @@ async def test_what_comes_of_a_receive_that_a_stop_met_is_not_handled(clock: Vir
             self.limits.append(limit)
             return [Received(Envelope("sales", "message"), 0, object()) for _ in range(limit)]
 
-    async def handle(received: Received) -> None:
+    async def handle(received: Received) -> Outcome:
         handled.append(received)
+        return DONE
 
     receiver = Slow()
     pump = reading_ahead(receiver, handle, clock)

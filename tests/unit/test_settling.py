@@ -12,7 +12,8 @@ from tests.waiting import until
 
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.receive.pump import MessagePump
-from postdate.core.receive.settlements import BACK, Settlement
+from postdate.core.failure import Allowed, Way
+from postdate.core.receive.outcomes import BACK, Failed, Outcome, Recovery
 from postdate.core.receive.settling import AT_ONCE, IN_FLIGHT, LARGEST_BATCH
 from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, TransportUnreachable
 from postdate.messages import Envelope
@@ -20,7 +21,7 @@ from postdate.ports import HANDLED, End, Ending, Received, Receiver
 from postdate.runtime.metrics import NO_METRICS
 from postdate.testing import VirtualClock
 
-DONE = Settlement(HANDLED)
+DONE = Outcome(HANDLED)
 
 
 class Queue(Receiver):
@@ -63,7 +64,7 @@ class Queue(Receiver):
         self.closed = True
 
 
-def reading(queue: Queue, step: Callable[[Received], Awaitable[Settlement | None]], clock: VirtualClock) -> MessagePump:
+def reading(queue: Queue, step: Callable[[Received], Awaitable[Outcome]], clock: VirtualClock) -> MessagePump:
     """Return a pump for four messages at once."""
     breaker = RepeatedFailures("Receive", "failed", timedelta(seconds=1), lambda text, error: None, NO_METRICS)
     return MessagePump(queue, step, 4, clock, breaker, "sales", prefetches=True)
@@ -82,7 +83,7 @@ async def handle_all(queue: Queue, pump: MessagePump, handled: Callable[[], bool
 async def test_handlers_go_on_while_ends_are_under_way_and_these_share_batches(clock: VirtualClock) -> None:
     queue, handled = Queue(700), list[str]()
 
-    async def step(received: Received) -> Settlement:
+    async def step(received: Received) -> Outcome:
         handled.append(received.envelope.message_id)
         return DONE
 
@@ -97,7 +98,7 @@ async def test_no_more_handlers_run_than_there_is_concurrency(clock: VirtualCloc
     queue, running, most, go = Queue(40), 0, 0, anyio.Event()
     queue.may_end.set()
 
-    async def step(received: Received) -> Settlement:
+    async def step(received: Received) -> Outcome:
         nonlocal running, most
         running += 1
         most = max(most, running)
@@ -120,14 +121,21 @@ async def test_a_refused_end_is_decided_anew_and_spoils_no_other(clock: VirtualC
     queue, asked = Queue(10), list[str]()
     queue.fails = {"3": MessageTooLarge("too large"), "4": ClaimLost("lost"), "5": TransportUnreachable("away")}
 
-    async def refused(received: Received, error: PostdateError) -> Settlement:
-        asked.append(f"{received.envelope.message_id}: {error.code}")
-        if isinstance(error, MessageTooLarge):
-            return Settlement(End(detail="to the error queue"))
-        raise error
+    class Noting(Recovery):
+        def way(self, received: Received, failed: Failed | None, error: PostdateError) -> Way:
+            asked.append(f"{received.envelope.message_id}: {error.code}")
+            return Recovery.way(self, received, failed, error)
 
-    async def step(received: Received) -> Settlement:
-        return Settlement(HANDLED, refused)
+        def decided(self, received: Received, outcome: Outcome | None, error: Exception) -> Outcome:
+            return Outcome(End(detail="to the error queue"))
+
+        def copied(self, received: Received, failed: Failed, *, brief: bool) -> Outcome:
+            raise AssertionError("no end was refused twice")
+
+    recovery = Noting(allowed=Allowed())
+
+    async def step(received: Received) -> Outcome:
+        return Outcome(HANDLED, recovery)
 
     pump = reading(queue, step, clock)
     async with anyio.create_task_group() as tasks:
@@ -136,7 +144,7 @@ async def test_a_refused_end_is_decided_anew_and_spoils_no_other(clock: VirtualC
         await until(lambda: len(queue.ended) == 8)
         await clock.advance(timedelta(seconds=5))
         pump.stop()
-    assert asked == ["3: message_too_large"]  # of the others their ends are not to blame
+    assert asked == ["3: message_too_large", "4: claim_lost", "5: transport_unreachable"]
     assert sorted(queue.ended) == ["0", "1", "2", "3", "6", "7", "8", "9"]
     assert sorted(queue.back) == ["4", "5"]  # giving back what is lost has no effect
 
@@ -149,7 +157,7 @@ async def test_a_queue_that_cancels_what_it_is_asked_for_is_out_of_reach_and_no_
         queue.settle = partial(settle, queue)
         raise asyncio.CancelledError
 
-    async def step(received: Received) -> Settlement:
+    async def step(received: Received) -> Outcome:
         return DONE
 
     queue.settle = cancelled_once
@@ -193,7 +201,7 @@ async def test_what_ends_one_by_one_does_so_whatever_happens_to_others(clock: Vi
 async def test_what_was_handled_ends_though_its_pump_is_cancelled(clock: VirtualClock) -> None:
     queue, handled = Queue(30), 0
 
-    async def step(received: Received) -> Settlement:
+    async def step(received: Received) -> Outcome:
         nonlocal handled
         handled += 1
         if handled > 20:
@@ -209,16 +217,16 @@ async def test_what_was_handled_ends_though_its_pump_is_cancelled(clock: Virtual
     assert queue.closed
 
 
-async def test_a_message_that_goes_back_and_one_that_ends_itself_are_in_no_batch(clock: VirtualClock) -> None:
+async def test_a_message_that_goes_back_is_in_no_batch(clock: VirtualClock) -> None:
     queue, handled = Queue(3), 0
 
-    async def step(received: Received) -> Settlement | None:
+    async def step(received: Received) -> Outcome:
         nonlocal handled
         handled += 1
-        return {"0": BACK, "1": None}.get(received.envelope.message_id, DONE)
+        return BACK if received.envelope.message_id == "0" else DONE
 
     await handle_all(queue, reading(queue, step, clock), lambda: handled == 3)
-    assert (queue.back, queue.ended) == (["0"], ["2"])
+    assert (queue.back, sorted(queue.ended)) == (["0"], ["1", "2"])
 
 
 async def test_what_is_to_be_done_afterwards_is_done_when_the_message_has_ended(clock: VirtualClock) -> None:
@@ -228,8 +236,8 @@ async def test_what_is_to_be_done_afterwards_is_done_when_the_message_has_ended(
         await anyio.lowlevel.checkpoint()
         seen.append(id_ in queue.ended)
 
-    async def step(received: Received) -> Settlement:
-        return Settlement(HANDLED, afterwards=[partial(afterwards, received.envelope.message_id)])
+    async def step(received: Received) -> Outcome:
+        return Outcome(HANDLED, afterwards=[partial(afterwards, received.envelope.message_id)])
 
     pump = reading(queue, step, clock)
     async with anyio.create_task_group() as tasks:
@@ -249,10 +257,10 @@ async def test_a_batch_has_so_many_messages_and_sends_so_many_bytes_at_most(
     count = min(3 * most + 1, 1_200)
     queue, handled, body = Queue(count), 0, bytes(bytes_each)
 
-    async def step(received: Received) -> Settlement:
+    async def step(received: Received) -> Outcome:
         nonlocal handled
         handled += 1
-        return Settlement(End(outgoing=[Envelope("out", "sent", body=body)]))
+        return Outcome(End(outgoing=[Envelope("out", "sent", body=body)]))
 
     await handle_all(queue, reading(queue, step, clock), lambda: handled == count)
     assert max(map(len, queue.batches)) == most
@@ -263,7 +271,7 @@ async def test_an_outage_is_waited_for_once_by_all_that_ended_in_it(clock: Virtu
     queue, handled = Queue(600), 0
     queue.fails = {f"{n}": TransportUnreachable("away") for n in range(600)}
 
-    async def step(received: Received) -> Settlement:
+    async def step(received: Received) -> Outcome:
         nonlocal handled
         handled += 1
         return DONE
@@ -276,3 +284,18 @@ async def test_an_outage_is_waited_for_once_by_all_that_ended_in_it(clock: Virtu
         await clock.advance(timedelta(seconds=4))  # a second a batch, of which several are told at once
         assert sorted(queue.back) == sorted(f"{n}" for n in range(600))
         pump.stop()
+
+
+async def test_what_a_batch_stores_counts_as_what_it_sends(clock: VirtualClock) -> None:
+    """Five hundred messages on their way to the store would be one transaction, however large they are."""
+    queue, handled = Queue(0), 0
+    queue.ready = [Received(Envelope("in", f"{n}", body=bytes(LARGEST_BATCH // 2)), 0, object()) for n in range(7)]
+
+    async def step(received: Received) -> Outcome:
+        nonlocal handled
+        handled += 1
+        return Outcome(End(work=[lambda transaction: None]))
+
+    await handle_all(queue, reading(queue, step, clock), lambda: handled == 7)
+    assert max(map(len, queue.batches)) == 2
+    assert len(queue.ended) == 7

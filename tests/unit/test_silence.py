@@ -343,11 +343,11 @@ async def test_what_was_sent_while_removing_was_never_answered_is_removed_and_no
 async def test_the_intake_waits_for_a_silent_store_without_counting_and_stores_once(bench) -> None:
     Silent(bench.memory, "store", shielded=False, calls=1)
     received = await bench.put_in_timeouts_queue(through_queue(bench.message(due_in=600), "sales.timeouts"))
-    watched = WatchedReceiver(bench.receiver, bench.clock)
-    intake = Intake(watched, bench.store, bench.transport, bench.settings, bench.clock, bench.store_breaker)
+    watch = bench.receiver.watch
+    bench.intake = Intake(watch, bench.store, bench.transport, bench.settings, bench.clock, bench.store_breaker)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watched.watch.run)
-        tasks.start_soon(intake.handle, received)
+        tasks.start_soon(watch.run)
+        tasks.start_soon(bench.pump.handle, received)
         await bench.clock.advance(39 * SECOND)
         assert (await bench.memory.statistics(bench.start)).pending == 0
         await bench.clock.advance(10 * SECOND)

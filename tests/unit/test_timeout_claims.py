@@ -13,7 +13,10 @@ import pytest
 from postdate import Envelope, MemoryTransport
 from postdate.backends.memory.timeouts import MemoryTimeouts
 from postdate.backends.sqlite.locked_files import try_to_hold
-from postdate.core.timeout_manager.dispatching import DispatchStep
+from postdate.core.failure import Allowed, ErrorQueue
+from postdate.core.receive.outcomes import Attempts, attempts
+from postdate.core.recoverability import Host
+from postdate.core.timeout_manager.steps import DispatchStep
 from postdate.core.timeout_manager.reading import announcement
 from postdate.errors import StoreNotWritable, TransportUnavailable
 from postdate.ports import Received
@@ -43,30 +46,29 @@ class SlowTransport(MemoryTransport):
         return [None] * len(envelopes)
 
 
-class Heard:
-    """Stands in for the look for due timeouts."""
+def recovery(clock: VirtualClock) -> Attempts:
+    errors = ErrorQueue("error", "dispatcher", Host("sales"))
+    return Attempts(allowed=Allowed(), errors=errors, clock=clock, policy=attempts(1))
 
-    def __init__(self) -> None:
-        self.ids: list[str] = []
 
-    def gone(self, timeout_id: str) -> None:
-        self.ids.append(timeout_id)
-
-    def given_up(self, timeout_id: str) -> None:
-        raise AssertionError
+async def handled(step: DispatchStep, received: Received) -> None:
+    """Do what a pump does with a message: end it well, or fail with it."""
+    outcome = await step.handle(received)
+    if outcome.failed is not None:
+        raise outcome.failed.error
+    for each in outcome.afterwards:
+        await each()
 
 
 async def test_who_comes_while_it_is_being_sent_sends_nothing_and_will_look_again(clock: VirtualClock) -> None:
-    timeouts, transport, heard = MemoryTimeouts(), SlowTransport(clock), Heard()
+    timeouts, transport, heard = MemoryTimeouts(), SlowTransport(clock), list[str]()
     await timeouts.add(Timeout(ID, clock.now(), "billing"))
-    step = DispatchStep(timeouts, None, transport, clock, heard)
+    step = DispatchStep(timeouts, None, transport, clock, heard.append, recovery(clock))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(step.do, CONTROL, anyio.Event())
+        tasks.start_soon(step.handle, CONTROL)
         await transport.asked.wait()
-        done = await step.do(CONTROL, anyio.Event())
-        assert done.afterwards is not None
-        done.afterwards()
-        assert heard.ids == [ID]  # so that it is announced again should it still be there
+        await handled(step, CONTROL)
+        assert heard == [ID]  # so that it is announced again should it still be there
         assert await timeouts.peek(ID) is not None
         transport.go.set()
     assert transport.sent == [ID]
@@ -77,19 +79,19 @@ async def test_who_comes_while_it_is_being_sent_sends_nothing_and_will_look_agai
 async def test_a_send_that_does_not_end_well_lets_it_go(clock: VirtualClock, end: str) -> None:
     timeouts, transport = MemoryTimeouts(), SlowTransport(clock)
     await timeouts.add(Timeout(ID, clock.now(), "billing"))
-    step = DispatchStep(timeouts, None, transport, clock, Heard())
+    step = DispatchStep(timeouts, None, transport, clock, list[str]().append, recovery(clock))
     if end == "fails":
         transport.fails = 1
         transport.go.set()
         with pytest.raises(TransportUnavailable):
-            await step.do(CONTROL, anyio.Event())
+            await handled(step, CONTROL)
     else:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(step.do, CONTROL, anyio.Event())
+            tasks.start_soon(step.handle, CONTROL)
             await transport.asked.wait()
             tasks.cancel_scope.cancel()
         transport.go.set()
-    await step.do(CONTROL, anyio.Event())
+    await handled(step, CONTROL)
     assert transport.sent == [ID]
 
 
@@ -114,13 +116,11 @@ def test_a_folder_that_cannot_be_is_told_with_its_path(tmp_path: Path) -> None:
 
 
 async def test_a_control_message_of_others_may_spell_the_id_as_it_likes(clock: VirtualClock) -> None:
-    timeouts, transport, heard = MemoryTimeouts(), SlowTransport(clock), Heard()
+    timeouts, transport, heard = MemoryTimeouts(), SlowTransport(clock), list[str]()
     await timeouts.add(Timeout(ID, clock.now(), "billing"))
     transport.go.set()
-    step = DispatchStep(timeouts, None, transport, clock, heard)
+    step = DispatchStep(timeouts, None, transport, clock, heard.append, recovery(clock))
     theirs = Received(announcement(f"{{{ID.upper()}}}", "dispatcher"), 0, None)
     for _ in range(2):  # sent, then gone already
-        done = await step.do(theirs, anyio.Event())
-        assert done.afterwards is not None
-        done.afterwards()
-    assert heard.ids == [ID, ID]
+        await handled(step, theirs)
+    assert heard == [ID, ID]

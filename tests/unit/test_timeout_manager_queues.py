@@ -25,7 +25,7 @@ def old(bench, due_in: float, id_: str = "o-1", **headers: str) -> Envelope:
 
 
 async def stored(bench, envelope: Envelope) -> DelayedMessage:
-    await bench.intake.handle(await bench.put_in_timeouts_queue(envelope))
+    await bench.pump.handle(await bench.put_in_timeouts_queue(envelope))
     message = await bench.memory.get(from_timeouts_queue(envelope, bench.start).message_id)
     assert message is not None
     assert bench.ids(QUEUE) == bench.ids("error") == []
@@ -44,7 +44,7 @@ async def test_it_is_stored_for_its_destination_until_it_is_due_row_88(bench) ->
 
 
 async def test_what_is_past_due_is_sent_at_once_row_88(bench) -> None:
-    await bench.intake.handle(await bench.put_in_timeouts_queue(old(bench, -60)))
+    await bench.pump.handle(await bench.put_in_timeouts_queue(old(bench, -60)))
     (arrived,) = bench.arrived("billing")
     assert (arrived.headers, arrived.body) == ({"own": "1", Headers.MESSAGE_ID: "o-1"}, b"body")
     assert bench.ids(QUEUE) == []
@@ -71,7 +71,7 @@ async def test_the_same_delayed_send_received_twice_is_stored_once(bench) -> Non
 async def test_stale_headers_of_a_timeout_manager_do_not_steer_a_message_of_ours_row_89(bench) -> None:
     stale = {OLD_EXPIRE: "2020-01-01 00:00:00:000000 Z", OLD_DESTINATION: "elsewhere"}
     message = bench.message(due_in=60, headers=stale)
-    await bench.intake.handle(await bench.put_in_timeouts_queue(through_queue(message, QUEUE)))
+    await bench.pump.handle(await bench.put_in_timeouts_queue(through_queue(message, QUEUE)))
     assert await bench.memory.get("m-1") == message
 
 
@@ -88,7 +88,7 @@ async def test_stale_headers_of_a_timeout_manager_do_not_steer_a_message_of_ours
 async def test_what_cannot_be_stored_goes_to_the_error_queue_with_the_reason(
     bench, headers: dict[str, str], code: str, says: str
 ) -> None:
-    await bench.intake.handle(await bench.put_in_timeouts_queue(Envelope(QUEUE, "o-1", headers, b"body")))
+    await bench.pump.handle(await bench.put_in_timeouts_queue(Envelope(QUEUE, "o-1", headers, b"body")))
     (copy,) = bench.arrived("error")
     assert (copy.message_id, copy.body, copy.headers[Headers.ERROR_CODE]) == ("o-1", b"body", code)
     assert says in copy.headers[Headers.EXCEPTION_MESSAGE]
@@ -100,10 +100,10 @@ async def test_what_cannot_be_stored_goes_to_the_error_queue_with_the_reason(
 async def test_a_repaired_copy_that_is_returned_is_stored(bench) -> None:
     envelope = old(bench, 60)
     lost = replace(envelope, headers={OLD_EXPIRE: envelope.headers[OLD_EXPIRE]})
-    await bench.intake.handle(await bench.put_in_timeouts_queue(lost))
+    await bench.pump.handle(await bench.put_in_timeouts_queue(lost))
     (copy,) = bench.arrived("error")
     mended = Envelope(
         copy.headers[Headers.FAILED_QUEUE], "o-1", {**copy.headers, OLD_DESTINATION: "billing"}, copy.body
     )
-    await bench.intake.handle(await bench.put_in_timeouts_queue(mended))
+    await bench.pump.handle(await bench.put_in_timeouts_queue(mended))
     assert (await bench.memory.statistics(bench.start)).pending == 1

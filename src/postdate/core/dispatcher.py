@@ -20,6 +20,7 @@ from anyio.abc import TaskGroup
 
 from postdate.clock import Clock, in_real_time, later
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
+from postdate.core.failure import ErrorQueue, Way, after_copy, is_lasting
 from postdate.core.finishing import Finisher, GivingBack, mark_of
 from postdate.core.guard import ANSWERS_WITHIN, Guard, calling_store
 from postdate.core.in_flight import BYTES_IN_FLIGHT, HANGS_AFTER, Batch, Group, InFlight, within
@@ -28,11 +29,8 @@ from postdate.core.outages import ANOTHER_SECONDS, Outages
 from postdate.core.poller import PollResult
 from postdate.core.recoverability import (
     DelayedRetry,
-    ErrorHeaders,
     Host,
     after_dispatch_failed,
-    error_headers,
-    error_headers_in_brief,
     is_outage,
     reason_of,
     retry_delay,
@@ -109,6 +107,11 @@ class DispatchSettings:
     host: Host
     errors_return_to_destination: bool = False
     bytes_in_flight: int = BYTES_IN_FLIGHT
+
+    @property
+    def errors(self) -> ErrorQueue:
+        """Where copies go that are to be returned to the queue of delayed messages."""
+        return ErrorQueue(self.error_queue, self.timeouts_queue, self.host)
 
 
 class Dispatcher:
@@ -590,18 +593,17 @@ class Dispatcher:
         A copy that is too much for the error queue goes in brief. If even that is refused, or none can be made of what
         its row holds, the store sets the message aside; where it cannot, the message stays, and waits longer each time.
         """
-        failure: PostdateError | None = None
-        for headers_of in (error_headers, error_headers_in_brief):
+        way, failure = Way.FULL, error
+        while way in (Way.FULL, Way.BRIEF):
             if not self._is_ours(batch, claim):
                 return None
-            failure = await self._send_copy(claim, error, headers_of)
-            if not isinstance(failure, MessageError):
-                break
-        if failure is None:
-            self._refused.succeeded(self._clock.monotonic())
-            log.error("message %s moved to error queue %s", claim.message.message_id, self._settings.error_queue)
-            return None
-        if isinstance(failure, MessageError) and await self._set_aside(claim, error, failure):
+            refused = await self._send_copy(claim, error, brief=way is Way.BRIEF)
+            if refused is None:
+                self._refused.succeeded(self._clock.monotonic())
+                log.error("message %s moved to error queue %s", claim.message.message_id, self._settings.error_queue)
+                return None
+            failure, way = refused, after_copy(way, refused) if is_lasting(refused) else Way.BACK
+        if way is Way.KEPT and await self._set_aside(claim, error, failure):
             return None
         self._refused.failed(failure, self._clock.monotonic())
         self._failure_rate.failure(failure, self._clock.monotonic())
@@ -625,10 +627,10 @@ class Dispatcher:
         log.error("message %s is set aside (`postdate errors` shows it): %s", claim.message.message_id, reason)
         return True
 
-    async def _send_copy(self, claim: Claim, error: PostdateError, headers_of: ErrorHeaders) -> PostdateError | None:
+    async def _send_copy(self, claim: Claim, error: PostdateError, *, brief: bool) -> PostdateError | None:
         detail = reason_of(error)
         try:
-            copy = error_copy(claim.message, error, self._settings, self._clock.now(), headers_of)
+            copy = error_copy(claim.message, error, self._settings, self._clock.now(), brief=brief)
         except MessageError as failure:  # its row holds what nobody could have stored
             return failure
         if self._enlisting is not None:
@@ -696,22 +698,14 @@ def is_expired(message: DelayedMessage, now: datetime) -> bool:
 
 
 def error_copy(
-    message: DelayedMessage,
-    error: BaseException,
-    settings: DispatchSettings,
-    now: datetime,
-    headers_of: ErrorHeaders = error_headers,
+    message: DelayedMessage, error: BaseException, settings: DispatchSettings, now: datetime, *, brief: bool = False
 ) -> Envelope:
     """Return what goes to the error queue: everything needed to return it to the timeouts queue (rows 39, 40).
 
     Or, when settings say so, to its destination, as the ordinary message that it is by now (row 84).
-
-    It does not expire: an operator must find it. ``headers_of`` makes them: all, or in brief.
     """
     if settings.errors_return_to_destination:
-        own, failed_queue = to_envelope(message).headers, message.destination
-    else:
-        clean = replace(message, headers=without_delay_headers(message.headers))  # as on every other way out
-        own, failed_queue = delay_headers(clean), settings.timeouts_queue
-    headers = headers_of(own, error, failed_queue, now, settings.host)
-    return Envelope(settings.error_queue, message.message_id, headers, message.body, due=message.due)
+        errors = replace(settings.errors, failed_queue=message.destination)
+        return errors.copy(to_envelope(message), error, now, brief=brief)
+    clean = replace(message, headers=without_delay_headers(message.headers))  # as on every other way out
+    return settings.errors.copy(Envelope.of(clean, delay_headers(clean)), error, now, brief=brief)

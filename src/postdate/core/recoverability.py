@@ -258,12 +258,14 @@ class Host:
     display_name: str = field(default_factory=lambda: f"{platform.node()} {os.getpid()}")
 
 
-ErrorHeaders: TypeAlias = Callable[[Mapping[str, str], BaseException, str, datetime, Host], dict[str, str]]
-"""Makes the headers of an error copy: :func:`error_headers`, or :func:`error_headers_in_brief`."""
-
-
 def error_headers(
-    headers: Mapping[str, str], error: BaseException, failed_queue: str, now: datetime, host: Host
+    headers: Mapping[str, str],
+    error: BaseException,
+    failed_queue: str,
+    now: datetime,
+    host: Host,
+    *,
+    brief: bool = False,
 ) -> dict[str, str]:
     """Return the headers of the copy for the error queue: the message's own, and everything about the failure.
 
@@ -275,6 +277,7 @@ def error_headers(
         failed_queue: where to return the copy to, to have it tried again.
         now: UTC.
         host: where it failed.
+        brief: without stack trace and what the exception has besides its text, of which 200 characters are left.
 
     Source: specification 5, "Move to error".
     """
@@ -295,25 +298,12 @@ def error_headers(
         added[Headers.EXCEPTION_INNER_TYPE] = _type_name(error.__cause__)
     if isinstance(error, PostdateError):
         added[Headers.ERROR_CODE] = error.code
-    return {**kept, **added, **_told_by(error)}
-
-
-def error_headers_in_brief(
-    headers: Mapping[str, str], error: BaseException, failed_queue: str, now: datetime, host: Host
-) -> dict[str, str]:
-    """Return the headers of an error copy that was refused with all of them; arguments as of :func:`error_headers`.
-
-    Neither stack trace nor what the exception has besides its text, of which 200 characters are left.
-    """
-    full = error_headers(headers, error, failed_queue, now, host)
-    left_out = {Headers.EXCEPTION_STACK_TRACE, Headers.EXCEPTION_HELP_LINK} - headers.keys()
-    brief = {
-        key: value
-        for key, value in full.items()
-        if key in headers or not (key in left_out or key.startswith(Headers.EXCEPTION_DATA_PREFIX))
-    }
-    brief[Headers.EXCEPTION_MESSAGE] = full[Headers.EXCEPTION_MESSAGE][:_BRIEF_MESSAGE_LIMIT]
-    return brief
+    if not brief:
+        return {**kept, **added, **_told_by(error)}
+    for each in (kept, added):  # one of an earlier failure would be taken for that of this one
+        each.pop(Headers.EXCEPTION_STACK_TRACE, None)
+    added[Headers.EXCEPTION_MESSAGE] = added[Headers.EXCEPTION_MESSAGE][:_BRIEF_MESSAGE_LIMIT]
+    return {**kept, **added}
 
 
 def _told_by(error: BaseException) -> dict[str, str]:

@@ -16,8 +16,8 @@ from postdate.core.dispatcher import Dispatcher, DispatchSettings, enlisting
 from postdate.core.intake import Intake, from_timeouts_queue
 from postdate.core.mover import Mover
 from postdate.core.poller import LONGEST_SLEEP, DueWork, Poller
+from postdate.core.receive.outcomes import Step, StoreOutage
 from postdate.core.receive.pump import MessagePump
-from postdate.core.receive.settlements import Step
 from postdate.core.receive.watching import WatchedReceiver
 from postdate.core.recoverability import Host
 from postdate.core.simple_store import SimpleStore
@@ -29,7 +29,6 @@ from postdate.ports import (
     ForeignIntake,
     IntakeQueue,
     MovingStore,
-    Receiver,
     TransactionMode,
     Transport,
 )
@@ -39,8 +38,8 @@ log = logging.getLogger("postdate.delayed_delivery")
 
 RECEIVE_BREAKER = timedelta(seconds=30)
 
-OrdersBefore = Callable[[str, Receiver, Step], Step]
-"""Of the name and the receiver of a queue, and the handler of all messages that are no orders: the handler of all."""
+OrdersBefore = Callable[[str, Step], Step]
+"""Wraps the step of a queue, given its name, so that orders to a timeout manager are taken out before it."""
 
 
 def timeouts_queue(endpoint: str) -> str:
@@ -111,7 +110,7 @@ class DelayedDeliveryService:
             own_queues.append(timeouts_dispatcher_queue(around.endpoint))
         self._own_queues: Sequence[str] = own_queues
         self._poller: Poller | None = None
-        self._ways_in: list[_WayIn] = []
+        self._pumps, self._outages = list[MessagePump](), list[StoreOutage]()
         self._timers: BreakerTimers | None = None
 
     def _breaker(self, name: str, critical: str, time_to_trigger: timedelta) -> RepeatedFailures:
@@ -181,23 +180,22 @@ class DelayedDeliveryService:
         for queue in queues[1:]:
             critical = f"Failed to receive messages to be delayed from {queue.name!r}"
             receiving.append(self._breaker("DelayedDeliveryIntake", critical, RECEIVE_BREAKER))
-        self._ways_in = [
-            self._way_in(queue, breakers, breaker) for queue, breaker in zip(queues, receiving, strict=True)
-        ]
+        self._outages = []
+        self._pumps = [self._way_in(queue, breakers, breaker) for queue, breaker in zip(queues, receiving, strict=True)]
         self._poller = Poller(
             self._work(breakers), around.clock, breakers.fetch, self._store_is_back, around.longest_sleep
         )
         self._timers = BreakerTimers([*breakers.all, *receiving[1:]], around.clock)
 
     def _store_is_back(self) -> None:
-        for way in self._ways_in:
-            way.intake.store_is_back()
+        for outage in self._outages:
+            outage.over()
 
-    def _way_in(self, queue: IntakeQueue, breakers: _Breakers, receiving: RepeatedFailures) -> _WayIn:
+    def _way_in(self, queue: IntakeQueue, breakers: _Breakers, receiving: RepeatedFailures) -> MessagePump:
         around = self._around
         receiver = WatchedReceiver(queue.receiver, around.clock)
         intake = Intake(
-            receiver,
+            receiver.watch,
             self._settings.claims,
             around.transport,
             replace(self._dispatch, timeouts_queue=queue.name),
@@ -207,12 +205,12 @@ class DelayedDeliveryService:
             queue.read,
             breakers.failure_handling,
         )
+        self._outages.append(intake.outage)
         handle: Step = intake.handle
         if self._orders_before is not None and queue.name == self._dispatch.timeouts_queue:
-            handle = self._orders_before(queue.name, receiver, handle)
-        concurrency = max(16, os.cpu_count() or 1)
-        pump = MessagePump(receiver, handle, concurrency, around.clock, receiving, queue.name)
-        return _WayIn(intake, pump)
+            handle = self._orders_before(queue.name, handle)
+        concurrency, ahead = max(16, os.cpu_count() or 1), around.transport.capabilities.prefetches
+        return MessagePump(receiver, handle, concurrency, around.clock, receiving, queue.name, prefetches=ahead)
 
     async def run(self) -> None:
         """Run until :meth:`stop`, then finish what is in hand; after :meth:`prepare`, once each time."""
@@ -221,8 +219,8 @@ class DelayedDeliveryService:
             async with anyio.create_task_group() as timers:
                 timers.start_soon(self._timers.run)
                 async with anyio.create_task_group() as tasks:
-                    for way in self._ways_in:
-                        tasks.start_soon(way.pump.run)
+                    for pump in self._pumps:
+                        tasks.start_soon(pump.run)
                     if self._poller is not None:
                         tasks.start_soon(self._poller.run)
                 self._timers.stop()
@@ -235,8 +233,8 @@ class DelayedDeliveryService:
 
         One that is away counts when it has refused; see :attr:`MessagePump.listening` and :attr:`Poller.listening`.
         """
-        for way in self._ways_in:
-            await way.pump.listening.wait()
+        for pump in self._pumps:
+            await pump.listening.wait()
         if self._poller is not None:
             await self._poller.listening.wait()
 
@@ -252,19 +250,10 @@ class DelayedDeliveryService:
 
     def stop(self) -> None:
         """End :meth:`run`: the pumps first, then the poller; without effect before :meth:`prepare`."""
-        for way in self._ways_in:
-            way.intake.stop()
-            way.pump.stop()
+        for part in (*self._outages, *self._pumps):
+            part.stop()
         if self._poller is not None:
             self._poller.stop()
-
-
-@dataclass(frozen=True, slots=True)
-class _WayIn:
-    """One queue from which delayed messages come into the store."""
-
-    intake: Intake
-    pump: MessagePump
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,41 +4,89 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Final, Self
 
 from postdate.clock import later
 from postdate.core.expiry import discard_reason, end_of_use, may_expire
+from postdate.core.failure import ErrorQueue
 from postdate.core.recoverability import (
     DEFAULT_ERROR_QUEUE,
+    Decision,
     DelayedRetry,
     Discard,
     Host,
     ImmediateRetry,
     MoveToError,
     Recoverability,
-    customized,
+    after_handling_failed,
+    check_retries,
     delayed_retry_headers,
-    error_headers,
-    error_headers_in_brief,
     text_of,
+    why_unavailable,
 )
 from postdate.endpoint.critical import CriticalErrors
 from postdate.endpoint.outgoing import OutgoingMessages
-from postdate.endpoint.retries import Retries
-from postdate.errors import InvalidTimestamp
+from postdate.errors import ConfigurationError, InvalidMessage, InvalidTimestamp
 from postdate.messages import (
+    DESTINATION_LIMIT,
     DelayedMessage,
     Envelope,
     Headers,
+    check_text,
     headers_with_expiry,
     new_message_id,
     without_delay_headers,
 )
-from postdate.ports import End, Received, RecordKind
+from postdate.ports import End, Received, RecordKind, TransactionMode
 from postdate.runtime.metrics import Metrics
 
 log = logging.getLogger("postdate.endpoint")
+
+POLICY_FAILURES: Final = 10
+"""A message is handled again when the policy itself fails; from the eleventh time on it goes to the error queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """Which retries an endpoint has.
+
+    Args:
+        immediate: a message can be given back to its queue.
+        delayed: a message can come back later.
+    """
+
+    immediate: bool
+    delayed: bool
+
+    @classmethod
+    def of(cls, mode: TransactionMode, *, delays: bool) -> Self:
+        """Return the retries of a transaction mode, with or without a store for delayed messages."""
+        given_back = mode is not TransactionMode.NONE
+        return cls(given_back, given_back and delays)
+
+    def check(self, settings: Recoverability) -> None:
+        """Refuse settings that cannot be; see :func:`~postdate.core.recoverability.check_retries`."""
+        check_retries(settings, immediate=self.immediate, delayed=self.delayed)
+
+    def decide(self, error: Exception, received: Received, settings: Recoverability, now: datetime) -> Decision:
+        """Return what the policy decides, if it can be done, else that the message goes to the error queue.
+
+        Raises:
+            Exception: what a policy of the application raised, or that it decided nothing that there is.
+        """
+        headers, failures = dict(received.envelope.headers), received.failures + 1  # what it writes there is its own
+        policy = settings.policy or after_handling_failed
+        decision = policy(error, failures, headers, settings, now)
+        if not isinstance(decision, ImmediateRetry | DelayedRetry | MoveToError | Discard):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(f"{decision!r} is no decision of a recoverability policy")
+        reason = why_unavailable(decision, immediate=self.immediate, delayed=self.delayed)
+        reason = reason or _why_impossible(decision, now)
+        if reason is None:
+            return decision
+        log.warning("message %s goes to the error queue: %s", received.envelope.message_id, reason)
+        return MoveToError()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +142,13 @@ class MessageEndings:
     def end_after_failure(self, received: Received, error: Exception) -> End | None:
         """Return how a message ends whose handling failed, or ``None`` when it goes back to its queue."""
         now = self.outgoing.clock.now()
-        decision = self.retries.decide(error, received, self.recoverability, now)
         reason = f"{type(error).__name__}: {text_of(error)}"
+        try:
+            decision = self.retries.decide(error, received, self.recoverability, now)
+        except Exception as failure:  # noqa: BLE001 - whatever a policy of an application raises
+            about = f"message {_id(received)}, which failed with {reason}"
+            self.critical_errors(f"Failed to execute the recoverability policy for {about}", failure)
+            return self.to_error(received, error) if received.failures >= POLICY_FAILURES else None
         match decision:
             case ImmediateRetry():
                 log.info("message %s is retried at once: %s", _id(received), reason)
@@ -132,28 +185,40 @@ class MessageEndings:
             return False
         return end is not None and instant - end > self.allowance
 
-    def critical_error(self, text: str, error: BaseException) -> None:
-        """Call what the application does about critical errors."""
-        self.critical_errors(text, error)
+    def to_error(self, received: Received, error: Exception, queue: str | None = None, *, brief: bool = False) -> End:
+        """Return the end of a message that goes to an error queue.
 
-    def to_error(self, received: Received, error: Exception, queue: str | None = None) -> End:
-        """Return the end of a message that goes to an error queue; ``None``: that of the endpoint."""
+        Args:
+            received: the message.
+            error: why.
+            queue: which; ``None``: that of the endpoint.
+            brief: its copy says only what is needed, as another was refused.
+        """
         reason = f"{type(error).__name__}: {text_of(error)}"
-        envelope, queue = received.envelope, queue or self.error_queue
-        log.error("message %s moved to error queue %s: %s", _id(received), queue, reason)
-        own = _own_headers(envelope)
-        headers = error_headers(own, error, self.outgoing.endpoint, self.outgoing.clock.now(), self.host)
-        headers = customized(headers, self.recoverability.customize_headers)
-        copy = Envelope(queue, envelope.message_id, headers, envelope.body, due=envelope.due)
+        if not brief:
+            log.error("message %s moved to error queue %s: %s", _id(received), queue or self.error_queue, reason)
+        original = replace(received.envelope, headers=_own_headers(received.envelope))
+        customize = self.recoverability.customize_headers
+        errors = ErrorQueue(queue or self.error_queue, self.outgoing.endpoint, self.host, customize)
+        copy = errors.copy(original, error, self.outgoing.clock.now(), brief=brief)
         return End(RecordKind.FAILED, reason, outgoing=[copy])
 
-    def to_error_in_brief(self, received: Received, error: Exception) -> End:
-        """Return the end of a message whose error copy was refused: with another that says only what is needed."""
-        reason = f"{type(error).__name__}: {text_of(error)}"
-        envelope, own = received.envelope, _own_headers(received.envelope)
-        headers = error_headers_in_brief(own, error, self.outgoing.endpoint, self.outgoing.clock.now(), self.host)
-        copy = Envelope(self.error_queue, envelope.message_id, headers, envelope.body, due=envelope.due)
-        return End(RecordKind.FAILED, reason, outgoing=[copy])
+
+def _why_impossible(decision: Decision, now: datetime) -> str | None:
+    """Return why there is no such time to retry at, or no such queue; ``None``: there may be."""
+    try:
+        match decision:
+            case DelayedRetry(delay):
+                _ = now + delay
+            case MoveToError(str() as queue):
+                check_text(queue, "its error queue", DESTINATION_LIMIT)
+            case MoveToError(queue) if queue is not None:
+                return f"{queue!r} is no name of a queue"
+            case _:
+                pass
+    except (OverflowError, TypeError, InvalidMessage) as error:
+        return f"{decision!r} cannot be: {error}"
+    return None
 
 
 def _own_headers(envelope: Envelope) -> Mapping[str, str]:

@@ -17,9 +17,8 @@ from anyio.abc import TaskGroup
 from postdate.clock import Clock, SystemClock, checked_clock
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.poller import LONGEST_SLEEP
+from postdate.core.receive.outcomes import Step
 from postdate.core.receive.pump import MessagePump
-from postdate.core.receive.settlements import Step
-from postdate.core.receive.watching import WatchedReceiver
 from postdate.core.recoverability import (
     DEFAULT_ERROR_QUEUE,
     Host,
@@ -37,13 +36,12 @@ from postdate.endpoint.delayed_delivery import (
     timeouts_queue,
 )
 from postdate.endpoint.delaying import delays_of, strongest_mode
-from postdate.endpoint.endings import MessageEndings
+from postdate.endpoint.endings import MessageEndings, Retries
 from postdate.endpoint.handlers import Handler, Handlers
 from postdate.endpoint.handling import Handling
 from postdate.endpoint.outbox import Outbox, OutboxCleanUp, OutboxHandling, check_outbox, prepare_outbox
 from postdate.endpoint.outgoing import OutgoingMessages
 from postdate.endpoint.publishing import publishing
-from postdate.endpoint.retries import Retries
 from postdate.endpoint.saga_handling import Sagas, check_saga_mode, check_saga_outbox
 from postdate.endpoint.saga_instance import SagaSurroundings
 from postdate.endpoint.sagas import Saga
@@ -391,11 +389,13 @@ class Endpoint:
             "Receive", "Failed to receive messages", RECEIVE_BREAKER, self._critical_errors, self._metrics
         )
         self._timers = BreakerTimers([breaker], self.clock)
-        receiver = WatchedReceiver(self.transport.receiver(self.name), self.clock)
+        receiver = self.transport.receiver(self.name)
         handling = Handling(self.outgoing, self._endings, self._handlers, self.audit, receiver)
         handle = handling.handle if self._outbox is None else await self._with_outbox(self._outbox, handling)
         ahead = self.transport.capabilities.prefetches
-        self._pump = MessagePump(receiver, handle, self._concurrency, self.clock, breaker, self.name, prefetches=ahead)
+        self._pump = MessagePump(
+            handling.receiver, handle, self._concurrency, self.clock, breaker, self.name, prefetches=ahead
+        )
 
     async def _with_outbox(self, outbox: Outbox, handling: Handling) -> Step:
         await prepare_outbox(outbox, self.name, set_up=self._create_queues)

@@ -4,38 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from typing import Final
 
 import anyio
+from typing_extensions import override
 
-from postdate.core.outages import BORNE, Suspects
-from postdate.core.receive.settlements import BACK, Settlement
+from postdate.clock import Clock
+from postdate.core.failure import Allowed, Way
+from postdate.core.outages import Suspects
+from postdate.core.receive.outcomes import BACK, Failed, Outcome, Recovery
 from postdate.core.receive.watching import WatchedReceiver
-from postdate.core.recoverability import text_of
 from postdate.core.repetitions import leave_out_repetitions
 from postdate.endpoint.audit import Audit
-from postdate.endpoint.cancelling import cancelled_task, is_being_cancelled
+from postdate.endpoint.cancelling import cancelled_task, cancels_itself, is_being_cancelled
 from postdate.endpoint.context import BusinessTransaction, HandlerContext
 from postdate.endpoint.endings import MessageEndings
 from postdate.endpoint.handlers import Handlers
 from postdate.endpoint.outgoing import OutgoingMessages
-from postdate.endpoint.retries import POLICY_FAILURES, PolicyFailed, cancels_itself, is_lasting
-from postdate.endpoint.saga_handling import CONFLICTS_BORNE, OwnStoreUnreachable, calling_own_store
+from postdate.endpoint.saga_handling import OwnStoreUnreachable, calling_own_store
 from postdate.errors import (
     DuplicateMessage,
     HandlingInterrupted,
     InvalidTimestamp,
-    MessageError,
     PostdateError,
-    QueueNotFound,
     SagaConflict,
     TransportUnreachable,
 )
 from postdate.messages import Envelope
-from postdate.ports import HANDLED, End, Received, RecordKind, TransactionMode, Work
+from postdate.ports import HANDLED, End, Ending, Received, Receiver, RecordKind, TransactionMode, Work
 
 log = logging.getLogger("postdate.endpoint")
 
@@ -44,31 +44,82 @@ RESTARTS_BORNE: Final = 5
 and the one that stands first in its queue comes back to it from each process that is stopped meanwhile."""
 
 
-@dataclass(frozen=True, slots=True)
-class Handling:
-    """Handles one received message completely; the handler of the endpoint's message pump."""
+class TakenReceiver(WatchedReceiver):
+    """In transaction mode ``none`` a message is off its queue before it is handled: what its end sends just leaves."""
 
-    outgoing: OutgoingMessages
+    def __init__(self, receiver: Receiver, clock: Clock, send: Callable[[End], Awaitable[None]]) -> None:
+        super().__init__(receiver, clock)
+        self.take_off, self._send = super().commit, send
+
+    @override
+    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+        await self._send(end)
+
+    @override
+    async def settle(self, endings: Sequence[Ending]) -> Sequence[Exception | None]:
+        return await Receiver.settle(self, endings)
+
+
+@dataclass(slots=True, kw_only=True)
+class PolicyRecovery(Recovery):
+    """The recovery of handlers: as the policy of the endpoint decides. Source: specification 5; row 111."""
+
     endings: MessageEndings
-    handlers: Handlers
-    audit: Audit | None
-    receiver: WatchedReceiver
-    suspects: Suspects = field(default_factory=Suspects)
-    """Of ends with which something is sent or stored."""
-    asking: Suspects = field(default_factory=Suspects)
-    """Of questions to the store of delayed messages."""
 
-    async def handle(self, received: Received) -> Settlement | None:
-        """See :data:`postdate.core.receive.settlements.Step`."""
+    @override
+    def decided(self, received: Received, outcome: Outcome | None, error: Exception) -> Outcome:
+        end = self.endings.end_after_failure(received, error)
+        if end is None and (received.is_last or self.allowed.is_taken):
+            end = self.endings.to_error(received, error)
+        if end is None:
+            return BACK
+        self.forget(received.envelope.message_id)
+        return Outcome(end, self, failed=Failed(error, Way.DECIDED))
+
+    @override
+    def copied(self, received: Received, failed: Failed, *, brief: bool) -> Outcome:
+        end = self.endings.to_error(received, failed.error, brief=brief)
+        return Outcome(end, self, failed=failed._replace(way=Way.BRIEF if brief else Way.FULL))
+
+    @override
+    def way(self, received: Received, failed: Failed | None, error: PostdateError) -> Way:
+        if self.allowed.is_taken and failed is not None and failed.way is Way.BRIEF:
+            log.error("message %s is lost: it is off its queue, and no copy can be sent", received.envelope.message_id)
+            return Way.BACK
+        return Recovery.way(self, received, failed, error)
+
+
+class Handling:
+    """The step of an endpoint's message pump: one received message to its handlers, and what they send from there."""
+
+    def __init__(
+        self,
+        outgoing: OutgoingMessages,
+        endings: MessageEndings,
+        handlers: Handlers,
+        audit: Audit | None,
+        receiver: Receiver,
+    ) -> None:
+        self.outgoing, self.endings, self.handlers, self.audit = outgoing, endings, handlers, audit
+        is_taken = outgoing.mode is TransactionMode.NONE
+        self._taking = TakenReceiver(receiver, outgoing.clock, self.send) if is_taken else None
+        self.receiver = self._taking or WatchedReceiver(receiver, outgoing.clock)
+        """Ends messages as the transaction mode says."""
+        self._asking = Suspects()
+        allowed = Allowed(anew=(SagaConflict,), is_taken=is_taken)
+        self._recovery = PolicyRecovery(allowed=allowed, endings=endings)
+        self.leaving = PolicyRecovery(allowed=allowed, endings=endings, suspects=Suspects())
+        """Of ends with which something is sent or stored."""
+
+    async def handle(self, received: Received) -> Outcome:
+        """See :data:`postdate.core.receive.outcomes.Step`."""
         unhandled = self.unhandled(received)
-        if self.outgoing.mode is not TransactionMode.NONE:
-            return unhandled or await self._handle(received)
-        discarded = unhandled.end if unhandled is not None and unhandled.refused is None else None
-        await self.receiver.commit(received, self.outgoing.clock.now(), discarded or HANDLED)
-        await self._end_taken(received, unhandled or await self._handle(received))
-        return None
+        if self._taking is not None:
+            discarded = unhandled.end if unhandled is not None and unhandled.failed is None else None
+            await self._taking.take_off(received, self.outgoing.clock.now(), discarded or HANDLED)
+        return unhandled or await self._handle(received)
 
-    def unhandled(self, received: Received) -> Settlement | None:
+    def unhandled(self, received: Received) -> Outcome | None:
         """Return how a message ends without being handled; ``None``: go on.
 
         That is what has expired, and what came back without an answer until the policy says that it has failed.
@@ -78,7 +129,7 @@ class Handling:
         except InvalidTimestamp as error:
             return self.recovered(received, error)
         if reason is not None:
-            return Settlement(self.endings.discarded(received, reason))
+            return Outcome(self.endings.discarded(received, reason))
         is_borne = received.unanswered <= RESTARTS_BORNE and not received.is_last
         if is_borne or self.outgoing.mode is TransactionMode.NONE:  # in which it does not come back
             return None
@@ -87,82 +138,43 @@ class Handling:
             f"it came back {times} times without an answer: the process that handled it ended, lost its connection, or "
             f"took too long and lost its claim{limit}; see why, then let it be handled again: postdate errors return"
         )
-        settlement = self.recovered(received._replace(failures=max(0, received.failures - 1)), error)
-        return None if settlement is BACK else settlement
+        outcome = self.recovered(received._replace(failures=max(0, received.failures - 1)), error)
+        return None if outcome is BACK else outcome
 
-    async def _handle(self, received: Received, conflicts: int = 0) -> Settlement:
-        """Handle a message after so many conflicts of its sagas, of which each left nothing of it.
-
-        Somebody else was faster then: it is decided again, on what they left. An outage of the store of sagas is
-        raised: the message is not to blame.
-        """
-        while True:
-            context = HandlerContext(self.outgoing, received)
-            try:
-                await self._call(received, context)
-                end = self.outgoing.end_of(context.outgoing, RecordKind.HANDLED, also=context.work)
-                break
-            except SagaConflict as error:
-                conflicts += 1
-                log.debug("message %s is handled again: %s", received.envelope.message_id, error)
-                if conflicts >= CONFLICTS_BORNE:
-                    return self.recovered(received, error)
-            except OwnStoreUnreachable:
+    async def _handle(self, received: Received) -> Outcome:
+        """Handle a message. An outage of the store of sagas is raised: the message is not to blame."""
+        context = HandlerContext(self.outgoing, received)
+        try:
+            await self._call(received, context)
+            end = self.outgoing.end_of(context.outgoing, RecordKind.HANDLED, also=context.work)
+        except SagaConflict as error:  # somebody else was faster, and nothing of it is left: decided again, on theirs
+            log.debug("message %s is handled again: %s", received.envelope.message_id, error)
+            return Outcome(None, self._recovery, failed=Failed(error))
+        except OwnStoreUnreachable:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
+            return self.recovered(received, error)
+        except anyio.get_cancelled_exc_class() as error:
+            if is_being_cancelled() and not cancels_itself(received):
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
-                return self.recovered(received, error)
-            except anyio.get_cancelled_exc_class() as error:
-                if is_being_cancelled() and not cancels_itself(received):
-                    raise
-                # The handler awaited something that others cancelled, and let that out: it says nothing of this task.
-                return self.recovered(received, RuntimeError(f"the handler ended by {type(error).__name__}"))
-        leaves = bool(end.outgoing or end.work)
-        refused = partial(self._refused, conflicts=conflicts, leaves=leaves) if conflicts or leaves else self._refused
+            # The handler awaited something that others cancelled, and let that out: it says nothing of this task.
+            return self.recovered(received, RuntimeError(f"the handler ended by {type(error).__name__}"))
+        if not (end.outgoing or end.work):
+            return Outcome(end, self._recovery, context.afterwards)
         if self.outgoing.mode is TransactionMode.RECEIVE_ONLY and end.outgoing:
             # Not rolled back when taking the message off the queue fails afterwards (specification 6). What is stored
             # in the database of the queues is: stored again when it has left, it looks like another under its id.
             try:
                 end = await self._send_apart(end)
             except PostdateError as error:
-                return self._not_sent(received, error)
-        if leaves and self.suspects:
-            context.afterwards.append(partial(self._ended_well, received.envelope.message_id))
-        return Settlement(end, refused, context.afterwards)
+                return Outcome(None, self.leaving, failed=Failed(error))
+        if self.leaving.suspects:
+            context.afterwards.append(partial(self.leaving.ended_well, received.envelope.message_id))
+        return Outcome(end, self.leaving, context.afterwards)
 
-    async def _ended_well(self, message_id: str) -> None:
-        self.suspects.worked(message_id)
-
-    async def _refused(
-        self, received: Received, error: PostdateError, conflicts: int = 0, *, leaves: bool = False
-    ) -> Settlement:
-        """Return what becomes of a handled message that cannot end as it should."""
-        if not isinstance(error, SagaConflict):
-            return self._not_sent(received, error, leaves=leaves)
-        if conflicts + 1 < CONFLICTS_BORNE:
-            return await self._handle(received, conflicts + 1)
-        return self.recovered(received, error)
-
-    def _not_sent(self, received: Received, error: PostdateError, *, leaves: bool = True) -> Settlement:
-        """Return what becomes of a message when what its handlers sent cannot be; raise what is not its fault."""
-        of_message = isinstance(error, (MessageError, QueueNotFound, DuplicateMessage))
-        of_message = of_message or (leaves and self.suspects.met(received.envelope.message_id, error) > BORNE)
-        if not of_message and self.outgoing.mode is not TransactionMode.NONE:
-            raise error
-        return self.recovered(received, error)
-
-    # --- in transaction mode ``none`` ---------------------------------------------------------------------------------
-
-    async def _end_taken(self, received: Received, settlement: Settlement | None) -> None:
-        """Do what was decided about a message that is off its queue: there is no second try (specification 6)."""
-        while settlement is not None and settlement.end is not None and settlement.refused is not None:
-            try:
-                await self.send_first(settlement.end)
-            except PostdateError as error:
-                settlement = await settlement.refused(received, error)
-            else:
-                for each in settlement.afterwards:
-                    await each()
-                return
+    def recovered(self, received: Received, error: Exception) -> Outcome:
+        """Return what the policy decides about a failed message."""
+        return self.leaving.decided(received, None, error)
 
     # --- what handling consists of ------------------------------------------------------------------------------------
 
@@ -172,7 +184,7 @@ class Handling:
         await self._call(received, context)
         for storing in self.outgoing.delays.storing(context.named, self.outgoing.clock.now()):
             # After the commit, one other message under a used id would keep all of them back.
-            with calling_own_store(self.asking, received.envelope.message_id):
+            with calling_own_store(self._asking, received.envelope.message_id):
                 await storing.leave_out()
         return context
 
@@ -189,7 +201,7 @@ class Handling:
             now = self.outgoing.clock.now()
             context.outgoing.append(self.audit.copy(received.envelope, started, now, self.endings.host))
 
-    async def send_first(self, end: End) -> None:
+    async def send(self, end: End) -> None:
         """Send and store outside of any receive transaction: with each other, where the queues can have that.
 
         What is stored already is left out; see :func:`~postdate.core.repetitions.is_stored`.
@@ -220,47 +232,3 @@ class Handling:
         for error in errors:
             if error is not None:
                 raise error
-
-    def recovered(self, received: Received, error: Exception) -> Settlement:
-        """Return what the policy decides about a failed message.
-
-        What cannot be carried out ends in the error queue of the endpoint (row 111): as an error copy like any other,
-        and where that is too large, as one that says only what has failed.
-        """
-        end = self._decided(received, error)
-        if end is None:
-            return BACK
-        self.suspects.forget(received.envelope.message_id)
-        instead = (self.endings.to_error, self.endings.to_error_in_brief)
-        return Settlement(end, partial(self._not_carried_out, error, instead))
-
-    async def _not_carried_out(
-        self,
-        error: Exception,
-        instead: Sequence[Callable[[Received, Exception], End]],
-        received: Received,
-        failure: PostdateError,
-    ) -> Settlement:
-        is_taken = self.outgoing.mode is TransactionMode.NONE
-        if not instead or not (is_taken or is_lasting(failure)):
-            if is_taken:
-                id_ = received.envelope.message_id
-                log.error("message %s is lost: it is off its queue, and no copy can be sent", id_)
-            raise failure
-        log.warning(
-            "message %s goes to the error queue: what was decided after its failure cannot be carried out: %s",
-            received.envelope.message_id,
-            text_of(failure),
-        )
-        return Settlement(instead[0](received, error), partial(self._not_carried_out, error, instead[1:]))
-
-    def _decided(self, received: Received, error: Exception) -> End | None:
-        """Return how a message ends whose handling failed, or ``None`` when it goes back to its queue."""
-        try:
-            end = self.endings.end_after_failure(received, error)
-        except PolicyFailed as failed:
-            self.endings.critical_error(str(failed), failed.reason)
-            end = self.endings.to_error(received, error) if received.failures >= POLICY_FAILURES else None
-        if end is None and (received.is_last or self.outgoing.mode is TransactionMode.NONE):
-            return self.endings.to_error(received, error)
-        return end

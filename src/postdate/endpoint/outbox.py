@@ -16,13 +16,12 @@ import anyio
 
 from postdate.clock import Clock, later
 from postdate.core.guard import calling_store
-from postdate.core.outages import BORNE, Suspects
-from postdate.core.receive.settlements import Afterwards, Settlement
+from postdate.core.outages import Suspects
+from postdate.core.receive.outcomes import Afterwards, Failed, Outcome
 from postdate.core.recoverability import is_outage
-from postdate.endpoint.cancelling import is_being_cancelled
+from postdate.endpoint.cancelling import cancels_itself, is_being_cancelled
 from postdate.endpoint.context import BusinessTransaction
-from postdate.endpoint.retries import cancels_itself, is_lasting
-from postdate.endpoint.saga_handling import CONFLICTS_BORNE, OwnStoreUnreachable, calling_own_store
+from postdate.endpoint.saga_handling import OwnStoreUnreachable, calling_own_store
 from postdate.endpoint.settings import check_above_zero
 from postdate.errors import (
     ConfigurationError,
@@ -125,10 +124,10 @@ async def prepare_outbox(outbox: Outbox, endpoint: str, *, set_up: bool) -> None
 
 
 class OutboxHandling:
-    """Handles one received message completely; the handler of the message pump of an endpoint with an outbox.
+    """The step of the message pump of an endpoint with an outbox.
 
-    Failures of the outbox's own database and of those of sagas and delayed messages, when they are out of reach, are
-    raised to the pump, which pauses: no message is to blame for them. All others are failures of the message.
+    While the outbox's own database or those of sagas and delayed messages are out of reach, messages go back after a
+    pause: none is to blame. All others are failures of the message.
     """
 
     def __init__(self, outbox: Outbox, handling: Handling) -> None:
@@ -136,66 +135,53 @@ class OutboxHandling:
         self._committing = Suspects()
         """Apart: a commit adds a row elsewhere than where others are marked."""
 
-    async def handle(self, received: Received) -> Settlement:
-        """Handle a message, or what is left to be done of it; see :data:`postdate.core.receive.settlements.Step`."""
-        id_ = message_id(received)
+    async def handle(self, received: Received) -> Outcome:
+        """Handle a message, or what is left to be done of it; see :data:`postdate.core.receive.outcomes.Step`."""
+        id_, recovery = message_id(received), self._handling.leaving
         afterwards: list[Afterwards] = []
         try:
             record, detail = await self._find(id_), _KNOWN
-        except PostdateError as error:
-            return await self._failed(received, error)
-        if record is not None:
-            log.info("message %s was handled before; %s", id_, "nothing is left" if record.dispatched else "it goes on")
-        else:
-            first = await self._first_time(received, afterwards)
-            if isinstance(first, Settlement):
-                return first
-            record, detail = first, ""
-        try:
+            if record is not None:
+                left = "nothing is left" if record.dispatched else "it goes on"
+                log.info("message %s was handled before; %s", id_, left)
+            else:
+                first = await self._first_time(received, afterwards)
+                if isinstance(first, Outcome):
+                    return first
+                record, detail = first, ""
             if not record.dispatched:
-                await self._handling.send_first(self._outgoing.end_of(record.operations, RecordKind.HANDLED))
+                await self._handling.send(self._outgoing.end_of(record.operations, RecordKind.HANDLED))
                 with calling_store(self._store):
                     await self._store.mark_dispatched(self._outgoing.endpoint, id_, self._outgoing.clock.now())
-                self._handling.suspects.worked(received.envelope.message_id)
+                await recovery.ended_well(received.envelope.message_id)
         except PostdateError as error:  # what was sent and cannot be stays in the outbox
-            return await self._failed(received, error)
-        return Settlement(End(RecordKind.HANDLED, detail), self._failed, afterwards)
-
-    async def _failed(self, received: Received, error: PostdateError) -> Settlement:
-        """Count what waiting does not mend, or others do not meet, against its message; raise any other error."""
-        is_its_own = self._handling.suspects.met(received.envelope.message_id, error) > BORNE
-        if not (is_lasting(error) or is_its_own):
-            raise error
-        return self._handling.recovered(received, error)
+            return Outcome(None, recovery, failed=Failed(error))
+        return Outcome(End(RecordKind.HANDLED, detail), recovery, afterwards)
 
     async def _find(self, id_: str) -> OutboxRecord | None:
         with calling_store(self._store):
             return await self._store.find(self._outgoing.endpoint, id_)
 
-    async def _first_time(self, received: Received, afterwards: list[Afterwards]) -> OutboxRecord | Settlement:
+    async def _first_time(self, received: Received, afterwards: list[Afterwards]) -> OutboxRecord | Outcome:
         """Return the record of a message that was handled now, or how it ends in another way.
 
         What its handlers want to be done afterwards is added to ``afterwards``.
+
+        Raises:
+            SagaConflict: somebody else was first: it is decided again, on what they left.
         """
         unhandled = self._handling.unhandled(received)
         if unhandled is not None:
             return unhandled
-        conflicts = 0
-        while True:
-            transaction = self._store.transaction(self._outgoing.endpoint, message_id(received))
-            try:
-                return await self._in_transaction(received, transaction, afterwards)
-            except SagaConflict as error:  # somebody else was first: decided again, on what they left
-                conflicts += 1
-                if conflicts == CONFLICTS_BORNE:
-                    return self._handling.recovered(received, error)
+        transaction = self._store.transaction(self._outgoing.endpoint, message_id(received))
+        return await self._in_transaction(received, transaction, afterwards)
 
     async def _in_transaction(
         self,
         received: Received,
         transaction: OutboxTransaction,
         afterwards: list[Afterwards],
-    ) -> OutboxRecord | Settlement:
+    ) -> OutboxRecord | Outcome:
         """Handle a message in a transaction; see :meth:`_first_time`; a :class:`SagaConflict` is raised and undone."""
         try:
             return await self._handled(received, transaction, afterwards)

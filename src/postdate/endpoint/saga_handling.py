@@ -7,7 +7,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -41,9 +41,6 @@ from postdate.ports import (
 )
 
 log = logging.getLogger("postdate.sagas")
-
-CONFLICTS_BORNE: Final = 1_000
-"""Each says that another message got on. So many in a row are no coincidence: their store says so whatever happens."""
 
 
 class OwnStoreUnreachable(StoreUnreachable):

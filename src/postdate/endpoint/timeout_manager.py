@@ -6,30 +6,34 @@ Source: specification 4.1, 4.2, 4.11; ADR 0014.
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 import anyio
 
 from postdate.core.circuit_breaker import RepeatedFailures
+from postdate.core.failure import Allowed, ErrorQueue
 from postdate.core.guard import calling_store
+from postdate.core.outages import Suspects
 from postdate.core.poller import Poller
+from postdate.core.receive.outcomes import Attempts, Outcome, Step, StoreOutage, attempts
 from postdate.core.receive.pump import MessagePump
-from postdate.core.receive.settlements import Step
-from postdate.core.receive.watching import WatchedReceiver
 from postdate.core.recoverability import Host
-from postdate.core.timeout_manager.dispatching import DispatchStep
 from postdate.core.timeout_manager.looking import DueTimeouts
 from postdate.core.timeout_manager.reading import is_clearing
-from postdate.core.timeout_manager.satellite import Satellite, SatelliteSettings, SatelliteStep
-from postdate.core.timeout_manager.storing import StoreStep
+from postdate.core.timeout_manager.steps import DispatchStep, StoreStep, telling
 from postdate.endpoint.critical import BreakerTimers
 from postdate.endpoint.delayed_delivery import RECEIVE_BREAKER, Surroundings, timeouts_queue
 from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, TimeoutManager
-from postdate.errors import ConfigurationError, InvalidMessage, PostdateError, UnsupportedTransactionMode
+from postdate.errors import ConfigurationError, InvalidMessage, MessageError, PostdateError, UnsupportedTransactionMode
 from postdate.messages import DESTINATION_LIMIT, check_text
-from postdate.ports import Received, Receiver, TransactionMode, Transport, TransportCapabilities
+from postdate.ports import Received, TransactionMode, Transport, TransportCapabilities
 from postdate.ports.timeouts import TimeoutPersister
+from postdate.runtime.outage_log import OutageLog
 
 log = logging.getLogger("postdate.timeout_manager")
+
+ATTEMPTS: Final = 5
+"""In total, before a message goes to the error queue (row 101)."""
 
 STORAGE_BREAKER = "TimeoutStorageConnectivity"
 STORAGE_CRITICAL = "Repeated failures when fetching timeouts from storage, endpoint will be terminated."
@@ -96,7 +100,7 @@ class TimeoutManagerService:
         """Whether the delayed delivery receives from the one queue that both have."""
         self._due: DueTimeouts | None = None
         self._poller: Poller | None = None
-        self._satellites: list[Satellite] = []
+        self._outages: list[StoreOutage] = []
         self._pumps: list[MessagePump] = []
         self._timers: BreakerTimers | None = None
 
@@ -122,16 +126,16 @@ class TimeoutManagerService:
             set_up=not is_set_up,
             metrics=around.metrics,
         )
-        self._satellites, self._pumps, breakers = [], [], list[RepeatedFailures]()
+        self._outages, self._pumps, breakers = [], [], list[RepeatedFailures]()
+        ahead = around.transport.capabilities.prefetches
         for queue in own:
-            receiver = WatchedReceiver(around.transport.receiver(queue), around.clock)
-            satellite = self._satellite(queue, receiver, self._step(queue, due))
+            receiver, step = around.transport.receiver(queue), self._step(queue, due)
             critical = f"Failed to receive messages of the timeout manager from {queue!r}"
             breaker = RepeatedFailures(
                 "TimeoutManagerReceive", critical, RECEIVE_BREAKER, around.critical_error, around.metrics
             )
             at_once = settings.messages_at_once
-            self._pumps.append(MessagePump(receiver, satellite.handle, at_once, around.clock, breaker, queue))
+            self._pumps.append(MessagePump(receiver, step, at_once, around.clock, breaker, queue, prefetches=ahead))
             breakers.append(breaker)
         wait = settings.time_to_wait_before_triggering_critical_error
         storage = RepeatedFailures(STORAGE_BREAKER, STORAGE_CRITICAL, wait, around.critical_error, around.metrics)
@@ -149,29 +153,36 @@ class TimeoutManagerService:
             return False
         return True
 
-    def _step(self, queue: str, due: DueTimeouts) -> SatelliteStep:
+    def _step(self, queue: str, due: DueTimeouts) -> Step:
         around, persister = self._around, self._settings.persister
-        if queue == self._dispatcher_queue:
-            return DispatchStep(persister, self._enlisting, around.transport, around.clock, due, around.metrics)
-        return StoreStep(persister, self._enlisting, around.endpoint, around.clock, due.registered, around.metrics)
+        dispatches = queue == self._dispatcher_queue
+        said = OutageLog(log, f"messages of {queue} wait for the storage of timeouts", "the storage of timeouts is")
+        outage = StoreOutage(around.clock, said)
+        self._outages.append(outage)
+        recovery = Attempts(
+            allowed=Allowed(stays=True, is_one=self._enlisting is not None, counts=True),
+            suspects=Suspects(),
+            outage=outage,
+            errors=ErrorQueue(self._error_queue, queue, Host(around.endpoint)),
+            clock=around.clock,
+            policy=attempts(ATTEMPTS, MessageError),
+            metrics=around.metrics,
+            given_up=telling(due.given_up) if dispatches else None,
+        )
+        if dispatches:
+            return DispatchStep(persister, self._enlisting, around.transport, around.clock, due.gone, recovery).handle
+        return StoreStep(persister, self._enlisting, around.endpoint, around.clock, due.registered, recovery).handle
 
-    def _satellite(self, queue: str, receiver: Receiver, step: SatelliteStep) -> Satellite:
-        around = self._around
-        failures = SatelliteSettings(queue, self._error_queue, Host(around.endpoint))
-        satellite = Satellite(receiver, step, failures, around.clock, around.metrics)
-        self._satellites.append(satellite)
-        return satellite
-
-    def orders_before(self, queue: str, receiver: Receiver, others: Step) -> Step:
+    def orders_before(self, queue: str, others: Step) -> Step:
         """Return a step that obeys orders to forget timeouts and leaves all other messages to ``others``.
 
         Call it after :meth:`prepare`.
         """
         assert self._due is not None
-        satellite = self._satellite(queue, receiver, self._step(queue, self._due))
+        obeys = self._step(queue, self._due)
 
-        async def handle(received: Received) -> None:
-            await (satellite.handle if is_clearing(received.envelope) else others)(received)
+        async def handle(received: Received) -> Outcome:
+            return await (obeys if is_clearing(received.envelope) else others)(received)
 
         return handle
 
@@ -198,7 +209,7 @@ class TimeoutManagerService:
 
     def stop(self) -> None:
         """End :meth:`run`; without effect before :meth:`prepare`."""
-        for part in (*self._satellites, *self._pumps):
+        for part in (*self._outages, *self._pumps):
             part.stop()
         if self._poller is not None:
             self._poller.stop()

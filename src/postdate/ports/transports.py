@@ -70,6 +70,7 @@ class Received(NamedTuple):
         unanswered: of these, how often it came back without an answer: who had it ended, or lost connection or claim.
             Also from other processes, where the queue does not tell these apart; 0 where nobody counts.
         is_last: the queue drops it when it comes back, or comes back twice: so it is not handled.
+        tries: how often its step was asked about it while it has been held; not for the transport to say.
     """
 
     envelope: Envelope
@@ -77,6 +78,7 @@ class Received(NamedTuple):
     token: object
     unanswered: int = 0
     is_last: bool = False
+    tries: int = 0
 
 
 @dataclass(frozen=True, slots=True)

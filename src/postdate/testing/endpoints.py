@@ -278,9 +278,10 @@ class _Failed(MessageEndings):
     failures: list[Exception] = field(default_factory=list[Exception])
 
     @override
-    def to_error(self, received: Received, error: Exception, queue: str | None = None) -> End:
-        self.failures.append(error)
-        return super().to_error(received, error, queue)
+    def to_error(self, received: Received, error: Exception, queue: str | None = None, *, brief: bool = False) -> End:
+        if not brief:
+            self.failures.append(error)
+        return super().to_error(received, error, queue, brief=brief)
 
 
 class _WakingStore(MemoryStore):

@@ -14,19 +14,20 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 import anyio
 
 from postdate.clock import Clock, in_real_time
 from postdate.core.circuit_breaker import PAUSE_ARMED, RepeatedFailures
+from postdate.core.failure import Way
 from postdate.core.guard import LETTING_GO, GuardedCall, calling_transport, raise_of_transport
 from postdate.core.left_behind import leave_behind
-from postdate.core.receive.settlements import Settlement, Step
+from postdate.core.receive.outcomes import BACK, UNCOUNTED, Failed, Outcome, Step
 from postdate.core.receive.settling import Ended, Settler
 from postdate.core.receive.watching import WatchedReceiver
-from postdate.core.recoverability import is_outage, may_be_of_one
-from postdate.errors import ClaimLost, PostdateError, StoreUnavailable, TransportUnavailable
+from postdate.core.recoverability import is_outage, retry_delay, text_of
+from postdate.errors import ClaimLost, PostdateError, TransportUnavailable
 from postdate.ports import Received, Receiver
 from postdate.runtime.outage_log import OutageLog
 
@@ -35,8 +36,10 @@ log = logging.getLogger("postdate.pump")
 _YIELDS_AFTER: Final = 50
 """Messages that one worker handles before others have the loop."""
 
-_NOT_TO_BLAME: Final = (ClaimLost, StoreUnavailable, TransportUnavailable)
-"""What the queue says of ends that might be as they are."""
+_WAITS: Final = (Way.STAYS, Way.BACK, Way.ALONE)
+"""Ways of messages that wait together when they have failed together: for what most of them wait, in this order."""
+
+_Failure: TypeAlias = tuple[Received, Outcome, PostdateError, Way]
 
 _MOST_UNSETTLED: Final = 2_000
 """No more are received while so many wait for their end."""
@@ -261,7 +264,7 @@ class MessagePump:
                     received = self._ready.popleft()
                     if self._ready:
                         self._wake_one(messages)
-                    await self._handle_one(received)
+                    await self.handle(received)
                 handled += 1
                 if handled % _YIELDS_AFTER == 0:
                     await asyncio.sleep(0)
@@ -277,16 +280,16 @@ class MessagePump:
                 else:
                     self._idle.remove(woken)
 
-    async def _handle_one(self, received: Received) -> None:
+    async def handle(self, received: Received) -> None:
+        """Handle one message: it has ended then, or its end is on its way in a batch, or it is back in its queue."""
         self._busy += 1
         try:
-            counted = self._with_losses(received) if self._lost else received
-            settlement = await self._step(counted)
-            if settlement is not None:
-                if self._settler is not None and settlement.end is not None and counted is received:
-                    self._settler.put(received, settlement)
-                else:
-                    await self._end_alone(received, settlement, counted)
+            told = self._with_losses(received) if self._lost else received
+            outcome = await self._step(told)
+            if self._settler is not None and outcome.end is not None and told is received:
+                self._settler.put(received, outcome)
+            else:
+                await self._see_through(received, told, outcome)
         except BaseException as error:  # noqa: BLE001 - what is not dealt with is raised again
             await self._not_handled(received, error)
         finally:
@@ -312,84 +315,125 @@ class MessagePump:
             if len(self._lost) > _LOSSES_REMEMBERED:
                 del self._lost[next(iter(self._lost))]
 
-    async def _end_alone(self, received: Received, settlement: Settlement | None, counted: Received) -> None:
-        """End a message as was decided, or, where its queue refuses that, as is decided then of what is ``counted``."""
-        while settlement is not None:
-            try:
-                if settlement.end is None:
-                    await self._receiver.roll_back(received)
-                else:
-                    await self._receiver.commit(received, self._clock.now(), settlement.end)
-                    self._lost.pop(received.envelope.message_id, None)
-            except PostdateError as error:
-                self._note_loss(received, error)
-                if settlement.refused is None:
-                    raise
-                settlement = await settlement.refused(counted, error)
+    async def _see_through(self, received: Received, told: Received, outcome: Outcome) -> None:
+        """Do what was decided about a message of which its step was ``told``; where that fails, what is decided then."""
+        while True:
+            if outcome.wait is None:
+                error = await self._carry_out(received, outcome)
+                if error is None:
+                    return
+                told, outcome = await self._after(told, outcome, error, outcome.way(told, error))
             else:
-                for each in settlement.afterwards:
-                    await each()
-                return
+                await self._clock.wait_for(self._stop, outcome.wait)
+                outcome = UNCOUNTED if self._stop.is_set() else await self._step(told)
+
+    async def _carry_out(self, received: Received, outcome: Outcome) -> PostdateError | None:
+        """End a message or give it back; return why that cannot be."""
+        if outcome.end is None and outcome.failed is not None:
+            return self._ours(outcome.failed.error)
+        try:
+            if outcome.end is None:
+                await self._receiver.roll_back(received, failed=outcome is not UNCOUNTED)
+                return None
+            await self._receiver.commit(received, self._clock.now(), outcome.end)
+        except PostdateError as error:
+            self._note_loss(received, error)
+            if outcome.end is None:
+                raise
+            return error
+        self._lost.pop(received.envelope.message_id, None)
+        for each in outcome.afterwards:
+            await each()
+        return None
+
+    async def _after(
+        self, told: Received, outcome: Outcome, error: PostdateError, way: Way
+    ) -> tuple[Received, Outcome]:
+        """Go the way of a message that failed; return what its step is told from now on, and what was decided.
+
+        Raises:
+            PostdateError: ``error``: it goes back.
+        """
+        recovery = outcome.recovery
+        if recovery is None or way is Way.BACK:
+            raise error
+        if way in (Way.FULL, Way.BRIEF):
+            failed = outcome.failed or Failed(error)
+            log.warning("message %s goes to the error queue: %s", told.envelope.message_id, text_of(error))
+            return told, recovery.copied(told, failed, brief=way is Way.BRIEF)
+        if way is Way.KEPT:
+            log.error("no error queue takes message %s, which stays: %s", told.envelope.message_id, text_of(error))
+            if recovery.failure_rate is not None:
+                recovery.failure_rate.failure(error, self._clock.monotonic())
+            await self._clock.wait_for(self._stop, retry_delay(told.failures))
+            return told, UNCOUNTED if self._stop.is_set() else BACK
+        if way is Way.DECIDED:
+            if recovery.allowed.counts and error.transient and not told.is_last:
+                await (self._pause_after(error) if recovery.outage is None else recovery.outage.wait(error, way))
+            return told, recovery.decided(told, outcome, error)
+        if way is not Way.ANEW and recovery.outage is not None:
+            await recovery.outage.wait(error, way)
+            if self._stop.is_set():
+                return told, UNCOUNTED
+        told = told._replace(tries=told.tries + 1)
+        return told, await self._step(told)
 
     def _not_ended(self, messages: anyio.abc.TaskGroup, some: Sequence[Ended]) -> None:
         """Have workers do what is left to be done of messages whose ends were tried in one batch."""
-        failed = list[tuple[Received, Settlement, PostdateError]]()
-        for received, settlement, error in some:
-            if isinstance(error, _NOT_TO_BLAME):
-                self._note_loss(received, error)
-                failed.append((received, settlement, error))
+        waiting = list[_Failure]()
+        for received, outcome, raised in some:
+            if raised is None:
+                self._unended.append(partial(self._after_end, received, outcome))
+                continue
+            error = self._ours(raised)
+            self._note_loss(received, error)
+            failure = received, outcome, error, outcome.way(received, error)
+            if failure[-1] in _WAITS:
+                waiting.append(failure)
             else:
-                self._unended.append(partial(self._after_end, received, settlement, error))
-        if failed:
-            self._unended.append(partial(self._after_failure, failed))
+                self._unended.append(partial(self._after_end, received, outcome, failure))
+        if waiting:
+            self._unended.append(partial(self._wait_together, waiting))
         self._wake_one(messages)
 
-    async def _after_failure(self, failed: Sequence[tuple[Received, Settlement, PostdateError]]) -> None:
+    async def _wait_together(self, failed: Sequence[_Failure]) -> None:
         """Give back messages that are not to blame for what their queue says, after one pause for all of them."""
         self._busy += 1
         try:
-            left = [(each[0], each[2]) for each in failed if not await self._is_to_blame(*each)]
-            if left:
-                (first, error), others = left[0], f"and {len(left) - 1} others " if len(left) > 1 else ""
+            first, outcome, error, way = min(failed, key=lambda each: _WAITS.index(each[-1]))
+            if way is not Way.BACK and outcome.recovery is not None and outcome.recovery.outage is not None:
+                await outcome.recovery.outage.wait(error, way)
+            else:
+                others = f"and {len(failed) - 1} others " if len(failed) > 1 else ""
                 self._not_done(first, f"{others}was not finished", error)
                 await self._pause_after(error)
-                for received, each in left:
-                    await self._give_back(received, failed=not is_outage(each))
+            for received, _, each, _ in failed:
+                await self._give_back(received, failed=not is_outage(each))
         finally:
             self._busy -= 1
             self._made_room()
 
-    async def _is_to_blame(self, received: Received, settlement: Settlement, error: PostdateError) -> bool:
-        """Return whether its step says that trouble is of this message alone; it is ended as that decides."""
-        if settlement.refused is None or not may_be_of_one(error):
-            return False
-        try:
-            instead = await settlement.refused(received, error)
-        except PostdateError:  # an outage
-            return False
-
-        async def decided(*_: object) -> Settlement | None:
-            return instead
-
-        self._unended.append(partial(self._after_end, received, settlement._replace(refused=decided), error))
-        return True
-
-    async def _after_end(self, received: Received, settlement: Settlement, error: Exception | None) -> None:
-        """Do what is left to be done of a message whose end was tried: ``error`` is what that raised."""
+    async def _after_end(self, received: Received, outcome: Outcome, failure: _Failure | None = None) -> None:
+        """Do what is left to be done of a message whose end was tried in a batch."""
         self._busy += 1
         try:
-            if error is None:
-                for each in settlement.afterwards:
+            if failure is None:
+                for each in outcome.afterwards:
                     await each()
-            elif settlement.refused is None or not isinstance(error, PostdateError):
-                raise error  # noqa: TRY301 - as it would have been raised where the message was handled
             else:
-                await self._end_alone(received, await settlement.refused(received, error), received)
-        except BaseException as failure:  # noqa: BLE001 - what is not dealt with is raised again
-            await self._not_handled(received, failure)
+                told, outcome = await self._after(*failure)
+                await self._see_through(received, told, outcome)
+        except BaseException as error:  # noqa: BLE001 - what is not dealt with is raised again
+            await self._not_handled(received, error)
         finally:
             self._busy -= 1
             self._made_room()
+
+    def _ours(self, error: BaseException) -> PostdateError:
+        try:
+            raise_of_transport(self._receiver, error)
+        except PostdateError as ours:
+            return ours
 
     async def _not_handled(self, received: Received, failure: BaseException) -> None:
         """Give a message back that could not be dealt with, after a pause."""

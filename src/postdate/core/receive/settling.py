@@ -10,7 +10,7 @@ import anyio
 
 from postdate.clock import Clock
 from postdate.core.guard import calling_transport
-from postdate.core.receive.settlements import Settlement
+from postdate.core.receive.outcomes import Outcome
 from postdate.core.receive.watching import WatchedReceiver
 from postdate.ports import HANDLED, Ending, Received
 
@@ -21,9 +21,9 @@ IN_FLIGHT: Final = 2
 """Batches that are ended at a time: while one waits for the disk, the other is made ready."""
 
 LARGEST_BATCH: Final = 4 * 1024 * 1024
-"""Bytes that the messages of one batch send, at most; one message alone may send more."""
+"""Bytes that the messages of one batch send or store, at most; one message alone may do more."""
 
-Ended: TypeAlias = tuple[Received, Settlement, Exception | None]
+Ended: TypeAlias = tuple[Received, Outcome, Exception | None]
 """A message whose end was tried, and what that raised."""
 
 Left: TypeAlias = Callable[[Sequence[Ended]], None]
@@ -40,16 +40,16 @@ class Settler:
 
     def __init__(self, receiver: WatchedReceiver, clock: Clock) -> None:
         self._receiver, self._clock = receiver, clock
-        self._waiting: deque[tuple[Received, Settlement]] = deque()
+        self._waiting: deque[tuple[Received, Outcome]] = deque()
         self._some, self._finishes = anyio.Event(), False
         self.count = 0
         """Messages that are not ended yet."""
         self.calls = 0
         """Batches that are being ended."""
 
-    def put(self, received: Received, settlement: Settlement) -> None:
-        """Have a message ended, soon; its settlement must have an end."""
-        self._waiting.append((received, settlement))
+    def put(self, received: Received, outcome: Outcome) -> None:
+        """Have a message ended, soon; its outcome must have an end."""
+        self._waiting.append((received, outcome))
         self.count += 1
         if not self._some.is_set():
             self._some.set()
@@ -80,20 +80,22 @@ class Settler:
                 while self._waiting:
                     await self._end(self._batch(), left)
 
-    def _batch(self) -> Sequence[tuple[Received, Settlement]]:
-        batch, room = list[tuple[Received, Settlement]](), LARGEST_BATCH
+    def _batch(self) -> Sequence[tuple[Received, Outcome]]:
+        batch, room = list[tuple[Received, Outcome]](), LARGEST_BATCH
         while self._waiting and len(batch) < AT_ONCE:
-            end = self._waiting[0][1].end
-            if end is not None and end.outgoing:
-                room -= sum(len(each.body) for each in end.outgoing)
+            received, outcome = self._waiting[0]
+            end = outcome.end
+            if end is not None and (end.outgoing or end.work):
+                stored = len(received.envelope.body) if end.work else 0  # as far as that can be told
+                room -= stored + sum(len(each.body) for each in end.outgoing)
                 if room < 0 and batch:
                     break
             batch.append(self._waiting.popleft())
         return batch
 
-    async def _end(self, batch: Sequence[tuple[Received, Settlement]], left: Left) -> None:
+    async def _end(self, batch: Sequence[tuple[Received, Outcome]], left: Left) -> None:
         now = self._clock.now()
-        endings = [Ending(received, now, settlement.end or HANDLED) for received, settlement in batch]
+        endings = [Ending(received, now, outcome.end or HANDLED) for received, outcome in batch]
         errors: Sequence[Exception | None] = ()
         self.calls += 1
         try:
@@ -105,9 +107,9 @@ class Settler:
             self.calls -= 1
             self.count -= len(batch)
         some = [
-            (received, settlement, error)
-            for (received, settlement), error in zip(batch, errors, strict=True)
-            if error is not None or settlement.afterwards
+            (received, outcome, error)
+            for (received, outcome), error in zip(batch, errors, strict=True)
+            if error is not None or outcome.afterwards
         ]
         if some:
             left(some)

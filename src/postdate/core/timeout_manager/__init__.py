@@ -1,6 +1,6 @@
 """The timeout manager: two queues and a storage of timeouts between them, for those who still run it.
 
-``reading`` says what its messages mean, ``storing`` and ``dispatching`` are the steps of its queues, ``satellite`` runs
-a step and deals with its failures; ``looking`` finds what is due and ``announced`` remembers what it has told of.
+``reading`` says what its messages mean, ``steps`` are those of its queues; ``looking`` finds what is due and
+``announced`` remembers what it has told of.
 Source: specification 4; ADR 0014.
 """

@@ -210,14 +210,14 @@ class DueTimeouts:
             self._wake()
 
     def gone(self, timeout_id: str) -> None:
-        """See :class:`postdate.core.timeout_manager.dispatching.Announcer`."""
+        """Note that a timeout is not stored any more."""
         self._announced.discard(timeout_id)
         if self._gone_meanwhile is not None:
             self._gone_meanwhile.add(timeout_id)
         self._wake_if_waiting_for_room()
 
     def given_up(self, timeout_id: str) -> None:
-        """See :class:`postdate.core.timeout_manager.dispatching.Announcer`."""
+        """Note that a timeout stays stored, as its control message is in the error queue now."""
         self._announced.leave(timeout_id)
         self._wake_if_waiting_for_room()
 

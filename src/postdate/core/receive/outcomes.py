@@ -1,0 +1,224 @@
+"""What a step decides about a received message, and what is done when that fails. Source: ADR 0026."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from typing import Final, NamedTuple, TypeAlias
+
+import anyio
+from typing_extensions import override
+
+from postdate.clock import Clock
+from postdate.core.circuit_breaker import PAUSE_ARMED, FailureRate, RepeatedFailures
+from postdate.core.failure import Allowed, ErrorQueue, Way, way_after
+from postdate.core.outages import Suspects
+from postdate.core.recoverability import ImmediateRetry, Recoverability, after_handling_failed
+from postdate.errors import PostdateError
+from postdate.messages import Envelope
+from postdate.ports import End, Received
+from postdate.runtime.metrics import NO_METRICS, Metrics
+from postdate.runtime.outage_log import OutageLog
+
+log = logging.getLogger("postdate.recoverability")
+
+Afterwards: TypeAlias = Callable[[], Awaitable[None]]
+"""What is to be done when a message has ended well; raises nothing."""
+
+
+class Failed(NamedTuple):
+    """That a message has failed.
+
+    Args:
+        error: why.
+        way: what was decided about that last; ``None``: nothing yet.
+        original: what its error copy is made of; ``None``: of the message.
+    """
+
+    error: Exception
+    way: Way | None = None
+    original: Envelope | None = None
+
+
+class Outcome(NamedTuple):
+    """What a step decides about a received message.
+
+    Args:
+        end: with which it leaves its queue; ``None``: it does not leave.
+        recovery: asked when its queue refuses ``end``, or its step ``failed``; ``None``: it goes back after a pause.
+        afterwards: done when the message has left its queue.
+        failed: what the end is about; without an end, why the step could not be done.
+        wait: for so long it stays in hand, then its step is asked again.
+
+    With neither ``end``, ``failed`` nor ``wait`` it goes back to its queue: :data:`BACK`, :data:`UNCOUNTED`.
+    """
+
+    end: End | None
+    recovery: Recovery | None = None
+    afterwards: Sequence[Afterwards] = ()
+    failed: Failed | None = None
+    wait: timedelta | None = None
+
+    def way(self, received: Received, error: PostdateError) -> Way:
+        """Note that it cannot be carried out; return what becomes of its message."""
+        return Way.BACK if self.recovery is None else self.recovery.way(received, self.failed, error)
+
+
+Step: TypeAlias = Callable[[Received], Awaitable[Outcome]]
+"""Handles one message. What it raises is a failure of the queues or of itself, not of a handler: the message goes back
+after a pause."""
+
+BACK: Final = Outcome(None)
+UNCOUNTED: Final = Outcome(None)
+"""It, and no other, goes back as it came: the pump stops."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Recovery(ABC):
+    """What is done about failures of one kind of outcome.
+
+    Args:
+        allowed: what may be.
+        suspects: messages that met trouble of a store; ``None``: whatever a store says of itself is an outage.
+        outage: of the store, for which messages stay in hand.
+        failure_rate: of messages that no error queue takes.
+    """
+
+    allowed: Allowed
+    suspects: Suspects | None = None
+    outage: StoreOutage | None = None
+    failure_rate: FailureRate | None = None
+
+    def way(self, received: Received, failed: Failed | None, error: PostdateError) -> Way:
+        """Note a failure and decide about its message; see :func:`postdate.core.failure.way_after`."""
+        gone = None if failed is None else failed.way
+        met, others_are_well, suspects = 0, False, self.suspects
+        if gone is None and suspects is not None:
+            others_are_well = suspects.are_others_well(received.envelope.message_id)
+            met = suspects.met(received.envelope.message_id, error)
+        return way_after(gone, error, received, met, self.allowed, others_are_well=others_are_well)
+
+    @abstractmethod
+    def decided(self, received: Received, outcome: Outcome | None, error: Exception) -> Outcome:
+        """Return what the policy decides about a message whose step, or whose end, failed."""
+
+    @abstractmethod
+    def copied(self, received: Received, failed: Failed, *, brief: bool) -> Outcome:
+        """Return the end of a message that goes to the error queue."""
+
+    async def ended_well(self, message_id: str) -> None:
+        """Note that a message has ended as its step decided."""
+        if self.suspects is not None:
+            self.suspects.worked(message_id)
+        if self.outage is not None:
+            self.outage.worked()
+
+    def forget(self, message_id: str) -> None:
+        """Note that a message has failed for good: should it come again, it begins anew."""
+        if self.suspects is not None:
+            self.suspects.forget(message_id)
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempts(Recovery):
+    """The recovery of steps that are not handlers: so many attempts, then the error queue.
+
+    Args:
+        errors: that queue.
+        clock: tells when a message failed.
+        policy: how often is tried.
+        metrics: told of failures.
+        given_up: told of a message that is in the error queue.
+        returns_outgoing: what was to be sent on can be returned to where it was sent: so its copy is made of that.
+    """
+
+    errors: ErrorQueue
+    clock: Clock
+    policy: Recoverability
+    metrics: Metrics = NO_METRICS
+    given_up: Callable[[Received], None] | None = None
+    returns_outgoing: bool = False
+
+    @override
+    def decided(self, received: Received, outcome: Outcome | None, error: Exception) -> Outcome:
+        failures, id_ = received.failures + 1, received.envelope.message_id
+        log.error("message %s of %s failed, attempt %d: %s", id_, self.errors.failed_queue, failures, error)
+        self.metrics.failed(1)
+        decision = after_handling_failed(error, failures, received.envelope.headers, self.policy, self.clock.now())
+        if isinstance(decision, ImmediateRetry) and not received.is_last:
+            return BACK
+        end = outcome.end if outcome is not None and self.returns_outgoing else None
+        sent = () if end is None else end.outgoing
+        return self.copied(received, Failed(error, original=sent[0] if sent else None), brief=False)
+
+    @override
+    def copied(self, received: Received, failed: Failed, *, brief: bool) -> Outcome:
+        original, now = failed.original or received.envelope, self.clock.now()
+        errors = self.errors if failed.original is None else replace(self.errors, failed_queue=original.destination)
+        copy = errors.copy(original, failed.error, now, brief=brief)
+        failed, moved = failed._replace(way=Way.BRIEF if brief else Way.FULL), partial(self._moved, received)
+        return Outcome(End(record=None, outgoing=[copy]), self, [moved], failed)
+
+    async def _moved(self, received: Received) -> None:
+        id_ = received.envelope.message_id
+        self.forget(id_)
+        self.metrics.moved_to_error(1)
+        if self.given_up is not None:
+            self.given_up(received)
+        log.error("message %s of %s moved to error queue %s", id_, self.errors.failed_queue, self.errors.name)
+
+
+def attempts(number: int, *unrecoverable: type[PostdateError]) -> Recoverability:
+    """Return the policy of so many attempts in a row, but one for what no retry mends."""
+    return Recoverability(immediate_retries=number - 1, delayed_retries=0, unrecoverable=unrecoverable)
+
+
+class StoreOutage:
+    """A store that takes nothing, and the messages in hand that wait for it.
+
+    Args:
+        clock: waits.
+        said: where it is said.
+        breaker: of the store; ``None``: each second it is tried again.
+    """
+
+    def __init__(self, clock: Clock, said: OutageLog, breaker: RepeatedFailures | None = None) -> None:
+        self._clock, self._said, self._breaker = clock, said, breaker
+        self._of_some = OutageLog(log, "cannot store some messages, only others", "they are", logging.WARNING)
+        self._stop, self._is_over = anyio.Event(), anyio.Event()
+
+    def stop(self) -> None:
+        """End pauses, also those that are still to begin."""
+        self._stop.set()
+        self._is_over.set()
+
+    def over(self) -> None:
+        """End the pauses of those that wait, as somebody has found that the store answers again."""
+        if self._breaker is not None:
+            self._breaker.success()  # a call that hung until now fails a little later, and is not to wait any longer
+        self._is_over.set()
+        self._is_over = anyio.Event()
+
+    def worked(self) -> None:
+        """Note that something was stored."""
+        if self._said.is_out:
+            self.over()
+            self._said.succeeded(self._clock.monotonic())
+        if self._breaker is not None:
+            self._breaker.success()
+
+    async def wait(self, error: PostdateError, way: Way) -> None:
+        """Wait before a message is tried again: with all others, unless it is alone in trouble or its failure counts."""
+        seconds, pause, until = self._clock.monotonic(), PAUSE_ARMED, self._stop
+        if way is Way.ALONE:
+            self._of_some.failed(error, seconds)
+        elif self._breaker is not None:
+            pause = self._breaker.failure(error, seconds)
+        if way is Way.STAYS:
+            self._said.failed(error, seconds)
+            until = until if until.is_set() else self._is_over
+        await self._clock.wait_for(until, pause)

@@ -1,0 +1,238 @@
+"""The steps of its two queues: into the storage of timeouts, and out of it. Source: specification 4.5, 4.8."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final
+
+import anyio
+
+from postdate.clock import Clock, later
+from postdate.core.guard import Guard, calling_store
+from postdate.core.receive.outcomes import Afterwards, Attempts, Failed, Outcome
+from postdate.core.timeout_manager.reading import (
+    announced_timeout,
+    dispatched,
+    is_clearing,
+    saga_of,
+    timeout_of,
+    undelayed,
+)
+from postdate.errors import NotADelayedMessage, PostdateError, TimeoutConcurrentlyProcessed
+from postdate.messages import Envelope, Headers
+from postdate.ports import End, Received, Transport, Work
+from postdate.ports.timeouts import Timeout, TimeoutClaim, TimeoutPersister
+
+log = logging.getLogger("postdate.timeout_manager")
+
+NOT_STORED_BEFORE_DUE: Final = timedelta(seconds=1)
+"""What is due by then is not stored any more (row 93)."""
+
+SENT_REMEMBERED: Final = 10_000
+"""Timeouts that were sent and could not be removed, below transaction scope: the next attempts only remove them."""
+
+
+class StoreStep:
+    """Stores what arrives; what is due within a second, or already, goes on in the transaction that takes it off.
+
+    Upstream sends it at once, up to a second early. Here nothing is early: it is in hand until it is due.
+
+    Args:
+        persister: where timeouts are kept.
+        enlisting: the same, when storing is to be part of the transaction of the queue; else ``None``.
+        owner: name of the endpoint.
+        clock: tells and waits.
+        registered: told of each stored timeout's due time, once it is committed; upstream tells before.
+        recovery: of its failures.
+    """
+
+    def __init__(
+        self,
+        persister: TimeoutPersister,
+        enlisting: TimeoutPersister | None,
+        owner: str,
+        clock: Clock,
+        registered: Callable[[datetime], None],
+        recovery: Attempts,
+    ) -> None:
+        self._persister, self._enlisting, self._owner, self._clock = persister, enlisting, owner, clock
+        self._registered, self._recovery = registered, recovery
+        self._asking = Guard.of_store(persister, clock)
+
+    async def handle(self, received: Received) -> Outcome:
+        """See :data:`postdate.core.receive.outcomes.Step`."""
+        envelope = received.envelope
+        try:
+            if is_clearing(envelope):
+                return await self._clear(envelope)
+            timeout = timeout_of(envelope, self._owner)
+            now = self._clock.now()
+            if timeout.due > later(now, NOT_STORED_BEFORE_DUE):
+                return await self._store(timeout, envelope)
+        except PostdateError as error:
+            return Outcome(None, self._recovery, failed=Failed(error))
+        if now < timeout.due:  # asked again then, it is stored if the clock was set back meanwhile
+            return Outcome(None, wait=timeout.due - now)
+        log.debug("message %s is due and goes to %s at once", envelope.message_id, timeout.destination)
+        return self._outcome(envelope, End(record=None, outgoing=[undelayed(timeout, envelope.message_id)]))
+
+    async def _store(self, timeout: Timeout, envelope: Envelope) -> Outcome:
+        work: list[Work] = []
+        if self._enlisting is None:
+            is_new = await self._asking.call(lambda: self._persister.add(timeout))
+            if not is_new:
+                log.info("message %s was stored before, as timeout %s", envelope.message_id, timeout.timeout_id)
+        else:
+            with calling_store(self._persister):
+                work.append(self._enlisting.adding(timeout))
+
+        async def stored() -> None:
+            self._recovery.metrics.stored(1)
+            self._registered(timeout.due)
+
+        return self._outcome(envelope, End(record=None, work=work), stored)
+
+    async def _clear(self, envelope: Envelope) -> Outcome:
+        saga_id = saga_of(envelope)
+        if saga_id is None:
+            raise NotADelayedMessage(
+                f"message {envelope.message_id!r} asks to forget the timeouts of a saga and does not say of which: it "
+                f"has no header {Headers.SAGA_ID!r}"
+            )
+        work: list[Work] = []
+        if self._enlisting is None:
+            removed = await self._asking.call(lambda: self._persister.remove_by_saga(saga_id))
+            log.debug("removed %d timeouts of saga %s", removed, saga_id)
+        else:
+            with calling_store(self._persister):
+                work.append(self._enlisting.removing_by_saga(saga_id))
+        return self._outcome(envelope, End(record=None, work=work))
+
+    def _outcome(self, envelope: Envelope, end: End, *afterwards: Afterwards) -> Outcome:
+        return Outcome(end, self._recovery, [partial(self._recovery.ended_well, envelope.message_id), *afterwards])
+
+
+async def _hold_nothing() -> None:
+    """Release nothing: in a transaction of the queue there is no claim."""
+
+
+class DispatchStep:
+    """Sends what a control message tells of, and removes it.
+
+    With ``enlisting`` all of it is one transaction: exactly once. Without, the send leaves at once, then the timeout is
+    removed, then the control message taken off its queue: whatever fails in between is sent again, never lost. Where
+    timeouts can be claimed, one process has each in hand while it is sent, and others leave it alone.
+
+    Args:
+        persister: where timeouts are kept.
+        enlisting: the same, when removing is to be part of the transaction of the queue; else ``None``.
+        transport: of the destinations.
+        clock: for the time of sending.
+        gone: told of a timeout that is not stored any more.
+        recovery: of its failures.
+    """
+
+    def __init__(
+        self,
+        persister: TimeoutPersister,
+        enlisting: TimeoutPersister | None,
+        transport: Transport,
+        clock: Clock,
+        gone: Callable[[str], None],
+        recovery: Attempts,
+    ) -> None:
+        self._persister, self._enlisting, self._transport, self._clock = persister, enlisting, transport, clock
+        self._asking, self._sending = Guard.of_store(persister, clock), Guard.of_transport(transport, clock)
+        self._gone, self._recovery = gone, recovery
+        self._sent: dict[str, None] = {}  # in order: the oldest are forgotten first
+
+    async def handle(self, received: Received) -> Outcome:
+        """See :data:`postdate.core.receive.outcomes.Step`; a timeout that is gone is success."""
+        try:
+            end, afterwards = await self._dispatch(received.envelope)
+        except PostdateError as error:
+            return Outcome(None, self._recovery, failed=Failed(error))
+        ended = partial(self._recovery.ended_well, received.envelope.message_id)
+        return Outcome(end, self._recovery, [ended, afterwards])
+
+    async def _dispatch(self, announcement: Envelope) -> tuple[End, Afterwards]:
+        """Dispatch a timeout, or return the end with which that is done; and what is done when it has ended so.
+
+        Raises:
+            TimeoutConcurrentlyProcessed: somebody else removed it after this has begun.
+            QueueNotFound, MessageTooLarge, TransportUnavailable: it was not sent.
+            StoreError: it may have been sent.
+        """
+        timeout_id = announced_timeout(announcement)
+        taken = await self._asking.call(lambda: self._taken(timeout_id), _release)
+        if taken is None:  # if others have it in hand and do not get done with it, the next look back finds it again
+            log.debug("timeout %s is gone already, or in other hands", timeout_id)
+            return End(record=None), partial(self._ended, timeout_id)
+        envelope = dispatched(taken.timeout, announcement.message_id, self._clock.now())
+        try:
+            end = await self._end(taken, envelope)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._asking.call(taken.release)
+        return end, partial(self._ended, timeout_id, taken.timeout)
+
+    async def _taken(self, timeout_id: str) -> TimeoutClaim | None:
+        if self._enlisting is None:
+            return await self._persister.claim(timeout_id)
+        # In the transaction of the queue no claim is needed: who comes second finds the timeout gone and sends nothing.
+        timeout = await self._persister.peek(timeout_id)
+        if timeout is None:
+            return None
+        return TimeoutClaim(timeout, partial(self._persister.try_remove, timeout_id), _hold_nothing)
+
+    async def _end(self, taken: TimeoutClaim, envelope: Envelope) -> End:
+        timeout = taken.timeout
+        if self._enlisting is not None:
+            with calling_store(self._persister):
+                work = [self._enlisting.removing(timeout.timeout_id)]
+            return End(record=None, outgoing=[envelope], work=work)
+        if timeout.timeout_id not in self._sent:
+            await self._send(timeout.timeout_id, envelope)
+        removed = await self._asking.call(taken.remove)
+        self._sent.pop(timeout.timeout_id, None)
+        if not removed:
+            raise TimeoutConcurrentlyProcessed(
+                f"timeout {timeout.timeout_id} was concurrently processed: somebody else removed it while it was sent "
+                f"to {timeout.destination}"
+            )
+        return End(record=None)
+
+    async def _send(self, timeout_id: str, envelope: Envelope) -> None:
+        """Send, and remember that: a storage that is read and cannot be written would have it sent at every attempt."""
+        (error,) = await self._sending.call(lambda: self._transport.send([envelope], self._clock.now()))
+        if error is not None:
+            raise error
+        self._sent[timeout_id] = None
+        if len(self._sent) > SENT_REMEMBERED:
+            del self._sent[next(iter(self._sent))]
+
+    async def _ended(self, timeout_id: str, timeout: Timeout | None = None) -> None:
+        self._gone(timeout_id)
+        if timeout is not None:
+            self._recovery.metrics.delivered(1, [(self._clock.now() - timeout.due).total_seconds()])
+            log.debug("timeout %s went to %s, due %s", timeout_id, timeout.destination, timeout.due)
+
+
+def telling(given_up: Callable[[str], None]) -> Callable[[Received], None]:
+    """Return what tells of a message in the error queue: its timeout stays stored, and returning it dispatches that."""
+
+    def tell(received: Received) -> None:
+        with suppress(NotADelayedMessage):
+            given_up(announced_timeout(received.envelope))
+
+    return tell
+
+
+async def _release(taken: TimeoutClaim | None) -> None:
+    """Let go of what was claimed by a call that nobody waited for any more."""
+    if taken is not None:
+        await taken.release()

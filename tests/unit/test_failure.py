@@ -1,0 +1,131 @@
+"""What becomes of a message whose step failed, or whose end was refused: the whole decision as a table. ADR 0026."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from postdate.core.failure import ASKED_ANEW, Allowed, ErrorQueue, Way, after_copy, way_after
+from postdate.core.outages import BORNE
+from postdate.core.recoverability import Host
+from postdate.errors import (
+    ClaimLost,
+    DestinationUnavailable,
+    DuplicateMessage,
+    MessageTooLarge,
+    PostdateError,
+    QueueNotFound,
+    SagaConflict,
+    StoreError,
+    StoreFull,
+    StoreTroubled,
+    StoreUnavailable,
+    TransportUnavailable,
+    TransportUnreachable,
+)
+from postdate.messages import Envelope, Headers
+from postdate.ports import Received
+
+HANDLER = Allowed(anew=(SagaConflict,))
+TAKEN = Allowed(anew=(SagaConflict,), is_taken=True)
+STORING = Allowed(stays=True, counts=True)
+IN_ONE = Allowed(stays=True, is_one=True, counts=True)
+SENDING = Allowed(anew=(DestinationUnavailable,), counts=True)
+ITSELF = Allowed()
+NEW = Received(Envelope("sales", "m-1"), 0, object())
+LAST = NEW._replace(is_last=True)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "error", "way"),
+    [
+        (HANDLER, SagaConflict("somebody was faster"), Way.ANEW),
+        (HANDLER, MessageTooLarge("64 KiB"), Way.DECIDED),
+        (HANDLER, QueueNotFound("nowhere"), Way.DECIDED),
+        (HANDLER, DuplicateMessage("another"), Way.DECIDED),
+        (HANDLER, StoreError("never"), Way.DECIDED),
+        (HANDLER, TransportUnavailable("nack"), Way.BACK),
+        (HANDLER, TransportUnreachable("away"), Way.BACK),
+        (HANDLER, StoreFull("full"), Way.BACK),
+        (HANDLER, ClaimLost("lost"), Way.BACK),
+        (TAKEN, TransportUnavailable("nack"), Way.DECIDED),
+        (TAKEN, TransportUnreachable("away"), Way.DECIDED),
+        (STORING, StoreFull("full"), Way.STAYS),
+        (STORING, DestinationUnavailable("full"), Way.STAYS),
+        (STORING, TransportUnreachable("away"), Way.BACK),
+        (IN_ONE, TransportUnreachable("away"), Way.STAYS),
+        (IN_ONE, StoreTroubled("locked"), Way.STAYS),
+        (STORING, StoreUnavailable("not now"), Way.DECIDED),
+        (STORING, StoreError("never"), Way.DECIDED),
+        (STORING, ClaimLost("lost"), Way.BACK),
+        (SENDING, DestinationUnavailable("full"), Way.ANEW),
+        (SENDING, TransportUnreachable("away"), Way.BACK),
+        (SENDING, TransportUnavailable("nack"), Way.DECIDED),
+        (ITSELF, StoreFull("full"), Way.BACK),
+        (ITSELF, TransportUnavailable("nack"), Way.BACK),
+    ],
+    ids=lambda each: each.code if isinstance(each, PostdateError) else "",
+)
+def test_a_first_failure(allowed: Allowed, error: PostdateError, way: Way) -> None:
+    assert way_after(None, error, NEW, 0, allowed) is way
+
+
+def test_a_message_that_its_queue_would_drop_soon_does_not_stay_in_hand() -> None:
+    assert way_after(None, StoreFull("full"), LAST, 0, STORING) is Way.DECIDED
+    assert way_after(None, TransportUnreachable("away"), LAST, 0, SENDING) is Way.BACK
+
+
+def test_who_is_asked_anew_again_and_again_has_failed_in_the_end() -> None:
+    tired = NEW._replace(tries=ASKED_ANEW - 1)
+    assert way_after(None, SagaConflict("faster"), tired._replace(tries=ASKED_ANEW - 2), 0, HANDLER) is Way.ANEW
+    assert way_after(None, SagaConflict("faster"), tired, 0, HANDLER) is Way.DECIDED
+
+
+@pytest.mark.parametrize("allowed", [HANDLER, STORING, SENDING, ITSELF])
+def test_trouble_of_one_row_counts_from_the_eleventh_time_on(allowed: Allowed) -> None:
+    troubled = StoreTroubled("page 7")
+    assert way_after(None, troubled, NEW, BORNE, allowed) is not Way.DECIDED
+    assert way_after(None, troubled, NEW, BORNE + 1, allowed) is Way.DECIDED
+
+
+def test_who_is_alone_in_trouble_waits_alone_and_once_may_be_chance() -> None:
+    ways = [way_after(None, StoreTroubled("7"), NEW, met, STORING, others_are_well=True) for met in (0, 1, 2)]
+    assert ways == [Way.STAYS, Way.STAYS, Way.ALONE]
+    assert way_after(None, StoreTroubled("7"), NEW, 2, STORING) is Way.STAYS
+
+
+@pytest.mark.parametrize(
+    ("error", "ways"),
+    [
+        (MessageTooLarge("64 KiB"), [Way.FULL, Way.BRIEF, Way.KEPT]),
+        (QueueNotFound("no error queue"), [Way.FULL, Way.BRIEF, Way.BACK]),
+        (TransportUnavailable("nack"), [Way.BACK] * 3),
+        (TransportUnreachable("away"), [Way.BACK] * 3),
+        (ClaimLost("lost"), [Way.BACK] * 3),
+    ],
+    ids=lambda each: each.code if isinstance(each, PostdateError) else "",
+)
+def test_what_was_decided_and_is_refused_becomes_a_copy_in_full_then_in_brief(
+    error: PostdateError, ways: list[Way]
+) -> None:
+    gone = [Way.DECIDED, Way.FULL, Way.BRIEF]
+    assert [way_after(each, error, LAST, BORNE + 1, STORING) for each in gone] == ways
+
+
+def test_off_its_queue_a_message_gets_its_copies_whatever_is_in_the_way() -> None:
+    blip = TransportUnavailable("blip")
+    assert [way_after(each, blip, NEW, 0, TAKEN) for each in (Way.DECIDED, Way.FULL)] == [Way.FULL, Way.BRIEF]
+    assert after_copy(Way.BRIEF, blip) is Way.BACK
+
+
+def test_a_copy_in_brief_says_only_what_is_needed_and_nothing_of_an_earlier_failure() -> None:
+    errors = ErrorQueue("error", "sales", Host("sales"), lambda headers: {**headers, "more": "x"})
+    own = {"own": "1", Headers.EXCEPTION_STACK_TRACE: "of another failure", Headers.DELAYED_RETRIES: "3"}
+    original, failure, now = Envelope("sales", "m-1", own, b"body"), MessageTooLarge("x" * 1_000), datetime.now(UTC)
+    full = errors.copy(original, failure, now)
+    brief = errors.copy(original, failure, now, brief=True)
+    assert (full.headers["more"], full.headers[Headers.FAILED_QUEUE]) == ("x", "sales")
+    assert "MessageTooLarge" in full.headers[Headers.EXCEPTION_STACK_TRACE]
+    assert (brief.destination, brief.message_id, brief.body) == ("error", "m-1", b"body")
+    assert (brief.headers["own"], brief.headers[Headers.FAILED_QUEUE]) == ("1", "sales")
+    assert len(brief.headers[Headers.EXCEPTION_MESSAGE]) == 200
+    assert not {"more", Headers.EXCEPTION_STACK_TRACE, Headers.DELAYED_RETRIES} & brief.headers.keys()
