@@ -29,8 +29,8 @@ from postdate.backends.rabbitmq.stream import _sent
 from postdate.backends.rabbitmq.transport import RabbitMqReceiver, RabbitMqTransport
 from postdate.backends.rabbitmq.wire import Arguments, FrameReader, Method, method_frame, short_text
 from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.core.receive.pump import MessagePump
 from postdate.core.receive.outcomes import Outcome
+from postdate.core.receive.pump import MessagePump
 from postdate.errors import (
     ConfigurationError,
     DestinationUnavailable,

@@ -53,7 +53,14 @@ class DeliveryBench:
     def pump_of(self, receiver: Receiver) -> MessagePump:
         """Return a pump whose step is the intake, which need not run to handle what it is given."""
         breaker = self._breaker("receive")
-        return MessagePump(receiver, lambda each: self.intake.handle(each), 16, self.clock, breaker, "sales.timeouts")
+        return MessagePump(
+            receiver,
+            lambda each: self.intake.handle(each),
+            16,  # noqa: PLW0108 - it may be another then
+            self.clock,
+            breaker,
+            "sales.timeouts",
+        )
 
     def _breaker(self, critical: str) -> RepeatedFailures:
         return RepeatedFailures(critical, critical, 30 * SECOND, self.note_critical)

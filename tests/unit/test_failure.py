@@ -1,9 +1,8 @@
 """What becomes of a message whose step failed, or whose end was refused: the whole decision as a table. ADR 0026."""
 
-from datetime import UTC, datetime
-
 import pytest
 
+from postdate.clock import SystemClock
 from postdate.core.failure import ASKED_ANEW, Allowed, ErrorQueue, Way, after_copy, way_after
 from postdate.core.outages import BORNE
 from postdate.core.recoverability import Host
@@ -120,7 +119,7 @@ def test_off_its_queue_a_message_gets_its_copies_whatever_is_in_the_way() -> Non
 def test_a_copy_in_brief_says_only_what_is_needed_and_nothing_of_an_earlier_failure() -> None:
     errors = ErrorQueue("error", "sales", Host("sales"), lambda headers: {**headers, "more": "x"})
     own = {"own": "1", Headers.EXCEPTION_STACK_TRACE: "of another failure", Headers.DELAYED_RETRIES: "3"}
-    original, failure, now = Envelope("sales", "m-1", own, b"body"), MessageTooLarge("x" * 1_000), datetime.now(UTC)
+    original, failure, now = Envelope("sales", "m-1", own, b"body"), MessageTooLarge("x" * 1_000), SystemClock().now()
     full = errors.copy(original, failure, now)
     brief = errors.copy(original, failure, now, brief=True)
     assert (full.headers["more"], full.headers[Headers.FAILED_QUEUE]) == ("x", "sales")

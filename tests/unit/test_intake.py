@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from postdate.backends.rabbitmq.content import joined
 from postdate.backends.rabbitmq.delays import came_to_be_delayed, to_be_delayed
 from postdate.backends.rabbitmq.wire import long_bytes, short_bytes
 from postdate.backends.sqlite.transport import LocalReceiver
+from postdate.clock import SystemClock
 from postdate.endpoint.sending import through_queue
 from postdate.errors import (
     NotADatabase,
@@ -445,16 +446,16 @@ async def test_in_one_database_what_arrives_together_is_taken_off_together(bench
         return await settle(self, endings)
 
     def soon(id_: str, due_in: float, body: bytes = b"") -> Envelope:
-        now = datetime.now(UTC)
+        now = SystemClock().now()
         return through_queue(DelayedMessage(id_, now + due_in * SECOND, "billing", body=body), QUEUE)
 
     async def is_done() -> bool:
         return (await transport.queue_lengths())[QUEUE] == 0
 
     await transport.create_queues([QUEUE, "billing", "error"])
-    await store.store(DelayedMessage("m-7", datetime.now(UTC) + 600 * SECOND, "billing", body=b"first"), bench.start)
+    await store.store(DelayedMessage("m-7", SystemClock().now() + 600 * SECOND, "billing", body=b"first"), bench.start)
     sent = [soon(f"m-{n}", -1 if n % 10 == 1 else 600, b"second") for n in range(200)]
-    await transport.send(sent, datetime.now(UTC))
+    await transport.send(sent, SystemClock().now())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalReceiver, "settle", noted)
         async with Endpoint("sales", transport=transport, delayed_delivery=DelayedDelivery(store), send_only=True):

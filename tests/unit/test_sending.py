@@ -1,26 +1,48 @@
 """From a message of the application to what is sent or stored (rows 3 to 9, 13, 75)."""
 
+import inspect
 from datetime import UTC, datetime, timedelta, timezone
-from typing import get_type_hints
 
 import pytest
 
-from postdate import DelayedMessage, Envelope, Headers, SendOptions
+from postdate import (
+    BlockingEndpoint,
+    DelayedMessage,
+    Endpoint,
+    Envelope,
+    HandlerContext,
+    Headers,
+    SendOptions,
+)
 from postdate.clock import LATEST
-from postdate.endpoint.sending import Sender, SendKeywords, kept, outgoing_message, through_queue
+from postdate.endpoint.sending import kept, outgoing_message, sender_headers, through_queue
 from postdate.errors import DelayConflict, InvalidHeaders, InvalidMessage, InvalidTimestamp
+from postdate.testing import EndpointTest
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 CONTENT = {Headers.ENCLOSED_MESSAGE_TYPES: "Sales.Pay"}
+SENDER = sender_headers("sales", "sales")
 
 
 def send(**options) -> Envelope | DelayedMessage:
-    return outgoing_message(CONTENT, b"body", "billing", SendOptions(**options), Sender("sales", "sales"), NOW)
+    return outgoing_message(SENDER, CONTENT, b"body", "billing", SendOptions(**options), NOW)
 
 
-def test_the_keywords_of_send_are_the_fields_of_its_options() -> None:
-    assert get_type_hints(SendKeywords) == get_type_hints(SendOptions)
+@pytest.mark.parametrize(
+    ("sends", "more"),
+    [(Endpoint, "transaction"), (BlockingEndpoint, "transaction"), (HandlerContext, "isolated"), (EndpointTest, "")],
+)
+def test_the_fields_of_its_options_are_keywords_of_every_send(sends: type, more: str) -> None:
+    keywords = list(inspect.signature(sends.send).parameters.values())[2:]
+    shared = [each for each in keywords if each.name != more]
+    fields = list(inspect.signature(SendOptions).parameters.values())
+    assert [(each.name, each.annotation, each.default) for each in shared] == [
+        (each.name, each.annotation, each.default) for each in fields
+    ]
+    assert {each.kind for each in keywords} == {inspect.Parameter.KEYWORD_ONLY}
+    with pytest.raises(TypeError, match=rf"{sends.__name__}\.send\(\) got an unexpected keyword argument 'delai'"):
+        sends.send(None, b"", delai=SECOND)
 
 
 def test_a_delay_counts_from_now_row_1() -> None:
@@ -56,7 +78,7 @@ def test_delay_and_absolute_time_exclude_each_other_row_6() -> None:
 
 def test_options_used_twice_delay_both_messages_row_8() -> None:
     options = SendOptions(delay=SECOND)
-    sent = [outgoing_message(CONTENT, b"", "q", options, Sender("sales", None), NOW) for _ in range(2)]
+    sent = [outgoing_message(SENDER, CONTENT, b"", "q", options, NOW) for _ in range(2)]
     assert all(isinstance(message, DelayedMessage) for message in sent)
     assert len({message.message_id for message in sent}) == 2
 
@@ -139,7 +161,7 @@ def test_a_message_says_who_sent_it_and_its_own_headers_win() -> None:
 
 
 def test_who_only_sends_asks_for_no_replies() -> None:
-    message = outgoing_message({}, b"", "q", SendOptions(), Sender("sales", None), NOW)
+    message = outgoing_message(sender_headers("sales", None), {}, b"", "q", SendOptions(), NOW)
     assert Headers.REPLY_TO_ADDRESS not in message.headers
 
 

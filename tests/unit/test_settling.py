@@ -11,9 +11,9 @@ import pytest
 from tests.waiting import until
 
 from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.core.receive.pump import MessagePump
 from postdate.core.failure import Allowed, Way
 from postdate.core.receive.outcomes import BACK, Failed, Outcome, Recovery
+from postdate.core.receive.pump import MessagePump
 from postdate.core.receive.settling import AT_ONCE, IN_FLIGHT, LARGEST_BATCH
 from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, TransportUnreachable
 from postdate.messages import Envelope

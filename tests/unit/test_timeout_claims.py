@@ -16,8 +16,8 @@ from postdate.backends.sqlite.locked_files import try_to_hold
 from postdate.core.failure import Allowed, ErrorQueue
 from postdate.core.receive.outcomes import Attempts, attempts
 from postdate.core.recoverability import Host
-from postdate.core.timeout_manager.steps import DispatchStep
 from postdate.core.timeout_manager.reading import announcement
+from postdate.core.timeout_manager.steps import DispatchStep
 from postdate.errors import StoreNotWritable, TransportUnavailable
 from postdate.ports import Received
 from postdate.ports.timeouts import Timeout

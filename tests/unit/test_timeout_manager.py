@@ -345,7 +345,7 @@ async def test_timeouts_of_a_saga_are_cleared_and_no_others(bench: Bench) -> Non
             deferred(bench.start + 8 * SECOND, amount=4, headers={Headers.SAGA_ID: str(uuid.uuid4())}),
         )
         await bench.clock.settle()
-        order = endpoint.outgoing.delays.clear_timeouts(SAGA)
+        order = endpoint.outgoing.clear_timeouts(SAGA)
         assert order is not None
         assert order.headers[Headers.CONTROL_MESSAGE] == order.headers[Headers.CLEAR_TIMEOUTS] == "True"
         await endpoint.outgoing.send([order])
@@ -736,7 +736,7 @@ async def test_row_88_where_both_have_one_queue_the_delayed_delivery_serves_it_a
         await bench.put(replace(deferred(bench.start + 30 * SECOND, amount=3), destination="sales-Timeouts"))
         await bench.clock.settle()
         assert (await store.statistics(bench.start)).pending == 2
-        order = endpoint.outgoing.delays.clear_timeouts(SAGA)
+        order = endpoint.outgoing.clear_timeouts(SAGA)
         assert order is not None
         await endpoint.outgoing.send([order])
         await bench.clock.advance(60 * SECOND)

@@ -81,7 +81,7 @@ def way_after(
         return after_copy(gone, error) if allowed.is_taken or is_lasting(error) else Way.BACK
     if isinstance(error, allowed.anew) and received.tries + 1 < ASKED_ANEW:
         return Way.ANEW
-    if is_outage(error) and met <= BORNE and not (allowed.is_taken or received.is_last and allowed.stays):
+    if is_outage(error) and met <= BORNE and not (allowed.is_taken or (received.is_last and allowed.stays)):
         if not allowed.stays or (isinstance(error, TransportUnreachable) and not allowed.is_one):
             return Way.BACK
         return Way.ALONE if met > 1 and others_are_well else Way.STAYS

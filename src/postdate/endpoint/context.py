@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import Unpack
 
-from postdate.endpoint.outgoing import OutgoingMessages
-from postdate.endpoint.replying import reply_options
-from postdate.endpoint.sending import SendKeywords, SendOptions
+from postdate.endpoint.outgoing import Outgoing, OutgoingMessages
+from postdate.endpoint.sending import SendOptions, reply_options
 from postdate.errors import ConfigurationError, InvalidTimestamp, MessageError, NotSupported
-from postdate.messages import DelayedMessage, Envelope, Headers, format_timestamp, parse_timestamp
+from postdate.messages import DelayedMessage, Headers, format_timestamp, parse_timestamp
 from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Received, TransactionMode, Work
 
 
@@ -58,7 +56,7 @@ class HandlerContext:
     ) -> None:
         self._messages, self._received, self._business = messages, received, business
         self._headers = MappingProxyType(received.envelope.headers)
-        self.outgoing: list[Envelope | DelayedMessage] = []
+        self.outgoing: list[Outgoing] = []
         self.named: list[DelayedMessage] = []
         """Those with an id of the application that are to leave by an outbox: another message may have it."""
         self.work: list[Work] = []
@@ -113,16 +111,31 @@ class HandlerContext:
             )
         return await self._business.begin()
 
-    async def send(self, message: object, *, isolated: bool = False, **options: Unpack[SendKeywords]) -> str:
-        """Send a message; see :meth:`Endpoint.send`.
+    async def send(  # noqa: PLR0913 - all that can be said of one send, each by its name
+        self,
+        message: object,
+        *,
+        destination: str | None = None,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        expires_at: datetime | None = None,
+        time_to_be_received: timedelta | None = None,
+        use_dead_letter_queue: bool | None = None,
+        headers: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+        isolated: bool = False,
+    ) -> str:
+        """Send a message and return its id: as :meth:`Endpoint.send`, with the end of the message being handled.
 
-        Args:
-            message: see there.
-            isolated: let it leave at once, whatever becomes of the message being handled.
-            options: see there. A ``message_id`` that was used for another delayed message fails the handler as it ends.
+        ``isolated`` lets it leave at once, whatever becomes of that one. A ``message_id`` that was used for another
+        delayed message fails the handler as it ends.
         """
-        outgoing = self._made(message, SendOptions(**options))
-        if options.get("message_id") is not None and isinstance(outgoing, DelayedMessage):
+        headers = self._with_saga(headers)
+        options = SendOptions(
+            destination, delay, deliver_at, expires_at, time_to_be_received, use_dead_letter_queue, headers, message_id
+        )
+        outgoing = self._messages.make(message, options, related_to=self.headers)
+        if message_id is not None and isinstance(outgoing, DelayedMessage):
             outgoing = self._named(outgoing, isolated=isolated)
         await self._leave(outgoing, isolated=isolated)
         return outgoing.message_id
@@ -135,7 +148,7 @@ class HandlerContext:
         """
         if self._business is not None:
             self.named += () if isolated else (outgoing,)
-        elif self._received.unanswered and self._messages.delays.leave_first(self._messages.mode):
+        elif self._received.unanswered and self._messages.delays_leave_first:
             with suppress(KeyError, InvalidTimestamp):
                 since = self.due or parse_timestamp(self.headers[Headers.TIME_SENT])
                 return replace(
@@ -151,7 +164,8 @@ class HandlerContext:
         Raises:
             InvalidMessage: the incoming message names no address for replies.
         """
-        outgoing = self._made(message, reply_options(self.headers, self.message_id, headers))
+        options = reply_options(self.headers, self.message_id, self._with_saga(headers))
+        outgoing = self._messages.make(message, options, related_to=self.headers)
         await self._leave(outgoing)
         return outgoing.message_id
 
@@ -159,17 +173,15 @@ class HandlerContext:
         self, message: object, headers: Mapping[str, str] | None = None, *, message_id: str | None = None
     ) -> str:
         """Send a message to everybody who is subscribed to its type; see :meth:`Endpoint.publish`."""
-        options = self._messages.publish_options(message, headers, message_id)
-        outgoing = self._made(message, options)
+        options = self._messages.publish_options(message, self._with_saga(headers), message_id)
+        outgoing = self._messages.make(message, options, related_to=self.headers)
         await self._leave(outgoing)
         return outgoing.message_id
 
-    def _made(self, message: object, options: SendOptions) -> Envelope | DelayedMessage:
-        if self.saga:
-            options = replace(options, headers={**self.saga, **(options.headers or {})})
-        return self._messages.make(message, options, related_to=self.headers)
+    def _with_saga(self, headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
+        return {**self.saga, **(headers or {})} if self.saga else headers
 
-    async def _leave(self, outgoing: Envelope | DelayedMessage, *, isolated: bool = False) -> None:
+    async def _leave(self, outgoing: Outgoing, *, isolated: bool = False) -> None:
         if self._ended:
             raise MessageError(
                 f"the handler of message {self.message_id!r} has ended: what it sends now cannot leave with it"

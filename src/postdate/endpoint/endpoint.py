@@ -3,77 +3,48 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 
-from postdate.clock import Clock, SystemClock, checked_clock
-from postdate.core.circuit_breaker import RepeatedFailures
+from postdate.clock import Clock
 from postdate.core.poller import LONGEST_SLEEP
-from postdate.core.receive.outcomes import Step
-from postdate.core.receive.pump import MessagePump
-from postdate.core.recoverability import (
-    DEFAULT_ERROR_QUEUE,
-    Host,
-    Recoverability,
+from postdate.core.recoverability import DEFAULT_ERROR_QUEUE, Host, Recoverability
+from postdate.core.store_clock import FollowingClock
+from postdate.endpoint.assemble import (
+    Database,
+    adapters_of,
+    check_names,
+    checked_allowance,
+    delay_services,
+    judging_clock,
+    mode_for,
+    sagas_of,
 )
-from postdate.core.store_clock import FollowingClock, clock_of_store
 from postdate.endpoint.audit import Audit
-from postdate.endpoint.critical import BreakerTimers, CriticalErrorAction, CriticalErrors, log_critical_error
-from postdate.endpoint.database import Database, parts_of, sagas_in
-from postdate.endpoint.delayed_delivery import (
-    RECEIVE_BREAKER,
-    DelayedDeliveryService,
-    Surroundings,
-    check_transport_mode,
-    timeouts_queue,
-)
-from postdate.endpoint.delaying import delays_of, strongest_mode
+from postdate.endpoint.critical import CriticalErrorAction, CriticalErrors, log_critical_error
 from postdate.endpoint.endings import MessageEndings, Retries
 from postdate.endpoint.handlers import Handler, Handlers
-from postdate.endpoint.handling import Handling
-from postdate.endpoint.outbox import Outbox, OutboxCleanUp, OutboxHandling, check_outbox, prepare_outbox
+from postdate.endpoint.outbox import Outbox, check_outbox
 from postdate.endpoint.outgoing import OutgoingMessages
-from postdate.endpoint.publishing import publishing
-from postdate.endpoint.saga_handling import Sagas, check_saga_mode, check_saga_outbox
-from postdate.endpoint.saga_instance import SagaSurroundings
+from postdate.endpoint.receiving import ReceivingService
 from postdate.endpoint.sagas import Saga
-from postdate.endpoint.sending import (
-    Sender,
-    SendKeywords,
-    SendOptions,
-)
+from postdate.endpoint.sending import SendOptions, publishing
 from postdate.endpoint.serialization import MessageTypes, type_name
-from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, ModeName, TimeoutManager, mode_of
+from postdate.endpoint.service import EndpointContext
+from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, ModeName, TimeoutManager
 from postdate.endpoint.time_to_be_received import Convention, TimesToBeReceived
-from postdate.endpoint.timeout_manager import TimeoutManagerService, checked_timeout_manager
-from postdate.errors import (
-    ConfigurationError,
-    InvalidMessage,
-)
-from postdate.messages import (
-    DESTINATION_LIMIT,
-    check_text,
-)
-from postdate.ports import (
-    NativeTransaction,
-    SagaStore,
-    TransactionMode,
-    Transport,
-)
+from postdate.endpoint.timeout_manager import checked_timeout_manager
+from postdate.errors import ConfigurationError, InvalidMessage
+from postdate.messages import DESTINATION_LIMIT, check_text
+from postdate.ports import NativeTransaction, SagaStore, TransactionMode, Transport
 from postdate.runtime.metrics import NO_METRICS, Metrics
-
-log = logging.getLogger("postdate.endpoint")
-
-LONGEST_ENDPOINT_NAME = DESTINATION_LIMIT - len(timeouts_queue(""))
-"""So that its timeouts queue is an address, too."""
 
 M = TypeVar("M")
 
@@ -151,90 +122,60 @@ class Endpoint:
         outbox: Outbox | bool | None = None,
         sagas: SagaStore | None = None,
     ) -> None:
-        _check_names(name, error_queue)
+        check_names(name, error_queue)
         if concurrency < 1:
             raise ConfigurationError(f"concurrency must be 1 or more, not {concurrency}")
-        parts = parts_of(name, concurrency, database, transport, delayed_delivery, timeout_manager, outbox)
-        transport, delayed_delivery, outbox = parts.transport, parts.delayed_delivery, parts.outbox
-        self.name, self.transport, self.send_only = name, transport, send_only
-        self.clock = _judging(checked_clock(clock or SystemClock()), delayed_delivery)
-        self.delayed_delivery = delayed_delivery
+        transport, delayed_delivery, outbox = adapters_of(
+            name, concurrency, database, transport, delayed_delivery, timeout_manager, outbox
+        )
+        self.name, self.transport, self.send_only, self.host = name, transport, send_only, Host(name)
+        self.delayed_delivery, self.audit, self._outbox = delayed_delivery, audit, outbox
+        self._database, self._create_queues, self._events = database, create_queues, list[str]()
+        self.clock = judging_clock(clock, delayed_delivery)
         managing = checked_timeout_manager(timeout_manager, name, delayed_delivery)
-        self.mode = mode_of(transaction_mode) or strongest_mode(transport, delayed_delivery, managing, sagas)
-        check_transport_mode(transport, self.mode)
+        self.mode = mode_for(transaction_mode, transport, delayed_delivery, managing, sagas)
         if outbox is not None:
             check_outbox(transaction_mode, self.mode, send_only=send_only)
-        self._outbox, self._clean_up = outbox, list[OutboxCleanUp]()
         policy = recoverability or Recoverability()
-        policy = replace(policy, error_queue=policy.error_queue or error_queue or DEFAULT_ERROR_QUEUE)
-        allowance = _checked_allowance(time_to_be_received_allowance)
-        self._concurrency, self._create_queues, self._database = concurrency, create_queues, database
+        errors = policy.error_queue or error_queue or DEFAULT_ERROR_QUEUE
+        policy, allowance = replace(policy, error_queue=errors), checked_allowance(time_to_be_received_allowance)
         if audit is not None:
             in_transactions = outbox is None and self.mode is not TransactionMode.NONE
-            audit.check(transport.capabilities, [name, str(policy.error_queue)], in_transactions=in_transactions)
-        self.audit = audit
-        self._critical_errors, self._metrics = CriticalErrors(critical_error), metrics
-        self._events: list[str] = []
-        self.host = Host(name)
-        delays = delays_of(name, transport, delayed_delivery, timeout_manager)
-        retries = Retries.of(self.mode, delays=delays.are_possible)
-        if not send_only:
-            retries.check(policy)
-        types = MessageTypes()
+            audit.check(transport.capabilities, [name, errors], in_transactions=in_transactions)
+        self._critical_errors = CriticalErrors(critical_error)
+        context = EndpointContext(
+            name, transport, self.mode, self.clock, self._critical_errors, metrics, self._longest_sleep, send_only
+        )
+        types, times = MessageTypes(), TimesToBeReceived(time_to_be_received)
         self._handlers = Handlers(types)
         self.outgoing = self._makes_outgoing(
-            Sender(name, None if send_only else name),
-            transport,
-            self.mode,
-            delays,
-            None if delayed_delivery is None else delayed_delivery.store,
-            self.clock,
-            types,
-            TimesToBeReceived(time_to_be_received),
-            self._handlers.handles,
+            context, delayed_delivery, timeout_manager, types, times, self._handlers.handles
         )
-        self._endings = self._makes_endings(
-            self.outgoing,
-            policy,
-            retries,
-            self.host,
-            self._critical_errors,
-            metrics,
-            ignore_incoming_time_to_be_received_headers,
-            allowance,
-        )
-        self._handlers.sagas = None if sagas is None else self._sagas_in(sagas)
-        around = Surroundings(
-            name, transport, self.mode, self.clock, self._critical_errors, metrics, self._longest_sleep
-        )
-        self._services: list[DelayedDeliveryService | TimeoutManagerService] = []
-        manager = None
-        if managing is not None:
-            manager = TimeoutManagerService(managing, around, self._endings.error_queue, delayed_delivery)
-            self._services.append(manager)
-        if delayed_delivery is not None:
-            orders_before = manager.orders_before if manager is not None and manager.shares_queue else None
-            self._services.append(DelayedDeliveryService(delayed_delivery, around, error_queue, orders_before))
-        self._pump: MessagePump | None = None
-        self._timers: BreakerTimers | None = None
+        retries = Retries.of(self.mode, delays=self.outgoing.can_delay)
+        if not send_only:
+            retries.check(policy)
+        if sagas is not None:
+            self._handlers.sagas = sagas_of(sagas, self.outgoing, outbox)
+        self._services = delay_services(context, delayed_delivery, managing, error_queue, errors)
+        if not send_only:
+            endings = self._makes_endings(
+                self.outgoing,
+                policy,
+                retries,
+                self.host,
+                self._critical_errors,
+                metrics,
+                ignore_incoming_time_to_be_received_headers,
+                allowance,
+            )
+            self._services.append(
+                ReceivingService(
+                    context, concurrency, self.outgoing, endings, self._handlers, audit, outbox, self._events
+                )
+            )
         self._running: AsyncExitStack | None = None
         self._tasks: TaskGroup | None = None
         self._following: anyio.CancelScope | None = None
-
-    def _sagas_in(self, store: SagaStore) -> Sagas:
-        """Return the sagas; what is kept of them is part of the transactions of outbox or queues, where it is there."""
-        check_saga_mode(store, self.transport, self.mode)
-        can = self.transport.capabilities
-        if self._outbox is not None:
-            check_saga_outbox(store, self._outbox.store)
-            database = self._outbox.store.database
-        elif self.mode is TransactionMode.RECEIVE_ONLY and not can.time_to_be_received_in_transactions:
-            database = None  # there some messages cannot leave in the transaction in which state would be kept
-        else:
-            database = can.database
-        make = self.outgoing
-        around = SagaSurroundings(self.name, make.store, make.delays, self.clock, make.types, make.make)
-        return Sagas(store, database, around)
 
     # --- configuration ------------------------------------------------------------------------------------------
 
@@ -267,12 +208,12 @@ class Endpoint:
         if self.send_only:
             raise ConfigurationError(f"endpoint {self.name!r} is send-only and handles nothing")
         if self._handlers.sagas is None:
-            store = sagas_in(self._database)
+            store: SagaStore | None = getattr(self._database, "sagas", None)
             if store is None:
                 raise ConfigurationError(
                     f"endpoint {self.name!r} has no saga store; pass sagas=SqliteSagaStore(…) when you create it"
                 )
-            self._handlers.sagas = self._sagas_in(store)
+            self._handlers.sagas = sagas_of(store, self.outgoing, self._outbox)
         definition = self._handlers.sagas.add(saga)
         for message_type in (*definition.messages, *definition.timeouts):
             self._add_type(message_type, None)
@@ -319,17 +260,11 @@ class Endpoint:
         async with AsyncExitStack() as stack:
             self._tasks = tasks = await stack.enter_async_context(anyio.create_task_group())
             self._critical_errors.tasks = tasks
-            if self._pump is not None:
-                tasks.start_soon(self._run_pump, self._pump)
             if isinstance(self.clock, FollowingClock):
                 self._following = anyio.CancelScope()
                 tasks.start_soon(self._follow, self.clock, self._following)
             for service in self._services:
                 tasks.start_soon(service.run)
-            for clean_up in self._clean_up:
-                tasks.start_soon(clean_up.run)
-            if self._pump is not None:
-                await self._pump.listening.wait()
             for service in self._services:
                 await service.listening()
             self._running = stack.pop_all()
@@ -351,22 +286,10 @@ class Endpoint:
         with scope:
             await clock.follow()
 
-    async def _run_pump(self, pump: MessagePump) -> None:
-        async with anyio.create_task_group() as timers:
-            if self._timers is not None:
-                timers.start_soon(self._timers.run)
-            await pump.run()
-            if self._timers is not None:
-                self._timers.stop()
-
     def stop(self) -> None:
         """Stop receiving and polling; leaving the context waits for what is in hand."""
-        if self._pump is not None:
-            self._pump.stop()
         for service in self._services:
             service.stop()
-        for clean_up in self._clean_up:
-            clean_up.stop()
         if self._following is not None:
             self._following.cancel()
 
@@ -376,31 +299,6 @@ class Endpoint:
             await service.prepare(set_up=self._create_queues)
         if isinstance(self.clock, FollowingClock):  # before anything is taken that may not be due by it
             await self.clock.measure()
-        if self.send_only:
-            return
-        if self._create_queues:
-            if self._handlers.sagas is not None:
-                await self._handlers.sagas.store.setup()
-            audit = [] if self.audit is None else [self.audit.queue]
-            await self.transport.create_queues([self.name, self._endings.error_queue, *audit])
-            if self._events:
-                await publishing(self.transport).subscribe(self.name, self._events)
-        breaker = RepeatedFailures(
-            "Receive", "Failed to receive messages", RECEIVE_BREAKER, self._critical_errors, self._metrics
-        )
-        self._timers = BreakerTimers([breaker], self.clock)
-        receiver = self.transport.receiver(self.name)
-        handling = Handling(self.outgoing, self._endings, self._handlers, self.audit, receiver)
-        handle = handling.handle if self._outbox is None else await self._with_outbox(self._outbox, handling)
-        ahead = self.transport.capabilities.prefetches
-        self._pump = MessagePump(
-            handling.receiver, handle, self._concurrency, self.clock, breaker, self.name, prefetches=ahead
-        )
-
-    async def _with_outbox(self, outbox: Outbox, handling: Handling) -> Step:
-        await prepare_outbox(outbox, self.name, set_up=self._create_queues)
-        self._clean_up = [OutboxCleanUp(outbox, self.name, self.clock)]
-        return OutboxHandling(outbox, handling).handle
 
     def _check_expiring_types(self) -> None:
         expiring = self.outgoing.times_to_be_received.expiring()
@@ -412,8 +310,19 @@ class Endpoint:
 
     # --- sending ------------------------------------------------------------------------------------------------
 
-    async def send(
-        self, message: object, *, transaction: NativeTransaction | None = None, **options: Unpack[SendKeywords]
+    async def send(  # noqa: PLR0913 - all that can be said of one send, each by its name
+        self,
+        message: object,
+        *,
+        destination: str | None = None,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        expires_at: datetime | None = None,
+        time_to_be_received: timedelta | None = None,
+        use_dead_letter_queue: bool | None = None,
+        headers: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+        transaction: NativeTransaction | None = None,
     ) -> str:
         """Send a message at once, or with ``delay`` or ``deliver_at`` when it is due; return its id.
 
@@ -422,11 +331,22 @@ class Endpoint:
 
         Args:
             message: see above.
+            destination: queue; by default where messages of this type are routed, or this endpoint where it handles it.
+            delay: not to be delivered before this long from now; zero is allowed, and ``timedelta.max`` means never.
+            deliver_at: not to be delivered before this instant; aware; a past one is delivered promptly.
+            expires_at: not to be delivered after this instant; aware; may go together with a delay.
+            time_to_be_received: discarded if not received this long after sending; not with a delay. By default as the
+                message's type says; ``timedelta.max``: for ever, whatever that says.
+            use_dead_letter_queue: whether it is kept among the dead letters when it expires in its queue; by default as
+                the transport is set; not with a delay.
+            headers: of your own.
+            message_id: of your own; unique among delayed messages. By default a new one.
             transaction: a connection of your own with a transaction open on the store's database: the message is stored
                 in it, is durable with its commit, and never was with its roll-back. Without a delay it is due at once.
-            options: see :class:`SendOptions`.
 
         Raises:
+            DelayConflict: arguments that exclude each other.
+            InvalidMessage, InvalidHeaders, InvalidTimestamp: one that cannot be; see :class:`SendOptions`.
             ConfigurationError: ``transaction`` with a store that cannot take part in it, or outside of any.
             DelayedDeliveryNotConfigured: a delayed send without ``delayed_delivery`` or a timeout manager (row 15).
             UnknownMessageType: no destination is given and none is routed.
@@ -435,11 +355,14 @@ class Endpoint:
             NotSupported: a time to be received, or dead letters, with queues that have none; nothing was sent.
             DuplicateMessage: ``message_id`` was used for a delayed message before.
         """
+        options = SendOptions(
+            destination, delay, deliver_at, expires_at, time_to_be_received, use_dead_letter_queue, headers, message_id
+        )
         if transaction is not None:
-            store, delayed = self.outgoing.into_transaction(message, SendOptions(**options))
+            store, delayed = self.outgoing.into_transaction(message, options)
             await store.enqueue(transaction, [delayed], self.clock.now())
             return delayed.message_id
-        outgoing = self.outgoing.make(message, SendOptions(**options))
+        outgoing = self.outgoing.make(message, options)
         await self.outgoing.send([outgoing])
         return outgoing.message_id
 
@@ -458,29 +381,3 @@ class Endpoint:
         outgoing = self.outgoing.make(message, options)
         await self.outgoing.send([outgoing])
         return outgoing.message_id
-
-    # --- handling -----------------------------------------------------------------------------------------------
-
-
-def _judging(own: Clock, delayed_delivery: DelayedDelivery | None) -> Clock:
-    """Return the clock that judges what is due: that of the store, where it has one and is asked for."""
-    if delayed_delivery is None:
-        return own
-    return clock_of_store(own, delayed_delivery.store, judges=delayed_delivery.use_store_clock) or own
-
-
-def _checked_allowance(allowance: timedelta) -> timedelta:
-    if not isinstance(allowance, timedelta) or allowance < timedelta(0):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigurationError(
-            f"time_to_be_received_allowance must not be negative, and a timedelta: not {allowance!r}"
-        )
-    return allowance
-
-
-def _check_names(endpoint: str, error_queue: str | None) -> None:
-    try:
-        check_text(endpoint, "the name of an endpoint", LONGEST_ENDPOINT_NAME)
-        if error_queue:
-            check_text(error_queue, "the name of the error queue", DESTINATION_LIMIT)
-    except InvalidMessage as error:
-        raise ConfigurationError(str(error)) from error

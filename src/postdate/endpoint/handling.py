@@ -182,7 +182,7 @@ class Handling:
         """Call the handlers in a transaction of the outbox; return what they were given, with what they sent."""
         context = HandlerContext(self.outgoing, received, business)
         await self._call(received, context)
-        for storing in self.outgoing.delays.storing(context.named, self.outgoing.clock.now()):
+        for storing in self.outgoing.storing(context.named, self.outgoing.clock.now()):
             # After the commit, one other message under a used id would keep all of them back.
             with calling_own_store(self._asking, received.envelope.message_id):
                 await storing.leave_out()

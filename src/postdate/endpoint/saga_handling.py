@@ -14,7 +14,9 @@ import msgspec
 from postdate.core.guard import calling_store
 from postdate.core.outages import BORNE, Suspects
 from postdate.core.recoverability import is_outage
-from postdate.endpoint.saga_instance import SagaContext, SagaInstance, SagaSurroundings, name_of
+from postdate.endpoint.context import HandlerContext
+from postdate.endpoint.outgoing import OutgoingMessages
+from postdate.endpoint.saga_instance import SagaInstance, name_of
 from postdate.endpoint.saga_timeouts import SagaDetails, decoded, originator_of
 from postdate.endpoint.sagas import Saga, SagaDefinition, SagaMethod, SagaRole
 from postdate.endpoint.serialization import type_name
@@ -104,11 +106,11 @@ class Sagas:
     Args:
         store: where instances are kept.
         database: of the transaction in which the messages of handlers leave: that of the queues, or of the outbox.
-        around: see :class:`SagaSurroundings`.
+        messages: makes what is sent.
     """
 
-    def __init__(self, store: SagaStore, database: object | None, around: SagaSurroundings) -> None:
-        self.store, self._around = store, around
+    def __init__(self, store: SagaStore, database: object | None, messages: OutgoingMessages) -> None:
+        self.store, self._messages = store, messages
         self._enlisting = enlisting_sagas(store, database)
         self._by_name: dict[str, SagaDefinition] = {}
         self._suspects = defaultdict[object, Suspects](Suspects)
@@ -124,10 +126,10 @@ class Sagas:
         if not isinstance(definition, SagaDefinition) or definition.saga is not saga:
             raise ConfigurationError(f"{saga!r} is no saga; write class …(Saga[StateOfMine], correlated_by='…')")
         if definition.name in self._by_name:
-            raise ConfigurationError(f"endpoint {self._around.endpoint!r} has a saga {definition.name!r} already")
-        if definition.timeouts and not self._around.delays.are_possible:
+            raise ConfigurationError(f"endpoint {self._messages.endpoint!r} has a saga {definition.name!r} already")
+        if definition.timeouts and not self._messages.can_delay:
             raise ConfigurationError(
-                f"saga {definition.name} has timeouts, and endpoint {self._around.endpoint!r} no delayed message "
+                f"saga {definition.name} has timeouts, and endpoint {self._messages.endpoint!r} no delayed message "
                 f"store; pass delayed_delivery=DelayedDelivery(store) when you create it"
             )
         self._by_name[definition.name] = definition
@@ -139,7 +141,7 @@ class Sagas:
 
     # --- messages -------------------------------------------------------------------------------------------------
 
-    async def handle(self, message: object, context: SagaContext) -> None:
+    async def handle(self, message: object, context: HandlerContext) -> None:
         """Let every saga that takes the message handle it.
 
         Raises:
@@ -163,7 +165,7 @@ class Sagas:
         await self._keep(found, context)
 
     async def _instance_for(
-        self, definition: SagaDefinition, method: SagaMethod, message: object, context: SagaContext
+        self, definition: SagaDefinition, method: SagaMethod, message: object, context: HandlerContext
     ) -> SagaInstance | None:
         value, text = definition.correlation_of(message, method)
         correlation = Correlation(definition.correlated_by, text)
@@ -180,7 +182,7 @@ class Sagas:
         record = SagaRecord(str(uuid.uuid4()), definition.name, correlation, "")
         state = definition.new_state(value)
         details = SagaDetails(originator=originator_of(context.headers))
-        return SagaInstance(definition, record, state, details, context, self._around, leftover)
+        return SagaInstance(definition, record, state, details, context, self._messages, leftover)
 
     # --- replies --------------------------------------------------------------------------------------------------
 
@@ -192,14 +194,16 @@ class Sagas:
         theirs = another.messages.get(method.message_type)
         return theirs is not None and theirs.role is SagaRole.TAKES_REPLIES
 
-    async def _asking(self, definition: SagaDefinition, context: SagaContext) -> SagaInstance | None:
+    async def _asking(self, definition: SagaDefinition, context: HandlerContext) -> SagaInstance | None:
         """Return the instance to which a message replies, if it is one of this saga and has not ended."""
         if _saga_type(context.headers) != definition.name:
             return None
         record, details = await self._named(definition, context)
         return None if record is None else self._loaded(definition, record, details, context)
 
-    async def _named(self, definition: SagaDefinition, context: SagaContext) -> tuple[SagaRecord | None, SagaDetails]:
+    async def _named(
+        self, definition: SagaDefinition, context: HandlerContext
+    ) -> tuple[SagaRecord | None, SagaDetails]:
         """Return the record of the instance that the headers name, and what is remembered of it, if it goes on."""
         with calling_own_store(self._suspects[SagaStore.load], context.message_id):
             record = await self.store.load(definition.name, _saga_id(context.headers))
@@ -210,7 +214,7 @@ class Sagas:
 
     # --- timeouts -------------------------------------------------------------------------------------------------
 
-    async def handle_timeout(self, timeout: object, context: SagaContext) -> None:
+    async def handle_timeout(self, timeout: object, context: HandlerContext) -> None:
         """Let the saga instance that the headers name handle its timeout.
 
         Raises:
@@ -249,18 +253,18 @@ class Sagas:
         return definition, method
 
     def _loaded(
-        self, definition: SagaDefinition, record: SagaRecord, details: SagaDetails, context: SagaContext
+        self, definition: SagaDefinition, record: SagaRecord, details: SagaDetails, context: HandlerContext
     ) -> SagaInstance:
         try:
             state = msgspec.json.decode(record.state, type=definition.state_type)
         except msgspec.MsgspecError as error:
             kind = definition.state_type.__name__
             raise InvalidMessage(f"the state of {name_of(record)} is no {kind} any more: {error}") from error
-        return SagaInstance(definition, record, state, details, context, self._around)
+        return SagaInstance(definition, record, state, details, context, self._messages)
 
     # --- keeping --------------------------------------------------------------------------------------------------
 
-    async def _keep(self, instances: Sequence[SagaInstance], context: SagaContext) -> None:
+    async def _keep(self, instances: Sequence[SagaInstance], context: HandlerContext) -> None:
         """Keep what became of instances: with the end of their message, or before its messages leave."""
         completed_by = None if self._enlisting is not None else context.message_id
         changes = [change for each in instances for change in each.changes(completed_by)]
@@ -271,7 +275,7 @@ class Sagas:
             with calling_own_store(self._suspects[kinds], context.message_id):
                 await self.store.apply(changes)
         for each in instances:
-            if each.is_completed and (order := self._around.delays.clear_timeouts(uuid.UUID(each.record.saga_id))):
+            if each.is_completed and (order := self._messages.clear_timeouts(uuid.UUID(each.record.saga_id))):
                 context.outgoing.append(order)
         revoked = [message_id for each in instances for message_id in each.revoked()]
         if revoked:
@@ -283,13 +287,13 @@ class Sagas:
 
     async def _cancel(self, message_ids: Sequence[str]) -> None:
         """Take revoked timeouts out of the store where they wait: to save room; what comes anyway is ignored."""
-        store = self._around.store
+        store = self._messages.store
         if not isinstance(store, AdministrableStore):
             return
         try:
             with calling_store(store):
                 for message_id in message_ids:
-                    await store.cancel(message_id, self._around.clock.now())
+                    await store.cancel(message_id, self._messages.clock.now())
         except PostdateError as error:
             log.info("revoked timeouts stay in the store until they are due and ignored: %s", error)
 

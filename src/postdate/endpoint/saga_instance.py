@@ -3,78 +3,21 @@
 from __future__ import annotations
 
 import inspect
-import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from postdate.clock import Clock
-from postdate.endpoint.replying import sent_by_saga
+from postdate.endpoint.context import HandlerContext
+from postdate.endpoint.outgoing import Outgoing, OutgoingMessages
 from postdate.endpoint.saga_timeouts import PendingTimeout, SagaDetails, encoded
 from postdate.endpoint.sagas import SagaDefinition, SagaMethod, as_text
-from postdate.endpoint.sending import SendOptions
-from postdate.endpoint.serialization import MessageTypes
+from postdate.endpoint.sending import SendOptions, sent_by_saga
 from postdate.errors import ConfigurationError, InvalidMessage, MessageError
-from postdate.messages import DelayedMessage, Envelope, Headers
-from postdate.ports import SagaChange, SagaFate, SagaRecord, Work
-
-Outgoing = Envelope | DelayedMessage
-
-
-class SagaContext(Protocol):
-    """What is needed of a :class:`~postdate.HandlerContext`."""
-
-    outgoing: list[Outgoing]
-    saga: Mapping[str, str]
-    work: list[Work]
-    afterwards: list[Callable[[], Awaitable[None]]]
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Of the message."""
-        ...
-
-    @property
-    def message_id(self) -> str:
-        """Of the message, however often it is delivered."""
-        ...
-
-
-class SagaDelays(Protocol):
-    """What is needed of :class:`~postdate.endpoint.delaying.Delays`."""
-
-    @property
-    def are_possible(self) -> bool:
-        """Whether messages can be delayed."""
-        ...
-
-    def clear_timeouts(self, saga_id: uuid.UUID) -> Envelope | None:
-        """Return the order to forget all timeouts of a saga; ``None``: nobody would obey it."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class SagaSurroundings:
-    """What sagas need of their endpoint.
-
-    Args:
-        endpoint: its name, which is where timeouts go.
-        store: where delayed messages wait; ``None``: with a timeout manager, or nowhere.
-        delays: where they go, and what tells a timeout manager to forget them.
-        clock: tells the time.
-        types: of messages.
-        outgoing: makes what is sent of a message; sends nothing.
-    """
-
-    endpoint: str
-    store: object | None
-    delays: SagaDelays
-    clock: Clock
-    types: MessageTypes
-    outgoing: Callable[[object, SendOptions, Mapping[str, str]], Outgoing]
+from postdate.messages import DelayedMessage, Headers
+from postdate.ports import SagaChange, SagaFate, SagaRecord
 
 
 @dataclass(slots=True)
@@ -87,7 +30,7 @@ class SagaInstance:
         state: of the application.
         details: of Postdate's own.
         context: of the message.
-        around: the endpoint.
+        messages: makes what is sent.
         leftover: a completed instance of the same correlation that was not removed yet.
     """
 
@@ -95,8 +38,8 @@ class SagaInstance:
     record: SagaRecord
     state: Any
     details: SagaDetails
-    context: SagaContext
-    around: SagaSurroundings
+    context: HandlerContext
+    messages: OutgoingMessages
     leftover: SagaRecord | None = None
     is_completed: bool = False
     _has_ended: bool = False
@@ -127,7 +70,7 @@ class SagaInstance:
 
     # --- for the saga: see there ------------------------------------------------------------------------------------
 
-    async def request(self, timeout: object, within: timedelta | None, at: datetime | None) -> str:
+    def request(self, timeout: object, within: timedelta | None, at: datetime | None) -> str:
         """See :meth:`Saga.request_timeout`."""
         if inspect.isclass(timeout):
             timeout = timeout()
@@ -155,8 +98,8 @@ class SagaInstance:
             Headers.SAGA_ID: self.record.saga_id,
             Headers.SAGA_TYPE: self.definition.name,
         }
-        options = SendOptions(self.around.endpoint, within, at, headers=headers, message_id=message_id)
-        return self.around.outgoing(timeout, options, self.context.headers)
+        options = SendOptions(self.messages.endpoint, within, at, headers=headers, message_id=message_id)
+        return self.messages.make(timeout, options, self.context.headers)
 
     def _check_not_ended(self, verb: str) -> None:
         if self._has_ended:
@@ -167,9 +110,9 @@ class SagaInstance:
     def _leaves(self, outgoing: Outgoing) -> PendingTimeout:
         """Have a timeout sent with the end of the message."""
         self.context.outgoing.append(outgoing)
-        due = outgoing.due if isinstance(outgoing, DelayedMessage) else self.around.clock.now()
+        due = outgoing.due if isinstance(outgoing, DelayedMessage) else self.messages.clock.now()
         kind, body = outgoing.headers[Headers.ENCLOSED_MESSAGE_TYPES], msgspec.Raw(outgoing.body)
-        return PendingTimeout(outgoing.message_id, due or self.around.clock.now(), kind, body, self.context.message_id)
+        return PendingTimeout(outgoing.message_id, due, kind, body, self.context.message_id)
 
     def _requested_before(self, outgoing: Outgoing) -> str | None:
         """Return the id of the same timeout, if it was requested when this message was handled before."""
@@ -182,7 +125,7 @@ class SagaInstance:
         return None
 
     def _content(self, pending: PendingTimeout) -> object:
-        return self.around.types.decode({Headers.ENCLOSED_MESSAGE_TYPES: pending.type}, bytes(pending.body))
+        return self.messages.types.decode({Headers.ENCLOSED_MESSAGE_TYPES: pending.type}, bytes(pending.body))
 
     def cancel(self, timeout_id: str) -> bool:
         """See :meth:`Saga.cancel_timeout`."""
@@ -191,7 +134,7 @@ class SagaInstance:
             self._revoke(pending.message_id)
         return pending is not None
 
-    async def move(self, timeout_id: str, within: timedelta | None, at: datetime | None) -> bool:
+    def move(self, timeout_id: str, within: timedelta | None, at: datetime | None) -> bool:
         """See :meth:`Saga.move_timeout`: another message takes the place of the first, which counts no more."""
         pending = self.details.timeouts.get(timeout_id)
         if pending is None:
@@ -200,7 +143,7 @@ class SagaInstance:
         self._revoke(pending.message_id)
         return True
 
-    async def reply_to_originator(self, message: object, headers: Mapping[str, str] | None) -> str:
+    def reply_to_originator(self, message: object, headers: Mapping[str, str] | None) -> str:
         """See :meth:`Saga.reply_to_originator`."""
         originator = self.details.originator
         if originator is None:
@@ -211,7 +154,7 @@ class SagaInstance:
         self._check_not_ended("send")
         own = {Headers.MESSAGE_INTENT: "Reply", **self.context.saga, **originator.headers, **(headers or {})}
         options = SendOptions(originator.address, headers=own)
-        outgoing = self.around.outgoing(message, options, self.context.headers)
+        outgoing = self.messages.make(message, options, self.context.headers)
         self.context.outgoing.append(outgoing)
         return outgoing.message_id
 

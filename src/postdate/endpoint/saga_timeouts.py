@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from postdate.endpoint.replying import to_saga_of
+from postdate.endpoint.sending import to_saga_of
 from postdate.errors import InvalidMessage
 from postdate.messages import Headers
 

@@ -107,32 +107,15 @@ def _marking(mark: SagaMethod) -> Callable[[H], H]:
     return mark_it
 
 
-class Requests(Protocol):
-    """Where an instance puts its timeouts while it handles a message."""
+class _Requests(Protocol):
+    """Where an instance puts what it requests while it handles a message: see the methods of :class:`Saga`."""
 
-    async def request(self, timeout: object, within: timedelta | None, at: datetime | None) -> str:
-        """See :meth:`Saga.request_timeout`."""
-        ...
-
-    def cancel(self, timeout_id: str) -> bool:
-        """See :meth:`Saga.cancel_timeout`."""
-        ...
-
-    async def move(self, timeout_id: str, within: timedelta | None, at: datetime | None) -> bool:
-        """See :meth:`Saga.move_timeout`."""
-        ...
-
-    async def reply_to_originator(self, message: object, headers: Mapping[str, str] | None) -> str:
-        """See :meth:`Saga.reply_to_originator`."""
-        ...
-
-    def pending(self) -> Mapping[str, datetime]:
-        """See :attr:`Saga.pending_timeouts`."""
-        ...
-
-    def complete(self) -> None:
-        """See :meth:`Saga.complete`."""
-        ...
+    def request(self, timeout: object, within: timedelta | None, at: datetime | None) -> str: ...
+    def cancel(self, timeout_id: str) -> bool: ...
+    def move(self, timeout_id: str, within: timedelta | None, at: datetime | None) -> bool: ...
+    def reply_to_originator(self, message: object, headers: Mapping[str, str] | None) -> str: ...
+    def pending(self) -> Mapping[str, datetime]: ...
+    def complete(self) -> None: ...
 
 
 class Saga(Generic[S]):
@@ -154,7 +137,7 @@ class Saga(Generic[S]):
 
     definition: ClassVar[SagaDefinition]
 
-    def __init__(self, saga_id: str, state: S, requests: Requests) -> None:
+    def __init__(self, saga_id: str, state: S, requests: _Requests) -> None:
         self.saga_id, self.state = saga_id, state
         self.__requests = requests
 
@@ -182,7 +165,7 @@ class Saga(Generic[S]):
             InvalidMessage: neither of them, or a negative span.
             InvalidTimestamp: ``at`` has no time zone.
         """
-        return await self.__requests.request(timeout, within, at)
+        return self.__requests.request(timeout, within, at)
 
     def cancel_timeout(self, timeout_id: str) -> bool:
         """Take a pending timeout back: it never comes; ``False`` when it is not pending (any more)."""
@@ -196,7 +179,7 @@ class Saga(Generic[S]):
         Raises:
             DelayConflict, InvalidMessage, InvalidTimestamp: as :meth:`request_timeout`.
         """
-        return await self.__requests.move(timeout_id, within, at)
+        return self.__requests.move(timeout_id, within, at)
 
     async def reply_to_originator(self, message: object, headers: Mapping[str, str] | None = None) -> str:
         """Send a message to where the one that began this instance asked for replies; return its id.
@@ -211,7 +194,7 @@ class Saga(Generic[S]):
         Raises:
             InvalidMessage: the first message named no address for replies.
         """
-        return await self.__requests.reply_to_originator(message, headers)
+        return self.__requests.reply_to_originator(message, headers)
 
     @property
     def pending_timeouts(self) -> Mapping[str, datetime]:

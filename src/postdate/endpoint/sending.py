@@ -6,15 +6,14 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TypedDict
 
 from postdate.clock import later
 from postdate.endpoint.time_to_be_received import INFINITE, finite
 from postdate.errors import (
     DelayConflict,
-    DelayedDeliveryNotConfigured,
     InvalidMessage,
     MessageTooLarge,
+    NotSupported,
 )
 from postdate.messages import (
     DESTINATION_LIMIT,
@@ -34,25 +33,12 @@ from postdate.messages import (
     new_message_id,
     size_in_bytes,
 )
-from postdate.ports import DelayedMessageStore, MovingStore
-from postdate.ports.stores import no_transaction_of_yours
+from postdate.ports import PublishingTransport, Transport
 
 
 @dataclass(frozen=True, slots=True)
 class SendOptions:
-    """How one message is sent. May be used again for other messages.
-
-    Args:
-        destination: queue; ``None``: where messages of this type are routed.
-        delay: not to be delivered before this long from now; zero is allowed, and ``timedelta.max`` means never.
-        deliver_at: not to be delivered before this instant; aware; a past one is delivered promptly.
-        expires_at: not to be delivered after this instant; aware; may go together with a delay.
-        time_to_be_received: discarded if not received this long after sending; excludes a delay, because it counts
-            from sending. ``None``: as the message's type says; ``timedelta.max``: for ever, whatever that says.
-        use_dead_letter_queue: whether it is kept among the dead letters when it expires in its queue; ``None``: as the
-            transport is set. Only for transports with dead letters, and not with a delay.
-        headers: of your own.
-        message_id: of your own; must be unique among delayed messages.
+    """How one message is sent: the keywords of :meth:`postdate.Endpoint.send`. May be used again for other messages.
 
     Raises:
         DelayConflict: options that exclude each other.
@@ -115,97 +101,119 @@ class SendOptions:
         return later(now, self.delay)
 
 
-class SendKeywords(TypedDict, total=False):
-    """The fields of :class:`SendOptions` as keywords of ``send``."""
-
-    destination: str | None
-    delay: timedelta | None
-    deliver_at: datetime | None
-    expires_at: datetime | None
-    time_to_be_received: timedelta | None
-    use_dead_letter_queue: bool | None
-    headers: Mapping[str, str] | None
-    message_id: str | None
+def sender_headers(endpoint: str, replies_to: str | None) -> Mapping[str, str]:
+    """Return the headers that say who sends, and where replies go."""
+    sender = {Headers.ORIGINATING_ENDPOINT: endpoint, Headers.ORIGINATING_MACHINE: platform.node()}
+    return sender if replies_to is None else {**sender, Headers.REPLY_TO_ADDRESS: replies_to}
 
 
-@dataclass(frozen=True, slots=True)
-class Sender:
-    """Who sends."""
-
-    endpoint: str
-    replies_to: str | None
+def sent_by_saga(saga_id: str, saga_type: str) -> Mapping[str, str]:
+    """Return the headers of what a saga instance sends."""
+    return {Headers.ORIGINATING_SAGA_ID: saga_id, Headers.ORIGINATING_SAGA_TYPE: saga_type}
 
 
-def outgoing_headers(
-    content: Mapping[str, str], options: SendOptions, sender: Sender, message_id: str, now: datetime
-) -> dict[str, str]:
-    """Return the headers of a message that is sent; the caller's own win where both say the same name.
+def to_saga_of(incoming: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the headers by which a reply finds the saga instance that sent a message, if one did (ADR 16).
+
+    Whoever replies copies what the saga said, under the names by which timeouts find their instances: so any endpoint
+    that does the same can take part, whatever it is written in.
+    """
+    saga_id = incoming.get(Headers.ORIGINATING_SAGA_ID, "")
+    saga_type = incoming.get(Headers.ORIGINATING_SAGA_TYPE, "")
+    return {Headers.SAGA_ID: saga_id, Headers.SAGA_TYPE: saga_type} if saga_id and saga_type else {}
+
+
+def reply_options(incoming: Mapping[str, str], message_id: str, headers: Mapping[str, str] | None) -> SendOptions:
+    """Return how a reply is sent.
+
+    Args:
+        incoming: headers of the message that is replied to.
+        message_id: of it.
+        headers: of the application; they win.
+
+    Raises:
+        InvalidMessage: it names no address for replies.
+    """
+    address = incoming.get(Headers.REPLY_TO_ADDRESS)
+    if not address:
+        raise InvalidMessage(f"message {message_id!r} has no header {Headers.REPLY_TO_ADDRESS!r} to reply to")
+    own = {Headers.MESSAGE_INTENT: "Reply", **to_saga_of(incoming), **(headers or {})}
+    return SendOptions(destination=address, headers=own)
+
+
+def publishing(transport: Transport) -> PublishingTransport:
+    """Return the transport if it can publish.
+
+    Raises:
+        NotSupported: it cannot.
+    """
+    if not isinstance(transport, PublishingTransport):
+        raise NotSupported(
+            f"the queues of {type(transport).__name__} cannot publish, and nobody can subscribe there: send the "
+            f"message to each of its receivers, or use RabbitMqTransport"
+        )
+    return transport
+
+
+def outgoing_message(
+    sender: Mapping[str, str],
+    content: Mapping[str, str],
+    body: bytes,
+    destination: str,
+    options: SendOptions,
+    now: datetime,
+) -> Envelope | DelayedMessage:
+    """Return a :class:`DelayedMessage`, or an :class:`Envelope` where the message is due already or has no delay.
+
+    Args:
+        sender: see :func:`sender_headers`.
+        content: headers that describe the body; those of ``options`` win where both say the same name.
+        body: bytes.
+        destination: queue.
+        options: of this send.
+        now: UTC.
 
     Raises:
         DelayConflict: a delay together with a time to be received (row 75); names the message type.
         InvalidHeaders: headers that are no texts, or, with a delay, one with the prefix that is reserved for it.
     """
-    own = options.headers or {}
+    own, due, span = options.headers or {}, options.due(now), finite(options.time_to_be_received)
     check_headers(own)
-    if options.is_delayed:
-        check_not_reserved(own)
+    message_id = new_message_id() if options.message_id is None else options.message_id
     headers = {
         Headers.MESSAGE_ID: message_id,
         Headers.CORRELATION_ID: message_id,
         Headers.CONVERSATION_ID: message_id,
         Headers.MESSAGE_INTENT: "Send",
-        Headers.ORIGINATING_ENDPOINT: sender.endpoint,
-        Headers.ORIGINATING_MACHINE: platform.node(),
         Headers.TIME_SENT: format_timestamp(now),
+        **sender,
         **content,
         **own,
     }
-    if sender.replies_to is not None:
-        headers.setdefault(Headers.REPLY_TO_ADDRESS, sender.replies_to)
-    span = finite(options.time_to_be_received)
     if span is not None:
         headers[Headers.TIME_TO_BE_RECEIVED] = format_time_span(span)
-    if options.is_delayed and Headers.TIME_TO_BE_RECEIVED in headers:
-        kind = content.get(Headers.ENCLOSED_MESSAGE_TYPES, "this message")
-        raise DelayConflict(
-            f"{kind} has both a delay and a time to be received, which counts from sending and may run out before the "
-            f"message is due; use expires_at for an absolute end"
-        )
     if options.expires_at is not None:
         headers[Headers.EXPIRES_AT] = format_timestamp(options.expires_at)
-    due = options.due(now)
     if due is not None:
+        check_not_reserved(own)
+        if Headers.TIME_TO_BE_RECEIVED in headers:
+            kind = content.get(Headers.ENCLOSED_MESSAGE_TYPES, "this message")
+            raise DelayConflict(
+                f"{kind} has both a delay and a time to be received, which counts from sending and may run out before "
+                f"the message is due; use expires_at for an absolute end"
+            )
         headers.setdefault(Headers.DELIVER_AT, format_timestamp(due))
-    return headers
-
-
-def outgoing_message(
-    content: Mapping[str, str], body: bytes, destination: str, options: SendOptions, sender: Sender, now: datetime
-) -> Envelope | DelayedMessage:
-    """Return what is to be kept until it is due, or the envelope of what is due already.
-
-    Args:
-        content: headers that describe the body.
-        body: bytes.
-        destination: queue.
-        options: of this send.
-        sender: who sends.
-        now: UTC.
-    """
-    message_id = new_message_id() if options.message_id is None else options.message_id
-    headers = outgoing_headers(content, options, sender, message_id, now)
-    due = options.due(now)
-    if due is None or due <= now:
-        return Envelope(
-            destination,
-            message_id,
-            headers,
-            body,
-            options.expires_at,
-            time_to_be_received=finite(options.time_to_be_received),
-            use_dead_letter_queue=options.use_dead_letter_queue,
-        )
-    return DelayedMessage(message_id, due, destination, headers, body, options.expires_at)
+        if due > now:
+            return DelayedMessage(message_id, due, destination, headers, body, options.expires_at)
+    return Envelope(
+        destination,
+        message_id,
+        headers,
+        body,
+        options.expires_at,
+        time_to_be_received=span,
+        use_dead_letter_queue=options.use_dead_letter_queue,
+    )
 
 
 def check_headers_fit(message: Envelope | DelayedMessage, limit: int | None) -> None:
@@ -247,20 +255,3 @@ def kept(message: Envelope | DelayedMessage, now: datetime) -> DelayedMessage:
         end = later(now, span)
         expires_at = end if expires_at is None else min(expires_at, end)
     return DelayedMessage(message.message_id, now, message.destination, message.headers, message.body, expires_at)
-
-
-def transactional(store: DelayedMessageStore | None, endpoint: str) -> MovingStore:
-    """Return the store if it can be part of a transaction of the application.
-
-    Raises:
-        DelayedDeliveryNotConfigured: there is no store.
-        ConfigurationError: it cannot.
-    """
-    if store is None:
-        raise DelayedDeliveryNotConfigured(
-            f"endpoint {endpoint!r} cannot send in a transaction of yours: it has no delayed message store; pass "
-            f"delayed_delivery=DelayedDelivery(store) when you create it"
-        )
-    if not isinstance(store, MovingStore):
-        raise no_transaction_of_yours(store)
-    return store

@@ -175,7 +175,10 @@ class ExternalTimeoutManager:
     address: str
 
     def __post_init__(self) -> None:
-        _queue("the address of the external timeout manager", self.address)
+        try:
+            check_text(self.address, "the address of the external timeout manager", DESTINATION_LIMIT)
+        except InvalidMessage as error:
+            raise ConfigurationError(f"{error}; name a queue, or leave it out") from error
 
 
 def _check_persister(persister: object) -> None:
@@ -189,13 +192,6 @@ def _check_persister(persister: object) -> None:
             f"{type(persister).__name__} cannot keep timeouts: it has no property database; inherit TimeoutPersister, "
             f"which has one that names none"
         )
-
-
-def _queue(setting: str, name: str) -> None:
-    try:
-        check_text(name, setting, DESTINATION_LIMIT)
-    except InvalidMessage as error:
-        raise ConfigurationError(f"{error}; name a queue, or leave it out") from error
 
 
 def check_above_zero(setting: str, value: object) -> None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-import anyio
+from typing_extensions import override
 
-from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.failure import Allowed, ErrorQueue
 from postdate.core.guard import calling_store
 from postdate.core.outages import Suspects
@@ -21,8 +20,8 @@ from postdate.core.recoverability import Host
 from postdate.core.timeout_manager.looking import DueTimeouts
 from postdate.core.timeout_manager.reading import is_clearing
 from postdate.core.timeout_manager.steps import DispatchStep, StoreStep, telling
-from postdate.endpoint.critical import BreakerTimers
-from postdate.endpoint.delayed_delivery import RECEIVE_BREAKER, Surroundings, timeouts_queue
+from postdate.endpoint.delayed_delivery import timeouts_queue
+from postdate.endpoint.service import EndpointContext, Service
 from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, TimeoutManager
 from postdate.errors import ConfigurationError, InvalidMessage, MessageError, PostdateError, UnsupportedTransactionMode
 from postdate.messages import DESTINATION_LIMIT, check_text
@@ -66,16 +65,16 @@ def enlisting_timeouts(persister: TimeoutPersister, transport: Transport) -> Tim
     return None
 
 
-class TimeoutManagerService:
+class TimeoutManagerService(Service):
     """Stores what arrives in its first queue and dispatches it when due. Start :meth:`run` as a task.
 
     Args:
         settings: see :class:`TimeoutManager`.
-        around: what it shares with the endpoint.
+        context: of the endpoint.
         error_queue: for messages that failed too often.
         delayed_delivery: runs beside it. Where its queue is also the timeout manager's, because the transport does not
             tell upper case from lower case, that one alone receives from it: it understands the messages of both, but
-            for orders to forget timeouts, which :meth:`orders_before` takes out.
+            for orders to forget timeouts, which :meth:`orders_first` takes out.
 
     Raises:
         UnsupportedTransactionMode: the mode promises what storage and transport cannot keep together.
@@ -83,11 +82,16 @@ class TimeoutManagerService:
     """
 
     def __init__(
-        self, settings: TimeoutManager, around: Surroundings, error_queue: str, delayed_delivery: DelayedDelivery | None
+        self,
+        settings: TimeoutManager,
+        context: EndpointContext,
+        error_queue: str,
+        delayed_delivery: DelayedDelivery | None,
     ) -> None:
-        self._settings, self._around, self._error_queue = settings, around, error_queue
-        self._enlisting = _enlisting_in(around.mode, settings.persister, around.transport)
-        can, endpoint = around.transport.capabilities, around.endpoint
+        super().__init__(context)
+        self._settings, self._error_queue = settings, error_queue
+        self._enlisting = _enlisting_in(context.mode, settings.persister, context.transport)
+        can, endpoint = context.transport.capabilities, context.endpoint
         self._queue = timeout_manager_queue(endpoint, can)
         self._dispatcher_queue = timeout_dispatcher_queue(endpoint, can)
         _check_names(self._queue, self._dispatcher_queue)
@@ -99,11 +103,8 @@ class TimeoutManagerService:
         self.shares_queue = delayed_delivery is not None and are_one_queue(self._queue, timeouts_queue(endpoint), can)
         """Whether the delayed delivery receives from the one queue that both have."""
         self._due: DueTimeouts | None = None
-        self._poller: Poller | None = None
-        self._outages: list[StoreOutage] = []
-        self._pumps: list[MessagePump] = []
-        self._timers: BreakerTimers | None = None
 
+    @override
     async def prepare(self, *, set_up: bool) -> None:
         """Put everything together; if asked to, set up the storage and create the queues.
 
@@ -112,35 +113,32 @@ class TimeoutManagerService:
         Raises:
             StoreError: the storage cannot be set up, and trying again would change nothing.
         """
-        around, settings = self._around, self._settings
-        await settings.persister.initialize(around.endpoint)
+        context, settings = self._context, self._settings
+        await settings.persister.initialize(context.endpoint)
         is_set_up = not set_up or await self._is_set_up()
         own = [self._dispatcher_queue] if self.shares_queue else [self._queue, self._dispatcher_queue]
         if set_up:
-            await around.transport.create_queues([*own, self._error_queue])
+            await context.transport.create_queues([*own, self._error_queue])
         self._due = due = DueTimeouts(
             settings.persister,
-            around.transport,
+            context.transport,
             self._dispatcher_queue,
-            around.clock,
+            context.clock,
             set_up=not is_set_up,
-            metrics=around.metrics,
+            metrics=context.metrics,
         )
-        self._outages, self._pumps, breakers = [], [], list[RepeatedFailures]()
-        ahead = around.transport.capabilities.prefetches
-        for queue in own:
-            receiver, step = around.transport.receiver(queue), self._step(queue, due)
-            critical = f"Failed to receive messages of the timeout manager from {queue!r}"
-            breaker = RepeatedFailures(
-                "TimeoutManagerReceive", critical, RECEIVE_BREAKER, around.critical_error, around.metrics
-            )
-            at_once = settings.messages_at_once
-            self._pumps.append(MessagePump(receiver, step, at_once, around.clock, breaker, queue, prefetches=ahead))
-            breakers.append(breaker)
         wait = settings.time_to_wait_before_triggering_critical_error
-        storage = RepeatedFailures(STORAGE_BREAKER, STORAGE_CRITICAL, wait, around.critical_error, around.metrics)
-        self._poller = Poller(due, around.clock, storage, longest_sleep=around.longest_sleep)
-        self._timers = BreakerTimers([storage, *breakers], around.clock)
+        storage = context.breaker(STORAGE_BREAKER, STORAGE_CRITICAL, wait)
+        self._steps, self._runs, self._breakers = [], [], [storage]
+        ahead = context.transport.capabilities.prefetches
+        for queue in own:
+            receiver, step = context.transport.receiver(queue), self._step(queue, due)
+            critical = f"Failed to receive messages of the timeout manager from {queue!r}"
+            breaker = context.breaker("TimeoutManagerReceive", critical)
+            at_once = settings.messages_at_once
+            self._runs.append(MessagePump(receiver, step, at_once, context.clock, breaker, queue, prefetches=ahead))
+            self._breakers.append(breaker)
+        self._runs.append(Poller(due, context.clock, storage, longest_sleep=context.longest_sleep))
 
     async def _is_set_up(self) -> bool:
         try:
@@ -154,26 +152,26 @@ class TimeoutManagerService:
         return True
 
     def _step(self, queue: str, due: DueTimeouts) -> Step:
-        around, persister = self._around, self._settings.persister
+        context, persister = self._context, self._settings.persister
         dispatches = queue == self._dispatcher_queue
         said = OutageLog(log, f"messages of {queue} wait for the storage of timeouts", "the storage of timeouts is")
-        outage = StoreOutage(around.clock, said)
-        self._outages.append(outage)
+        outage = StoreOutage(context.clock, said)
+        self._steps.append(outage)
         recovery = Attempts(
             allowed=Allowed(stays=True, is_one=self._enlisting is not None, counts=True),
             suspects=Suspects(),
             outage=outage,
-            errors=ErrorQueue(self._error_queue, queue, Host(around.endpoint)),
-            clock=around.clock,
+            errors=ErrorQueue(self._error_queue, queue, Host(context.endpoint)),
+            clock=context.clock,
             policy=attempts(ATTEMPTS, MessageError),
-            metrics=around.metrics,
+            metrics=context.metrics,
             given_up=telling(due.given_up) if dispatches else None,
         )
         if dispatches:
-            return DispatchStep(persister, self._enlisting, around.transport, around.clock, due.gone, recovery).handle
-        return StoreStep(persister, self._enlisting, around.endpoint, around.clock, due.registered, recovery).handle
+            return DispatchStep(persister, self._enlisting, context.transport, context.clock, due.gone, recovery).handle
+        return StoreStep(persister, self._enlisting, context.endpoint, context.clock, due.registered, recovery).handle
 
-    def orders_before(self, queue: str, others: Step) -> Step:
+    def orders_first(self, queue: str, others: Step) -> Step:
         """Return a step that obeys orders to forget timeouts and leaves all other messages to ``others``.
 
         Call it after :meth:`prepare`.
@@ -185,34 +183,6 @@ class TimeoutManagerService:
             return await (obeys if is_clearing(received.envelope) else others)(received)
 
         return handle
-
-    async def run(self) -> None:
-        """Run until :meth:`stop`, then finish what is in hand; after :meth:`prepare`, once each time."""
-        assert self._timers is not None and self._poller is not None  # noqa: PT018 - both come from prepare
-        async with anyio.create_task_group() as timers:
-            timers.start_soon(self._timers.run)
-            async with anyio.create_task_group() as tasks:
-                for pump in self._pumps:
-                    tasks.start_soon(pump.run)
-                tasks.start_soon(self._poller.run)
-            self._timers.stop()
-
-    async def listening(self) -> None:
-        """Return when its queues are received from, and its storage tells of timeouts; after :meth:`run` began.
-
-        One that is away counts when it has refused; see :attr:`MessagePump.listening` and :attr:`Poller.listening`.
-        """
-        for pump in self._pumps:
-            await pump.listening.wait()
-        if self._poller is not None:
-            await self._poller.listening.wait()
-
-    def stop(self) -> None:
-        """End :meth:`run`; without effect before :meth:`prepare`."""
-        for part in (*self._outages, *self._pumps):
-            part.stop()
-        if self._poller is not None:
-            self._poller.stop()
 
 
 def checked_timeout_manager(

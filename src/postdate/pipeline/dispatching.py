@@ -30,7 +30,8 @@ from postdate.core.poller import DueWork, Poller, PollResult
 from postdate.core.recoverability import LONGEST_OUTAGE_DELAY, Host
 from postdate.core.store_clock import clock_of_store
 from postdate.endpoint.critical import BreakerTimers
-from postdate.endpoint.delayed_delivery import RECEIVE_BREAKER, timeouts_queue
+from postdate.endpoint.delayed_delivery import timeouts_queue
+from postdate.endpoint.service import RECEIVE_BREAKER
 from postdate.errors import PostdateError
 from postdate.messages import DelayedMessage
 from postdate.pipeline.columns import INSTANT

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar
 
 import msgspec
 from typing_extensions import override
@@ -21,13 +21,12 @@ from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.endings import MessageEndings
 from postdate.endpoint.endpoint import Endpoint
 from postdate.endpoint.outbox import Outbox
-from postdate.endpoint.outgoing import OutgoingMessages
-from postdate.endpoint.replying import reply_options
+from postdate.endpoint.outgoing import Outgoing, OutgoingMessages
 from postdate.endpoint.sagas import Saga, as_text
-from postdate.endpoint.sending import SendKeywords, SendOptions
+from postdate.endpoint.sending import SendOptions, reply_options
 from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import ConfigurationError, InvalidMessage, PostdateError
-from postdate.messages import DelayedMessage, Envelope, Headers
+from postdate.messages import Envelope, Headers
 from postdate.ports import (
     HANDLED,
     Correlation,
@@ -144,20 +143,36 @@ class EndpointTest:
 
     # --- what happens ---------------------------------------------------------------------------------------------
 
-    async def send(self, message: object, **options: Unpack[SendKeywords]) -> str:
+    async def send(  # noqa: PLR0913 - all that can be said of one send, each by its name
+        self,
+        message: object,
+        *,
+        destination: str | None = None,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        expires_at: datetime | None = None,
+        time_to_be_received: timedelta | None = None,
+        use_dead_letter_queue: bool | None = None,
+        headers: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+    ) -> str:
         """Send a message to the endpoint under test, and let everything happen that follows from it at once.
 
-        Args:
-            message: of a type that it handles.
-            options: see :class:`~postdate.SendOptions`.
+        As :meth:`postdate.Endpoint.send`, but by default to its own queue.
 
         Raises:
             Exception: what its handler raised.
         """
-        chosen: SendKeywords = {"destination": self._endpoint.name, **options}
-        message_id = await self._endpoint.send(message, **chosen)
+        destination = self._endpoint.name if destination is None else destination
+        options = SendOptions(
+            destination, delay, deliver_at, expires_at, time_to_be_received, use_dead_letter_queue, headers, message_id
+        )
+        return await self._leave(self._endpoint.outgoing.make(message, options))
+
+    async def _leave(self, outgoing: Outgoing) -> str:
+        await self._endpoint.outgoing.send([outgoing])
         await self._let_it_happen()
-        return message_id
+        return outgoing.message_id
 
     async def reply(self, message: object, to: Sent, headers: Mapping[str, str] | None = None) -> str:
         """Let the endpoint under test get a reply to what it has sent, as the handler of another endpoint replies.
@@ -174,10 +189,7 @@ class EndpointTest:
         options = reply_options(to.headers, to.headers.get(Headers.MESSAGE_ID, ""), headers)
         if options.destination != self._endpoint.name:
             raise InvalidMessage(f"replies to it go to {options.destination!r}, not to {self._endpoint.name!r}")
-        reply = self._endpoint.outgoing.make(message, options, related_to=to.headers)
-        await self._endpoint.outgoing.send([reply])
-        await self._let_it_happen()
-        return reply.message_id
+        return await self._leave(self._endpoint.outgoing.make(message, options, related_to=to.headers))
 
     async def advance(
         self,
@@ -256,16 +268,15 @@ class EndpointTest:
             self.deliveries.append(Sent(message, envelope.destination, self.clock.now(), envelope.headers))
 
 
-@dataclass(frozen=True)
 class _Made(OutgoingMessages):
     """Remembers the messages of which it made something, by id."""
 
-    made: dict[str, object] = field(default_factory=dict[str, object])
+    def __init__(self, *given: Any, made: dict[str, object]) -> None:
+        super().__init__(*given)
+        self.made = made
 
     @override
-    def make(
-        self, message: object, options: SendOptions, related_to: Mapping[str, str] | None = None
-    ) -> Envelope | DelayedMessage:
+    def make(self, message: object, options: SendOptions, related_to: Mapping[str, str] | None = None) -> Outgoing:
         outgoing = super().make(message, options, related_to)
         self.made[outgoing.message_id] = message
         return outgoing

@@ -16,7 +16,7 @@ from postdate.bench.tally import SharedCount
 from postdate.bench.targets import Measured, Targets
 from postdate.bench.workload import Ping, id_of
 from postdate.clock import SystemClock
-from postdate.endpoint.sending import Sender, SendOptions, outgoing_message
+from postdate.endpoint.sending import SendOptions, outgoing_message, sender_headers
 from postdate.endpoint.serialization import MessageTypes
 from postdate.errors import PostdateError
 from postdate.messages import Envelope
@@ -68,7 +68,7 @@ async def _send(deployment: Deployment, n: int) -> None:
         deployment.open_transport(),
         SystemClock(),
         MessageTypes(),
-        Sender(deployment.endpoint, None),
+        sender_headers(deployment.endpoint, None),
     )
     try:
         await transport.create_queues([deployment.endpoint])
@@ -77,7 +77,7 @@ async def _send(deployment: Deployment, n: int) -> None:
             for number in range(first, min(first + _SENT_AT_ONCE, n)):
                 content, body = types.encode(Ping(number))
                 options = SendOptions(message_id=id_of(number, deployment.run))
-                message = outgoing_message(content, body, deployment.endpoint, options, sender, now)
+                message = outgoing_message(sender, content, body, deployment.endpoint, options, now)
                 assert isinstance(message, Envelope), "there is no delay"
                 envelopes.append(message)
             for error in await transport.send(envelopes, now):

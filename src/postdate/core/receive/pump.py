@@ -316,7 +316,7 @@ class MessagePump:
                 del self._lost[next(iter(self._lost))]
 
     async def _see_through(self, received: Received, told: Received, outcome: Outcome) -> None:
-        """Do what was decided about a message of which its step was ``told``; where that fails, what is decided then."""
+        """Do what was decided about a message of which its step was ``told``; if that fails, what is decided then."""
         while True:
             if outcome.wait is None:
                 error = await self._carry_out(received, outcome)

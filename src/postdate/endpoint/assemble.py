@@ -1,0 +1,211 @@
+"""How an endpoint is put together: where its parts come from, and what cannot work together. Source: ADR 21."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Final, Literal, Protocol, cast, runtime_checkable
+
+from postdate.clock import Clock, SystemClock, checked_clock
+from postdate.core.dispatcher import enlisting
+from postdate.core.store_clock import clock_of_store
+from postdate.endpoint.delayed_delivery import DelayedDeliveryService, check_transport_mode, timeouts_queue
+from postdate.endpoint.outbox import Outbox
+from postdate.endpoint.outgoing import OutgoingMessages
+from postdate.endpoint.saga_handling import Sagas, check_saga_mode, check_saga_outbox, enlisting_sagas
+from postdate.endpoint.service import EndpointContext, Service
+from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, ModeName, TimeoutManager, mode_of
+from postdate.endpoint.timeout_manager import TimeoutManagerService, enlisting_timeouts
+from postdate.errors import ConfigurationError, InvalidMessage
+from postdate.messages import DESTINATION_LIMIT, check_text
+from postdate.ports import DelayedMessageStore, OutboxStore, SagaStore, TransactionMode, Transport
+
+_LONGEST_NAME: Final = DESTINATION_LIMIT - len(timeouts_queue(""))
+"""So that its timeouts queue is an address, too."""
+
+_SUCH_AS: Final = "such as Sqlite(path) or Postgres(url)"
+
+
+@runtime_checkable
+class Database(Protocol):
+    """A database as one object.
+
+    It has as attributes what it can keep: ``queues``, a :class:`~postdate.Transport`; ``store``, a
+    :class:`~postdate.DelayedMessageStore`; ``sagas``, a :class:`~postdate.SagaStore`; ``outbox``, an
+    :class:`~postdate.ports.OutboxStore`. Whoever made it closes it.
+    """
+
+    def serve(self, endpoint: str, concurrency: int, *, stores: bool) -> None:
+        """Take note of an endpoint that uses it.
+
+        Args:
+            endpoint: its name.
+            concurrency: messages that it handles at once, 1 or more.
+            stores: its delayed messages wait in ``store``.
+
+        Raises:
+            ConfigurationError: it cannot serve this one beside those it serves already.
+        """
+        ...
+
+
+def check_names(endpoint: str, error_queue: str | None) -> None:
+    """Refuse names that no queue can have.
+
+    Raises:
+        ConfigurationError: blank, or too long.
+    """
+    try:
+        check_text(endpoint, "the name of an endpoint", _LONGEST_NAME)
+        if error_queue:
+            check_text(error_queue, "the name of the error queue", DESTINATION_LIMIT)
+    except InvalidMessage as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def adapters_of(  # noqa: PLR0913 - all that a database may supply, and who asks
+    endpoint: str,
+    concurrency: int,
+    database: object,
+    transport: Transport | None,
+    delayed_delivery: DelayedDelivery | None,
+    timeout_manager: TimeoutManager | ExternalTimeoutManager | None,
+    outbox: Outbox | bool | None,
+) -> tuple[Transport, DelayedDelivery | None, Outbox | None]:
+    """Return what was given to an endpoint, and from its database what was not.
+
+    A database delays messages where nothing else that was given does, and has an outbox where that is ``True``.
+
+    Raises:
+        ConfigurationError: something is missing, or contradicts the rest.
+    """
+    if database is not None and not isinstance(database, Database):
+        raise ConfigurationError(
+            f"the second argument of endpoint {endpoint!r} is its database, {_SUCH_AS}, not "
+            f"{type(database).__name__}: give queues with transport=, and a store with "
+            f"delayed_delivery=DelayedDelivery(store)"
+        )
+    if database is None and transport is None:
+        raise ConfigurationError(
+            f"endpoint {endpoint!r} has no queues: give it a database, {_SUCH_AS}, or queues with transport="
+        )
+    if database is None and outbox is True:
+        raise ConfigurationError(
+            f"outbox=True is an outbox in the database of endpoint {endpoint!r}, which has none: give it one, "
+            f"{_SUCH_AS}, or say where the outbox is with outbox=Outbox(store)"
+        )
+    stores = database is not None and delayed_delivery is None and timeout_manager is None
+    if database is not None:
+        database.serve(endpoint, concurrency, stores=stores)
+    if stores:
+        store = _kept_in(database, "store", "delayed_delivery=…")
+        delayed_delivery = DelayedDelivery(cast("DelayedMessageStore", store))
+    if transport is None:
+        transport = cast("Transport", _kept_in(database, "queues", "transport=…"))
+    if outbox is True:
+        outbox = Outbox(cast("OutboxStore", _kept_in(database, "outbox", "outbox=Outbox(…)")))
+    return transport, delayed_delivery, outbox or None
+
+
+def _kept_in(database: object, name: Literal["store", "queues", "outbox"], instead: str) -> object:
+    found = getattr(database, name, None)
+    if found is None:
+        raise ConfigurationError(
+            f"{type(database).__name__} has no {name} for an endpoint: say with {instead} what to use instead"
+        )
+    return found
+
+
+def judging_clock(given: Clock | None, delayed_delivery: DelayedDelivery | None) -> Clock:
+    """Return the clock that judges what is due: that of the store, where it has one and is asked for."""
+    own = checked_clock(given or SystemClock())
+    if delayed_delivery is None:
+        return own
+    return clock_of_store(own, delayed_delivery.store, judges=delayed_delivery.use_store_clock) or own
+
+
+def mode_for(
+    given: TransactionMode | ModeName | None,
+    transport: Transport,
+    delayed_delivery: DelayedDelivery | None,
+    timeout_manager: TimeoutManager | None,
+    sagas: SagaStore | None,
+) -> TransactionMode:
+    """Return the transaction mode that was given, or the strongest that transport and stores can keep together.
+
+    Raises:
+        ConfigurationError: there is no such mode.
+        UnsupportedTransactionMode: the transport does not have it.
+    """
+    mode = mode_of(given)
+    if mode is None:
+        modes = transport.capabilities.transaction_modes
+        if delayed_delivery is not None:
+            modes &= delayed_delivery.claims.capabilities.transaction_modes
+        alone = (
+            (delayed_delivery is not None and enlisting(delayed_delivery.claims, transport) is None)
+            or (timeout_manager is not None and enlisting_timeouts(timeout_manager.persister, transport) is None)
+            or (sagas is not None and enlisting_sagas(sagas, transport.capabilities.database) is None)
+        )
+        if alone:
+            modes -= {TransactionMode.TRANSACTION_SCOPE}
+        mode = max(modes, key=list(TransactionMode).index, default=TransactionMode.NONE)
+    check_transport_mode(transport, mode)
+    return mode
+
+
+def checked_allowance(allowance: timedelta) -> timedelta:
+    """Return how much later than the end of its time a message is still handled.
+
+    Raises:
+        ConfigurationError: it is negative, or no duration.
+    """
+    if not isinstance(allowance, timedelta) or allowance < timedelta(0):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError(
+            f"time_to_be_received_allowance must not be negative, and a timedelta: not {allowance!r}"
+        )
+    return allowance
+
+
+def sagas_of(store: SagaStore, outgoing: OutgoingMessages, outbox: Outbox | None) -> Sagas:
+    """Return the sagas; what is kept of them is part of the transactions of outbox or queues, where it is there.
+
+    Raises:
+        UnsupportedTransactionMode, ConfigurationError: they cannot keep what mode or outbox promise.
+    """
+    check_saga_mode(store, outgoing.transport, outgoing.mode)
+    can = outgoing.transport.capabilities
+    if outbox is not None:
+        check_saga_outbox(store, outbox.store)
+        database = outbox.store.database
+    elif outgoing.mode is TransactionMode.RECEIVE_ONLY and not can.time_to_be_received_in_transactions:
+        database = None  # there some messages cannot leave in the transaction in which state would be kept
+    else:
+        database = can.database
+    return Sagas(store, database, outgoing)
+
+
+def delay_services(
+    context: EndpointContext,
+    delayed_delivery: DelayedDelivery | None,
+    timeout_manager: TimeoutManager | None,
+    error_queue: str | None,
+    errors: str,
+) -> list[Service]:
+    """Return what keeps delayed messages and delivers them.
+
+    Args:
+        context: of the endpoint.
+        delayed_delivery: if there is one.
+        timeout_manager: if one runs here.
+        error_queue: as it was given, for the former.
+        errors: the error queue in force, for the latter.
+    """
+    services = list[Service]()
+    orders_first = None
+    if timeout_manager is not None:
+        manager = TimeoutManagerService(timeout_manager, context, errors, delayed_delivery)
+        services.append(manager)
+        orders_first = manager.orders_first if manager.shares_queue else None
+    if delayed_delivery is not None:
+        services.append(DelayedDeliveryService(delayed_delivery, context, error_queue, orders_first))
+    return services
