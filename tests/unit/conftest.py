@@ -55,8 +55,8 @@ class DeliveryBench:
         breaker = self._breaker("receive")
         return MessagePump(
             receiver,
-            lambda each: self.intake.handle(each),
-            16,  # noqa: PLW0108 - it may be another then
+            lambda each: self.intake.handle(each),  # noqa: PLW0108 - it may be another then
+            16,
             self.clock,
             breaker,
             "sales.timeouts",

@@ -212,7 +212,7 @@ class StoreOutage:
             self._breaker.success()
 
     async def wait(self, error: PostdateError, way: Way) -> None:
-        """Wait before a message is tried again: with all others, unless it alone is in trouble or its failure counts."""
+        """Wait before a message is tried again: with all others, unless it alone is in trouble or this counts."""
         seconds, pause, until = self._clock.monotonic(), PAUSE_ARMED, self._stop
         if way is Way.ALONE:
             self._of_some.failed(error, seconds)
