@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple, Protocol
 
-from postdate.errors import StoreError, StoreUnavailable
+from postdate.errors import StoreUnavailable
 from postdate.migrating.names import (
     BATCH_COLUMNS,
     BATCH_TABLE,
@@ -74,19 +74,6 @@ class Session(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Hidden:
-    """Where a batch is hidden, as SQL.
-
-    Args:
-        table: that it is in.
-        condition: which of its rows are the batch's.
-    """
-
-    table: str
-    condition: str
-
-
-@dataclass(frozen=True, slots=True)
 class Hiding:
     """What one call takes away from the old manager.
 
@@ -119,50 +106,6 @@ class Given(NamedTuple):
     taken: int
 
 
-class Exchange(Protocol):
-    """Hides a large table at once, where a server can: it gets another name, and an empty one takes its place."""
-
-    def was_made(self, session: Session, run_id: str) -> bool:
-        """Return whether a run has exchanged its table."""
-        ...
-
-    def is_worth_it(self, session: Session, run_id: str, table: str, limit: int) -> bool:
-        """Return whether a table is large beside the ``limit`` of what a call hides, and nothing is in the way."""
-        ...
-
-    def failed(self, run_id: str, table: str, error: StoreError) -> None:
-        """Remember that an exchange has failed, and hid nothing; it is tried again where that may help."""
-        ...
-
-    def make(self, session: Session, run_id: str, table: str, most: int, floor: datetime) -> bool:
-        """Put an empty table in the place of the live one, and put back there what is due before ``floor``.
-
-        Args:
-            session: in a transaction with limits, whoever else would hide being kept out.
-            run_id: of the run.
-            table: the live one.
-            most: so many may be put back.
-            floor: what is due earlier stays.
-
-        Returns:
-            Whether it was done; ``False``: too much would have to stay, for now.
-        """
-        ...
-
-    def cut(self, session: Session, run_id: str, first: int, batch_size: int) -> tuple[str, int] | None:
-        """Cut what was hidden into batches from number ``first`` on, unless that was done.
-
-        Returns:
-            A statement that returns number, count and earliest time of each batch, and how many timeouts they are;
-            ``None``: it was done before.
-        """
-        ...
-
-    def hidden(self, session: Session, run_id: str, number: int) -> Hidden | None:
-        """Return which part of the former table a batch is; ``None``: it was moved row by row."""
-        ...
-
-
 class Dialect(ABC):
     """The SQL of one server, and its connections. The statements here are common to them.
 
@@ -183,8 +126,6 @@ class Dialect(ABC):
     """What a SELECT ends with that locks rows, and leaves out what somebody else has locked."""
     run = "%(run)s"
     """The id of a run, as a value to compare the column with."""
-    exchange: Exchange | None = None
-    """How a large table is hidden; ``None``: as any other, timeout by timeout."""
     state_table = STATE_TABLE
     batch_table = BATCH_TABLE
     key, time = ID, TIME
@@ -371,47 +312,14 @@ class Dialect(ABC):
             f"WHERE s.{self.quoted(NUMBER)} >= {hiding.first}"
         )
 
-    def hidden(self, session: Session, run_id: str, number: int) -> Hidden:
-        """Return where a batch is hidden."""
-        return Hidden(self.table(staging_table(run_id)), f"{self.quoted(NUMBER)} = {number}")
-
-    def returning(self, hidden: Hidden, live: str, columns: Sequence[str]) -> tuple[str, str]:
-        """Return the statements that put a batch back, and that take it out of where it was hidden.
+    def give_back(self, session: Session, run_id: str, number: int, live: str, columns: Sequence[str]) -> Given:
+        """Put a batch back into the live table; say how many were put there, and how many were hidden.
 
         What has its id in the table again stays there as it is: the manager received that message twice.
         """
-        wanted, table, timeout_id = self.list_of(columns), self.table(live), self.quoted(ID)
-        absent = f"NOT EXISTS (SELECT 1 FROM {table} WHERE {table}.{timeout_id} = {hidden.table}.{timeout_id})"
-        return (
-            f"INSERT INTO {table} ({wanted}) SELECT {wanted} FROM {hidden.table} WHERE {hidden.condition} AND {absent}",
-            f"DELETE FROM {hidden.table} WHERE {hidden.condition}",
-        )
-
-    def give_back(self, session: Session, run_id: str, number: int, live: str, columns: Sequence[str]) -> Given:
-        """Put a batch back into the live table; say how many were put there, and how many were hidden."""
-        put, take = self.returning(self.hidden(session, run_id, number), live, columns)
-        return Given(session.change(put, {}), session.change(take, {}))
-
-
-class HiddenColumns(ABC):
-    """Batches that a run has hidden, as Arrow columns: no row becomes a Python object. Source: ADR 15."""
-
-    @abstractmethod
-    def read(self, run_id: str, number: int) -> Any:
-        """Return the messages of a batch.
-
-        Args:
-            run_id: of the run.
-            number: of the batch.
-
-        Returns:
-            A ``pyarrow.RecordBatch``; ``None``: the messages are to be read row by row, with
-            :meth:`MigrationSource.read`.
-
-        Raises:
-            StoreUnavailable: the database failed; transient.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release the connection; a second time without effect."""
+        wanted, own = self.list_of(columns), self.quoted(ID)
+        table, hidden = self.table(live), self.table(staging_table(run_id))
+        batch = f"FROM {hidden} WHERE {self.quoted(NUMBER)} = {number}"
+        absent = f"NOT EXISTS (SELECT 1 FROM {table} WHERE {table}.{own} = {hidden}.{own})"
+        put = session.change(f"INSERT INTO {table} ({wanted}) SELECT {wanted} {batch} AND {absent}", {})
+        return Given(put, session.change(f"DELETE {batch}", {}))

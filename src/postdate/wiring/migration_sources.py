@@ -8,11 +8,11 @@ from typing import Literal, cast
 
 from postdate.config import Address, resolved
 from postdate.errors import ConfigurationError
-from postdate.migrating.dialect import Dialect, HiddenColumns
+from postdate.migrating.dialect import Dialect
 from postdate.migrating.store_dialect import StoreDialect
 from postdate.migrating.store_tables import StoreTables
 from postdate.migrating.tables import MigrationSource
-from postdate.wiring.adapters import kind_of, kinds, loaded, open_adapter
+from postdate.wiring.adapters import kind_of, kinds, open_adapter
 
 
 def migration_source(
@@ -32,21 +32,6 @@ def migration_source(
         ConfigurationError: there is no such source, or its driver is not installed. Texts have no passwords.
     """
     return MigrationSource(cast("Dialect", _opened(address, schema, "timeouts_source", "made from")), prefixes)
-
-
-def hidden_columns(address: str, source: MigrationSource) -> HiddenColumns | None:
-    """Return what gives hidden timeouts as Arrow columns; it connects at first use. ``None``: nothing does there.
-
-    Args:
-        address: as of :func:`migration_source`.
-        source: that was made from it.
-
-    Raises:
-        ConfigurationError: its driver is not installed.
-    """
-    place = resolved(address, os.environ)
-    kind = kinds("timeouts_columns").get(place.scheme)
-    return None if kind is None else cast("HiddenColumns", loaded(kind)(place, source))
 
 
 def is_store_source(address: str) -> bool:

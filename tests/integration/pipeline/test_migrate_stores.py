@@ -24,6 +24,7 @@ from postdate.pipeline.migrate import MigrateJob, abort, migrate, preview, resum
 from postdate.pipeline.migrate.moving import BatchTask, move_batch
 from postdate.pipeline.migrate.results import EndpointResult
 from postdate.pipeline.migrate.target import opened_target
+from postdate.pipeline.rows import to_columns
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports import Outcome
 from postdate.ports.migrating import BatchStatus, MigrationRun, MigrationStatus
@@ -167,7 +168,7 @@ def test_row_116_what_falls_due_between_hiding_and_delivering_is_delivered_once(
         due = found[9].due + timedelta(microseconds=1)
         claims = await store.claim_due(due, 100)
         with job.origin.opened() as origin:
-            run = await to_thread.run_sync(lambda: begun(job, origin.source, old.name, batches=3))
+            run = await to_thread.run_sync(lambda: begun(job, origin, old.name, batches=3))
         assert await store.finish(claims, Outcome.DELIVERED, due) == 10
         theirs.extend(claim.message.message_id for claim in claims)
         return run
@@ -197,13 +198,13 @@ def begun(job: MigrateJob, source: Any, endpoint: str, *, batches: int) -> Migra
 def left_in_the_middle(old: StorePlace, new: StorePlace, job: MigrateJob) -> list[str]:
     """Leave a run as one that was killed may: a batch of each kind; return the ids of the one that was delivered."""
     with job.origin.opened() as origin, opened_target(job.target) as store:
-        run = begun(job, origin.source, old.name, batches=5)
+        run = begun(job, origin, old.name, batches=5)
         for number in (2, 3, 4):
-            assert origin.source.advance(run, number, BatchStatus.PENDING, BatchStatus.STAGED)
+            assert origin.advance(run, number, BatchStatus.PENDING, BatchStatus.STAGED)
         for number in (3, 4):
-            store.store_batch(origin.read(run, number), SystemClock().now())
+            store.store_batch(to_columns(origin.read(run, number)), SystemClock().now())
         move_batch(origin, store, run, BatchTask(run.run_id, 5, 10))
-        fourth = origin.source.read(run, 4)
+        fourth = origin.read(run, 4)
 
     async def service(target: Any) -> None:
         claims = await target.claim_due(fourth[-1].due + timedelta(microseconds=1), 100)
@@ -230,7 +231,7 @@ def test_row_115_a_run_that_was_killed_goes_on_or_is_aborted(
     assert by_id(old.waiting()) == by_id([*found[:10], *found[50:]])
 
     with job.origin.opened() as origin:
-        begun(job, origin.source, old.name, batches=2)
+        begun(job, origin, old.name, batches=2)
     (rest,) = resume(spark, job).endpoints
     assert (rest.moved, rest.verified, rest.status, rest.already_there) == (33, 33, "completed", 0)
     assert (old.waiting(), by_id(new.waiting())) == ([], by_id([*found[:30], *found[40:]]))
@@ -268,7 +269,7 @@ def test_row_115_what_cannot_be_between_two_stores_is_refused(
     assert status(old.origin).runs == ()
 
     with job.origin.opened() as origin:
-        begun(job, origin.source, "old.db", batches=1)
+        begun(job, origin, "old.db", batches=1)
     new.add(messages(1))
     back = MigrateJob(new.origin, old.spec)
     with pytest.raises(PipelineError, match=r"the target itself is being emptied by migration"):
@@ -283,4 +284,4 @@ def test_row_115_what_cannot_be_between_two_stores_is_refused(
     with pytest.raises(PipelineError, match=r"the table that said which, .* is gone; move to a table or file"):
         migrate(spark, back)
     with back.origin.opened() as origin:
-        assert origin.source.history() == []
+        assert origin.history() == []

@@ -28,7 +28,6 @@ class PostgresStoreDialect(StoreDialect, PostgresDialect):
 
     def __init__(self, url: str, schema: str | None) -> None:
         super().__init__(url, DEFAULT_SCHEMA if schema is None else schema)
-        self.exchange = None
 
     @override
     def stores(self, session: Session) -> Mapping[str, str]:

@@ -69,8 +69,7 @@ def migrate(spark: SparkSession, job: MigrateJob) -> MigrateResult:
     """
     started = time.perf_counter()
     require_utc(spark)
-    with job.origin.opened() as origin:
-        source = origin.source
+    with job.origin.opened() as source:
         going, names = on_their_way(source), selected(source, job.endpoints, source.history())
         runs = [going[name] for name in names if name in going]
         for run in runs:
@@ -103,8 +102,7 @@ def resume(spark: SparkSession, job: MigrateJob) -> MigrateResult:
     """
     started = time.perf_counter()
     require_utc(spark)
-    with job.origin.opened() as origin:
-        source = origin.source
+    with job.origin.opened() as source:
         runs = going_on(source, job, "to go on with")
         driver = _MigrationSteps(spark, source, job)
         driver.move_hidden(runs)
@@ -231,16 +229,13 @@ class _MigrationSteps:
             for run in runs:
                 for batches in self._rounds(run, a_round):
                     hidden += batches
-                    a_table = len(batches) > a_round
-                    if moving is None or moving.done() or len(hidden) >= ahead or a_table:
+                    if moving is None or moving.done() or len(hidden) >= ahead:
                         took = timedelta(0) if moving is None else moving.result()
                         if took >= soon:
                             ahead = max(ahead // 2, a_round)
                         elif len(hidden) >= ahead:
                             ahead *= 2
                         moving, hidden = mover.submit(self._move, hidden), []
-                        if a_table:  # not due soon, and takes long: what is due sooner must not be hidden behind it
-                            moving.result()
             if moving is not None:
                 moving.result()
             self._move(hidden)

@@ -175,8 +175,7 @@ def preview(job: MigrateJob, now: datetime) -> PreviewResult:
         StoreError: the source or the target is missing or unreachable.
         PipelineError: there is no such endpoint.
     """
-    with job.origin.opened() as origin:
-        source = origin.source
+    with job.origin.opened() as source:
         names = selected(source, job.endpoints, source.history())
         return look(source, job, names, now)
 
@@ -243,6 +242,5 @@ def status(origin: OriginSpec) -> StatusResult:
     Raises:
         StoreError: the source is missing or unreachable.
     """
-    with origin.opened() as found:
-        source = found.source
+    with origin.opened() as source:
         return StatusResult(origin.shown, tuple(RunStatus.of(run, source.batches(run)) for run in source.history()))

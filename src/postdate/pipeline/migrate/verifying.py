@@ -24,10 +24,10 @@ import pyarrow.compute
 
 from postdate.errors import PipelineError
 from postdate.messages import DelayedMessage, decode_headers
-from postdate.pipeline.migrate.origin import Origin
+from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.migrate.results import Difference
 from postdate.pipeline.migrate.target import Recorded, TargetStore
-from postdate.pipeline.rows import MESSAGE_COLUMNS, checked, restored
+from postdate.pipeline.rows import MESSAGE_COLUMNS, checked, restored, to_columns
 from postdate.ports import RecordKind, ScanFilter
 from postdate.ports.migrating import MigrationRun
 
@@ -61,10 +61,10 @@ class Verified:
     differences: tuple[Difference, ...]
 
 
-def expected(origin: Origin, run: MigrationRun, number: int) -> pa.RecordBatch:
+def expected(source: MigrationSource, run: MigrationRun, number: int) -> pa.RecordBatch:
     """Return a batch as the target was given it."""
     # Whatever the target takes at most: it was asked for that when the batch was moved.
-    messages, bad = checked(origin.read(run, number), sys.maxsize)
+    messages, bad = checked(to_columns(source.read(run, number)), sys.maxsize)
     if bad:
         raise PipelineError(f"batch {number} of run {run.run_id} has changed since it was moved: {bad[0].detail}")
     return messages
@@ -95,12 +95,12 @@ def are_among(some: Checksums, sorted_ones: Checksums) -> npt.NDArray[np.bool_]:
 
 
 def verify_all(
-    origin: Origin, target: TargetStore, run: MigrationRun, numbers: Sequence[int], since: datetime
+    source: MigrationSource, target: TargetStore, run: MigrationRun, numbers: Sequence[int], since: datetime
 ) -> Iterable[Verified]:
     """Compare batches with what the target has of them, one after the other, without Spark.
 
     Args:
-        origin: that has the batches still.
+        source: that has the batches still.
         target: that was given them.
         run: of the batches.
         numbers: of the batches.
@@ -109,7 +109,7 @@ def verify_all(
     there = [checksums(batch) for part in target.parts(1) for batch in target.part(part, ScanFilter(due_from=since))]
     waiting = np.unique(np.concatenate([np.empty(0, np.int64), *there]))
     for number in numbers:
-        batch = expected(origin, run, number)
+        batch = expected(source, run, number)
         doubtful = batch.filter(pa.array(~are_among(checksums(batch), waiting)))
         yield look_closer(target, run, doubtful, batch.num_rows - doubtful.num_rows)
 
