@@ -9,23 +9,23 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
+import anyio
 import psycopg
 import pyarrow as pa
 import pytest
 from tests.damage import flipped
-from tests.integration.migration_places import LONG_AGO, NEXT_YEAR
+from tests.integration.migration_places import NEXT_YEAR
 from tests.postgres_subjects import drop_schema, fresh_schema
 
 from postdate import DelayedMessage, LocalTransport, PostgresStore, PostgresTransport, SqliteStore, TransactionMode
 from postdate.backends.sqlite.expiring import DEAD_LETTERS, take_out_expired
 from postdate.errors import InvalidMessage
 from postdate.messages import sealed
+from postdate.pipeline.migrate import StoreMove
 from postdate.pipeline.migrate.verifying import checksums
-from postdate.pipeline.stores import StoreSpec
+from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import Mending, Outcome, Scan
-from postdate.ports.migrating import MigrationRun, MigrationStatus
 from postdate.testing.store_suite.columns import message_batch
-from postdate.wiring.migration_sources import store_source
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -178,23 +178,18 @@ async def test_scans_see_the_json_of_the_headers(place: Place) -> None:
     await store.close()
 
 
-async def test_a_migration_moves_rows_with_a_checksum_and_names_one_that_is_damaged(tmp_path: Path) -> None:
+def test_a_migration_moves_rows_with_a_checksum_and_sets_one_aside_that_is_damaged(tmp_path: Path) -> None:
     """Told apart from those without one neither in the source nor by who compares what was moved."""
-    spec = StoreSpec(f"sqlite:///{tmp_path}/one.db", checksum=True)
-    store = spec.open(create=True)
-    await store.store_many([replace(each, due=NEXT_YEAR) for each in two()], NOW)
-    await store.close()
-    source = store_source(spec.address)
-    run = MigrationRun("0" * 32, "one.db", MigrationStatus.PREPARING, {"target": "x"}, LONG_AGO, NOW)
-    source.begin(run)
-    (batch,) = source.hide(run, 10, 1, 60 * SECOND)
-    assert sorted(each.message_id for each in source.read(run, batch.number)) == ["bad", "good"]
+    old, new = (StoreSpec(f"sqlite:///{tmp_path}/{name}.db", checksum=True) for name in ("one", "other"))
+    for spec in (old, new):
+        with opened(spec, create=True) as store:
+            store.setup()
+            store.store_many([replace(each, due=NEXT_YEAR) for each in two()] if spec is old else [], NOW)
     place = OneFile(tmp_path / "one.db")
     flip(place)
-    with pytest.raises(InvalidMessage, match="message 'bad' cannot be read: its content is damaged"):
-        source.read(run, batch.number)
-    source.close()
-    await place.transport.close()
+    anyio.run(place.transport.close)
+    (moved,) = StoreMove(old, new).run().endpoints
+    assert (moved.moved, moved.verified, moved.problems) == (1, 1, ("1 cannot be read: `postdate errors` shows them",))
 
 
 def test_a_copy_is_the_same_message_with_and_without_a_checksum() -> None:

@@ -37,6 +37,9 @@ from postdate.persistence.timeouts import ID, TIME
 TURN_SECONDS: Final = 30
 """How long a run waits for another that is just beginning."""
 
+_OLD_RUNS: Final = "StoreMigration_State"
+"""What older versions wrote down of moves out of stores: in the columns of :data:`STATE_TABLE`."""
+
 _STORES: Final = ({"delayed_message", "postdate_migration"}, {"store", "record", "holder"}, {"postdate_store"})
 """Tables by which a Postdate store is known: in SQLite, in PostgreSQL, in MariaDB and SQL Server."""
 
@@ -124,12 +127,10 @@ class Dialect(ABC):
     """The same, behind the name of the table."""
     skipping = ""
     """What a SELECT ends with that locks rows, and leaves out what somebody else has locked."""
+    schema_of_stores: str | None = None
+    """Where a store's tables are unless it is told otherwise; ``None``: where those of timeouts are."""
     run = "%(run)s"
     """The id of a run, as a value to compare the column with."""
-    state_table = STATE_TABLE
-    batch_table = BATCH_TABLE
-    key, time = ID, TIME
-    """The columns by which a row is known, and in which its due time is."""
 
     def __init__(self, schema: str, where: str) -> None:
         self.schema, self.where = schema, where
@@ -220,7 +221,7 @@ class Dialect(ABC):
 
     def creating(self) -> Sequence[str]:
         """Return the statements that create the tables of runs and batches where they are missing."""
-        state, batches = self.table(self.state_table), self.table(self.batch_table)
+        state, batches = self.table(STATE_TABLE), self.table(BATCH_TABLE)
         types = {
             RUN_ID: "char(32) NOT NULL PRIMARY KEY",
             ENDPOINT: f"{self.text} NOT NULL",
@@ -245,9 +246,9 @@ class Dialect(ABC):
         rows = ", ".join(f"{self.quoted(column)} {batch_types[column]}" for column in BATCH_COLUMNS)
         key = f"PRIMARY KEY ({self.quoted(RUN_ID)}, {self.quoted(NUMBER)})"
         return [
-            self._if_missing(self.state_table, f"{state} ({runs}{self._unique()})"),
+            self._if_missing(STATE_TABLE, f"{state} ({runs}{self._unique()})"),
             *self._after_state(),
-            self._if_missing(self.batch_table, f"{batches} ({rows}, {key})"),
+            self._if_missing(BATCH_TABLE, f"{batches} ({rows}, {key})"),
         ]
 
     def _if_missing(self, name: str, table: str) -> str:
@@ -265,6 +266,13 @@ class Dialect(ABC):
 
         Its key is the batch and the id, so that a batch is found and read in one piece.
         """
+
+    def moves_of_older_versions(self, session: Session) -> list[str]:
+        """Return the runs that older versions have left on their way out of a store here, into tables of their own."""
+        if _OLD_RUNS not in self.tables(session):
+            return []
+        going = f"SELECT {self.quoted(RUN_ID)} FROM {self.table(_OLD_RUNS)} WHERE {self.quoted(STATUS)} < 2"
+        return [str(run_id) for (run_id,) in session.rows(going, {})]
 
     def holds_a_store(self, session: Session) -> bool:
         """Return whether a Postdate store is where a timeout manager's tables were looked for."""
@@ -291,7 +299,7 @@ class Dialect(ABC):
         return moved
 
     def _copying(self, hiding: Hiding) -> str:
-        columns, order = self.list_of(hiding.columns), self.list_of((self.time, self.key))
+        columns, order = self.list_of(hiding.columns), self.list_of((TIME, ID))
         number = f"{hiding.first} + (ROW_NUMBER() OVER (ORDER BY {order}) - 1) {self.dividing} {hiding.batch_size}"
         return (
             f"INSERT INTO {self.table(hiding.staging)} ({columns}, {self.quoted(NUMBER)}) "

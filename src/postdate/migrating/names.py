@@ -63,8 +63,3 @@ def staging_table(run_id: str) -> str:
     if not _RUN_ID.fullmatch(run_id):
         raise ConfigurationError(f"the id of a migration is 32 hexadecimal digits in lower case, not {run_id!r}")
     return f"TimeoutData_migration_{run_id}"
-
-
-def run_of(staging: str) -> str:
-    """Return the id of the run that hides messages in a table."""
-    return staging[len(staging_table("0" * 32)) - 32 :]

@@ -95,6 +95,7 @@ class PostgresDialect(Dialect):
     """
 
     locking = " FOR UPDATE"
+    schema_of_stores = STORE_SCHEMA
 
     def __init__(self, url: str, schema: str | None) -> None:
         self._database = Access(url, DEFAULT_SCHEMA if schema is None else schema)
@@ -178,7 +179,7 @@ class PostgresDialect(Dialect):
 
     @override
     def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
-        key = f"PRIMARY KEY ({self.list_of((NUMBER, self.key))})"
+        key = f"PRIMARY KEY ({self.list_of((NUMBER, ID))})"
         return (
             (
                 f"CREATE TABLE IF NOT EXISTS {self.table(staging)} "

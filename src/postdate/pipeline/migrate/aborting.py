@@ -61,7 +61,7 @@ def _aborted(source: MigrationSource, job: MigrateJob, run: MigrationRun) -> End
             since = min(batch.earliest for batch in moved)
             for found in verify_all(source, target, run, [batch.number for batch in moved], since):
                 tally.compared(found)
-    return tally.result(run, status_of(source, run), batches)
+    return tally.result_of(run, status_of(source, run), batches)
 
 
 def _end(source: MigrationSource, job: MigrateJob, run: MigrationRun, tally: Tally) -> None:

@@ -20,12 +20,13 @@ from typing import Final, TypeVar
 from pyspark.sql import SparkSession
 
 from postdate.clock import SystemClock
-from postdate.errors import MigrationConflict, PipelineError, StoreUnavailable, StoreUnreachable
+from postdate.errors import MigrationConflict, StoreUnavailable, StoreUnreachable
 from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.migrate.looking import (
     MigrateJob,
     going_on,
     look,
+    nothing_new,
     on_their_way,
     same_parameters,
     selected,
@@ -123,10 +124,7 @@ def _unhindered(source: MigrationSource, job: MigrateJob, names: Sequence[str]) 
         PipelineError: something is in the way of one of them.
     """
     looked = look(source, job, names, SystemClock().now())
-    problems = [f"{each.endpoint}: {problem}" for each in looked.endpoints for problem in each.problems]
-    if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise PipelineError(f"nothing new is moved, for {problems[0]}{more}; see `postdate pipeline migrate preview`")
+    nothing_new(looked)
     return {each.endpoint: each.count for each in looked.endpoints}
 
 
@@ -295,7 +293,7 @@ class _MigrationSteps:
 
     def _finished(self, run: MigrationRun) -> EndpointResult:
         """Write down that a run is done, if it is."""
-        result = self._tallies[run.run_id].result(run, status_of(self.source, run), self.source.batches(run))
+        result = self._tallies[run.run_id].result_of(run, status_of(self.source, run), self.source.batches(run))
         if status_of(self.source, run) is not MigrationStatus.PREPARED or not result.exact:
             return result
         self.source.set_status(run, MigrationStatus.COMPLETED, SystemClock().now())

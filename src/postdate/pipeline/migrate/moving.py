@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, cast
 
 import pyarrow as pa
@@ -152,6 +153,10 @@ def _store(
             f"the target has {report.stored:,} messages of batch {number} of run {run.run_id} and "
             f"{len(report.already_there):,} that it knew, which are not {messages.num_rows:,}"
         )
-    late = pc.sum(pc.less(messages.column("due"), pa.scalar(now, INSTANT))).as_py() or 0
     source.advance(run, number, BatchStatus.STAGED, BatchStatus.COMPLETED)
-    return MovedBatch(run.run_id, number, len(report.already_there), late)
+    return MovedBatch(run.run_id, number, len(report.already_there), late_in(messages, now))
+
+
+def late_in(messages: pa.RecordBatch, now: datetime) -> int:
+    """Return how many messages of a batch were due before ``now``."""
+    return pc.sum(pc.less(messages.column("due"), pa.scalar(now, INSTANT))).as_py() or 0

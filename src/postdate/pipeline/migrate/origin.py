@@ -10,25 +10,23 @@ from dataclasses import dataclass, field
 from postdate.config import Address, resolved
 from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.stores import absolute
-from postdate.wiring.migration_sources import migration_source, store_source
+from postdate.wiring.migration_sources import migration_source
 
 
 @dataclass(frozen=True, slots=True)
 class OriginSpec:
-    """Which timeout manager's storage, or which store, as a value: no connection, picklable, no password when shown.
+    """Which timeout manager's storage, as a value: no connection, picklable, no password when shown.
 
     Args:
         address: as :mod:`postdate.wiring.migration_sources` takes it; or ``env:NAME`` or ``file:PATH``, which is
             followed in each process that opens it. A relative path is made absolute where the value is made.
         schema: of the tables; ``None``: the default of what is there.
         prefixes: of a timeout manager's tables, by endpoint; ``None``: found by the source.
-        is_store: a Postdate store is there, and not a timeout manager's tables.
     """
 
     address: str
     schema: str | None = None
     prefixes: Mapping[str, str] | None = field(default=None)
-    is_store: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "address", absolute(self.address))
@@ -48,10 +46,6 @@ class OriginSpec:
         Raises:
             ConfigurationError: the address leads nowhere here.
         """
-        place = resolved(self.address, os.environ)
-        with closing(
-            store_source(place, schema=self.schema)
-            if self.is_store
-            else migration_source(place, schema=self.schema, prefixes=self.prefixes)
-        ) as source:
+        source = migration_source(resolved(self.address, os.environ), schema=self.schema, prefixes=self.prefixes)
+        with closing(source):
             yield source

@@ -250,6 +250,6 @@ def _looking_closer(origin: OriginSpec, target: StoreSpec, runs: Mapping[str, Mi
                 source, store = opened
                 messages = expected(source, run, row["number"])
                 is_doubtful = pa.array(np.isin(checksums(messages), np.array(doubtful, np.int64)))
-                yield _found([look_closer(store, run, messages.filter(is_doubtful), row["verified"])])
+                yield _found([look_closer(store, run.run_id, messages.filter(is_doubtful), row["verified"])])
 
     return look
