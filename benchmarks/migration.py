@@ -69,7 +69,9 @@ class Site:
     old: str
     new: str
     option: ClassVar[str] = "--from"
-    batches: ClassVar[str] = "TimeoutsMigration_Batches"
+    steps: ClassVar[str] = 'SELECT count(*), coalesce(sum("Status"), 0) FROM "TimeoutsMigration_Batches"'
+    """What changes with every step: how many batches there are, and how far they are together."""
+    on_spark: ClassVar[bool] = True
 
     def fill(self, count: int) -> None:
         """Write what is to be moved."""
@@ -354,12 +356,10 @@ def descendants(pid: int) -> list[int]:
 
 
 def progress(site: Site) -> tuple[int, int]:
-    """Return what changes with every step: how many batches there are, and how far they are together."""
+    """Return what changes with every step."""
     with site.connect(site.old) as connection:
         try:
-            row = connection.execute(
-                f'SELECT count(*), coalesce(sum("Status"), 0) FROM "{site.batches}"'.encode()
-            ).fetchone()
+            row = connection.execute(site.steps.encode()).fetchone()
         except psycopg.errors.UndefinedTable:
             return 0, 0
     assert row is not None
@@ -388,7 +388,8 @@ def killed(site: Site, settings: Path, options: argparse.Namespace, chance: rand
     """Kill, then resume or abort, again and again until it is done; then let everything be delivered."""
     firing, seen = Firing(site), Counter[str]()
     firing.start()
-    small = ("--cores", str(options.cores), "--batch-size", str(options.batch_size or 500))
+    cores = ("--cores", str(options.cores)) if site.on_spark else ()
+    small = (*cores, "--batch-size", str(options.batch_size or 500))
     verb: tuple[str, ...] = ("run", "--all-endpoints")
     try:
         while True:

@@ -34,7 +34,8 @@ class StoreSite(Site):
     """Where it all happens; ``old`` is the schema of the old store."""
 
     option: ClassVar[str] = "--from-store"
-    batches: ClassVar[str] = "StoreMigration_Batches"
+    steps: ClassVar[str] = "SELECT count(*), 0 FROM record WHERE kind = 6"
+    on_spark: ClassVar[bool] = False
 
     def fill(self, count: int) -> None:
         """Set the old store up, and store messages; each has another content, and some are due soon."""
@@ -110,7 +111,6 @@ def main() -> int:
     """Run it all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--messages", dest="timeouts", type=int, default=50_000)
-    parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=None)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=None)

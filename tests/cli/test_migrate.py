@@ -12,6 +12,7 @@ from postdate.errors import PipelineError
 from postdate.pipeline.migrate.looking import meant_by
 
 FROM = ("--from", "sqlite:///old.db")
+STORE = ("--from-store", "sqlite:///postdate.db", "--all-endpoints")
 
 
 @pytest.fixture
@@ -39,9 +40,13 @@ def old(own_folder: Path) -> Path:
         (("preview", "--all-endpoints"), "either --from ADDRESS, a timeout manager's, or --from-store ADDRESS", 2),
         (("status", *FROM, "--from-store", "sqlite:///old.db"), "say from where: either --from ADDRESS", 2),
         (("status", "--from-store", "sqlite:///old.db", "--prefix", "a=b"), "--prefix is for a timeout manager's", 2),
-        (("preview", "--from-store", "sqlite:///old.db", "--all-endpoints"), "billing_TimeoutData of a timeout", 2),
-        (("preview", "--from-store", "sqlite:///no.db", "--all-endpoints"), "no.db; a migration creates none", 3),
-        (("abort", "--from-store", "mssql://user@host/db"), "no migration can be made from the store", 2),
+        (("preview", "--from-store", "sqlite:///old.db", "--all-endpoints"), "old.db has schema version 0", 3),
+        (("preview", "--from-store", "sqlite:///no.db", "--all-endpoints"), "no.db", 3),
+        (("abort", "--from-store", "ravendb://host/db"), "ravendb", 2),
+        (("run", *STORE, "--cutoff", "2026-01-31T12:00Z"), "--cutoff is for a timeout manager's tables", 2),
+        (("preview", *STORE, "--margin", "5s"), "--margin is for a timeout manager's tables; leave it out", 2),
+        (("resume", *STORE[:2], "--cores", "2"), "--cores is for a timeout manager's tables", 2),
+        (("resume", *STORE[:2]), "no batch is on its way in sqlite:///", 2),
         (("preview", "--from", "sqlite:///postdate.db", "--all-endpoints"), "name it with --from-store instead", 2),
         (("preview", *FROM), "say whose messages: either --endpoint NAME or --all-endpoints", 2),
         (("run", *FROM, "--endpoint", "billing", "--all-endpoints"), "either --endpoint NAME or --all-endpoints", 2),
@@ -80,7 +85,7 @@ def test_row_115_preview_and_status_report_as_text_and_as_json(cli, old, monkeyp
     text = cli.ok("pipeline", "migrate", "preview", *FROM, "--endpoint", "BILLING").out
     assert "billing: 2 for orders" in text
     assert cli.ok("pipeline", "migrate", "status", *FROM, "--json").json["runs"] == []
-    assert cli.ok("pipeline", "migrate", "status", *FROM).out.startswith("no migration was ever begun in sqlite:///")
+    assert cli.ok("pipeline", "migrate", "status", *FROM).out.startswith("no migration is written down in sqlite:///")
 
 
 def test_row_115_what_is_in_the_way_ends_a_preview_with_1(cli, old):

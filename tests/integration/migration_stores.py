@@ -2,19 +2,23 @@
 
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import anyio
 import pytest
 from tests import mariadb_subjects, postgres_subjects
+from tests.azure_store_subjects import drop_table, fresh_table
+from tests.redis_subjects import Prefix
 
 from postdate.backends.mariadb.connection import MariaDbServer
 from postdate.backends.mariadb.names import quoted
 from postdate.clock import SystemClock
 from postdate.messages import DelayedMessage
-from postdate.pipeline.migrate import OriginSpec
+from postdate.pipeline.migrate import StoreMove
+from postdate.pipeline.migrate.between_stores import INTENTS
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import MessageFilter, Outcome, Record, TransactionMode
 
@@ -35,13 +39,14 @@ class StorePlace:
     spec: StoreSpec
 
     @property
-    def origin(self) -> OriginSpec:
-        return OriginSpec(self.spec.address, self.spec.schema, is_store=True)
-
-    @property
     def name(self) -> str:
         """What its messages go under as a source."""
         return self.spec.address.rpartition("/")[2] if self.spec.address.startswith("sqlite") else self.spec.endpoint
+
+    def move_to(self, new: "StorePlace", **settings: Any) -> StoreMove:
+        """Return the move of its messages into another one."""
+        source = replace(self.spec, endpoint="postdate")  # that of the settings, whatever the endpoints are
+        return StoreMove(source, new.spec, (self.name,), **settings)
 
     def ask(self, question: Callable[[Any], Awaitable[T]]) -> T:
         """Open the store, as a service of its own would, for one question."""
@@ -61,7 +66,12 @@ class StorePlace:
             store.store_many(messages, SystemClock().now())
 
     def waiting(self) -> list[DelayedMessage]:
-        return list(self.ask(lambda store: store.list_pending(MessageFilter(), 1_000_000)))
+        """Return what waits, but for the intents of moves."""
+        found = self.ask(lambda store: store.list_pending(MessageFilter(), 1_000_000))
+        return [message for message in found if message.destination != INTENTS]
+
+    def intents(self) -> list[DelayedMessage]:
+        return list(self.ask(lambda store: store.list_pending(MessageFilter(INTENTS), 100)))
 
     def history(self, message_id: str) -> list[Record]:
         return list(self.ask(lambda store: store.history(message_id)))
@@ -87,6 +97,22 @@ def place_in(kind: str, request: pytest.FixtureRequest, endpoint: str = "billing
         with opened(spec, create=True) as store:
             store.setup()
         yield StorePlace(spec)
+        return
+    if kind == "redis":
+        prefix = Prefix(request.getfixturevalue("redis_url"))
+        yield StorePlace(
+            StoreSpec(f"{request.getfixturevalue('redis_url')}?prefix={quote(prefix.name)}", endpoint=endpoint)
+        )
+        prefix.drop()
+        return
+    if kind == "azure":
+        connection, table = request.getfixturevalue("azurite_connection"), fresh_table()
+        request.getfixturevalue("monkeypatch").setenv("AZURITE_OF_THIS_TEST", connection)
+        spec = StoreSpec("azure-table://?connection=env:AZURITE_OF_THIS_TEST", table=table, endpoint=endpoint)
+        with opened(spec, create=True) as store:
+            store.setup()
+        yield StorePlace(spec)
+        drop_table(connection, table)
         return
     subjects = postgres_subjects if kind == "postgres" else mariadb_subjects
     url, schema = request.getfixturevalue(f"{kind}_url"), subjects.fresh_schema()

@@ -12,6 +12,7 @@ import pytest
 from tests.integration.migration_places import (
     LONG_AGO,
     MARGIN,
+    NEXT_YEAR,
     PLACES,
     SECOND,
     MariaDbPlace,
@@ -36,6 +37,7 @@ from postdate.errors import (
 )
 from postdate.migrating.dialect import Session
 from postdate.migrating.tables import MigrationSource
+from postdate.ports.migrating import MigrationStatus
 from postdate.wiring.migration_sources import migration_source
 
 
@@ -262,6 +264,27 @@ def test_the_table_of_another_tool_is_not_touched(place: Place) -> None:
     for attempt in (source.history, lambda: source.begin(new_run())):
         with pytest.raises(MigrationConflict, match="another tool"):
             attempt()
+
+
+def test_a_run_that_an_older_version_hid_with_its_table_is_left_to_that_version(postgres_url: str) -> None:
+    """A large table of PostgreSQL got another name; what is in there is in no table that is read today."""
+    place = PostgresPlace(postgres_url)
+    place.create()
+    source = place.source()
+    run = new_begun(source)
+    (row,) = place.insert(hours(1))
+    live, former = place.table("Sales_Orders_TimeoutData"), f"TimeoutData_former_{run.run_id}"
+    with closing(place.connect()) as connection:
+        place.execute(connection, f'ALTER TABLE {live} RENAME TO "{former}"')
+        place.execute(connection, f"CREATE TABLE {live} (LIKE {place.table(former)})")
+        ranges = place.table(f"TimeoutData_ranges_{run.run_id}")
+        place.execute(connection, f'CREATE TABLE {ranges} ("BatchNumber" integer PRIMARY KEY)')
+    with pytest.raises(MigrationConflict, match=rf"{run.run_id} .* resume or abort it with the version that began it"):
+        source.history()
+    assert place.ids(former) == {row.timeout_id}
+    source.set_status(run, MigrationStatus.ABORTED, NEXT_YEAR)
+    assert [each.status for each in place.source().history()] == [MigrationStatus.ABORTED]
+    place.drop()
 
 
 def test_a_table_without_the_columns_of_timeouts_is_refused(place: Place) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple, Protocol
 
-from postdate.errors import StoreError, StoreUnavailable
+from postdate.errors import StoreUnavailable
 from postdate.migrating.names import (
     BATCH_COLUMNS,
     BATCH_TABLE,
@@ -36,6 +36,9 @@ from postdate.persistence.timeouts import ID, TIME
 
 TURN_SECONDS: Final = 30
 """How long a run waits for another that is just beginning."""
+
+_OLD_RUNS: Final = "StoreMigration_State"
+"""What older versions wrote down of moves out of stores: in the columns of :data:`STATE_TABLE`."""
 
 _STORES: Final = ({"delayed_message", "postdate_migration"}, {"store", "record", "holder"}, {"postdate_store"})
 """Tables by which a Postdate store is known: in SQLite, in PostgreSQL, in MariaDB and SQL Server."""
@@ -74,19 +77,6 @@ class Session(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Hidden:
-    """Where a batch is hidden, as SQL.
-
-    Args:
-        table: that it is in.
-        condition: which of its rows are the batch's.
-    """
-
-    table: str
-    condition: str
-
-
-@dataclass(frozen=True, slots=True)
 class Hiding:
     """What one call takes away from the old manager.
 
@@ -119,50 +109,6 @@ class Given(NamedTuple):
     taken: int
 
 
-class Exchange(Protocol):
-    """Hides a large table at once, where a server can: it gets another name, and an empty one takes its place."""
-
-    def was_made(self, session: Session, run_id: str) -> bool:
-        """Return whether a run has exchanged its table."""
-        ...
-
-    def is_worth_it(self, session: Session, run_id: str, table: str, limit: int) -> bool:
-        """Return whether a table is large beside the ``limit`` of what a call hides, and nothing is in the way."""
-        ...
-
-    def failed(self, run_id: str, table: str, error: StoreError) -> None:
-        """Remember that an exchange has failed, and hid nothing; it is tried again where that may help."""
-        ...
-
-    def make(self, session: Session, run_id: str, table: str, most: int, floor: datetime) -> bool:
-        """Put an empty table in the place of the live one, and put back there what is due before ``floor``.
-
-        Args:
-            session: in a transaction with limits, whoever else would hide being kept out.
-            run_id: of the run.
-            table: the live one.
-            most: so many may be put back.
-            floor: what is due earlier stays.
-
-        Returns:
-            Whether it was done; ``False``: too much would have to stay, for now.
-        """
-        ...
-
-    def cut(self, session: Session, run_id: str, first: int, batch_size: int) -> tuple[str, int] | None:
-        """Cut what was hidden into batches from number ``first`` on, unless that was done.
-
-        Returns:
-            A statement that returns number, count and earliest time of each batch, and how many timeouts they are;
-            ``None``: it was done before.
-        """
-        ...
-
-    def hidden(self, session: Session, run_id: str, number: int) -> Hidden | None:
-        """Return which part of the former table a batch is; ``None``: it was moved row by row."""
-        ...
-
-
 class Dialect(ABC):
     """The SQL of one server, and its connections. The statements here are common to them.
 
@@ -181,14 +127,10 @@ class Dialect(ABC):
     """The same, behind the name of the table."""
     skipping = ""
     """What a SELECT ends with that locks rows, and leaves out what somebody else has locked."""
+    schema_of_stores: str | None = None
+    """Where a store's tables are unless it is told otherwise; ``None``: where those of timeouts are."""
     run = "%(run)s"
     """The id of a run, as a value to compare the column with."""
-    exchange: Exchange | None = None
-    """How a large table is hidden; ``None``: as any other, timeout by timeout."""
-    state_table = STATE_TABLE
-    batch_table = BATCH_TABLE
-    key, time = ID, TIME
-    """The columns by which a row is known, and in which its due time is."""
 
     def __init__(self, schema: str, where: str) -> None:
         self.schema, self.where = schema, where
@@ -279,7 +221,7 @@ class Dialect(ABC):
 
     def creating(self) -> Sequence[str]:
         """Return the statements that create the tables of runs and batches where they are missing."""
-        state, batches = self.table(self.state_table), self.table(self.batch_table)
+        state, batches = self.table(STATE_TABLE), self.table(BATCH_TABLE)
         types = {
             RUN_ID: "char(32) NOT NULL PRIMARY KEY",
             ENDPOINT: f"{self.text} NOT NULL",
@@ -304,9 +246,9 @@ class Dialect(ABC):
         rows = ", ".join(f"{self.quoted(column)} {batch_types[column]}" for column in BATCH_COLUMNS)
         key = f"PRIMARY KEY ({self.quoted(RUN_ID)}, {self.quoted(NUMBER)})"
         return [
-            self._if_missing(self.state_table, f"{state} ({runs}{self._unique()})"),
+            self._if_missing(STATE_TABLE, f"{state} ({runs}{self._unique()})"),
             *self._after_state(),
-            self._if_missing(self.batch_table, f"{batches} ({rows}, {key})"),
+            self._if_missing(BATCH_TABLE, f"{batches} ({rows}, {key})"),
         ]
 
     def _if_missing(self, name: str, table: str) -> str:
@@ -324,6 +266,13 @@ class Dialect(ABC):
 
         Its key is the batch and the id, so that a batch is found and read in one piece.
         """
+
+    def moves_of_older_versions(self, session: Session) -> list[str]:
+        """Return the runs that older versions have left on their way out of a store here, into tables of their own."""
+        if _OLD_RUNS not in self.tables(session):
+            return []
+        going = f"SELECT {self.quoted(RUN_ID)} FROM {self.table(_OLD_RUNS)} WHERE {self.quoted(STATUS)} < 2"
+        return [str(run_id) for (run_id,) in session.rows(going, {})]
 
     def holds_a_store(self, session: Session) -> bool:
         """Return whether a Postdate store is where a timeout manager's tables were looked for."""
@@ -350,7 +299,7 @@ class Dialect(ABC):
         return moved
 
     def _copying(self, hiding: Hiding) -> str:
-        columns, order = self.list_of(hiding.columns), self.list_of((self.time, self.key))
+        columns, order = self.list_of(hiding.columns), self.list_of((TIME, ID))
         number = f"{hiding.first} + (ROW_NUMBER() OVER (ORDER BY {order}) - 1) {self.dividing} {hiding.batch_size}"
         return (
             f"INSERT INTO {self.table(hiding.staging)} ({columns}, {self.quoted(NUMBER)}) "
@@ -371,47 +320,14 @@ class Dialect(ABC):
             f"WHERE s.{self.quoted(NUMBER)} >= {hiding.first}"
         )
 
-    def hidden(self, session: Session, run_id: str, number: int) -> Hidden:
-        """Return where a batch is hidden."""
-        return Hidden(self.table(staging_table(run_id)), f"{self.quoted(NUMBER)} = {number}")
-
-    def returning(self, hidden: Hidden, live: str, columns: Sequence[str]) -> tuple[str, str]:
-        """Return the statements that put a batch back, and that take it out of where it was hidden.
+    def give_back(self, session: Session, run_id: str, number: int, live: str, columns: Sequence[str]) -> Given:
+        """Put a batch back into the live table; say how many were put there, and how many were hidden.
 
         What has its id in the table again stays there as it is: the manager received that message twice.
         """
-        wanted, table, timeout_id = self.list_of(columns), self.table(live), self.quoted(ID)
-        absent = f"NOT EXISTS (SELECT 1 FROM {table} WHERE {table}.{timeout_id} = {hidden.table}.{timeout_id})"
-        return (
-            f"INSERT INTO {table} ({wanted}) SELECT {wanted} FROM {hidden.table} WHERE {hidden.condition} AND {absent}",
-            f"DELETE FROM {hidden.table} WHERE {hidden.condition}",
-        )
-
-    def give_back(self, session: Session, run_id: str, number: int, live: str, columns: Sequence[str]) -> Given:
-        """Put a batch back into the live table; say how many were put there, and how many were hidden."""
-        put, take = self.returning(self.hidden(session, run_id, number), live, columns)
-        return Given(session.change(put, {}), session.change(take, {}))
-
-
-class HiddenColumns(ABC):
-    """Batches that a run has hidden, as Arrow columns: no row becomes a Python object. Source: ADR 15."""
-
-    @abstractmethod
-    def read(self, run_id: str, number: int) -> Any:
-        """Return the messages of a batch.
-
-        Args:
-            run_id: of the run.
-            number: of the batch.
-
-        Returns:
-            A ``pyarrow.RecordBatch``; ``None``: the messages are to be read row by row, with
-            :meth:`MigrationSource.read`.
-
-        Raises:
-            StoreUnavailable: the database failed; transient.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release the connection; a second time without effect."""
+        wanted, own = self.list_of(columns), self.quoted(ID)
+        table, hidden = self.table(live), self.table(staging_table(run_id))
+        batch = f"FROM {hidden} WHERE {self.quoted(NUMBER)} = {number}"
+        absent = f"NOT EXISTS (SELECT 1 FROM {table} WHERE {table}.{own} = {hidden}.{own})"
+        put = session.change(f"INSERT INTO {table} ({wanted}) SELECT {wanted} {batch} AND {absent}", {})
+        return Given(put, session.change(f"DELETE {batch}", {}))

@@ -48,10 +48,8 @@ BATCH_COLUMNS: Final = (RUN_ID, NUMBER, STATUS, TIMEOUTS, EARLIEST)
 READ: Final = (ID, DESTINATION, STATE, TIME, HEADERS)
 """Columns without which no timeout can be moved."""
 
-FIRST_TIME: Final = "FirstTime"
-FIRST_ID: Final = "FirstId"
-LAST_TIME: Final = "LastTime"
-LAST_ID: Final = "LastId"
+EXCHANGED: Final = "TimeoutData_ranges_"
+"""With the id of a run: the table by which one is known that an older version hid with its whole table."""
 
 _RUN_ID: Final = re.compile("[0-9a-f]{32}")
 
@@ -62,25 +60,6 @@ def staging_table(run_id: str) -> str:
     Raises:
         ConfigurationError: the id of the run is not 32 hexadecimal digits.
     """
-    return f"TimeoutData_migration_{_checked(run_id)}"
-
-
-def former_table(run_id: str) -> str:
-    """Return the name that a table of timeouts has once a run has put another in its place."""
-    return f"TimeoutData_former_{_checked(run_id)}"
-
-
-def ranges_table(run_id: str) -> str:
-    """Return the name of the table that says which batch has which timeouts of the former one."""
-    return f"TimeoutData_ranges_{_checked(run_id)}"
-
-
-def _checked(run_id: str) -> str:
     if not _RUN_ID.fullmatch(run_id):
         raise ConfigurationError(f"the id of a migration is 32 hexadecimal digits in lower case, not {run_id!r}")
-    return run_id
-
-
-def run_of(staging: str) -> str:
-    """Return the id of the run that hides messages in a table."""
-    return staging[len(staging_table("0" * 32)) - 32 :]
+    return f"TimeoutData_migration_{run_id}"

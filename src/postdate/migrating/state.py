@@ -12,6 +12,7 @@ from postdate.errors import MigrationConflict
 from postdate.migrating.dialect import Dialect, Session
 from postdate.migrating.names import (
     BATCH_COLUMNS,
+    BATCH_TABLE,
     BATCHES,
     COMPLETED,
     EARLIEST,
@@ -22,6 +23,7 @@ from postdate.migrating.names import (
     RUN_ID,
     STARTED,
     STATE_COLUMNS,
+    STATE_TABLE,
     STATUS,
     TIMEOUTS,
 )
@@ -53,7 +55,7 @@ class MigrationState:
 
     def __init__(self, dialect: Dialect) -> None:
         self._sql = dialect
-        self._runs, self._batches = dialect.table(dialect.state_table), dialect.table(dialect.batch_table)
+        self._runs, self._batches = dialect.table(STATE_TABLE), dialect.table(BATCH_TABLE)
 
     # --- runs ----------------------------------------------------------------------------------------------------
 
@@ -63,11 +65,11 @@ class MigrationState:
         Raises:
             MigrationConflict: the table of runs is not Postdate's.
         """
-        found = self._sql.columns(session, self._sql.state_table)
+        found = self._sql.columns(session, STATE_TABLE)
         missing = [column for column in STATE_COLUMNS if column not in found]
         if found and missing:
             raise MigrationConflict(
-                f"{self._sql.where}: table {self._sql.state_table} lacks the column {missing[0]}: another tool made "
+                f"{self._sql.where}: table {STATE_TABLE} lacks the column {missing[0]}: another tool made "
                 f"it. See that no migration of that tool is on its way, then give its table another name"
             )
         return bool(found)
@@ -149,31 +151,16 @@ class MigrationState:
     def add_staged(self, session: Session, run: MigrationRun, staging: str, first: int, count: int) -> None:
         """Write down the batches that stand in the staging table from ``first`` on; they have ``count`` timeouts."""
         number = self._sql.quoted(NUMBER)
-        batches = (
+        found = (
             f"SELECT {number} AS batch, COUNT(*) AS messages, MIN({self._sql.quoted(TIME)}) AS earliest "
             f"FROM {self._sql.table(staging)} WHERE {number} >= {first} GROUP BY {number}"
         )
-        self.add_batches(session, run, batches, count)
-
-    def add_batches(self, session: Session, run: MigrationRun, batches: str, count: int) -> None:
-        """Write down new batches, which have ``count`` timeouts.
-
-        Args:
-            session: in a transaction.
-            run: that they belong to.
-            batches: query for number, count and earliest due time of each, as ``batch``, ``messages`` and ``earliest``.
-            count: of the timeouts in all of them.
-        """
         session.change(
             f"INSERT INTO {self._batches} ({self._sql.list_of(BATCH_COLUMNS)}) "
-            f"SELECT '{run.run_id}', batch, {int(BatchStatus.PENDING)}, messages, earliest FROM ({batches}) AS found",
+            f"SELECT '{run.run_id}', batch, {int(BatchStatus.PENDING)}, messages, earliest FROM ({found}) AS found",
             {},
         )
-        self._count(session, run, count)
-
-    def _count(self, session: Session, run: MigrationRun, count: int) -> None:
-        """Write down that a run has so many timeouts more, in the batches that are written down."""
-        name, number = self._sql.quoted, self._sql.quoted(NUMBER)
+        name = self._sql.quoted
         last = f"SELECT MAX({number}) FROM {self._batches} WHERE {name(RUN_ID)} = {self._sql.run}"
         session.change(
             f"UPDATE {self._runs} SET {name(BATCHES)} = ({last}), {name(TIMEOUTS)} = {name(TIMEOUTS)} + {count} "

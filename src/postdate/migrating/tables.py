@@ -7,22 +7,15 @@ import logging
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Final
 
 from postdate.errors import ConfigurationError, MigrationConflict, StoreError, StoreUnavailable, StoreUnreachable
 from postdate.messages import DelayedMessage
-from postdate.migrating.dialect import Dialect, Hidden, Hiding, Session
-from postdate.migrating.names import READ, staging_table
+from postdate.migrating.dialect import Dialect, Hiding, Session
+from postdate.migrating.names import EXCHANGED, NUMBER, READ, staging_table
 from postdate.migrating.preview import PAGE_ROWS, Looking, to_message
 from postdate.migrating.state import OVER, MigrationState
 from postdate.persistence.timeouts import DESTINATION, HEADERS, ID, STATE, SUFFIX, TIME, table_name
 from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationPreview, MigrationRun, MigrationStatus
-
-_EXCHANGE_AHEAD: Final = timedelta(hours=1)
-"""What is due sooner is not hidden with its whole table: there is so much time to go on with a run that has died."""
-
-_CUT: Final = 5_000
-"""Timeouts in a batch when a run is aborted before anybody has cut its table."""
 
 log = logging.getLogger("postdate.migrating")
 
@@ -81,11 +74,22 @@ class MigrationSource:
         return looking.preview(endpoint, left)
 
     def history(self) -> Sequence[MigrationRun]:
-        """Return all runs, the oldest first; none when there never was one. Creates nothing."""
+        """Return all runs, the oldest first; none when there never was one. Creates nothing.
+
+        Raises:
+            MigrationConflict: another tool, or an older version, has begun one that is on its way.
+        """
         with self._session() as session:
             if not self._state.exists(session):
                 return []
-            return [kept.run for kept in self._state.history(session)]
+            runs, tables = [kept.run for kept in self._state.history(session)], self._sql.tables(session)
+        for run in runs:
+            if run.status not in OVER and f"{EXCHANGED}{run.run_id}" in tables:
+                raise MigrationConflict(
+                    f"migration {run.run_id} of endpoint {run.endpoint!r} hid the whole table, as older versions of "
+                    f"Postdate did; resume or abort it with the version that began it"
+                )
+        return runs
 
     # --- runs ----------------------------------------------------------------------------------------------------
 
@@ -122,7 +126,6 @@ class MigrationSource:
         with self._session() as session:
             if status in OVER and self._state.status(session, run) is status:
                 return
-            self._cut(session, run, _CUT)
             with self._transaction(session):
                 self._state.locked(session, run)
                 if status in OVER:
@@ -142,12 +145,10 @@ class MigrationSource:
     def hide(self, run: MigrationRun, batch_size: int, batches: int, margin: timedelta) -> Sequence[MigrationBatch]:
         """Take the earliest messages away from the old manager, into up to ``batches`` new batches, in one transaction.
 
-        There may be more of them where a source can take away all at once; what it has taken without writing it down
-        in batches yet, by a call that did not return, the next call returns. A run that is PREPARED hides nothing more.
-
         Only what is due after both the cut-off and the clock of the database plus ``margin``: what is due sooner may be
         in the hands of the old manager already. The transaction gives up before half of the margin has passed, so
-        nothing becomes due to a manager that still sees it. What somebody has locked is left to him.
+        nothing becomes due to a manager that still sees it. What somebody has locked is left to him. A run that is
+        PREPARED hides nothing more.
 
         Returns:
             The new batches; none when nothing is left to hide, or the run is PREPARED.
@@ -159,64 +160,16 @@ class MigrationSource:
         """
         if batch_size < 1 or batches < 1 or margin <= timedelta(0):
             raise ConfigurationError("the size of batches, their number and the margin must be above 0")
-        with self._session() as session:
-            if self._is_exchanged(session, run, batch_size * batches, margin):
-                found = self._cut(session, run, batch_size)
-                if found:
-                    return found
-            return self._hide(session, run, batch_size, batches, margin)
-
-    def _hide(
-        self, session: Session, run: MigrationRun, batch_size: int, most: int, margin: timedelta
-    ) -> Sequence[MigrationBatch]:
-        with self._in_time(session, margin) as started:
+        with self._session() as session, self._in_time(session, margin) as started:
             kept = self._state.locked(session, run)
             if kept.run.status is not MigrationStatus.PREPARING:
                 return []
             first, staging = kept.run.batches + 1, staging_table(run.run_id)
             columns = self._columns(session, kept.table)
-            hiding = Hiding(kept.table, staging, columns, first, batch_size, batch_size * most)
+            hiding = Hiding(kept.table, staging, columns, first, batch_size, batch_size * batches)
             count = self._sql.hide(session, hiding, max(run.cutoff, started + margin))
             if count:
                 self._state.add_staged(session, run, staging, first, count)
-            return self._state.batches(session, run, first)
-
-    def _is_exchanged(self, session: Session, run: MigrationRun, limit: int, margin: timedelta) -> bool:
-        """Return whether the table was exchanged, now or before; if not, its timeouts are to be moved."""
-        exchange = self._sql.exchange
-        if exchange is None or exchange.was_made(session, run.run_id):
-            return exchange is not None
-        live = self._table_of(session, run.endpoint)
-        made = False
-        try:
-            with self._limited(session, margin):
-                if not exchange.is_worth_it(session, run.run_id, live, limit):
-                    return False
-            with self._in_time(session, margin) as started:
-                if self._state.locked(session, run).run.status is not MigrationStatus.PREPARING:
-                    return False
-                floor = max(run.cutoff, started + max(margin, _EXCHANGE_AHEAD))
-                # Somebody may have done it who had the run locked.
-                made = exchange.was_made(session, run.run_id) or exchange.make(session, run.run_id, live, limit, floor)
-        except StoreUnreachable:
-            raise
-        except StoreError as error:
-            exchange.failed(run.run_id, live, error)
-            return False
-        if made:
-            log.info("%s: all that is due from %s on is hidden, with its table", live, floor.isoformat())
-        return made
-
-    def _cut(self, session: Session, run: MigrationRun, batch_size: int) -> Sequence[MigrationBatch]:
-        """Return the batches of an exchanged table; none when it was cut into batches before."""
-        if self._sql.exchange is None or not self._sql.exchange.was_made(session, run.run_id):
-            return []
-        with self._transaction(session):
-            first = self._state.locked(session, run).run.batches + 1
-            cut = self._sql.exchange.cut(session, run.run_id, first, batch_size)
-            if cut is None:
-                return []
-            self._state.add_batches(session, run, *cut)
             return self._state.batches(session, run, first)
 
     @contextmanager
@@ -260,16 +213,12 @@ class MigrationSource:
             MessageError: one is no message: preview reports such as problems, before anything is hidden.
         """
         columns = ", ".join(map(self._sql.readable, READ))
-        order = self._sql.list_of((TIME, ID))
+        sql = (
+            f"SELECT {columns} FROM {self._sql.table(staging_table(run.run_id))} "
+            f"WHERE {self._sql.quoted(NUMBER)} = {number} ORDER BY {self._sql.list_of((TIME, ID))}"
+        )
         with self._session() as session:
-            hidden = self._sql.hidden(session, run.run_id, number)
-            sql = f"SELECT {columns} FROM {hidden.table} WHERE {hidden.condition} ORDER BY {order}"
             return [to_message(row, run.endpoint) for row in session.rows(sql, {})]
-
-    def hidden(self, run_id: str, number: int) -> Hidden:
-        """Return where a batch is hidden, for whoever reads it by another driver; percent signs are doubled."""
-        with self._session() as session:
-            return self._sql.hidden(session, run_id, number)
 
     def advance(self, run: MigrationRun, number: int, before: BatchStatus, after: BatchStatus) -> bool:
         """Write down how far a batch is; ``False`` when it was not ``before``, which changes nothing."""

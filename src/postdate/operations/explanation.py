@@ -332,8 +332,8 @@ class _Question:
             return self._about_discarding(last)
         if last.kind is RecordKind.CANCELLED and last.detail.startswith(MOVED_AWAY):
             return [], [
-                "see to which store, and how far that is: postdate pipeline migrate status --from-store ADDRESS",
-                f"then ask there: postdate messages explain {self.message_id} --store ADDRESS",
+                f"ask there: postdate messages explain {self.message_id} --store ADDRESS",
+                "if it is not there, its batch is on its way: postdate pipeline migrate status --from-store ADDRESS",
             ]
         return self._delivery_facts(), []
 

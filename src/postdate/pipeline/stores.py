@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -32,6 +32,8 @@ from postdate.ports import (
 )
 from postdate.ports.backends import Place
 from postdate.wiring import open_store, store_settings, taken_by_store
+
+T = TypeVar("T")
 
 _COLUMNS_AT_ONCE = 20_000
 PAGE_ROWS = 5_000
@@ -126,6 +128,15 @@ class OpenStore:
         self._store = store
         self._portal = portal
         self._columnar = store if isinstance(store, ScannableStore) and store.gives_columns else None
+
+    @property
+    def itself(self) -> ClaimingStore:
+        """The store."""
+        return self._store
+
+    def ask(self, question: Callable[[Any], Awaitable[T]]) -> T:
+        """Return the answer to a question, which is called with the store, in its event loop."""
+        return self._portal.call(question, self._store)
 
     @property
     def largest_message_bytes(self) -> int:

@@ -168,10 +168,6 @@ class Backend:
         records: gives the records of a store as they are written: :class:`postdate.ports.RecordStreamStore`.
         timeouts_source: the SQL by which a migration reads and hides timeouts:
             :class:`postdate.migrating.dialect.Dialect`, called with the place and ``schema``.
-        timeouts_columns: gives batches of hidden timeouts as Arrow columns:
-            :class:`postdate.migrating.dialect.HiddenColumns`, called with the place and the source.
-        store_source: the same as ``timeouts_source`` for messages of a store:
-            :class:`postdate.migrating.store_dialect.StoreDialect`.
         scripts: of a backend of files, the SQL that makes what is in one: :class:`postdate.ports.FileScripts`, called
             with nothing; adapters of servers have theirs, as :class:`postdate.ports.ScriptedStore` and the like.
         file_facts: of a backend of files, looks into one without opening it for use: called with its path and the time
@@ -198,8 +194,6 @@ class Backend:
     timeouts: Adapter | None = None
     records: Adapter | None = None
     timeouts_source: Adapter | None = None
-    timeouts_columns: Adapter | None = None
-    store_source: Adapter | None = None
     scripts: Adapter | None = None
     file_facts: Adapter | None = None
     benchmark: Adapter | None = None
@@ -240,8 +234,6 @@ Role = Literal[
     "timeouts",
     "records",
     "timeouts_source",
-    "timeouts_columns",
-    "store_source",
     "scripts",
     "file_facts",
     "benchmark",

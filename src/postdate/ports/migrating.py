@@ -12,10 +12,10 @@ from datetime import datetime
 from typing import Final
 
 MOVED_AWAY: Final = "moved to another store by migration "
-"""How the detail of the *cancelled* record begins of a message that was hidden from its store; the run's id follows."""
+"""How the detail of the *cancelled* record begins of a message that has left its store for another one."""
 
 GIVEN_BACK: Final = "given back by migration "
-"""How the detail of the *rescheduled* record begins of a message that came back; the run's id follows."""
+"""How the detail of the *rescheduled* record begins of a message that came back; written by older versions only."""
 
 
 class MigrationStatus(enum.IntEnum):

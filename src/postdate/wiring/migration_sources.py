@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Literal, cast
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import cast
 
 from postdate.config import Address, resolved
 from postdate.errors import ConfigurationError
-from postdate.migrating.dialect import Dialect, HiddenColumns
-from postdate.migrating.store_dialect import StoreDialect
-from postdate.migrating.store_tables import StoreTables
+from postdate.migrating.dialect import Dialect
 from postdate.migrating.tables import MigrationSource
-from postdate.wiring.adapters import kind_of, kinds, loaded, open_adapter
+from postdate.wiring.adapters import AdapterRole, kind_of, kinds, loaded, open_adapter
 
 
 def migration_source(
@@ -31,54 +30,38 @@ def migration_source(
     Raises:
         ConfigurationError: there is no such source, or its driver is not installed. Texts have no passwords.
     """
-    return MigrationSource(cast("Dialect", _opened(address, schema, "timeouts_source", "made from")), prefixes)
-
-
-def hidden_columns(address: str, source: MigrationSource) -> HiddenColumns | None:
-    """Return what gives hidden timeouts as Arrow columns; it connects at first use. ``None``: nothing does there.
-
-    Args:
-        address: as of :func:`migration_source`.
-        source: that was made from it.
-
-    Raises:
-        ConfigurationError: its driver is not installed.
-    """
     place = resolved(address, os.environ)
-    kind = kinds("timeouts_columns").get(place.scheme)
-    return None if kind is None else cast("HiddenColumns", loaded(kind)(place, source))
-
-
-def is_store_source(address: str) -> bool:
-    """Return whether messages can be moved out of the store at an address, which is no reference."""
-    return Address(address).scheme in kinds("store_source")
-
-
-def store_source(address: str, *, schema: str | None = None) -> StoreTables:
-    """Return the Postdate stores of a database as a source; it connects at first use.
-
-    Args:
-        address: ``sqlite:///file.db``, ``postgresql://user@host:port/database`` or ``mariadb://…``; or ``env:NAME`` or
-            ``file:PATH``, where one of these stands.
-        schema: of the stores, which a migration's own tables are made in, too; ``None``: ``postdate``, or the database
-            of a MariaDB address. SQLite has none.
-
-    Raises:
-        ConfigurationError: messages cannot be moved out of such a store, or its driver is not installed. Texts have no
-            passwords.
-    """
-    return StoreTables(cast("StoreDialect", _opened(address, schema, "store_source", "made from the store")))
-
-
-def _opened(address: str, schema: str | None, role: Literal["timeouts_source", "store_source"], what: str) -> object:
-    place = resolved(address, os.environ)
-    known = kinds(role)
+    known = kinds("timeouts_source")
     if place.scheme not in known:
         *first, last = dict.fromkeys(f"{each.scheme}:" for each in known.values())
         raise ConfigurationError(
-            f"no migration can be {what} {place!r}; it can from {', '.join(first)} and {last} addresses"
+            f"no migration can be made from {place!r}; it can from {', '.join(first)} and {last} addresses"
         )
-    kind = kind_of(place, "source of a migration", role)
+    kind = kind_of(place, "source of a migration", "timeouts_source")
     if "schema" not in kind.takes and schema is not None:
         raise ConfigurationError(f"{kind.product} has no schemas: leave schema out")
-    return open_adapter(kind, place, {"schema": schema} if "schema" in kind.takes else {})
+    return MigrationSource(_dialect(kind, place, schema), prefixes)
+
+
+def moves_of_older_versions(address: str, schema: str | None) -> Sequence[str]:
+    """Return the runs that older versions have left on their way out of the stores at an address.
+
+    Args:
+        address: of a store, or a reference to one.
+        schema: of the stores; ``None``: the default.
+
+    Raises:
+        StoreError: the server failed, or there is no such file.
+    """
+    place = resolved(address, os.environ)
+    kind = kinds("timeouts_source").get(place.scheme)
+    if kind is None:
+        return []
+    default = cast("type[Dialect]", loaded(kind)).schema_of_stores
+    dialect = _dialect(kind, place, default if schema is None else schema)
+    with closing(dialect.connect()) as session:
+        return dialect.moves_of_older_versions(session)
+
+
+def _dialect(kind: AdapterRole, place: Address, schema: str | None) -> Dialect:
+    return cast("Dialect", open_adapter(kind, place, {"schema": schema} if "schema" in kind.takes else {}))

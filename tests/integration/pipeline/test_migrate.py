@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 from pyspark.sql import SparkSession
+from tests.integration.migration_places import NEXT_YEAR, PostgresPlace, Row, hours
 from tests.integration.pipeline.old_timeouts import OldFile, by_id, ids, messages
 
 from postdate.backends.sqlite.store import SqliteStore
@@ -17,11 +18,11 @@ from postdate.clock import SystemClock
 from postdate.errors import MigrationConflict, PipelineError
 from postdate.messages import DelayedMessage
 from postdate.migrating.tables import MigrationSource
-from postdate.pipeline.migrate import MigrateJob, abort, migrate, preview, resume, status
+from postdate.pipeline.migrate import MigrateJob, OriginSpec, abort, migrate, preview, resume, status
 from postdate.pipeline.migrate import job as migrating
 from postdate.pipeline.migrate.moving import BatchTask, move_batch
-from postdate.pipeline.migrate.origin import Origin
 from postdate.pipeline.migrate.target import opened_target
+from postdate.pipeline.rows import to_columns
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import MessageFilter, Outcome
 from postdate.ports.migrating import BatchStatus, MigrationRun, MigrationStatus
@@ -76,12 +77,12 @@ def deliver(spec: StoreSpec, until: datetime) -> list[str]:
     return anyio.run(delivered)
 
 
-def begun(job: MigrateJob, origin: Origin, *, batches: int) -> MigrationRun:
+def begun(job: MigrateJob, source: MigrationSource, *, batches: int) -> MigrationRun:
     """Begin a run as the job does, and hide some batches, as if it had been killed then."""
     now = SystemClock().now()
     run = MigrationRun(uuid.uuid4().hex, "billing", MigrationStatus.PREPARING, dict(job.parameters), job.cutoff, now)
-    origin.source.begin(run)
-    assert len(origin.source.hide(run, job.batch_size, batches, job.margin)) == batches
+    source.begin(run)
+    assert len(source.hide(run, job.batch_size, batches, job.margin)) == batches
     return run
 
 
@@ -157,15 +158,15 @@ def test_row_115_all_that_is_chosen_is_checked_before_any_of_it_moves(
 def left_in_the_middle(job: MigrateJob, old: OldFile, found: list[DelayedMessage]) -> None:
     """Leave a run as one that was killed may: a batch of each kind, and more that is not hidden."""
     old.add("billing", found)
-    with job.origin.opened() as origin, opened_target(job.target) as store:
-        run = begun(job, origin, batches=5)
+    with job.origin.opened() as source, opened_target(job.target) as store:
+        run = begun(job, source, batches=5)
         pending, staged, stored, delivered, completed = 1, 2, 3, 4, 5
         for number in (staged, stored, delivered):
-            assert origin.source.advance(run, number, BatchStatus.PENDING, BatchStatus.STAGED)
+            assert source.advance(run, number, BatchStatus.PENDING, BatchStatus.STAGED)
         for number in (stored, delivered):
-            store.store_batch(origin.read(run, number), SystemClock().now())
-        move_batch(origin, store, run, BatchTask(run.run_id, completed, 10))
-        assert [batch.number for batch in origin.source.batches(run) if not batch.status] == [pending]
+            store.store_batch(to_columns(source.read(run, number)), SystemClock().now())
+        move_batch(source, store, run, BatchTask(run.run_id, completed, 10))
+        assert [batch.number for batch in source.batches(run) if not batch.status] == [pending]
     fourth = sorted(found, key=lambda message: message.due)[30:40]
 
     async def service() -> None:
@@ -269,7 +270,7 @@ def test_row_115_a_run_that_another_process_ends_meanwhile_says_so(
 
     def beaten(source: MigrationSource, run: MigrationRun, *others: Any) -> Any:
         with job.origin.opened() as other:
-            other.source.set_status(run, ended, SystemClock().now())
+            other.set_status(run, ended, SystemClock().now())
         return hide(source, run, *others)
 
     monkeypatch.setattr(MigrationSource, "hide", beaten)
@@ -291,13 +292,32 @@ def test_row_115_an_abort_keeps_a_run_that_is_alive_from_hiding(
         give_back = MigrationSource.give_back
 
         def meanwhile(source: MigrationSource, *arguments: Any) -> int:
-            assert not alive.source.hide(run, job.batch_size, 2, job.margin)
+            assert not alive.hide(run, job.batch_size, 2, job.margin)
             return give_back(source, *arguments)
 
         monkeypatch.setattr(MigrationSource, "give_back", meanwhile)
         (result,) = abort(job).endpoints
     assert (result.status, result.messages, result.returned) == ("aborted", 20, 20)
     assert old.seen("billing") == ids(found)
+
+
+def test_row_115_from_postgresql_into_a_store_beside_it(spark: SparkSession, postgres_url: str) -> None:
+    """Written by others: spaces in the JSON and no body; one that goes to whom answers go, by its headers."""
+    place = PostgresPlace(postgres_url)
+    place.create()
+    rows = hours(18, NEXT_YEAR)
+    spaced = Row(NEXT_YEAR, headers='{ "a": "\\u00e9" }', body=None)
+    answered = Row(NEXT_YEAR, destination=None, headers='{"NServiceBus.ReplyToAddress":"back"}')
+    place.insert([*rows, spaced, answered])
+    target = StoreSpec(postgres_url, schema=place.schema, endpoint="billing")
+    with opened(target, create=True) as created:
+        created.setup()
+    job = MigrateJob(OriginSpec(postgres_url, place.schema), target, batch_size=10)
+    (before,) = preview(job, SystemClock().now()).endpoints
+    assert dict(before.destinations) == {"Sales": 19, "back": 1}
+    (result,) = migrate(spark, job).endpoints
+    assert (result.moved, result.verified, result.mismatched, result.status) == (20, 20, 0, "completed")
+    place.drop()
 
 
 # --- row 116 ----------------------------------------------------------------------------------------------------------
@@ -314,10 +334,10 @@ def test_row_116_whenever_it_ends_each_timeout_is_with_one_of_the_two(
             found = messages(4)
             file.add("billing", found)
             job = MigrateJob(file.origin, target, ("billing",), batch_size=2)
-            with job.origin.opened() as origin, opened_target(target) as store:
-                run = begun(job, origin, batches=2)
+            with job.origin.opened() as source, opened_target(target) as store:
+                run = begun(job, source, batches=2)
                 left = Ending(point)
-                dying = Origin(left.wrapped(origin.source)), left.wrapped(store)
+                dying = left.wrapped(source), left.wrapped(store)
                 try:
                     for number in (1, 2):
                         move_batch(*dying, run, BatchTask(run.run_id, number, 2))
@@ -325,7 +345,7 @@ def test_row_116_whenever_it_ends_each_timeout_is_with_one_of_the_two(
                     ends += 1
                 if attempt:
                     for number in (1, 2):
-                        move_batch(origin, store, run, BatchTask(run.run_id, number, 2))
+                        move_batch(source, store, run, BatchTask(run.run_id, number, 2))
             abort(job)
             theirs = set(ids(waiting(target)))
             there, here = theirs & set(ids(found)), set(file.seen("billing"))

@@ -3,9 +3,7 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,10 +13,9 @@ from tests.integration.pipeline.old_timeouts import OldFile, by_id, ids, message
 from tests.integration.pipeline.test_migrate import waiting
 from tests.machine import Daemon
 
-from postdate.pipeline.migrate import MigrateJob, OriginSpec, abort, migrate
+from postdate.pipeline.migrate import MigrateJob, abort, migrate
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports.migrating import BatchStatus
-from postdate.wiring.migration_sources import store_source
 
 COUNT, BATCH = 2_000, 10
 
@@ -28,21 +25,19 @@ pytestmark = pytest.mark.soak(
     proven_by=(
         "tests/integration/pipeline/test_migrate.py::test_row_116_whenever_it_ends_each_timeout_is_with_one_of_the_two",
         "tests/integration/pipeline/test_migrate.py::test_row_115_a_run_that_was_killed_goes_on_with_equal_parameters_only",
-        "tests/integration/pipeline/test_migrate_stores.py::test_row_115_a_run_that_was_killed_goes_on_or_is_aborted",
+        "tests/integration/test_migration_between_stores.py::test_row_116_whenever_a_move_ends_each_message_is_delivered_by_one_of_the_two",
     ),
 )
 
 
 def run_until(
-    origin: OriginSpec, target: StoreSpec, is_time: Callable[[], bool], eventually, *, spark_too: bool
+    origin: Sequence[str], target: StoreSpec, is_time: Callable[[], bool], eventually, *, spark_too: bool
 ) -> None:
     """Run the command, and kill it as soon as it is time; with its Spark, or let that find out by itself."""
-    arguments = ("--all-endpoints", "--cores", "2", "--batch-size", str(BATCH), "--log-level", "error")
-    command = [sys.executable, "-m", "postdate.cli", "pipeline", "migrate", "run", *arguments]
-    addresses = ["--from-store" if origin.is_store else "--from", origin.address, "--store", target.address]
-    schema = [] if origin.schema is None else ["--schema", origin.schema]
+    arguments = ("--all-endpoints", "--batch-size", str(BATCH), "--log-level", "error", "--store", target.address)
+    command = [sys.executable, "-m", "postdate.cli", "pipeline", "migrate", "run", *arguments, *origin]
     folder = Path(target.address.removeprefix("sqlite:///")).parent
-    with subprocess.Popen([*command, *addresses, *schema], cwd=folder, stdout=subprocess.DEVNULL) as run:
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL) as run:
         try:
             eventually(lambda: run.poll() is not None or is_time(), "it is time to kill", seconds=300)
         finally:
@@ -66,8 +61,9 @@ def test_row_116_after_kills_each_timeout_is_delivered_by_one_of_the_two(
     def completed(count: int) -> Callable[[], bool]:
         return lambda: old.batches().count(BatchStatus.COMPLETED) >= count
 
-    run_until(old.origin, store, lambda: bool(old.batches()), eventually, spark_too=False)
-    run_until(old.origin, store, completed(30), eventually, spark_too=True)
+    origin = ("--from", old.origin.address, "--cores", "2")
+    run_until(origin, store, lambda: bool(old.batches()), eventually, spark_too=False)
+    run_until(origin, store, completed(30), eventually, spark_too=True)
     job = MigrateJob(old.origin, store, batch_size=BATCH)
     (aborted,) = abort(job).endpoints
     there = ids(waiting(store))
@@ -81,23 +77,22 @@ def test_row_116_after_kills_each_timeout_is_delivered_by_one_of_the_two(
     assert by_id(waiting(store)) == by_id(found)
 
 
-def test_row_116_after_a_kill_each_message_is_in_one_of_two_stores(
-    spark: SparkSession, request: pytest.FixtureRequest, eventually
+@pytest.mark.parametrize("kinds", [("postgres", "sqlite"), ("sqlite", "sqlite"), ("mariadb", "sqlite")], ids="-".join)
+def test_row_116_after_kills_each_message_is_in_one_of_two_stores(
+    request: pytest.FixtureRequest, kinds: tuple[str, str], eventually
 ) -> None:
     found = messages(COUNT)
-    with place_in("postgres", request) as old, place_in("sqlite", request, "postdate") as new:
+    with place_in(kinds[0], request) as old, place_in(kinds[1], request, "postdate") as new:
         old.add(found)
-        with closing(store_source(old.spec.address, schema=old.spec.schema)) as source:
-
-            def some_have_moved() -> bool:
-                batches = [batch.status for run in source.history() for batch in source.batches(run)]
-                return batches.count(BatchStatus.COMPLETED) >= 20
-
-            run_until(old.origin, new.spec, some_have_moved, eventually, spark_too=True)
-        job = MigrateJob(old.origin, new.spec, batch_size=BATCH)
-        (aborted,) = abort(job).endpoints
+        schema = [] if old.spec.schema is None else ["--schema", old.spec.schema]
+        origin = ("--from-store", old.spec.address, *schema)
+        for some in (200, 700):
+            run_until(origin, new.spec, lambda some=some: len(new.waiting()) >= some, eventually, spark_too=False)
+        move = old.move_to(new)
+        (aborted,) = move.abort().endpoints
         here, there = ids(old.waiting()), ids(new.waiting())
-        assert (aborted.exact, len(there), sorted([*here, *there])) == (True, aborted.moved, ids(found))
-        (rest,) = migrate(spark, replace(job, batch_size=COUNT)).endpoints
-        assert (rest.status, rest.moved, old.waiting()) == ("completed", len(here), [])
+        assert (aborted.exact, sorted([*here, *there]), old.intents()) == (True, ids(found), [])
+        assert here, "all was moved before the kills"
+        # What was claimed, and not on its way yet, is free as soon as it is noticed that its process is dead.
+        eventually(lambda: move.run().complete and not old.waiting(), "all has moved")
         assert by_id(new.waiting()) == by_id(found)

@@ -20,6 +20,5 @@ BACKEND: Final = Backend(
     timeouts_source=Adapter(
         "postdate.backends.mariadb.timeouts_source:MariaDbDialect", arguments=frozenset({"schema"})
     ),
-    store_source=Adapter("postdate.backends.mariadb.store_source:MariaDbStoreDialect", arguments=frozenset({"schema"})),
     benchmark=Adapter("postdate.backends.mariadb.benchmark:MariaDbTarget"),
 )

@@ -13,6 +13,7 @@ from postdate.backends.mariadb.names import MariaDbNames, check_name, quoted
 from postdate.errors import ConfigurationError, StoreUnavailable
 from postdate.migrating.dialect import TURN_SECONDS, Dialect, Session
 from postdate.migrating.names import NUMBER
+from postdate.persistence.timeouts import ID
 
 
 class MariaDbDialect(Dialect):
@@ -118,7 +119,7 @@ class MariaDbDialect(Dialect):
 
     @override
     def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
-        key = f"PRIMARY KEY ({self.list_of((NUMBER, self.key))})"
+        key = f"PRIMARY KEY ({self.list_of((NUMBER, ID))})"
         return (
             (
                 f"CREATE TABLE IF NOT EXISTS {self.table(staging)} "

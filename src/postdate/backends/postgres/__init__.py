@@ -43,9 +43,5 @@ BACKEND: Final = Backend(
     timeouts_source=Adapter(
         "postdate.backends.postgres.timeouts_source:PostgresDialect", arguments=frozenset({"schema"})
     ),
-    timeouts_columns=Adapter("postdate.backends.postgres.timeouts_columns:PostgresColumns"),
-    store_source=Adapter(
-        "postdate.backends.postgres.store_source:PostgresStoreDialect", arguments=frozenset({"schema"})
-    ),
     benchmark=Adapter("postdate.backends.postgres.benchmark:PostgresTarget"),
 )

@@ -10,12 +10,11 @@ from typing import Any, Final
 from typing_extensions import override
 
 from postdate.backends.postgres.access import Access
-from postdate.backends.postgres.exchange import PostgresExchange
 from postdate.backends.postgres.names import DEFAULT_SCHEMA as STORE_SCHEMA
 from postdate.backends.postgres.names import quoted
 from postdate.backends.postgres.names import sql as bytes_of
 from postdate.errors import PostdateError, StoreError, StoreUnavailable, StoreUnreachable
-from postdate.migrating.dialect import TURN_SECONDS, Dialect, Hidden, Hiding, Session
+from postdate.migrating.dialect import TURN_SECONDS, Dialect, Hiding, Session
 from postdate.migrating.names import NUMBER
 from postdate.persistence.timeouts import ID, TIME
 
@@ -96,11 +95,11 @@ class PostgresDialect(Dialect):
     """
 
     locking = " FOR UPDATE"
+    schema_of_stores = STORE_SCHEMA
 
     def __init__(self, url: str, schema: str | None) -> None:
         self._database = Access(url, DEFAULT_SCHEMA if schema is None else schema)
         super().__init__(DEFAULT_SCHEMA if schema is None else schema, self._database.where)
-        self.exchange = PostgresExchange(self)
 
     @property
     def database(self) -> Access:
@@ -180,19 +179,13 @@ class PostgresDialect(Dialect):
 
     @override
     def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
-        key = f"PRIMARY KEY ({self.list_of((NUMBER, self.key))})"
+        key = f"PRIMARY KEY ({self.list_of((NUMBER, ID))})"
         return (
             (
                 f"CREATE TABLE IF NOT EXISTS {self.table(staging)} "
                 f"(LIKE {self.table(live)}, {self.quoted(NUMBER)} integer NOT NULL, {key})"
             ),
         )
-
-    @override
-    def hidden(self, session: Session, run_id: str, number: int) -> Hidden:
-        """See :class:`Dialect`; a batch is a part of the former table, or was moved row by row."""
-        exchanged = None if self.exchange is None else self.exchange.hidden(session, run_id, number)
-        return exchanged or super().hidden(session, run_id, number)
 
     @override
     def hide(self, session: Session, hiding: Hiding, floor: datetime) -> int:

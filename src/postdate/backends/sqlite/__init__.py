@@ -52,6 +52,5 @@ BACKEND: Final = Backend(
     library=Adapter("postdate.backends.sqlite.setup:library_facts"),
     file_facts=Adapter("postdate.backends.sqlite.observation:look_at"),
     scripts=Adapter("postdate.backends.sqlite.scripts:scripts"),
-    store_source=Adapter("postdate.backends.sqlite.store_source:SqliteStoreDialect"),
     benchmark=Adapter("postdate.backends.sqlite.benchmark:SqliteTarget"),
 )

@@ -17,7 +17,7 @@ from postdate.clock import Clock, SystemClock
 from postdate.errors import PostdateError, StoreNotSetUp
 from postdate.migrating.dialect import Dialect, Hiding, Session
 from postdate.migrating.names import NUMBER
-from postdate.persistence.timeouts import TIME, text_time
+from postdate.persistence.timeouts import ID, TIME, text_time
 
 _VALUE: Final = re.compile(r"%(?:%|\((\w+)\)s)")
 
@@ -145,7 +145,7 @@ class SqliteDialect(Dialect):
 
     @override
     def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
-        hidden, key = self.table(staging), self.list_of((NUMBER, self.key))
+        hidden, key = self.table(staging), self.list_of((NUMBER, ID))
         index = self.table(f"{staging}_key")
         return (
             (
@@ -156,6 +156,6 @@ class SqliteDialect(Dialect):
         )
 
     def _removing(self, hiding: Hiding) -> str:
-        own = self.quoted(self.key)
+        own = self.quoted(ID)
         hidden = f"SELECT {own} FROM {self.table(hiding.staging)} WHERE {self.quoted(NUMBER)} >= {hiding.first}"
         return f"DELETE FROM {self.table(hiding.live)} WHERE {own} IN ({hidden})"

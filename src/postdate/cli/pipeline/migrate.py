@@ -15,8 +15,15 @@ from postdate.cli.logs import LogLevel, logging_to_stderr
 from postdate.cli.pipeline.common import SparkOptions, app, extra_installed, on_spark, store_of
 
 if TYPE_CHECKING:
-    from postdate.pipeline.migrate import MigrateJob, MigrateResult, OriginSpec, PreviewResult, StatusResult
-    from postdate.pipeline.session import SparkSession
+    from postdate.pipeline.migrate import (
+        MigrateJob,
+        MigrateResult,
+        OriginSpec,
+        PreviewResult,
+        StatusResult,
+        StoreMove,
+    )
+    from postdate.pipeline.stores import StoreSpec
 
 migrations = group(
     "migrate", "Move delayed messages from a timeout manager's tables, or another store, into the store."
@@ -70,19 +77,21 @@ class OriginOptions:
     schema: Schema = None
     prefixes: Prefixes = None
 
+    def store(self) -> StoreSpec | None:
+        """Return the store that messages come out of; ``None``: no store was named, or something else as well."""
+        with extra_installed():
+            from postdate.pipeline.stores import StoreSpec
+        is_store = self.from_store is not None and self.source is None
+        return StoreSpec(self.from_store, schema=self.schema) if is_store else None
+
     def spec(self) -> OriginSpec:
-        """Return it as a job takes it along.
+        """Return a timeout manager's storage as a job takes it along.
 
         Raises:
-            TyperException: there are none or two, or a prefix is none.
+            TyperException: there are none or two origins, or a prefix is none.
         """
-        address = self.from_store if self.source is None else self.source
-        if address is None or (self.source is not None and self.from_store is not None):
+        if self.source is None or self.from_store is not None:
             raise wrong_usage("say from where: either --from ADDRESS, a timeout manager's, or --from-store ADDRESS")
-        if self.from_store is not None and self.prefixes:
-            raise wrong_usage(
-                "--prefix is for a timeout manager's tables; those of a store are found by their endpoints"
-            )
         named = dict[str, str]()
         for each in self.prefixes or []:
             endpoint, equals, prefix = each.partition("=")
@@ -91,7 +100,7 @@ class OriginOptions:
             named[endpoint] = prefix
         with extra_installed():
             from postdate.pipeline.migrate import OriginSpec
-        return OriginSpec(address, self.schema, named or None, is_store=self.from_store is not None)
+        return OriginSpec(self.source, self.schema, named or None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +144,10 @@ def preview(
     job = _job(use, origin, whose.chosen(), cutoff, MoveOptions(margin=margin))
 
     from postdate.clock import SystemClock
+    from postdate.pipeline.migrate import StoreMove
     from postdate.pipeline.migrate import preview as look
 
-    result = look(job, SystemClock().now())
+    result = job.preview() if isinstance(job, StoreMove) else look(job, SystemClock().now())
     use.report(result.to_json(), lambda: _print_preview(result))
     if not result.possible:
         raise typer.Exit(Exit.NOT_KEPT)
@@ -158,15 +168,15 @@ def run(
 
     What fires them there may run meanwhile, and so may services on the store. Exit code 1 if anything is not as it was.
     """
-    job = _job(use, origin, whose.chosen(), cutoff, pace)
+    job = _job(use, origin, whose.chosen(), cutoff, pace, cluster)
 
-    def move(session: SparkSession) -> MigrateResult:
-        from postdate.pipeline.migrate import migrate
-
-        return migrate(session, job)
+    from postdate.pipeline.migrate import StoreMove, migrate
 
     with logging_to_stderr(log_level):
-        result = on_spark(move, cluster, long=True)
+        if isinstance(job, StoreMove):
+            result = job.run()
+        else:
+            result = on_spark(lambda session: migrate(session, job), cluster, long=True)
     _report(use, result)
 
 
@@ -184,15 +194,16 @@ def resume(
 
     Exit code 1 if anything is not as it was.
     """
-    job = _job(use, origin, endpoints, None, pace)
+    job = _job(use, origin, endpoints, None, pace, cluster)
 
-    def go_on(session: SparkSession) -> MigrateResult:
-        from postdate.pipeline.migrate import resume
-
-        return resume(session, job)
+    from postdate.pipeline.migrate import StoreMove
+    from postdate.pipeline.migrate import resume as go_on
 
     with logging_to_stderr(log_level):
-        result = on_spark(go_on, cluster, long=True)
+        if isinstance(job, StoreMove):
+            result = job.resume()
+        else:
+            result = on_spark(lambda session: go_on(session, job), cluster, long=True)
     _report(use, result)
 
 
@@ -208,22 +219,24 @@ def abort(
     """
     job = _job(use, origin, endpoints, None, MoveOptions())
 
+    from postdate.pipeline.migrate import StoreMove
     from postdate.pipeline.migrate import abort as end
 
-    result = end(job)
+    result = job.abort() if isinstance(job, StoreMove) else end(job)
     use.report(result.to_json(), lambda: _print_result(result))
     if not result.exact:
         raise typer.Exit(Exit.NOT_KEPT)
 
 
 @command(migrations, "status")
-def status(use: Use, origin: OriginOptions) -> None:
+def status(use: Use, origin: OriginOptions, endpoints: Endpoints = None) -> None:
     """Say how far each run is; change nothing."""
-    spec = origin.spec()
+    old = origin.store()
 
     from postdate.pipeline.migrate import status as look
+    from postdate.pipeline.migrate import status_of_store
 
-    result = look(spec)
+    result = look(origin.spec(), endpoints) if old is None else status_of_store(old, endpoints)
     use.report(result.to_json(), lambda: _print_status(result))
 
 
@@ -231,20 +244,32 @@ def status(use: Use, origin: OriginOptions) -> None:
 
 
 def _job(
-    use: Use, origin: OriginOptions, endpoints: list[str] | None, cutoff: datetime | None, pace: MoveOptions
-) -> MigrateJob:
-    spec = origin.spec()
+    use: Use,
+    origin: OriginOptions,
+    endpoints: list[str] | None,
+    cutoff: datetime | None,
+    pace: MoveOptions,
+    cluster: SparkOptions | None = None,
+) -> MigrateJob | StoreMove:
+    """Return what moves.
 
-    from postdate.pipeline.migrate import BATCH_SIZE, EVERYTHING, MARGIN, MigrateJob
+    Raises:
+        TyperException: an option is not for where it comes from.
+    """
+    old = origin.store()
 
-    return MigrateJob(
-        spec,
-        store_of(use),
-        tuple(endpoints) if endpoints else None,
-        cutoff or EVERYTHING,
-        pace.batch_size or BATCH_SIZE,
-        MARGIN if pace.margin is None else pace.margin,
-    )
+    from postdate.pipeline.migrate import BATCH_SIZE, EVERYTHING, MARGIN, MigrateJob, StoreMove
+
+    whose, size = tuple(endpoints) if endpoints else None, pace.batch_size or BATCH_SIZE
+    if old is not None:
+        cluster = cluster or SparkOptions()
+        others = {"prefix": origin.prefixes, "cutoff": cutoff, "margin": pace.margin}
+        for name, value in {**others, "cores": cluster.cores, "master": cluster.master}.items():
+            if value is not None and value != []:
+                raise wrong_usage(f"--{name} is for a timeout manager's tables; leave it out with --from-store")
+        return StoreMove(old, store_of(use), whose, size)
+    margin = MARGIN if pace.margin is None else pace.margin
+    return MigrateJob(origin.spec(), store_of(use), whose, cutoff or EVERYTHING, size, margin)
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------
@@ -284,7 +309,7 @@ def _print_result(result: MigrateResult) -> None:
         print_pairs(
             {
                 "endpoint": each.endpoint,
-                "  run": each.run_id,
+                "  run": each.run_id or "-",
                 "  status": each.status,
                 "  messages": f"{each.messages:,}",
                 "  moved": f"{each.moved:,}",
@@ -311,7 +336,7 @@ def _print_status(result: StatusResult) -> None:
     from postdate.ports.migrating import BatchStatus
 
     if not result.runs:
-        print(f"no migration was ever begun in {result.source}")
+        print(f"no migration is written down in {result.source}")
         return
     print_table(
         ["run", "endpoint", "status", "begun", "ended", *(status.name.lower() for status in BatchStatus), "to"],

@@ -1,6 +1,7 @@
-"""Migrating: delayed messages from a timeout manager's tables into a store. Source: specification 4.12; ADR 0015."""
+"""Migrating: delayed messages from a timeout manager's tables, or another store, into a store. Source: ADR 0015."""
 
 from postdate.pipeline.migrate.aborting import abort
+from postdate.pipeline.migrate.between_stores import StoreMove, status_of_store
 from postdate.pipeline.migrate.job import migrate, resume
 from postdate.pipeline.migrate.looking import BATCH_SIZE, EVERYTHING, MARGIN, MigrateJob, preview, status
 from postdate.pipeline.migrate.origin import OriginSpec
@@ -27,9 +28,11 @@ __all__ = [
     "PreviewResult",
     "RunStatus",
     "StatusResult",
+    "StoreMove",
     "abort",
     "migrate",
     "preview",
     "resume",
     "status",
+    "status_of_store",
 ]

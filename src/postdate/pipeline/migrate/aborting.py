@@ -10,7 +10,6 @@ from postdate.errors import MigrationConflict, PipelineError
 from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.migrate.looking import MigrateJob, going_on, status_of
 from postdate.pipeline.migrate.moving import BatchTask, move_batch, tasks_of
-from postdate.pipeline.migrate.origin import Origin
 from postdate.pipeline.migrate.results import EndpointResult, MigrateResult
 from postdate.pipeline.migrate.tally import Tally
 from postdate.pipeline.migrate.target import TargetStore, opened_target
@@ -36,14 +35,13 @@ def abort(job: MigrateJob) -> MigrateResult:
         StoreError: the target failed while batches were finished. All that can be given back has been; abort again.
     """
     started = time.perf_counter()
-    with job.origin.opened() as origin:
-        source = origin.source
+    with job.origin.opened() as source:
         runs = going_on(source, job, "to abort")
         for run in runs:
             # A driver that is still alive hides no more of it, and what goes back stays there.
             source.set_status(run, MigrationStatus.PREPARED, SystemClock().now())
             _give_back(source, run)
-        results = tuple(_aborted(origin, job, run) for run in runs)
+        results = tuple(_aborted(source, job, run) for run in runs)
     return MigrateResult(job.origin.shown, job.target.shown, results, time.perf_counter() - started)
 
 
@@ -53,29 +51,28 @@ def _give_back(source: MigrationSource, run: MigrationRun) -> None:
             source.give_back(run, batch.number)
 
 
-def _aborted(origin: Origin, job: MigrateJob, run: MigrationRun) -> EndpointResult:
+def _aborted(source: MigrationSource, job: MigrateJob, run: MigrationRun) -> EndpointResult:
     tally = Tally()
-    _end(origin, job, run, tally)
-    batches = origin.source.batches(run)
+    _end(source, job, run, tally)
+    batches = source.batches(run)
     moved = [batch for batch in batches if batch.status is BatchStatus.COMPLETED]
     if moved:
         with opened_target(job.target) as target:
             since = min(batch.earliest for batch in moved)
-            for found in verify_all(origin, target, run, [batch.number for batch in moved], since):
+            for found in verify_all(source, target, run, [batch.number for batch in moved], since):
                 tally.compared(found)
-    return tally.result(run, status_of(origin.source, run), batches)
+    return tally.result_of(run, status_of(source, run), batches)
 
 
-def _end(origin: Origin, job: MigrateJob, run: MigrationRun, tally: Tally) -> None:
+def _end(source: MigrationSource, job: MigrateJob, run: MigrationRun, tally: Tally) -> None:
     """Give back and finish until nothing is between, and then say so: a driver that still runs may move meanwhile."""
-    source = origin.source
     for tries_left in reversed(range(_TRIES)):
         _give_back(source, run)
         staged = tasks_of(run, source.batches(run), BatchStatus.STAGED)
         if staged:
             with opened_target(job.target) as target:
                 for task in staged:
-                    _finish(origin, target, run, task, tally)
+                    _finish(source, target, run, task, tally)
         try:
             source.set_status(run, MigrationStatus.ABORTED, SystemClock().now())
         except MigrationConflict:
@@ -87,8 +84,8 @@ def _end(origin: Origin, job: MigrateJob, run: MigrationRun, tally: Tally) -> No
             return
 
 
-def _finish(origin: Origin, target: TargetStore, run: MigrationRun, task: BatchTask, tally: Tally) -> None:
-    done = move_batch(origin, target, run, task)
+def _finish(source: MigrationSource, target: TargetStore, run: MigrationRun, task: BatchTask, tally: Tally) -> None:
+    done = move_batch(source, target, run, task)
     if done is None or done.problem:
         said = "was given back" if done is None else done.problem
         raise PipelineError(f"batch {task.number} of {run.endpoint} cannot be finished: {said}")

@@ -1,60 +1,487 @@
-"""What can be in the way only where both ends are Postdate stores: the same table twice, ways back. On the driver."""
+"""From one Postdate store into another, by what every store can do: claim, store, finish. Without Spark.
+
+A batch moves in five steps; the order is what keeps a message from being delivered twice or not at all, whenever the
+process ends, or stands still and goes on later:
+
+1. the old store gives it out by a claim, so that no service of it has it in hand;
+2. the *intent* is kept in the old store: a message of its own, due in the year 9999, whose body is the batch;
+3. the old store finishes the claims, recorded as moved away by this intent: it will never deliver them;
+4. the new store keeps the messages, idempotent by id; what it knew before is compared;
+5. the intent is cancelled.
+
+Whoever finds an intent asks the old store about each message of it. What was moved away goes forward, for the new store
+may have it. What was not is given its due time anew, which is refused while anybody has a claim on it, and so ends the
+right to finish it by a claim of before. Only then may the intent go. Source: ADR 0015, "Another store".
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# Arrow's stubs make arrays generic in a type that only the running program knows.
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import closing
-from datetime import datetime
-from typing import Final
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
 
+import anyio
+import pyarrow as pa
+
+from postdate.backends.registry import place_of
+from postdate.clock import SystemClock, from_microseconds
 from postdate.config import resolved
-from postdate.errors import MigrationConflict
-from postdate.migrating.store_tables import StoreTables
-from postdate.migrating.tables import MigrationSource
-from postdate.pipeline.stores import StoreSpec
-from postdate.wiring.migration_sources import is_store_source, store_source
+from postdate.errors import MessageError, MigrationConflict, PipelineError
+from postdate.messages import DelayedMessage
+from postdate.pipeline.migrate.looking import BATCH_SIZE, EVERYTHING, begun_with, meant_by, nothing_new, target_of
+from postdate.pipeline.migrate.moving import MovedBatch, late_in
+from postdate.pipeline.migrate.results import (
+    EndpointPreview,
+    EndpointResult,
+    MigrateResult,
+    PreviewResult,
+    RunStatus,
+    StatusResult,
+)
+from postdate.pipeline.migrate.tally import Tally
+from postdate.pipeline.migrate.target import TargetStore, opened_target
+from postdate.pipeline.migrate.verifying import look_closer, only
+from postdate.pipeline.rows import MESSAGE_COLUMNS, checked, restored, to_columns
+from postdate.pipeline.stores import PAGE_ROWS, StoreSpec
+from postdate.ports import (
+    Claim,
+    ClaimingStore,
+    MessageFilter,
+    Outcome,
+    Record,
+    Recording,
+    RecordKind,
+    Scan,
+    ScannableStore,
+)
+from postdate.ports.archives import ARCHIVED, ArchivableStore
+from postdate.ports.backends import Place
+from postdate.ports.migrating import MOVED_AWAY, BatchStatus, MigrationBatch, MigrationRun, MigrationStatus
+from postdate.wiring.migration_sources import moves_of_older_versions
 
-_SHOWN: Final = 10
+INTENTS: Final = "postdate.migration"
+"""The destination of intents: no queue, for nothing ever delivers them."""
+
+_NAMED: Final = "migration-"
+
+_NEVER: Final = datetime(9999, 1, 1, tzinfo=UTC)
+_ALL: Final = datetime(9000, 1, 1, tzinfo=UTC)
+"""What may be attempted earlier moves."""
+
+_INTENT_BYTES: Final = 8 * 1024 * 1024
+_BESIDE_BYTES: Final = 8_000
+"""What an intent has besides the content of its messages, where it is but one."""
+
+_LOOKS: Final = 6
+"""How often it is looked for what waits and is held, half a second apart: a dead process may have held it."""
+
+_PATIENCE_SECONDS: Final = 90
+"""How long claims are waited for that nobody may have any more: stores free those of a dead process within a minute."""
+
+log = logging.getLogger("postdate.pipeline")
 
 
-def between_stores(
-    source: MigrationSource, target: StoreSpec, names: Sequence[str], cutoff: datetime
-) -> Mapping[str, tuple[str, ...]]:
-    """Return what keeps messages of each endpoint from moving between these two; empty when nothing does.
-
-    A store knows the ids of messages that were moved out of it, so as not to deliver one that comes a second time. It
-    would not take such a message back, and its records would say that it has ended: so nothing moves that way.
+@dataclass(frozen=True, slots=True)
+class StoreMove:
+    """Moves messages from one store into another. The services of both may run meanwhile.
 
     Args:
-        source: where the messages wait.
-        target: where they would go; set up.
-        names: of the endpoints whose messages are to move.
-        cutoff: what is due earlier stays.
+        source: the old store; the endpoints below say of whom.
+        target: the new one; it must exist.
+        endpoints: whose messages, by name in any case; ``None``: of all that have a store there. A file is one store,
+            and goes by its own name.
+        batch_size: messages that move together, at most.
+    """
+
+    source: StoreSpec
+    target: StoreSpec
+    endpoints: tuple[str, ...] | None = None
+    batch_size: int = BATCH_SIZE
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise PipelineError(f"batches have at least one message, not batch_size={self.batch_size}")
+
+    def preview(self) -> PreviewResult:
+        """Say what would move, and what is in its way; changes nothing.
+
+        Raises:
+            StoreError: one of the stores is missing or unreachable.
+            PipelineError: there is no such endpoint.
+        """
+        return PreviewResult(self.source.shown, self.target.shown, tuple(each.preview() for each in self._passages()))
+
+    def run(self) -> MigrateResult:
+        """Move what waits, what is due first first, and end what a run before has left on its way.
+
+        Run it again after a failure of any kind, and for what was stored meanwhile.
+
+        Raises:
+            PipelineError: something is in the way of one of the endpoints: nothing was moved.
+            StoreError: one of the stores failed; run it again.
+        """
+        nothing_new(self.preview())
+        return self._done(_Passage.move)
+
+    def resume(self) -> MigrateResult:
+        """Do the same as :meth:`run`, with those endpoints of which a batch is on its way.
+
+        Raises:
+            PipelineError: there is none.
+        """
+        going = tuple(dict.fromkeys(each.run.endpoint for each in status_of_store(self.source, self.endpoints).runs))
+        if not going:
+            raise PipelineError(f"no batch is on its way in {self.source.shown}; `run` moves what waits there")
+        return replace(self, endpoints=going).run()
+
+    def abort(self) -> MigrateResult:
+        """End what is on its way: each message is then either in the old store or in the new one, and never in both.
+
+        What the old store has finished goes forward, for the new one may have it. End a run that is alive first.
+
+        Raises:
+            MigrationConflict: it is on its way to another store; nothing was changed.
+            StoreError: one of the stores failed; abort again.
+        """
+        return self._done(_Passage.abort)
+
+    def _done(self, step: Callable[[_Passage], EndpointResult]) -> MigrateResult:
+        started, found = time.perf_counter(), tuple(step(each) for each in self._passages())
+        return MigrateResult(self.source.shown, self.target.shown, found, time.perf_counter() - started)
+
+    def _passages(self) -> Iterator[_Passage]:
+        """Yield the endpoints one after the other, each open until the next."""
+        for name, spec in _chosen(self.source, self.endpoints).items():
+            with opened_target(spec) as source, opened_target(self.target) as target:
+                yield _Passage(self, name, source, target)
+
+
+def status_of_store(source: StoreSpec, endpoints: Sequence[str] | None = None) -> StatusResult:
+    """Say which batches are on their way out of a store, each as a run of its own; changes nothing.
 
     Raises:
-        StoreError: one of the two failed.
+        StoreError: the store is missing or unreachable.
+        PipelineError: there is no such endpoint.
     """
-    place = resolved(target.address, os.environ)
-    if not isinstance(source, StoreTables) or not is_store_source(place):
-        return {}
-    with closing(store_source(place, schema=target.schema)) as other:
-        table = other.table_for(target.endpoint, target.table)
-        is_same_place = source.same_place(other)
-        leaving = other.being_emptied(table)
-        if leaving is not None:
-            busy = f"the target itself is being emptied by migration {leaving.run_id}: end that one first"
-            return dict.fromkeys(names, (busy,))
-        try:
-            gone = other.given_away(table)
-        except MigrationConflict as error:
-            return dict.fromkeys(names, (str(error),))
-    found = dict[str, tuple[str, ...]]()
-    for name in names:
-        if is_same_place and source.table_of(name) == table:
-            found[name] = ("its messages wait in the target already: source and target are the same table",)
-        elif gone and (back := source.waiting_among(name, gone, cutoff)):
-            some = ", ".join(back[:_SHOWN]) + (", …" if len(back) > _SHOWN else "")
+    found = list[RunStatus]()
+    for name, spec in _chosen(source, endpoints).items():
+        with opened_target(spec) as store:
+            found += [_status(name, intent) for intent in _intents(store)]
+    return StatusResult(source.shown, tuple(found))
+
+
+def _chosen(source: StoreSpec, endpoints: Sequence[str] | None) -> dict[str, StoreSpec]:
+    """Return the stores of endpoints by name; see :class:`StoreMove`.
+
+    Raises:
+        PipelineError: there is no such endpoint, or the stores there cannot be listed and none was named.
+        MigrationConflict: an older version has left a run on its way there.
+    """
+    for run_id in moves_of_older_versions(source.address, source.schema):
+        raise MigrationConflict(
+            f"migration {run_id} is on its way out of {source.shown}, begun by an older version of Postdate, which has "
+            f"hidden its messages: resume or abort it with that version"
+        )
+    address = resolved(source.address, os.environ)
+    with opened_target(source) as store:
+        if place_of(address.scheme) is Place.FILE:
+            known = {Path(address).name: source}
+        elif isinstance(store.itself, ArchivableStore):
+            tables = store.itself.tables_of_stores()
+            known = {each.removesuffix(".timeouts"): replace(source, table=each) for each in tables}
+        elif endpoints is not None:
+            return {name: replace(source, endpoint=name) for name in endpoints}
+        else:
+            raise PipelineError(f"the stores in {source.shown} cannot be listed; name each with --endpoint")
+    names = known if endpoints is None else [meant_by(each, sorted(known)) for each in endpoints]
+    return {name: known[name] for name in names}
+
+
+def _rows(store: TargetStore, what: str, *columns: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a store; none where they cannot be read in bulk."""
+    itself = store.itself
+    if isinstance(itself, ScannableStore):
+        for part in itself.scan_parts(what, 1):
+            for page in itself.scan(Scan(what, columns), part, PAGE_ROWS):
+                yield from page
+
+
+def _history(store: TargetStore, id_: str) -> Sequence[Record]:
+    return store.ask(lambda store: store.history(id_))
+
+
+async def _look_soon(store: ClaimingStore) -> None:
+    """Wait a little, and look: then a store frees what the dead have held."""
+    await anyio.sleep(0.5)
+    await store.next_attempt()
+
+
+# --- intents ----------------------------------------------------------------------------------------------------------
+
+
+def _intents(store: TargetStore) -> Sequence[DelayedMessage]:
+    return store.ask(lambda store: store.list_pending(MessageFilter(INTENTS, due_from=_NEVER), 1_000))
+
+
+def _content(intent: DelayedMessage) -> pa.RecordBatch:
+    try:
+        return pa.ipc.read_record_batch(pa.py_buffer(intent.body), MESSAGE_COLUMNS)
+    except (pa.ArrowException, OSError) as error:
+        raise PipelineError(f"message {intent.message_id!r} is no batch of a migration any more: {error}") from error
+
+
+def _target(intent: DelayedMessage) -> Mapping[str, str]:
+    return {name: value for name, value in intent.headers.items() if name != "begun"}
+
+
+def _moved_by(intent: DelayedMessage) -> str:
+    return f"{MOVED_AWAY}{intent.message_id.removeprefix(_NAMED)} to {intent.headers['target']}"
+
+
+def _status(endpoint: str, intent: DelayedMessage) -> RunStatus:
+    batch, begun, named = _content(intent), datetime.fromisoformat(intent.headers["begun"]), _target(intent)
+    count, first, status = batch.num_rows, restored(batch.slice(0, 1))[0].due, MigrationStatus.PREPARED
+    run = MigrationRun(intent.message_id, endpoint, status, named, EVERYTHING, begun, None, 1, count)
+    return RunStatus.of(run, [MigrationBatch(1, BatchStatus.STAGED, count, first)])
+
+
+# --- one endpoint -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Passage:
+    """The messages of one endpoint on their way from one store into another.
+
+    Args:
+        plan: what moves where.
+        endpoint: its name.
+        source: the old store.
+        target: the new one.
+    """
+
+    plan: StoreMove
+    endpoint: str
+    source: TargetStore
+    target: TargetStore
+    _tally: Tally = field(default_factory=Tally)
+    _refused: int = 0
+    _stayed: int = 0
+    _kept: set[str] = field(default_factory=set[str])
+
+    # --- looking -------------------------------------------------------------------------------------------------
+
+    def preview(self) -> EndpointPreview:
+        """Say what would move, and what is in its way."""
+        now = SystemClock().now()
+        self.target.overdue(now)  # it is there
+        counted, intents = self.source.ask(lambda store: store.statistics(now)), _intents(self.source)
+        destinations, latest, back = Counter[str](), 0, list[str]()
+        gone = self._given_away()
+        for id_, destination, due in _rows(self.source, "pending", "message_id", "destination", "due"):
+            if destination != INTENTS:
+                destinations[destination] += 1
+                latest = max(latest, due)
+                back += [id_] if id_ in gone else []
+        count, aside = counted.pending - len(intents), counted.quarantined
+        problems = self._in_the_way(intents)
+        if back:
+            some = ", ".join(sorted(back)[:10]) + (", …" if len(back) > 10 else "")
             said = "were moved out of the target before, which knows their ids and would not take them back"
-            found[name] = (f"{len(back):,} {said}: {some}; move to a table or file of another name",)
-    return found
+            problems.append(f"{len(back):,} {said}: {some}; move to a table or file of another name")
+        return EndpointPreview(
+            self.endpoint,
+            count,
+            0,
+            counted.next_due if count else None,
+            from_microseconds(latest) if latest else None,
+            destinations,
+            tuple(problems),
+            (f"{aside:,} cannot be read and are set aside: `postdate errors` shows them",) if aside else (),
+        )
+
+    def _given_away(self) -> set[str]:
+        """Return the ids of all messages that were ever moved out of the target."""
+        if not self.target.ask(lambda store: store.record_counts()).get(RecordKind.CANCELLED):
+            return set()
+        rows = _rows(self.target, "records", "message_id", "detail")
+        return {id_ for id_, detail in rows if (detail or "").startswith(MOVED_AWAY)}
+
+    def _in_the_way(self, intents: Sequence[DelayedMessage]) -> list[str]:
+        """Return why nothing can move from the one into the other."""
+        if self.plan.target.recording == Recording.NONE.value:
+            return ["the target keeps no records (store.recording): it would store again what it has delivered already"]
+        first: Sequence[DelayedMessage] = self.source.ask(lambda store: store.list_pending(MessageFilter(), 1))
+        for id_ in [each.message_id for each in first]:
+            here, there = (_history(each, id_)[:1] for each in (self.source, self.target))
+            if here and here == there:  # stored at the same instant
+                return ["its messages wait in the target already: source and target are the same store"]
+        if _intents(self.target):
+            return ["the target itself is being emptied by a migration: end that one first"]
+        elsewhere = [each for each in intents if _target(each) != target_of(self.plan.target)]
+        return [f"a batch is on its way, begun with {begun_with(_target(each))}" for each in elsewhere[:1]]
+
+    # --- moving --------------------------------------------------------------------------------------------------
+
+    def move(self) -> EndpointResult:
+        """End what is on its way, and move what waits; return what became of it."""
+        self._settle(patience_seconds=0)
+        before = self.source.ask(lambda store: store.statistics(SystemClock().now()))
+        left, aside = before.pending - len(_intents(self.source)), list[Claim]()
+        looks = _LOOKS
+        while left > 0 and looks:
+            most = min(left, self.plan.batch_size)
+            claims: Sequence[Claim] = self.source.ask(lambda store, most=most: store.claim_due(_ALL, most))
+            if not claims:
+                self.source.ask(_look_soon)
+            refused = self._take(claims) if claims else []
+            left, aside = left - len(claims), [*aside, *refused]
+            looks = _LOOKS if len(refused) < len(claims) else looks - 1
+            log.info("%s: %s messages are left to be moved", self.endpoint, f"{left:,}")
+        self.source.ask(lambda store: store.release(aside, None))
+        self._settle(patience_seconds=_PATIENCE_SECONDS)
+        after = self.source.ask(lambda store: store.statistics(SystemClock().now()))
+        if after.quarantined > before.quarantined:
+            self._refuse(after.quarantined - before.quarantined, "cannot be read: `postdate errors` shows them")
+        if after.pending:
+            log.info("%s: %d wait there still, held or stored meanwhile; run it again", self.endpoint, after.pending)
+        return self._result("completed", 0)
+
+    def abort(self) -> EndpointResult:
+        """End what is on its way; return what became of it."""
+        self._settle(patience_seconds=_PATIENCE_SECONDS)
+        return self._result("aborted", self._stayed)
+
+    def _result(self, status: str, returned: int) -> EndpointResult:
+        tally = self._tally
+        moved = tally.verified + tally.delivered_meanwhile + tally.mismatched
+        return tally.result(self.endpoint, None, status, moved=moved, returned=returned, refused=self._refused)
+
+    def _refuse(self, count: int, why: str) -> None:
+        self._refused += count
+        self._tally.problems.append(f"{count:,} {why}")
+
+    def _take(self, claims: Sequence[Claim]) -> list[Claim]:
+        """Move what is claimed; return what must stay, of which nothing was changed."""
+        messages = to_columns([claim.message for claim in claims])
+        largest = min(self.target.largest_message_bytes, self.source.largest_message_bytes - _BESIDE_BYTES)
+        bad = {row.position: row.detail for row in checked(messages, largest)[1]}
+        for place, why in bad.items():
+            self._refuse(1, f"cannot move: {claims[place].message.message_id!r}: {why}")
+        taken = [claim for place, claim in enumerate(claims) if place not in bad]
+        if taken:
+            self._ship(taken, to_columns([claim.message for claim in taken]) if bad else messages)
+        return [claims[place] for place in bad]
+
+    def _ship(self, claims: Sequence[Claim], batch: pa.RecordBatch) -> None:
+        """Move claimed messages, by one intent, or by more of them where that would be too large."""
+        if len(claims) > 1 and batch.nbytes > min(_INTENT_BYTES, self.source.largest_message_bytes - _BESIDE_BYTES):
+            half = len(claims) // 2
+            self._ship(claims[:half], batch.slice(0, half))
+            self._ship(claims[half:], batch.slice(half))
+            return
+        now, id_ = SystemClock().now(), f"{_NAMED}{uuid.uuid4().hex}"
+        headers = {**target_of(self.plan.target), "begun": now.isoformat()}
+        intent = DelayedMessage(id_, _NEVER, INTENTS, headers, batch.serialize().to_pybytes())
+        self.source.ask(lambda store: store.store(intent, now))
+        if self.target.ask(lambda store: store.get(id_)) is not None:
+            self.source.ask(lambda store: store.cancel(id_, now))
+            raise PipelineError(f"{self.plan.source.shown} and {self.plan.target.shown} are the same store")
+        said = _moved_by(intent)
+        done = self.source.ask(lambda store: store.finish(claims, Outcome.CANCELLED, now, said))
+        if done < len(claims):
+            ids = [claim.message.message_id for claim in claims]
+            batch = only(batch, [each for each in ids if self._has_left(intent, each)])
+        self._forward(intent, batch)
+
+    def _forward(self, intent: DelayedMessage, batch: pa.RecordBatch) -> None:
+        """Store what has left the old store, compare what the target knew before, and let go of the intent."""
+        now, refused = SystemClock().now(), list[str]()
+        there = self._store(batch, now, refused)
+        known = only(batch, there)
+        self._tally.moved(MovedBatch(intent.message_id, 1, known.num_rows, late_in(batch, now)))
+        fresh = batch.num_rows - known.num_rows - len(refused)
+        found = look_closer(self.target, intent.message_id, known, fresh)
+        self._tally.compared(found)
+        if found.differences or refused:  # its messages are nowhere else as they were
+            self._kept.add(intent.message_id)
+            self._tally.problems.append(f"{intent.message_id} stays in the old store, with its messages as they were")
+        else:
+            self.source.ask(lambda store: store.cancel(intent.message_id, now))
+
+    def _store(self, batch: pa.RecordBatch, now: datetime, refused: list[str]) -> list[str]:
+        """Store messages; return the ids that were known. One that the target refuses keeps no others from it."""
+        try:
+            return list(self.target.store_batch(batch, now).already_there)
+        except MessageError as error:
+            half = batch.num_rows // 2
+            if half:
+                parts = (batch.slice(0, half), batch.slice(half))
+                return [each for part in parts for each in self._store(part, now, refused)]
+            self._refuse(1, f"is refused by the target: {error}")
+            refused.append(str(batch.column("message_id")[0]))
+            return []
+
+    # --- ending --------------------------------------------------------------------------------------------------
+
+    def _settle(self, *, patience_seconds: float) -> None:
+        """End what is on its way, whoever has left it there; what somebody may still finish is waited for.
+
+        Raises:
+            MigrationConflict: it is on its way to another store.
+        """
+        until = time.monotonic() + patience_seconds
+        for intent in _intents(self.source):
+            if _target(intent) != target_of(self.plan.target):
+                raise MigrationConflict(f"{intent.message_id} is on its way, begun with {begun_with(_target(intent))}")
+            if intent.message_id in self._kept:
+                continue
+            batch = _content(intent)
+            left = self._left(intent, batch)
+            while left is None and time.monotonic() < until:
+                self.source.ask(_look_soon)
+                left = self._left(intent, batch)
+            if left is not None:
+                self._stayed += batch.num_rows - len(left)
+                self._forward(intent, only(batch, left))
+            elif patience_seconds:
+                self._refuse(batch.num_rows, "are held by another process: end it, and run this again")
+
+    def _left(self, intent: DelayedMessage, batch: pa.RecordBatch) -> list[str] | None:
+        """Return the ids of what has left the old store by an intent; ``None``: somebody may still finish others."""
+        left = list[str]()
+        for id_ in map(str, batch.column("message_id").to_pylist()):
+            if self._has_left(intent, id_):
+                left.append(id_)
+            elif not self._is_free(id_):
+                if self._waiting(id_) is not None:
+                    return None
+                if self._has_left(intent, id_):  # just now
+                    left.append(id_)
+                elif any(each.detail == ARCHIVED for each in _history(self.source, id_)):
+                    raise PipelineError(
+                        f"what became of {id_!r} is in an archive: bring it back with `pipeline restore`"
+                    )
+        return left
+
+    def _is_free(self, id_: str) -> bool:
+        """Return whether a message waits that nobody holds; who held it before holds it no more."""
+        found, now = self._waiting(id_), SystemClock().now()
+        return found is not None and self.source.ask(lambda store: store.reschedule(id_, found.due, now))
+
+    def _waiting(self, id_: str) -> DelayedMessage | None:
+        return self.source.ask(lambda store: store.get(id_))
+
+    def _has_left(self, intent: DelayedMessage, id_: str) -> bool:
+        is_recorded = any(each.detail == _moved_by(intent) for each in _history(self.source, id_))
+        # A store without transactions may have recorded it, and not removed it.
+        return is_recorded and self._waiting(id_) is None

@@ -20,12 +20,13 @@ from typing import Final, TypeVar
 from pyspark.sql import SparkSession
 
 from postdate.clock import SystemClock
-from postdate.errors import MigrationConflict, PipelineError, StoreUnavailable, StoreUnreachable
+from postdate.errors import MigrationConflict, StoreUnavailable, StoreUnreachable
 from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.migrate.looking import (
     MigrateJob,
     going_on,
     look,
+    nothing_new,
     on_their_way,
     same_parameters,
     selected,
@@ -69,8 +70,7 @@ def migrate(spark: SparkSession, job: MigrateJob) -> MigrateResult:
     """
     started = time.perf_counter()
     require_utc(spark)
-    with job.origin.opened() as origin:
-        source = origin.source
+    with job.origin.opened() as source:
         going, names = on_their_way(source), selected(source, job.endpoints, source.history())
         runs = [going[name] for name in names if name in going]
         for run in runs:
@@ -103,8 +103,7 @@ def resume(spark: SparkSession, job: MigrateJob) -> MigrateResult:
     """
     started = time.perf_counter()
     require_utc(spark)
-    with job.origin.opened() as origin:
-        source = origin.source
+    with job.origin.opened() as source:
         runs = going_on(source, job, "to go on with")
         driver = _MigrationSteps(spark, source, job)
         driver.move_hidden(runs)
@@ -125,10 +124,7 @@ def _unhindered(source: MigrationSource, job: MigrateJob, names: Sequence[str]) 
         PipelineError: something is in the way of one of them.
     """
     looked = look(source, job, names, SystemClock().now())
-    problems = [f"{each.endpoint}: {problem}" for each in looked.endpoints for problem in each.problems]
-    if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise PipelineError(f"nothing new is moved, for {problems[0]}{more}; see `postdate pipeline migrate preview`")
+    nothing_new(looked)
     return {each.endpoint: each.count for each in looked.endpoints}
 
 
@@ -231,16 +227,13 @@ class _MigrationSteps:
             for run in runs:
                 for batches in self._rounds(run, a_round):
                     hidden += batches
-                    a_table = len(batches) > a_round
-                    if moving is None or moving.done() or len(hidden) >= ahead or a_table:
+                    if moving is None or moving.done() or len(hidden) >= ahead:
                         took = timedelta(0) if moving is None else moving.result()
                         if took >= soon:
                             ahead = max(ahead // 2, a_round)
                         elif len(hidden) >= ahead:
                             ahead *= 2
                         moving, hidden = mover.submit(self._move, hidden), []
-                        if a_table:  # not due soon, and takes long: what is due sooner must not be hidden behind it
-                            moving.result()
             if moving is not None:
                 moving.result()
             self._move(hidden)
@@ -300,7 +293,7 @@ class _MigrationSteps:
 
     def _finished(self, run: MigrationRun) -> EndpointResult:
         """Write down that a run is done, if it is."""
-        result = self._tallies[run.run_id].result(run, status_of(self.source, run), self.source.batches(run))
+        result = self._tallies[run.run_id].result_of(run, status_of(self.source, run), self.source.batches(run))
         if status_of(self.source, run) is not MigrationStatus.PREPARED or not result.exact:
             return result
         self.source.set_status(run, MigrationStatus.COMPLETED, SystemClock().now())

@@ -12,7 +12,6 @@ from postdate.config import Address, resolved
 from postdate.errors import MigrationConflict, PipelineError
 from postdate.messages import aware_utc
 from postdate.migrating.tables import MigrationSource
-from postdate.pipeline.migrate.between_stores import between_stores
 from postdate.pipeline.migrate.origin import OriginSpec
 from postdate.pipeline.migrate.results import EndpointPreview, PreviewResult, RunStatus, StatusResult
 from postdate.pipeline.migrate.target import opened_target
@@ -151,12 +150,13 @@ def same_parameters(run: MigrationRun, wanted: Mapping[str, str]) -> None:
     begun = {name: run.parameters.get(name) for name in wanted}
     if begun != dict(wanted):
         raise MigrationConflict(
-            f"the migration {run.run_id} of {run.endpoint} is on its way, begun with {_named(begun)}; "
-            f"this one has {_named(wanted)}: go on with `resume`, or end it with `abort`"
+            f"the migration {run.run_id} of {run.endpoint} is on its way, begun with {begun_with(begun)}; "
+            f"this one has {begun_with(wanted)}: go on with `resume`, or end it with `abort`"
         )
 
 
-def _named(parameters: Mapping[str, str | None]) -> str:
+def begun_with(parameters: Mapping[str, str | None]) -> str:
+    """Return parameters as text."""
     return ", ".join(f"{name} {value}" for name, value in sorted(parameters.items()))
 
 
@@ -174,10 +174,21 @@ def preview(job: MigrateJob, now: datetime) -> PreviewResult:
         StoreError: the source or the target is missing or unreachable.
         PipelineError: there is no such endpoint.
     """
-    with job.origin.opened() as origin:
-        source = origin.source
+    with job.origin.opened() as source:
         names = selected(source, job.endpoints, source.history())
         return look(source, job, names, now)
+
+
+def nothing_new(looked: PreviewResult) -> None:
+    """Refuse to begin where something is in the way.
+
+    Raises:
+        PipelineError: something is in the way of one of the endpoints.
+    """
+    problems = [f"{each.endpoint}: {problem}" for each in looked.endpoints for problem in each.problems]
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise PipelineError(f"nothing new is moved, for {problems[0]}{more}; see `postdate pipeline migrate preview`")
 
 
 def look(source: MigrationSource, job: MigrateJob, names: Sequence[str], now: datetime) -> PreviewResult:
@@ -185,12 +196,8 @@ def look(source: MigrationSource, job: MigrateJob, names: Sequence[str], now: da
     with opened_target(job.target) as store:
         store.overdue(now)  # its tables are there
         largest = store.largest_message_bytes
-    between = between_stores(source, job.target, names, job.cutoff)
     found = (source.preview(name, job.cutoff) for name in names)
-    previews = tuple(
-        _previewed(each, (*_in_the_way(each, largest), *between.get(each.endpoint, ())), now, job.margin)
-        for each in found
-    )
+    previews = tuple(_previewed(each, _in_the_way(each, largest), now, job.margin) for each in found)
     return PreviewResult(job.origin.shown, job.target.shown, previews)
 
 
@@ -229,12 +236,15 @@ def _warnings(found: MigrationPreview, now: datetime, margin: timedelta) -> tupl
 # --- status -----------------------------------------------------------------------------------------------------------
 
 
-def status(origin: OriginSpec) -> StatusResult:
-    """Say how far each run is; changes nothing.
+def status(origin: OriginSpec, endpoints: Sequence[str] | None = None) -> StatusResult:
+    """Say how far each run is, of all endpoints or of some; changes nothing.
 
     Raises:
         StoreError: the source is missing or unreachable.
+        PipelineError: there is no such endpoint.
     """
-    with origin.opened() as found:
-        source = found.source
-        return StatusResult(origin.shown, tuple(RunStatus.of(run, source.batches(run)) for run in source.history()))
+    with origin.opened() as source:
+        runs = source.history()
+        names = [run.endpoint for run in runs] if endpoints is None else selected(source, endpoints, runs)
+        found = [RunStatus.of(run, source.batches(run)) for run in runs if run.endpoint in names]
+        return StatusResult(origin.shown, tuple(found))

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, cast
 
 import pyarrow as pa
@@ -27,10 +28,9 @@ from postdate.clock import SystemClock
 from postdate.errors import MessageError, PipelineError
 from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.columns import INSTANT
-from postdate.pipeline.migrate.origin import Origin
 from postdate.pipeline.migrate.target import TargetStore
 from postdate.pipeline.migrate.verifying import checksums
-from postdate.pipeline.rows import checked
+from postdate.pipeline.rows import checked, to_columns
 from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationRun
 
 pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
@@ -81,12 +81,12 @@ def tasks_of(run: MigrationRun, batches: Iterable[MigrationBatch], *of: BatchSta
 
 
 def move_batch(
-    origin: Origin, target: TargetStore, run: MigrationRun, task: BatchTask, *, summed: bool = False
+    source: MigrationSource, target: TargetStore, run: MigrationRun, task: BatchTask, *, summed: bool = False
 ) -> MovedBatch | None:
     """Move a batch from where it waits to the target, whatever was done of it before.
 
     Args:
-        origin: where it waits, hidden.
+        source: where it waits, hidden.
         target: where it goes.
         run: that it belongs to.
         task: which batch.
@@ -99,9 +99,9 @@ def move_batch(
         PipelineError: the source does not have the messages that it counted, or the target did not take them all.
         StoreError: one of them failed; do it again.
     """
-    source, number = origin.source, task.number
+    number = task.number
     try:
-        read = origin.read(run, number)
+        read = to_columns(source.read(run, number))
     except MessageError as error:
         return MovedBatch(run.run_id, number, problem=str(error))
     if read.num_rows != task.count:
@@ -153,6 +153,10 @@ def _store(
             f"the target has {report.stored:,} messages of batch {number} of run {run.run_id} and "
             f"{len(report.already_there):,} that it knew, which are not {messages.num_rows:,}"
         )
-    late = pc.sum(pc.less(messages.column("due"), pa.scalar(now, INSTANT))).as_py() or 0
     source.advance(run, number, BatchStatus.STAGED, BatchStatus.COMPLETED)
-    return MovedBatch(run.run_id, number, len(report.already_there), late)
+    return MovedBatch(run.run_id, number, len(report.already_there), late_in(messages, now))
+
+
+def late_in(messages: pa.RecordBatch, now: datetime) -> int:
+    """Return how many messages of a batch were due before ``now``."""
+    return pc.sum(pc.less(messages.column("due"), pa.scalar(now, INSTANT))).as_py() or 0

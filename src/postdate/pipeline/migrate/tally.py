@@ -37,20 +37,18 @@ class Tally:
         self.mismatched += len(found.differences)
         self.differences += found.differences[: NAMED - len(self.differences)]
 
-    def result(self, run: MigrationRun, status: MigrationStatus, batches: Sequence[MigrationBatch]) -> EndpointResult:
-        """Return what became of the run."""
-
-        def count(*of: BatchStatus) -> int:
-            return sum(batch.count for batch in batches if batch.status in of)
-
+    def result(
+        self, endpoint: str, run_id: str | None, status: str, *, moved: int, returned: int, refused: int
+    ) -> EndpointResult:
+        """Return what became of the messages of an endpoint."""
         return EndpointResult(
-            run.endpoint,
-            run.run_id,
-            status.name.lower(),
-            messages=count(*BatchStatus),
-            moved=count(BatchStatus.COMPLETED),
-            returned=count(BatchStatus.RETURNED),
-            refused=count(BatchStatus.PENDING, BatchStatus.STAGED),
+            endpoint,
+            run_id,
+            status,
+            messages=moved + returned + refused,
+            moved=moved,
+            returned=returned,
+            refused=refused,
             already_there=self.already_there,
             stored_late=self.stored_late,
             verified=self.verified,
@@ -58,4 +56,21 @@ class Tally:
             mismatched=self.mismatched,
             differences=tuple(self.differences),
             problems=tuple(self.problems[:NAMED]),
+        )
+
+    def result_of(
+        self, run: MigrationRun, status: MigrationStatus, batches: Sequence[MigrationBatch]
+    ) -> EndpointResult:
+        """Return what became of a run."""
+
+        def count(*of: BatchStatus) -> int:
+            return sum(batch.count for batch in batches if batch.status in of)
+
+        return self.result(
+            run.endpoint,
+            run.run_id,
+            status.name.lower(),
+            moved=count(BatchStatus.COMPLETED),
+            returned=count(BatchStatus.RETURNED),
+            refused=count(BatchStatus.PENDING, BatchStatus.STAGED),
         )

@@ -30,6 +30,7 @@ from postdate.ports import (
     TransactionMode,
 )
 from postdate.ports.archives import ARCHIVED
+from postdate.ports.migrating import MOVED_AWAY
 
 _FEW: Final = 50
 """So many messages are asked for one by one, by index; for more of them all that there is is read."""
@@ -47,6 +48,7 @@ class Recorded:
         due: the due time then, UTC.
         destination: where it was meant to go.
         archived: it stands for the whole story of the message, which is in an archive.
+        is_moved_away: it was moved to another store.
     """
 
     message_id: str
@@ -54,6 +56,15 @@ class Recorded:
     due: datetime | None
     destination: str | None
     archived: bool
+    is_moved_away: bool
+
+    @classmethod
+    def of(
+        cls, message_id: str, kind: int, due: datetime | None, destination: str | None, detail: str | None
+    ) -> Recorded:
+        """Return what is of use here of a record."""
+        is_moved_away = (detail or "").startswith(MOVED_AWAY)
+        return cls(message_id, RecordKind(kind), due, destination, detail == ARCHIVED, is_moved_away)
 
 
 class TargetStore(OpenStore):
@@ -87,7 +98,7 @@ class TargetStore(OpenStore):
         if isinstance(store, ScannableStore) and len(ids) > _FEW:
             return list(_records(store, ids))
         return [
-            Recorded(each.message_id, each.kind, each.due, each.destination, archived=each.detail == ARCHIVED)
+            Recorded.of(each.message_id, each.kind, each.due, each.destination, each.detail)
             for each in self._portal.call(_histories, _inspectable(store), ids)
         ]
 
@@ -147,4 +158,4 @@ def _records(store: ScannableStore, ids: Sequence[str]) -> Iterable[Recorded]:
         for page in store.scan(scan, part, PAGE_ROWS):
             for message_id, kind, due, destination, detail in page:
                 at = None if due is None else from_microseconds(due)
-                yield Recorded(message_id, RecordKind(kind), at, destination, archived=detail == ARCHIVED)
+                yield Recorded.of(message_id, kind, at, destination, detail)

@@ -14,9 +14,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 
+from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.failures import told_in_one_line
 from postdate.pipeline.migrate.moving import BatchTask, MovedBatch, move_batch
-from postdate.pipeline.migrate.origin import Origin, OriginSpec
+from postdate.pipeline.migrate.origin import OriginSpec
 from postdate.pipeline.migrate.target import TargetStore, opened_target
 from postdate.pipeline.migrate.verifying import Checksums, Verified, are_among, checksums, expected, look_closer
 from postdate.pipeline.stores import StoreSpec
@@ -169,9 +170,9 @@ def _found(values: Sequence[object]) -> pa.RecordBatch:
 
 def _reaching(origin: OriginSpec, target: StoreSpec) -> _Task:
     def reach(slots: _Batches) -> _Batches:
-        with origin.opened() as found, opened_target(target) as store:
+        with origin.opened() as source, opened_target(target) as store:
             for _ in _numbers(slots):
-                found.source.history()
+                source.history()
                 store.parts(1)
                 yield _found([])
 
@@ -239,7 +240,7 @@ def _looking_closer(origin: OriginSpec, target: StoreSpec, runs: Mapping[str, Mi
 
     def look(batches: _Batches) -> _Batches:
         with ExitStack() as stack:
-            opened: tuple[Origin, TargetStore] | None = None
+            opened: tuple[MigrationSource, TargetStore] | None = None
             for row in (row for batch in batches for row in batch.to_pylist()):
                 run, doubtful = runs[row["run_id"]], row["doubtful"]
                 if not doubtful:
@@ -249,6 +250,6 @@ def _looking_closer(origin: OriginSpec, target: StoreSpec, runs: Mapping[str, Mi
                 source, store = opened
                 messages = expected(source, run, row["number"])
                 is_doubtful = pa.array(np.isin(checksums(messages), np.array(doubtful, np.int64)))
-                yield _found([look_closer(store, run, messages.filter(is_doubtful), row["verified"])])
+                yield _found([look_closer(store, run.run_id, messages.filter(is_doubtful), row["verified"])])
 
     return look

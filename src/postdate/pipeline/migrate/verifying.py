@@ -24,10 +24,10 @@ import pyarrow.compute
 
 from postdate.errors import PipelineError
 from postdate.messages import DelayedMessage, decode_headers
-from postdate.pipeline.migrate.origin import Origin
+from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.migrate.results import Difference
 from postdate.pipeline.migrate.target import Recorded, TargetStore
-from postdate.pipeline.rows import MESSAGE_COLUMNS, checked, restored
+from postdate.pipeline.rows import MESSAGE_COLUMNS, checked, restored, to_columns
 from postdate.ports import RecordKind, ScanFilter
 from postdate.ports.migrating import MigrationRun
 
@@ -61,10 +61,10 @@ class Verified:
     differences: tuple[Difference, ...]
 
 
-def expected(origin: Origin, run: MigrationRun, number: int) -> pa.RecordBatch:
+def expected(source: MigrationSource, run: MigrationRun, number: int) -> pa.RecordBatch:
     """Return a batch as the target was given it."""
     # Whatever the target takes at most: it was asked for that when the batch was moved.
-    messages, bad = checked(origin.read(run, number), sys.maxsize)
+    messages, bad = checked(to_columns(source.read(run, number)), sys.maxsize)
     if bad:
         raise PipelineError(f"batch {number} of run {run.run_id} has changed since it was moved: {bad[0].detail}")
     return messages
@@ -95,12 +95,12 @@ def are_among(some: Checksums, sorted_ones: Checksums) -> npt.NDArray[np.bool_]:
 
 
 def verify_all(
-    origin: Origin, target: TargetStore, run: MigrationRun, numbers: Sequence[int], since: datetime
+    source: MigrationSource, target: TargetStore, run: MigrationRun, numbers: Sequence[int], since: datetime
 ) -> Iterable[Verified]:
     """Compare batches with what the target has of them, one after the other, without Spark.
 
     Args:
-        origin: that has the batches still.
+        source: that has the batches still.
         target: that was given them.
         run: of the batches.
         numbers: of the batches.
@@ -109,12 +109,12 @@ def verify_all(
     there = [checksums(batch) for part in target.parts(1) for batch in target.part(part, ScanFilter(due_from=since))]
     waiting = np.unique(np.concatenate([np.empty(0, np.int64), *there]))
     for number in numbers:
-        batch = expected(origin, run, number)
+        batch = expected(source, run, number)
         doubtful = batch.filter(pa.array(~are_among(checksums(batch), waiting)))
-        yield look_closer(target, run, doubtful, batch.num_rows - doubtful.num_rows)
+        yield look_closer(target, run.run_id, doubtful, batch.num_rows - doubtful.num_rows)
 
 
-def look_closer(target: TargetStore, run: MigrationRun, doubtful: pa.RecordBatch, verified: int) -> Verified:
+def look_closer(target: TargetStore, run_id: str, doubtful: pa.RecordBatch, verified: int) -> Verified:
     """Say what became of messages that do not wait in the target as they were, or did not when it was looked at.
 
     A message that waits is compared in every field. Of one that does not wait any more its records tell: what it was
@@ -122,7 +122,7 @@ def look_closer(target: TargetStore, run: MigrationRun, doubtful: pa.RecordBatch
 
     Args:
         target: that was given them.
-        run: of their batch.
+        run_id: of the run of their batch.
         doubtful: as they should be.
         verified: how many others of their batch wait as they were.
     """
@@ -137,7 +137,7 @@ def look_closer(target: TargetStore, run: MigrationRun, doubtful: pa.RecordBatch
         left = only(left, [message_id for message_id, what in judged.items() if what == _MISSING])
     wrong |= dict.fromkeys(_ids(left), _MISSING)
     same = doubtful.num_rows - moved_on - len(wrong)
-    return Verified(run.run_id, verified + same, moved_on, tuple(Difference(*each) for each in sorted(wrong.items())))
+    return Verified(run_id, verified + same, moved_on, tuple(Difference(*each) for each in sorted(wrong.items())))
 
 
 def compare(wanted: pa.RecordBatch, found: pa.Table) -> dict[str, str]:
@@ -193,8 +193,9 @@ def _judged(message: DelayedMessage, doubt: str, records: Sequence[Recorded]) ->
     was = {"due": scheduled.due == message.due, "destination": scheduled.destination == message.destination}
     if not all(was.values()):
         return ", ".join(name for name, same in was.items() if not same)
-    kinds = {record.kind for record in records}
-    if kinds & _ENDED or scheduled.archived or (doubt == "due" and RecordKind.RESCHEDULED in kinds):
+    has_ended = any(record.kind in _ENDED and not record.is_moved_away for record in records) or scheduled.archived
+    is_rescheduled = doubt == "due" and any(record.kind is RecordKind.RESCHEDULED for record in records)
+    if has_ended or is_rescheduled:
         return _MOVED_ON
     return doubt
 
