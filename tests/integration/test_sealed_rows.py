@@ -10,14 +10,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from tests.conftest import SqliteStoreSubject
-from tests.integration.migration_places import LONG_AGO, NEXT_YEAR
+from tests.integration.migration_places import NEXT_YEAR
 from tests.integration.stored_headers import BESIDE_QUEUES, WITH_ROWS, rewrite_headers
 
 from postdate.messages import Headers, format_timestamp
+from postdate.pipeline.migrate import StoreMove
 from postdate.pipeline.migrate.verifying import checksums
-from postdate.pipeline.stores import StoreSpec
+from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import MessageFilter, Outcome, Scan, ScannableStore
-from postdate.ports.migrating import MigrationRun, MigrationStatus
 from postdate.testing import Damage, StoreSubject
 from postdate.testing.damaged import MENDED
 from postdate.testing.store_suite.columns import message_batch
@@ -32,7 +32,6 @@ from postdate.testing.store_suite.subject import (
     message,
     quarantining,
 )
-from postdate.wiring.migration_sources import store_source
 
 SEAL = "\t" + format(0x1B2EF91C, "032b").replace("0", " ").replace("1", "\t")
 """A checksum of other content: who looked at it would take each of the rows for damaged."""
@@ -108,19 +107,18 @@ async def test_scans_see_the_json_of_their_headers(store_subject: StoreSubject) 
         assert json.loads(headers) == {"kind": "check"}
 
 
-async def test_a_migration_moves_them(tmp_path: Path) -> None:
+def test_a_migration_moves_them(tmp_path: Path) -> None:
     subject = SqliteStoreSubject(tmp_path)
-    spec = StoreSpec(f"sqlite:///{subject.path}")
-    async with claiming(subject) as store:
-        await store.store(message(due=NEXT_YEAR), NOW)
+    old, new = StoreSpec(f"sqlite:///{subject.path}"), StoreSpec(f"sqlite:///{tmp_path}/new.db")
+    for spec in (old, new):
+        with opened(spec, create=True) as store:
+            store.setup()
+            store.store_many([message(due=NEXT_YEAR)] if spec is old else [], NOW)
     seal(subject)
-    source = store_source(spec.address)
-    (name,) = source.endpoints()
-    run = MigrationRun("0" * 32, name, MigrationStatus.PREPARING, {"target": "x"}, LONG_AGO, NOW)
-    source.begin(run)
-    (batch,) = source.hide(run, 10, 1, 60 * SECOND)
-    assert source.read(run, batch.number) == [message(due=NEXT_YEAR)]
-    source.close()
+    (moved,) = StoreMove(old, new).run().endpoints
+    assert (moved.moved, moved.verified, moved.problems) == (1, 1, ())
+    with opened(new) as store:
+        assert store.ask(lambda there: there.get("m-1")) == message(due=NEXT_YEAR)
 
 
 def test_a_copy_without_the_blanks_is_the_same_message() -> None:

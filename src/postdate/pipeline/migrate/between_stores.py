@@ -59,7 +59,6 @@ from postdate.ports import (
     MessageFilter,
     Outcome,
     Record,
-    Recording,
     RecordKind,
     Scan,
     ScannableStore,
@@ -318,8 +317,6 @@ class _Passage:
 
     def _in_the_way(self, intents: Sequence[DelayedMessage]) -> list[str]:
         """Return why nothing can move from the one into the other."""
-        if self.plan.target.recording == Recording.NONE.value:
-            return ["the target keeps no records (store.recording): it would store again what it has delivered already"]
         first: Sequence[DelayedMessage] = self.source.ask(lambda store: store.list_pending(MessageFilter(), 1))
         for id_ in [each.message_id for each in first]:
             here, there = (_history(each, id_)[:1] for each in (self.source, self.target))
