@@ -81,8 +81,9 @@ class OriginOptions:
         """Return the store that messages come out of; ``None``: no store was named, or something else as well."""
         with extra_installed():
             from postdate.pipeline.stores import StoreSpec
-        is_store = self.from_store is not None and self.source is None
-        return StoreSpec(self.from_store, schema=self.schema) if is_store else None
+        if self.from_store is None or self.source is not None:
+            return None
+        return StoreSpec(self.from_store, schema=self.schema)
 
     def spec(self) -> OriginSpec:
         """Return a timeout manager's storage as a job takes it along.
