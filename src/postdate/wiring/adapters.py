@@ -1,10 +1,4 @@
-"""Finds the adapter of an address, and imports it, with its driver, at first use.
-
-Stores: ``sqlite:///relative.db``, ``sqlite:////absolute.db``, ``postgresql://user@host:port/database``,
-``mariadb://…``, ``mssql://…``, ``azure-table://…``, ``memory:``. Transports: ``local:///relative.db``,
-``local:////absolute.db``, ``postgresql://…``, ``amqp://…``, ``amqps://…``, ``azure-queues://…``, ``msmq:``,
-``msmq://machine``, ``memory:``.
-"""
+"""Finds the adapter of an address, and imports it, with its driver, at first use."""
 
 from __future__ import annotations
 
@@ -176,7 +170,8 @@ def open_store(address: str, databases: Databases | None = None, /, **settings: 
     """Return the store at ``address``; it connects at first use.
 
     Args:
-        address: see above, or a reference to one: ``env:NAME``, ``file:PATH``.
+        address: such as ``sqlite:///relative.db`` or ``postgresql://user@host:port/database`` (docs/cli/addresses.md),
+            or a reference to one: ``env:NAME``, ``file:PATH``.
         databases: that it may share with others.
         settings: of the adapter: ``schema``, ``table``, ``synchronous``, ``recording`` (a name or :class:`Recording`) …
 
