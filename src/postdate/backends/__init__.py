@@ -1,5 +1,5 @@
-"""Where messages, sagas, outboxes and timeouts can be kept, and queues can be: one room a technology.
+"""Adapters of stores, queues, sagas, outboxes and timeouts: one package per technology, which alone knows it.
 
-A room has all that knows its technology. Rooms import ports and below, never each other, but for ``rowlocks``: what
-stores on database servers with row locks share.
+These packages import ports and below, never each other, except ``rowlocks``, which stores on servers with row locks
+share.
 """

@@ -1,4 +1,4 @@
-"""All backends: those that Postdate comes with, and those of other packages that are installed. Source: ADR 20."""
+"""All backends: Postdate's own, and those of other installed packages. Source: ADR 20."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("postdate.backends")
 
 GROUP: Final = "postdate.backends"
-"""Of entry points; each refers to a :class:`Backend`."""
+"""Entry points; each refers to a :class:`Backend`."""
 
 _FIRST: Final = ("sqlite", "postgres", "mariadb", "sqlserver", "rabbitmq", "azure", "msmq")
 _LAST: Final = ("memory",)
-"""Errors name these before and after all others, which come in the order of their names."""
+"""Errors name the first ones before, and these after all others, which are sorted by name."""
 
 _SHARED: Final = frozenset({"rowlocks", "sql"})
-"""Packages that are no backend: what several have in common."""
+"""Packages that are no backends: code that several share."""
 
 
 class _Registry:
-    """What was found, once a process."""
+    """The backends, found once per process."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -38,7 +38,7 @@ class _Registry:
         self._all: tuple[Backend, ...] = ()
 
     def found(self) -> tuple[Backend, ...]:
-        """Return all backends; to a backend's module that asks while it is loaded, ours alone."""
+        """All backends. While other packages' backends are being loaded: Postdate's own, which prevents recursion."""
         if self._all:
             return self._all
         with self._lock:
@@ -46,14 +46,13 @@ class _Registry:
                 self._ours = tuple(_found_here())
                 try:
                     self._all = (*self._ours, *_of_others(self._ours))
-                except BaseException:  # interrupted: whoever asks next looks again
+                except BaseException:  # interrupted: the next call looks again
                     self._ours = ()
                     raise
             return self._all or self._ours
 
 
 def _found_here() -> Iterator[Backend]:
-    """Yield the value of each package beside this module."""
     names = {each.name for each in pkgutil.iter_modules(backends_folder.__path__) if each.ispkg} - _SHARED
     for name in (*_FIRST, *sorted(names - {*_FIRST, *_LAST}), *_LAST):
         yield importlib.import_module(f"postdate.backends.{name}").BACKEND
@@ -90,7 +89,7 @@ _registry = _Registry()
 
 
 def backends() -> tuple[Backend, ...]:
-    """Return all of them, ours first; what cannot be loaded is logged and left out."""
+    """Return all backends, Postdate's first; one that cannot be loaded is logged and left out."""
     return _registry.found()
 
 
@@ -101,14 +100,14 @@ def schemes(backend: Backend) -> frozenset[str]:
 
 
 def place_of(scheme: str) -> Place | None:
-    """Return what an address with this scheme names, or ``None``: no backend has such addresses."""
+    """Return where addresses with this scheme are (file, server, …); ``None``: no backend has such addresses."""
     return next((each.place for each in backends() if scheme in schemes(each)), None)
 
 
 def schemes_in_one_database(scheme: str) -> tuple[str, str] | None:
-    """Return the schemes of a store and of queues in the database that an address with ``scheme`` names.
+    """Return the schemes for a store and for queues in the database that an address with ``scheme`` names.
 
-    ``None``: there are no backends with such addresses, or they have either the one or the other there.
+    ``None``: no backend has such addresses, or it has only one of the two there.
     """
     for each in backends():
         if scheme in schemes(each) and each.store and each.transport and each.place in {Place.FILE, Place.SERVER}:

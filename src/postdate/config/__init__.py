@@ -1,7 +1,6 @@
 """Settings: one TOML file, the environment over it, options of the command line over both.
 
-Every value remembers where it came from, so that a wrong one is found at once. Source: house-style.md, "Configuration";
-names and defaults of specification 1.4.
+Every value remembers its origin. Names and defaults: specification 1.4.
 """
 
 from postdate.config.addresses import Address, check_server, resolved, without_secrets

@@ -1,4 +1,4 @@
-"""Addresses of stores and transports: the secrets in them are never shown, and may stand elsewhere."""
+"""Addresses of stores and transports: their secrets are never shown, and may be kept elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from postdate.errors import ConfigurationError
 from postdate.ports.backends import Place
 
 _SECRET_PARAMETER: Final = re.compile(r"(?i)(\w*(?:password|passwd|pwd|secret|token|key)|sig)=([^;&\s]+)")
-# As far as the last @ of the word: an unescaped password may hold one, and one too many hidden does no harm.
+# Up to the last @ of the word: an unescaped password may contain one, and hiding too much does no harm.
 _SECRET_IN_TEXT: Final = re.compile(r"(://[^\s:/@]*):\S*@")
 
 _REFERENCES: Final = frozenset({"env", "file"})
@@ -23,7 +23,7 @@ _ESCAPES: Final = "in a user's name or a password write / as %2F, @ as %40, # as
 
 
 class Address(str):
-    """Where a store or transport is. Its ``repr`` and :attr:`shown` hide passwords; the text itself has them.
+    """The address of a store or transport. Its ``repr`` and :attr:`shown` hide passwords; the text itself has them.
 
     Args:
         text: the address.
@@ -34,9 +34,9 @@ class Address(str):
     reference: str | None
 
     def __new__(cls, text: str, reference: str | None = None) -> Self:
-        """Return the address; a reference is not followed here, see :func:`resolved`."""
+        """Does not follow references: see :func:`resolved`."""
         scheme, colon, rest = text.partition(":")
-        small = scheme.lower()  # the registry is asked where it matters only: defaults are made while all is imported
+        small = scheme.lower()  # no registry unless needed: defaults are made during imports
         known = small != scheme and place_of(small) not in {None, Place.MACHINE}
         self = super().__new__(cls, f"{small}{colon}{rest}" if known else text)
         self.reference = reference
@@ -44,12 +44,12 @@ class Address(str):
 
     @property
     def scheme(self) -> str:
-        """What stands before the first colon, in lower case."""
+        """The text before the first colon, in lower case."""
         return self.partition(":")[0].lower()
 
     @property
     def shown(self) -> str:
-        """The address without secrets: what cannot be taken apart is not shown at all, for it may be a password."""
+        """The address without secrets; ``***`` when it cannot be parsed, for it may be a password."""
         place = place_of(self.scheme)
         if place in {Place.FILE, Place.MEMORY}:
             path = self.partition(":")[2]
@@ -73,15 +73,10 @@ class Address(str):
 
 
 def check_server(address: str) -> None:
-    """Refuse the address of a server that could be taken apart in more than one way, before any driver tries.
+    """Refuse a server's address that could be parsed in more than one way, before any driver tries.
 
-    Drivers differ in where they think that a password ends, and tell of a port or a host what is a piece of it.
-
-    Args:
-        address: of any kind; those of files pass.
-
-    Raises:
-        ConfigurationError: says what is wrong and shows no part of what cannot be taken apart.
+    Drivers differ in where they think a password ends, and may show a piece of it as a port or a host. The error shows
+    no part of the address after its scheme.
     """
     scheme, separator, rest = Address(address).partition("://")
     if separator and place_of(scheme) is Place.SERVER and (fault := _fault(rest)):
@@ -89,7 +84,7 @@ def check_server(address: str) -> None:
 
 
 def _fault(rest: str) -> str:
-    """Return what is wrong with what follows ``://``; empty when nothing is."""
+    """Return the fault of the text after ``://``; empty without one."""
     if re.search(r"[\s\x00-\x1f\x7f]", rest):
         return f"has a space or a control character in it: write a space as %20; {_ESCAPES}"
     authority, _, tail = _split_authority(rest)
@@ -120,15 +115,7 @@ def without_secrets(text: str) -> str:
 
 
 def resolved(address: str, environment: Mapping[str, str]) -> Address:
-    """Return the address that ``env:NAME`` or ``file:PATH`` refers to; any other address as it is.
-
-    Args:
-        address: an address, or a reference to one.
-        environment: variables, for ``env:``.
-
-    Raises:
-        ConfigurationError: what it refers to is missing or empty.
-    """
+    """Return the address that ``env:NAME`` or ``file:PATH`` refers to; any other address as it is."""
     kind, _, place = address.partition(":")
     match kind:
         case "env":

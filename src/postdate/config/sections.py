@@ -1,7 +1,7 @@
-"""The sections of the settings. What a section has is defined elsewhere: by what takes the settings.
+"""The sections of the settings, whose fields are mostly defined by the objects that take them.
 
-``[delayed_delivery]`` has the settings of :class:`postdate.DelayedDelivery`, ``[store]`` those of all stores that there
-are, those of other packages included. Here is only what no object takes as it is. Source: ADR 0023.
+``[delayed_delivery]`` has the settings of :class:`postdate.DelayedDelivery`, ``[store]`` those of all stores, other
+packages' included. Only the others are defined here. Source: ADR 0023.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from postdate.ports.backends import Adapter, Backend
 from postdate.ports.settings import Destination, Form, QueueName, Secret, Setting, format_duration, settings_of
 
 FOLLOWS: Final = "as "
-"""So begins the origin of a value that was not set but follows from another one."""
+"""Prefix of the origin of a value that follows from another one."""
 
 _PlaceRole = Literal["store", "transport", "timeouts", "sagas", "outbox"]
 _ADDRESS: Final = Form(address)
@@ -155,11 +155,9 @@ class IntakeSettings:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What a section of the file has.
+    """A section of the file: fields of the dataclasses ``kinds``, and settings of adapters after those of the first.
 
-    Args:
-        kinds: dataclasses, whose settings it has.
-        role: of adapters, whose own settings stand behind those of the first dataclass; its address says which adapter.
+    ``role``: of these adapters; the section's address says which one.
     """
 
     kinds: tuple[type, ...]
@@ -182,9 +180,7 @@ SECTIONS: Final[Mapping[str, Section]] = {
 def definitions(section: str, scheme: str | None = None) -> Mapping[str, Setting]:
     """Return the settings of a section by name, in the order in which they are shown.
 
-    Args:
-        section: its name.
-        scheme: of its address, whose adapter says what a setting is that several adapters have.
+    ``scheme``: of its address, to choose the adapter for a setting that several adapters define.
     """
     return _definitions(SECTIONS[section], scheme, backends())
 
@@ -210,30 +206,26 @@ def keys() -> Mapping[str, None]:
 
 @dataclass(frozen=True, slots=True)
 class SectionValues:
-    """The values of a section. Each is an attribute, as in ``settings.store.address``.
-
-    Args:
-        values: by the names of the settings.
-    """
+    """The values of a section by name. Each is an attribute, as in ``settings.store.address``."""
 
     values: Mapping[str, Any]
 
     def __getattr__(self, name: str) -> Any:
-        if name == "values" or name.startswith("__"):  # asked for by copying, before there is anything
+        if name == "values" or name.startswith("__"):  # copying asks for these before there are values
             raise AttributeError(name)
         if name not in self.values:
             raise AttributeError(f"there is no setting {name!r} in this section; there are {', '.join(self.values)}")
         return self.values[name]
 
     def of(self, kind: type) -> dict[str, Any]:
-        """Return the values of the settings of a dataclass, as its arguments."""
+        """Return the values of a dataclass's settings, as its arguments."""
         return {name: self.values[name] for name in settings_of(kind)}
 
 
 def section_values(
     section: str, given: Mapping[str, Any] = types.MappingProxyType({}), scheme: str = ""
 ) -> SectionValues:
-    """Return the values of a section: those given, and defaults; for the scheme see :func:`definitions`."""
+    """Return the values of a section, with defaults for those not given; for the scheme see :func:`definitions`."""
     return SectionValues({name: given.get(name, each.default) for name, each in definitions(section, scheme).items()})
 
 
@@ -262,7 +254,7 @@ class Settings:
 
     @property
     def given(self) -> int:
-        """How many values were set; one that follows from another was not."""
+        """Number of values that were set; those that follow from another are not counted."""
         return sum(origin != "default" and not origin.startswith(FOLLOWS) for origin in self.origins.values())
 
     def rows(self) -> Iterator[SettingRow]:
@@ -277,7 +269,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class SettingRow:
-    """One setting as it is shown: secrets are hidden."""
+    """One setting for display, without secrets."""
 
     key: str
     value: str | int | float | bool | list[str] | None

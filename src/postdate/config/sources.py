@@ -1,4 +1,4 @@
-"""Where settings come from: one TOML file, the environment over it, options of the command line over both."""
+"""Reads settings: one TOML file, the environment over it, options of the command line over both."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def load_settings(
     """Return the settings: defaults, over them the file, the environment, the options.
 
     Args:
-        file: to read; ``None``: the one that ``POSTDATE_CONFIG`` names, or ``postdate.toml`` if it is there.
-        environment: variables; a setting is called ``POSTDATE_STORE__ADDRESS`` there.
-        options: of the command line, by key (``store.address``); those that are ``None`` were not given.
+        file: to read; ``None``: the one that ``POSTDATE_CONFIG`` names, or ``postdate.toml`` if it exists.
+        environment: variables, such as ``POSTDATE_STORE__ADDRESS``.
+        options: of the command line, by key (``store.address``); ``None`` for options that were not given.
 
     Raises:
-        UnknownSetting: a key or section that does not exist; says where, and what may have been meant.
+        UnknownSetting: a key or section that does not exist; says where, and suggests a close one.
         ConfigurationError: a value of the wrong type or out of range, or a file that cannot be read.
     """
     path = _file(file, environment)
@@ -108,7 +108,7 @@ _ENTRY: Final = re.compile(r"\s*([A-Za-z0-9_\-]+(?:\s*\.\s*[A-Za-z0-9_\-]+)*)\s*
 
 
 def _lines(text: str) -> dict[str, int]:
-    """Return the line of each section and key. Only to point at; what is written more artfully is found by eye."""
+    """Return the line of each section and key, for messages only; unusual TOML is not found."""
     lines: dict[str, int] = {}
     section = ""
     for number, line in enumerate(text.splitlines(), start=1):
@@ -137,7 +137,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _Found]:
             found[key] = _Found(FromText(value), f"environment {variable}")
         elif separator or variable in {_variable(each).replace(_SECTION_END, "_") for each in known}:
             raise UnknownSetting(_unknown_key(key, f"variable {variable}", "environment", shown=_variable))
-        # Anything else is not ours: container platforms set variables such as POSTDATE_SERVICE_HOST by themselves.
+        # Other names are ignored: container platforms set variables such as POSTDATE_SERVICE_HOST.
     return found
 
 
@@ -173,7 +173,6 @@ _ADDRESSES: Final = tuple(f"{section}.address" for section, what in SECTIONS.ite
 
 
 def _follow_references(found: dict[str, _Found], environment: Mapping[str, str]) -> None:
-    """Read the addresses that stand in a variable or a file of their own."""
     for key in _ADDRESSES:
         if key not in found or not isinstance(found[key].raw, str):
             continue
@@ -187,7 +186,7 @@ def _follow_references(found: dict[str, _Found], environment: Mapping[str, str])
 
 
 def _share_one_database(found: dict[str, _Found]) -> None:
-    """Put store and queues into one database when only one of the two is named, or only that of the timeouts."""
+    """Put store and queues into one database when only one of them is named, or only that of the timeouts."""
     match [key for key in (_STORE, _TRANSPORT) if key in found]:
         case [named]:
             other = _TRANSPORT if named == _STORE else _STORE
@@ -201,13 +200,13 @@ def _share_one_database(found: dict[str, _Found]) -> None:
 
 
 def _follow(found: dict[str, _Found], named: str, other: str) -> bool:
-    """Put ``other`` into the database of ``named`` if there is such a thing there; return whether there is."""
+    """Put ``other`` into the database of ``named``, if that can hold both; return whether it can."""
     address = found[named].raw
     if not isinstance(address, str):
         return False
     reference = address.reference if isinstance(address, Address) else None
     scheme, _, rest = Address(address).partition(":")
-    schemes = schemes_in_one_database(scheme)  # there, store and queues share transactions
+    schemes = schemes_in_one_database(scheme)  # so that they share transactions
     if schemes is None:
         return False
     same = Address(f"{schemes[other == _TRANSPORT]}:{rest}", reference)
@@ -235,7 +234,7 @@ def _build(found: Mapping[str, _Found], path: Path | None) -> Settings:
 
 
 def _scheme(section: str, found: Mapping[str, _Found]) -> str:
-    """Return the scheme of a section's address, or of the store's where it has none; empty: nothing says it."""
+    """Return the scheme of a section's address, or of the store's; empty without either."""
     for key in (f"{section}.address", _STORE):
         if key in found and isinstance(found[key].raw, str):
             return Address(found[key].raw).scheme
@@ -255,5 +254,5 @@ def _read(key: str, value: _Found, setting: Setting) -> Any:
 
 
 def _toml(raw: Any) -> str:
-    """Return a value much as it stands in the file."""
+    """Return a value as TOML would have it, for messages."""
     return json.dumps(raw, default=str, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""How a value is read from the file, the environment or an option: as its definition says what it must be."""
+"""Reads a value from the file, the environment or an option, by the setting's definition."""
 
 from __future__ import annotations
 
@@ -16,21 +16,13 @@ _FLAGS: Final = {"true": True, "false": False}
 
 
 class FromText(str):
-    """A value from the environment or an option, where everything is text."""
+    """A value from the environment or an option, which are always text."""
 
     __slots__ = ()
 
 
 def read(setting: Setting, raw: Any) -> Any:
-    """Return the value of a setting.
-
-    Args:
-        setting: which.
-        raw: as TOML has it, or a :class:`FromText`.
-
-    Raises:
-        Wrong: it cannot be; says what it must be.
-    """
+    """Return the value of a setting from TOML's, or from a :class:`FromText`; raises `Wrong` with what it must be."""
     if isinstance(raw, FromText):
         raw = _from_text(setting, raw)
     if setting.kind is timedelta and isinstance(raw, str | int | float) and not isinstance(raw, bool):
@@ -42,7 +34,7 @@ def read(setting: Setting, raw: Any) -> Any:
 
 
 def _from_text(setting: Setting, text: str) -> Any:
-    """Return what TOML would have in the place of a text, or the text where it would have nothing else."""
+    """Return the value that TOML would have for a text; the text itself where TOML would have a text."""
     if setting.is_list:
         return [name.strip() for name in text.split(",") if name.strip()]
     if setting.kind is bool:
@@ -62,7 +54,7 @@ def exchange_name(raw: Any) -> str:
 
 
 def address(raw: Any) -> Address:
-    """Read an address; the scheme is checked where it is opened."""
+    """Read an address; its scheme is checked when it is opened."""
     if not isinstance(raw, str) or not raw.strip():
         raise Wrong("must be a text that is not blank")
     if ":" not in raw:

@@ -1,1 +1,1 @@
-"""What several backends keep in one and the same form: timeouts, numbered migrations. Pure values."""
+"""Formats that several backends share: timeouts, numbered migrations. Pure values."""

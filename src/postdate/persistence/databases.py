@@ -1,4 +1,4 @@
-"""A database as one object, from which everything is made that an endpoint keeps there; for backends. ADR 0021."""
+"""A database as one object, which makes an endpoint's adapters; for backends. Source: ADR 0021."""
 
 from __future__ import annotations
 
@@ -10,41 +10,37 @@ from postdate.errors import ConfigurationError
 
 
 class Closing(Protocol):
-    """What can be closed."""
-
-    def close(self) -> Awaitable[None]:
-        """Release everything; a second time without effect."""
-        ...
+    def close(self) -> Awaitable[None]: ...
 
 
 C = TypeVar("C", bound=Closing)
 
 
 class DatabaseObject:
-    """What every database object does with what is made from it. Close it, or use it as a context manager."""
+    """The adapters of one database. Close it, or use it as a context manager."""
 
     has_a_table_for_each_endpoint: ClassVar[bool] = False
-    """Whether its store is that of one endpoint, as each has a table of its own."""
+    """Whether its store serves one endpoint only, as each endpoint has a table of its own."""
 
     def __init__(self) -> None:
         self._made: list[Closing] = []
         self._stores_for: str | None = None
 
     def made(self, adapter: C) -> C:
-        """Return an adapter that was made from this database, which is closed with it."""
+        """Register an adapter to be closed with this database; return it."""
         self._made.append(adapter)
         return adapter
 
     def serve(self, endpoint: str, concurrency: int, *, stores: bool) -> None:
-        """Take note of an endpoint that uses this database.
+        """Note an endpoint that uses this database.
 
         Args:
             endpoint: its name.
             concurrency: messages that it handles at once.
-            stores: its delayed messages wait in the store of this object.
+            stores: whether its delayed messages wait in the store of this object.
 
         Raises:
-            ConfigurationError: delayed messages of another endpoint wait in that store, which has a table for each.
+            ConfigurationError: another endpoint's delayed messages wait in that store, which has a table for each.
         """
         if not stores or not self.has_a_table_for_each_endpoint:
             return
@@ -58,7 +54,7 @@ class DatabaseObject:
         self._stores_for = endpoint
 
     async def close(self) -> None:
-        """Close what was made from this database, and with it the database; a second time without effect."""
+        """Close the adapters, and with the last one the database; a second time without effect."""
         made, self._made = self._made, []
         for adapter in reversed(made):
             await adapter.close()

@@ -1,7 +1,4 @@
-"""Numbered SQL: the same numbers and names in all dialects with queues, and in all without.
-
-Applied in order, each together with its mark, by :func:`run`, for every database.
-"""
+"""Numbered SQL: the same numbers and names in all dialects with queues, and in all without."""
 
 from __future__ import annotations
 
@@ -17,13 +14,7 @@ from postdate.errors import StoreFromNewerVersion
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One numbered step.
-
-    Args:
-        version: 1, 2, 3 … without gaps.
-        name: what it does, from the file name.
-        sql: its statements.
-    """
+    """One numbered step of 1, 2, 3 … without gaps; its name is in that of the file."""
 
     version: int
     name: str
@@ -32,14 +23,10 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One migration of what a database's stores and queues share, or of a part of it that has tables of its own.
+    """One migration of a database's shared tables, or of a part with its own tables.
 
-    Args:
-        subject: empty for what is shared, else what the part is called in the marks: the name of a store's table,
-            ``sagas``, ``outbox``.
-        version: number.
-        name: what it does.
-        statements: one by one, or several in one text where the driver takes that.
+    ``subject`` is empty for the shared tables, else the name of a store's table, ``sagas``, ``outbox``. ``statements``
+    are single ones, or several in one text where the driver takes that.
     """
 
     subject: str
@@ -49,7 +36,7 @@ class Step:
 
 
 def setup_command(table: str) -> str:
-    """Return the command that creates the table of a store, the endpoint it belongs to included where that is known."""
+    """Return the command that creates the table of a store, with the endpoint's name if the table's shows it."""
     endpoint = table.removesuffix(".timeouts")
     if endpoint in {table, "postdate"}:
         return "run `postdate setup`"
@@ -60,10 +47,8 @@ def setup_command(table: str) -> str:
 def migrations(room: str, part: str = "database") -> tuple[Migration, ...]:
     """Return the migrations of a part of a backend, in order.
 
-    Args:
-        room: package of the backend, which has a folder ``migrations``.
-        part: name of a folder in that: ``database`` for what all stores and queues of a database share, ``store``,
-            ``sagas``, ``outbox``.
+    ``room`` is the backend's package, ``part`` a folder of its ``migrations``: ``database`` for the tables that all
+    stores and queues share, ``store``, ``sagas``, ``outbox``.
     """
     folder = resources.files(room) / "migrations" / part
     files = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
@@ -80,20 +65,15 @@ def bare(sql: str) -> str:
 
 
 def filled_in(sql: str, replacements: Mapping[str, str]) -> str:
-    """Return SQL with what stands for ``{schema}``, ``{table}`` and the like.
+    """Return SQL with values for ``{schema}``, ``{table}`` and the like.
 
-    It is split before, where it is: a name may have anything in it, a semicolon or dashes too.
+    SQL must be split into statements before: a name may contain anything, even a semicolon or dashes.
     """
     return re.sub(r"\{\w+\}", lambda found: replacements[found[0]], sql)
 
 
 def missing(wanted: Iterable[Step], done: Iterable[Sequence[object]], where: str) -> list[Step]:
-    """Return the steps to be done.
-
-    Args:
-        wanted: what this Postdate knows, in order.
-        done: subject and version of the marks that are there.
-        where: the tables are, for texts.
+    """Return the ``wanted`` steps that are not ``done`` (subject and version of the existing marks).
 
     Raises:
         StoreFromNewerVersion: there are marks that this Postdate does not know.
@@ -107,7 +87,6 @@ def missing(wanted: Iterable[Step], done: Iterable[Sequence[object]], where: str
 
 
 def from_newer(where: str, version: int, newest: int) -> StoreFromNewerVersion:
-    """Return the error for tables of a newer version than this Postdate knows."""
     return StoreFromNewerVersion(
         f"{where} was set up by a newer Postdate (version {version} of its tables, this one knows {newest}): upgrade "
         f"Postdate here. Nothing was changed."
@@ -121,17 +100,9 @@ def run(
     execute: Callable[[str], object],
     mark: Callable[[Step], str],
 ) -> None:
-    """Apply the steps that are missing, each with its mark; one process at a time, in a transaction where there is one.
+    """Apply the missing steps, each with its mark; the caller locks out other processes.
 
-    Args:
-        wanted: see :func:`missing`.
-        done: likewise.
-        where: likewise.
-        execute: runs a statement.
-        mark: returns the statement that says that a step was done.
-
-    Raises:
-        StoreFromNewerVersion: see :func:`missing`; nothing was executed.
+    ``mark`` returns the statement that records a step. The error of :func:`missing` comes before any change.
     """
     for step in missing(wanted, done, where):
         for statement in (*step.statements, mark(step)):
@@ -139,12 +110,7 @@ def run(
 
 
 def standing(wanted: Iterable[Step], done: Iterable[Sequence[object]]) -> tuple[int, int]:
-    """Return the version that is there and the newest one: of what is shared, or of the table where that lags behind.
-
-    Args:
-        wanted: what this Postdate knows.
-        done: subject and version of the marks that are there.
-    """
+    """Return the current version and the newest one: of the shared tables, or of the part that lags most."""
     there, newest = dict[str, int](), dict[str, int]()
     for subject, version in done:
         there[str(subject)] = max(int(str(version)), there.get(str(subject), 0))

@@ -1,7 +1,6 @@
-"""The tables in which timeouts are kept, as upstream's SQL persistence lays them out: names, ids, headers, times.
+"""The tables of timeouts in the layout of upstream's SQL persistence: names, ids, headers, times.
 
-Pure values, the same for every database; the storage here and the migration of such tables both use them.
-Source: specification 4.6; ADR 0014.
+Pure values, the same for every database; timeout storage and migration use them. Source: specification 4.6; ADR 0014.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from postdate.messages import DESTINATION_LIMIT, aware_utc, check_headers, check
 from postdate.ports.timeouts import DueTimeout, Timeout
 
 SUFFIX: Final = "TimeoutData"
-"""How the name of every table of timeouts ends."""
+"""End of every table's name."""
 
 ID: Final = "Id"
 DESTINATION: Final = "Destination"
@@ -31,13 +30,13 @@ TIME: Final = "Time"
 HEADERS: Final = "Headers"
 PERSISTENCE_VERSION: Final = "PersistenceVersion"
 COLUMNS: Final = (ID, DESTINATION, SAGA_ID, STATE, TIME, HEADERS, PERSISTENCE_VERSION)
-"""In the order of the table. Names of tables and columns are quoted: their case counts where a database has any."""
+"""In the order of the table. Names of tables and columns are quoted, since some databases distinguish case."""
 
 NO_SAGA: Final = "00000000-0000-0000-0000-000000000000"
-"""What stands in ``SagaId`` of a timeout that belongs to no saga."""
+"""``SagaId`` of a timeout without a saga."""
 
 WRITTEN_VERSION: Final = "1.0.0.0"
-"""What Postdate writes into ``PersistenceVersion``, which nobody reads: four numbers, as a .NET version has them."""
+"""Our value of ``PersistenceVersion``, which nobody reads: four numbers, as in a .NET version."""
 
 _TEXT_TIME = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:\.(\d+))?")
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -47,17 +46,12 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 def table_prefix(endpoint: str) -> str:
-    """Return the prefix that an endpoint's table has when none is configured: points become underscores."""
+    """Return the default prefix of an endpoint's table: points become underscores."""
     return endpoint.replace(".", "_") + "_"
 
 
 def table_name(endpoint: str = "", *, prefix: str | None = None) -> str:
-    """Return the name of the table of timeouts, not quoted.
-
-    Args:
-        endpoint: whose timeouts they are; looked at only without a ``prefix``.
-        prefix: as configured; ``None``: see :func:`table_prefix`.
-    """
+    """Return the name of the table of timeouts, not quoted; ``endpoint`` matters only without a ``prefix``."""
     return (table_prefix(endpoint) if prefix is None else prefix) + SUFFIX
 
 
@@ -65,11 +59,7 @@ def table_name(endpoint: str = "", *, prefix: str | None = None) -> str:
 
 
 def normal_id(text: object) -> str | None:
-    """Return an id as Postdate writes it: 36 characters, lower case, with hyphens; ``None``: it is no UUID.
-
-    Args:
-        text: a UUID, or a text that names one, in any case, with braces or without.
-    """
+    """Return a UUID in 36 characters, lower case, with hyphens; ``None``: the text is no UUID in any notation."""
     try:
         return str(uuid.UUID(str(text).strip()))
     except ValueError:
@@ -77,13 +67,13 @@ def normal_id(text: object) -> str | None:
 
 
 def normal_saga(text: object) -> str | None:
-    """Return the id of a saga as :func:`normal_id` does; ``None``: the empty one, or none at all."""
+    """Return the id of a saga as :func:`normal_id` does; ``None`` for the empty one, too."""
     found = None if text is None else normal_id(text)
     return None if found == NO_SAGA else found
 
 
 def spellings(timeout_id: str) -> tuple[str, str, str, str]:
-    """Return how a normal id may be written in a column of texts: in either case, with braces or without."""
+    """Return the notations of a normal id in a text column: in either case, with braces or without."""
     upper = timeout_id.upper()
     return timeout_id, upper, f"{{{timeout_id}}}", f"{{{upper}}}"
 
@@ -92,11 +82,7 @@ def spellings(timeout_id: str) -> tuple[str, str, str, str]:
 
 
 def rounded_up(due: datetime, digits: int) -> datetime:
-    """Return ``due`` with so many digits of a second, never earlier: a timeout must not fire early.
-
-    Raises:
-        InvalidMessage: it would lie after the year 9999.
-    """
+    """Return ``due`` with so many digits of a second, never earlier: a timeout must not fire early."""
     step = 10 ** (6 - digits)
     beyond = due.microsecond % step
     if not beyond:
@@ -110,7 +96,7 @@ def rounded_up(due: datetime, digits: int) -> datetime:
 
 
 def text_time(instant: datetime) -> str:
-    """Return ``yyyy-MM-dd HH:mm:ss.ffffff`` of an instant in UTC: texts that compare as the times do."""
+    """Return ``yyyy-MM-dd HH:mm:ss.ffffff`` in UTC, which sorts as text in the order of time."""
     utc = instant.astimezone(UTC)
     return (
         f"{utc.year:04d}-{utc.month:02d}-{utc.day:02d} "
@@ -119,9 +105,7 @@ def text_time(instant: datetime) -> str:
 
 
 def read_time(value: object) -> datetime:
-    """Return the instant of a column: a date-time, in UTC if it has no zone, or a text of any number of digits.
-
-    What a text has below a microsecond is rounded up.
+    """Return the instant of a column: a date-time, in UTC if it has no zone, or a text, rounded up to microseconds.
 
     Raises:
         InvalidTimestamp: neither of these.
@@ -144,7 +128,7 @@ def read_time(value: object) -> datetime:
 
 
 def checked(timeout: Timeout) -> Timeout:
-    """Return a timeout that every storage can keep: ids as Postdate writes them, its due time in UTC.
+    """Return the timeout in a form that every storage can keep: normal ids, due time in UTC.
 
     Raises:
         InvalidMessage: an id is no UUID, or the destination is blank or longer than 200 characters.
@@ -162,13 +146,9 @@ def checked(timeout: Timeout) -> Timeout:
 
 
 def encode(timeout: Timeout) -> dict[str, Any]:
-    """Return the values of a row by the names of its columns.
+    """Return the values of a row, by column, of a :func:`checked` timeout.
 
-    Args:
-        timeout: see :func:`checked`.
-
-    Returns:
-        Texts; ``State`` is bytes, and ``Time`` an aware date-time, to be rounded up to what its column can hold.
+    Texts; ``State`` is bytes, and ``Time`` an aware date-time, to be rounded up to the column's precision.
     """
     return {
         ID: timeout.timeout_id,
@@ -191,14 +171,8 @@ def decode(  # noqa: PLR0913 - the columns
 ) -> Timeout:
     """Return the timeout of a row, as Postdate or a .NET endpoint has written it.
 
-    Args:
-        timeout_id: a UUID or its text.
-        destination: as it stands there.
-        saga_id: a UUID or its text; the empty one and ``None`` mean no saga.
-        state: bytes or what can be made bytes; ``None`` is an empty body.
-        time: see :func:`read_time`.
-        headers: the JSON of an object of texts; ``None`` or blank is none.
-        owner: the endpoint whose table it is: no column has it.
+    Ids are UUIDs or their texts; the empty one and ``None`` mean no saga. Blank ``headers`` and a ``state`` of ``None``
+    are empty. ``owner`` is the endpoint of the table: no column has it.
 
     Raises:
         InvalidMessage: the id is no UUID.
@@ -211,17 +185,13 @@ def decode(  # noqa: PLR0913 - the columns
 
 
 def decode_due(timeout_id: object, time: object) -> DueTimeout:
-    """Return what the poller knows of a row; see :func:`decode`."""
+    """Return the poller's part of a row; see :func:`decode`."""
     found = row_id(timeout_id)
     return DueTimeout(found, row_time(found, time))
 
 
 def row_id(value: object) -> str:
-    """Return the normal id that a row has.
-
-    Raises:
-        InvalidMessage: it is no UUID.
-    """
+    """Return a row's normal id; raises `InvalidMessage` when it is no UUID."""
     found = normal_id(value)
     if found is None:
         raise InvalidMessage(f"a timeout is stored under {value!r}, which is no UUID")
@@ -229,7 +199,7 @@ def row_id(value: object) -> str:
 
 
 def row_time(timeout_id: str, value: object) -> datetime:
-    """Return the due time that a row has; see :func:`read_time`."""
+    """Return a row's due time; see :func:`read_time`."""
     try:
         return read_time(value)
     except InvalidTimestamp as error:
@@ -237,11 +207,7 @@ def row_time(timeout_id: str, value: object) -> datetime:
 
 
 def row_headers(timeout_id: str, headers: object) -> Mapping[str, str]:
-    """Return the headers of a row; see :func:`decode`.
-
-    Raises:
-        InvalidHeaders: names the id.
-    """
+    """Return a row's headers; see :func:`decode`."""
     text = headers if isinstance(headers, (str, bytes)) else "" if headers is None else str(headers)
     if not text.strip():
         return {}
@@ -255,7 +221,7 @@ def row_headers(timeout_id: str, headers: object) -> Mapping[str, str]:
 
 
 def _with_nulls(text: str | bytes) -> Mapping[str, str] | None:
-    """Return headers of which some are null, as .NET endpoints write what they have no text for; these become empty."""
+    """Return headers with nulls as empty texts: .NET endpoints write null for headers without text."""
     try:
         found = msgspec.json.decode(text, type=dict[str, str | None])
     except (msgspec.MsgspecError, ValueError):

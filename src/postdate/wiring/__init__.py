@@ -1,4 +1,4 @@
-"""From addresses and settings to adapters and endpoints. The only room that names the adapters."""
+"""From addresses and settings to adapters and endpoints."""
 
 from postdate.wiring.adapters import (
     check_store,

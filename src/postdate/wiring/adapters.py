@@ -1,10 +1,4 @@
-"""Which adapter an address means, and what it can be told. Adapters and their drivers are imported when used.
-
-Stores: ``sqlite:///relative.db``, ``sqlite:////absolute.db``, ``postgresql://user@host:port/database``,
-``mariadb://…``, ``mssql://…``, ``azure-table://…``, ``memory:``. Transports: ``local:///relative.db``,
-``local:////absolute.db``, ``postgresql://…``, ``amqp://…``, ``amqps://…``, ``azure-queues://…``, ``msmq:``,
-``msmq://machine``, ``memory:``.
-"""
+"""Finds the adapter of an address, and imports it, with its driver, at first use."""
 
 from __future__ import annotations
 
@@ -29,14 +23,7 @@ from postdate.wiring.databases import Databases, SharedDatabase
 
 @dataclass(frozen=True, slots=True)
 class AdapterRole:
-    """The adapter that an address means.
-
-    Args:
-        backend: that has it.
-        adapter: one of its.
-        addresses: how they are written.
-        scheme: that the adapter knows its addresses by.
-    """
+    """The adapter for an address; ``scheme`` is the one of its own addresses, which aliases are replaced by."""
 
     backend: Backend
     adapter: Adapter
@@ -45,27 +32,24 @@ class AdapterRole:
 
     @property
     def product(self) -> str:
-        """As people call it."""
         return self.addresses.product or self.backend.product
 
     @property
     def takes(self) -> frozenset[str]:
-        """Names of what it takes besides the address."""
+        """Names of its settings besides the address."""
         return self.adapter.takes
 
     @property
     def is_server(self) -> bool:
-        """Whether its address names a server."""
         return self.backend.place is Place.SERVER
 
     @property
     def example(self) -> str:
-        """An address of its."""
         return f"{self.scheme}:{self.addresses.example.partition(':')[2]}"
 
 
 def kinds(role: Role) -> Mapping[str, AdapterRole]:
-    """Return the adapters of a role by the schemes of their addresses; aliases stand behind all others."""
+    """Return the adapters of a role by the schemes of their addresses, aliases last."""
     return _kinds(role, backends())
 
 
@@ -82,7 +66,6 @@ def _kinds(role: Role, all_of_them: tuple[Backend, ...]) -> Mapping[str, Adapter
 
 
 def example_of(role: Role, scheme: str) -> str:
-    """Return an address for the text of an error."""
     return kinds(role)[scheme].example
 
 
@@ -90,27 +73,16 @@ def example_of(role: Role, scheme: str) -> str:
 
 
 def check_store(address: str) -> AdapterRole:
-    """Return the kind of store that an address means.
-
-    Raises:
-        ConfigurationError: no store has such an address; says which one may have been meant.
-    """
+    """Return the store's adapter; raises `ConfigurationError` for another address, and suggests a close one."""
     return kind_of(address, "store", "store")
 
 
 def check_transport(address: str) -> AdapterRole:
-    """Return the kind of transport that an address means; see :func:`check_store`."""
     return kind_of(address, "transport", "transport")
 
 
 def kind_of(address: str, what: str, role: Role) -> AdapterRole:
-    """Return the adapter of a role that an address means; see :func:`check_store`.
-
-    Args:
-        address: not a reference.
-        what: it is, for the error.
-        role: of the adapter.
-    """
+    """Return the adapter of a role for an address that is no reference; ``what`` names the address in the error."""
     known = kinds(role)
     scheme = Address(address).scheme
     kind = known.get(scheme)
@@ -141,26 +113,19 @@ def _shown(address: str) -> str:
 
 
 def file_of(address: str) -> Path | None:
-    """Return the file that an address names, or ``None`` for an address without one.
-
-    Raises:
-        ConfigurationError: the address names no file although its kind needs one.
-    """
+    """Return the file that an address names; ``None`` for an address without one."""
     return _path(address) if place_of(Address(address).scheme) is Place.FILE else None
 
 
 def looks_into(address: str) -> Callable[[Path, int], FileFacts] | None:
-    """Return what looks into the file that an address names (see :attr:`Backend.file_facts`).
-
-    ``None``: it names no file, or one into which nothing can look.
-    """
+    """Return the function for the facts of an address's file (:attr:`Backend.file_facts`); ``None`` without one."""
     place = Address(address)
     kind = next((each for each in kinds("file_facts").values() if place.scheme in schemes(each.backend)), None)
     return None if kind is None else cast("Callable[[Path, int], FileFacts]", loaded(kind))
 
 
 def libraries() -> list[LibraryFacts]:
-    """Return what the backends are in this process that need no server."""
+    """Return the facts of the libraries that backends without a server use in this process."""
     found = {kind.adapter.reference: kind for kind in kinds("library").values()}
     return [cast("LibraryFacts", loaded(kind)()) for kind in found.values()]
 
@@ -169,22 +134,15 @@ def libraries() -> list[LibraryFacts]:
 
 
 def taken_by_store(address: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of ``settings`` that the store at ``address`` knows and that have a value."""
+    """Return the ``settings`` that the store at ``address`` knows and that have a value."""
     known = check_store(address).takes
     return {name: value for name, value in settings.items() if name in known and value is not None}
 
 
 def chosen_for(section: str, kind: AdapterRole, settings: Settings, /, **given: Any) -> dict[str, Any]:
-    """Return what an adapter is opened with: the settings of its section, and those of the store that it takes, too.
+    """Return an adapter's arguments: the settings of its section and ``given``, which goes first.
 
-    Args:
-        section: of the settings.
-        kind: of the adapter.
-        settings: which; their origins tell what somebody has set.
-        given: arguments that are no settings, and values that go before those of the settings.
-
-    Raises:
-        ConfigurationError: something was set that this adapter does not have.
+    Raises `ConfigurationError` when a setting was given that this adapter does not have.
     """
     chosen: SectionValues = getattr(settings, section)
     possible = _of_adapters(section)
@@ -202,7 +160,7 @@ def chosen_for(section: str, kind: AdapterRole, settings: Settings, /, **given: 
 
 
 def _of_adapters(section: str) -> list[str]:
-    """Return the names of the settings of a section that one adapter has and another may not have."""
+    """Return the names of a section's settings that only some adapters have."""
     role = SECTIONS[section].role
     known = set[str]() if role is None else {name for kind in kinds(role).values() for name in kind.adapter.own}
     return [name for name in definitions(section) if name in known]
@@ -212,7 +170,8 @@ def open_store(address: str, databases: Databases | None = None, /, **settings: 
     """Return the store at ``address``; it connects at first use.
 
     Args:
-        address: see above, or a reference to one: ``env:NAME``, ``file:PATH``.
+        address: such as ``sqlite:///relative.db`` or ``postgresql://user@host:port/database`` (docs/cli/addresses.md),
+            or a reference to one: ``env:NAME``, ``file:PATH``.
         databases: that it may share with others.
         settings: of the adapter: ``schema``, ``table``, ``synchronous``, ``recording`` (a name or :class:`Recording`) …
 
@@ -232,7 +191,7 @@ def open_transport(address: str, databases: Databases | None = None, /, **settin
 def open_adapter(
     kind: AdapterRole, address: Address, settings: Mapping[str, Any], databases: Databases | None = None
 ) -> object:
-    """Return the adapter of a kind at an address; see :func:`open_store`."""
+    """Return the adapter at an address; raises as :func:`open_store`."""
     unknown = sorted(settings.keys() - kind.takes)
     if unknown:
         known = ", ".join(sorted(kind.takes)) or "no settings"
@@ -264,11 +223,7 @@ def _recording(value: object) -> Recording:
 
 
 def loaded(kind: AdapterRole) -> Callable[..., object]:
-    """Return what makes the adapter of a kind.
-
-    Raises:
-        ConfigurationError: its driver is not installed.
-    """
+    """Import the factory of an adapter; raises `ConfigurationError` when its driver is not installed."""
     reference = kind.adapter.reference
     module, _, name = reference.partition(":")
     try:

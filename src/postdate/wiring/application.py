@@ -1,4 +1,4 @@
-"""From settings to what applications keep: saga instances and the outbox; by default where the delayed messages are."""
+"""From settings to saga store and outbox; by default in the database of the delayed messages."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def open_saga_store(settings: Settings, databases: Databases | None = None) -> S
     It connects at first use. Give it to ``Endpoint(sagas=…)``, which creates its tables with the queues.
 
     Args:
-        settings: which.
-        databases: that it may share with what else is open, as :attr:`Plant.databases`.
+        settings: with the section ``sagas``.
+        databases: that it may share with other adapters, as :attr:`OpenDeployment.databases`.
 
     Raises:
         ConfigurationError: there is no saga store of that kind.
@@ -28,12 +28,12 @@ def open_saga_store(settings: Settings, databases: Databases | None = None) -> S
 
 
 def open_outbox(settings: Settings, databases: Databases | None = None) -> OutboxStore:
-    """Return where the outbox of the settings is: by default in the file of the store, or its schema of PostgreSQL.
+    """Return the outbox store of the settings: by default in the file of the store, or its schema of PostgreSQL.
 
     It connects at first use. Give it to ``Endpoint(outbox=Outbox(…))``, which creates its table with the queues.
 
     Args:
-        settings: which.
+        settings: with the section ``outbox``.
         databases: see :func:`open_saga_store`.
 
     Raises:
@@ -63,10 +63,10 @@ def _opened(
 
 
 def place_of(chosen: SectionValues, settings: Settings) -> Address:
-    """Return the address of the database that a section means."""
+    """Return a section's address; by default the store's."""
     return settings.store.address if chosen.address is None else chosen.address
 
 
 def is_wanted(chosen: SectionValues, asked: bool) -> bool:
-    """Return whether setting up makes the tables of a section: when it says where they are, or when asked to."""
+    """Return whether setup creates the tables of a section: when it has a place of its own, or when asked to."""
     return asked or chosen.address is not None or chosen.schema is not None

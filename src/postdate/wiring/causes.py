@@ -1,4 +1,4 @@
-"""Why a server cannot be used, as far as its own words tell, and what to do about it."""
+"""Why a server cannot be used, by the text of its error, and what to do about it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,9 @@ from postdate.ports.backends import Place
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One reason.
+    """One reason: a pattern of the text of drivers and servers, in any case, and what to do.
 
-    Args:
-        words: a pattern of what drivers and servers say then, in whatever case.
-        advice: what to do.
-        is_setting: a setting is wrong, and waiting mends nothing.
+    ``is_setting``: a setting is wrong, and waiting does not help.
     """
 
     words: str
@@ -64,19 +61,18 @@ _CAUSES: Final = (
 
 
 def cause_of(text: str) -> Cause | None:
-    """Return what the text of an error tells of its cause; ``None``: nothing that is known here."""
+    """Return the cause that an error's text shows; ``None``: an unknown one."""
     return next((each for each in _CAUSES if re.search(each.words, text, re.IGNORECASE)), None)
 
 
 def advice_for(error: PostdateError, otherwise: str) -> str:
-    """Return what to do about an error, or ``otherwise``."""
     cause = cause_of(str(error))
     return otherwise if cause is None else cause.advice
 
 
 @contextmanager
 def naming(key: str, address: Address, settings: Settings) -> Generator[None]:
-    """Say of a setting that cannot be which one it is, and where it stands."""
+    """Add a setting's key and origin to errors about its value."""
     try:
         yield
     except ConfigurationError as error:
@@ -89,12 +85,10 @@ _PLACES: Final = ("store.address", "transport.address", "timeout_manager.address
 
 @contextmanager
 def placing_errors(settings: Settings, key: str | None = None) -> Generator[None]:
-    """Say of errors of servers which setting leads there, and what to do next.
+    """As :func:`placed`, for errors in the block.
 
-    Args:
-        settings: which.
-        key: of the address that is used; ``None``: that of the store, which is that of the timeouts where there is no
-            other, or of the queues, as the error tells.
+    ``key``: of the address that is used; ``None``: of the store (or the timeouts), or of the queues, by the kind of
+    error.
     """
     try:
         yield
@@ -106,7 +100,7 @@ def placing_errors(settings: Settings, key: str | None = None) -> Generator[None
 
 
 def placed(error: PostdateError, settings: Settings, key: str | None = None) -> PostdateError:
-    """Return an error of a server with the setting that leads there and the next step; another error as it is."""
+    """Return a server's error with its address's setting and the next step; another error as it is."""
     store = "store.address" if settings.delayed_delivery.enabled else "timeout_manager.address"
     key, text = _key(error, key or store), str(error)
     cause = cause_of(text)

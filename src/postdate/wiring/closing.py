@@ -1,4 +1,4 @@
-"""Closing adapters at the end: nobody waits for one that never answers."""
+"""Closes adapters at the end, without waiting for one that never answers."""
 
 from __future__ import annotations
 
@@ -14,16 +14,11 @@ from postdate.errors import StoreUnreachable
 log = logging.getLogger("postdate.wiring")
 
 CLOSES_WITHIN: Final = timedelta(seconds=10)
-"""For each adapter. What it holds is free as soon as the process has ended, closed or not."""
+"""For each adapter. Its claims are free once the process has ended, closed or not."""
 
 
 async def close(name: str, closing: Callable[[], Awaitable[None]]) -> None:
-    """Close an adapter; one that takes too long is left behind, and that is logged.
-
-    Args:
-        name: of it, for the log.
-        closing: its method.
-    """
+    """Close an adapter; one that takes too long is abandoned, which is logged."""
     guard = Guard.of_store(getattr(closing, "__self__", closing), SystemClock(), CLOSES_WITHIN)
     try:
         await guard.call(closing)

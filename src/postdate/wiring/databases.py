@@ -9,15 +9,15 @@ from postdate.ports.backends import Adapter, Backend
 
 
 class SharedDatabase(Protocol):
-    """A database object, as far as it is known here."""
+    """A database object, as used here."""
 
     def expect(self, concurrency: int) -> None:
-        """Open connections for an endpoint that handles so many messages at once, and hardly more."""
+        """Open connections for an endpoint that handles so many messages at once."""
         ...
 
 
 class Databases:
-    """The database objects of what is opened together; each is closed with the last adapter that was made from it."""
+    """The database objects of adapters that are opened together; each is closed with the last adapter made from it."""
 
     def __init__(self) -> None:
         self._known: list[tuple[Backend, str, Mapping[str, Any], SharedDatabase]] = []
@@ -30,19 +30,12 @@ class Databases:
         settings: Mapping[str, Any],
         opened: Callable[..., SharedDatabase],
     ) -> SharedDatabase:
-        """Return the object that an adapter is made from.
+        """Return the object for an adapter; ``opened`` makes one of an address and settings.
 
-        Two adapters share one when they have the same address, and the same of those settings that are the database's.
-
-        Args:
-            backend: of the adapter.
-            adapter: to be made.
-            address: of the database.
-            settings: of the adapter.
-            opened: makes one of an address and settings.
+        Adapters share one when they have the same address and the same settings of the database itself.
         """
         own = adapter.takes if backend.database is None else backend.database.takes & adapter.takes
-        if adapter is backend.timeouts:  # their tables are where upstream has them, whatever the schema of the rest
+        if adapter is backend.timeouts:  # their tables are in upstream's schema
             own -= {"schema"}
         for other, place, theirs, database in self._known:
             if (other, place) == (backend, address) and all(theirs.get(each) == settings.get(each) for each in own):
@@ -53,6 +46,5 @@ class Databases:
         return database
 
     def expect(self, concurrency: int) -> None:
-        """Tell all of them of an endpoint; see :meth:`SharedDatabase.expect`."""
         for *_, database in self._known:
             database.expect(concurrency)

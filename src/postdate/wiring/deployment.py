@@ -1,4 +1,4 @@
-"""Settings to objects: a store and queues that are open, and the endpoint that ``postdate run`` is."""
+"""From settings to an open store and queues, and to the endpoint of ``postdate run``."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ from postdate.wiring.timeouts import (
 
 @dataclass(frozen=True, slots=True)
 class OpenDeployment:
-    """Store and queues as the settings say, open, with a look at each.
+    """Store and queues of the settings, open, with an observer for each.
 
     Args:
         settings: that made it.
-        store: where messages wait; ``None`` without a delayed delivery.
-        transport: where the queues are.
-        store_view: looks at what waits and at who uses the store; ``None`` where the store cannot be looked into.
-        queue_view: looks at the queues; ``None`` where they cannot be looked into.
-        timeouts: where timeouts are kept, by the endpoint whose timeout manager runs here.
+        store: of delayed messages; ``None`` without a delayed delivery.
+        transport: of the queues.
+        store_view: observes waiting messages and the store's processes; ``None`` for a store without an observer.
+        queue_view: observes the queues; ``None`` for queues without an observer.
+        timeouts: by endpoint, for the timeout managers that run here.
         databases: that these share, and that sagas and an outbox beside them may share, too.
     """
 
@@ -73,11 +73,7 @@ class OpenDeployment:
 
     @property
     def kept(self) -> ClaimingStore:
-        """The store, for whoever cannot do without.
-
-        Raises:
-            ConfigurationError: there is none.
-        """
+        """The store, for callers that need one; without one it raises `ConfigurationError`."""
         if self.store is None:
             origin = self.settings.origins.get("delayed_delivery.enabled", "default")
             raise ConfigurationError(
@@ -94,9 +90,9 @@ async def opened(
     """Open the store and the transport for as long as the context lasts.
 
     Args:
-        settings: which.
-        create: create missing files and their tables; otherwise they must be there. Servers' tables are created by
-            setting up alone.
+        settings: of the deployment.
+        create: create missing files and their tables; otherwise they must exist. Servers' tables are created by setup
+            alone.
         initialize: prepare the store for the endpoint of the settings. An endpoint that is started does that itself.
 
     Raises:
@@ -134,12 +130,10 @@ async def opened(
 
 
 def store_observer(store: ClaimingStore) -> Observer | None:
-    """Return a look at a store, for an operator, or ``None`` where there is none; nothing is read yet."""
     return store.observer() if isinstance(store, AdministrableStore) else None
 
 
 def queue_observer(transport: Transport) -> Observer | None:
-    """Return a look at queues, for an operator, or ``None`` where there is none; nothing is read yet."""
     return transport.observer()
 
 
@@ -154,27 +148,22 @@ def _files(settings: Settings) -> list[tuple[str, Address]]:
 
 
 async def _reach_servers(settings: Settings, store: ClaimingStore, transport: Transport) -> None:
-    """Before a file is made for the one: a server of the other that cannot be used must leave nothing behind."""
+    """Reach the server before the other one's file is made: an unusable server must leave nothing behind."""
     files = [file_of(address) is not None for address in (settings.store.address, settings.transport.address)]
     if any(files) and not all(files):
         server = transport if files[0] else store
-        if server is store:  # which asks for the name of its table
+        if server is store:  # it needs the name of its table
             await store.initialize(settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
         if isinstance(server, AdministrableStore | Transport):
             await server.server_facts()
 
 
 def store_settings(settings: Settings, *, create: bool = True) -> dict[str, Any]:
-    """Return what the store of the settings is opened with.
-
-    Raises:
-        ConfigurationError: something was set that this store does not have.
-    """
+    """Return the store's arguments."""
     return chosen_for("store", check_store(settings.store.address), settings, create=create)
 
 
 def transport_settings(settings: Settings, *, create: bool = True) -> dict[str, Any]:
-    """Return what the transport of the settings is opened with; see :func:`store_settings`."""
     return chosen_for("transport", check_transport(settings.transport.address), settings, create=create)
 
 
@@ -185,11 +174,7 @@ _FILES: Final = {"store.address": "sqlite", "transport.address": "local"}
 
 
 def check_addresses(settings: Settings) -> None:
-    """Refuse what is no adapter, what no other process can see, and queues where there can be none.
-
-    Raises:
-        ConfigurationError: says which setting, where it stands, and what to write instead.
-    """
+    """Refuse unknown adapters, adapters that no other process can see, and queues in a backend that has none."""
     check_timeout_managers(settings)
     delays = settings.delayed_delivery.enabled
     if delays:
@@ -228,7 +213,7 @@ def _checked(key: str, address: Address, settings: Settings, check: Callable[[st
 
 
 def _check_there(key: str, address: Address, settings: Settings) -> None:
-    """Refuse a missing file that must not be made by the way."""
+    """Raise when a file is missing that only setup may create."""
     path = file_of(address)
     if path is not None and not path.expanduser().exists():
         origin = settings.origins.get(key, "default")
@@ -242,9 +227,9 @@ def _check_there(key: str, address: Address, settings: Settings) -> None:
 
 
 def own_queues(settings: Settings, can: TransportCapabilities) -> list[str]:
-    """Return the queues that the service of the settings needs, and those that the settings name besides.
+    """Return the queues that the service needs, and those that the settings name besides.
 
-    It handles nothing, so with a poison queue nothing of a delayed delivery goes to the error queue.
+    It handles no messages, so with a poison queue no message of a delayed delivery goes to the error queue.
     """
     delays, errors = settings.delayed_delivery, settings.endpoint.error_queue
     receiving = intake_queues(settings, can)
@@ -255,7 +240,7 @@ def own_queues(settings: Settings, can: TransportCapabilities) -> list[str]:
 
 
 def intake_queues(settings: Settings, can: TransportCapabilities) -> list[str]:
-    """Return the queues from which the service takes what is to be delayed."""
+    """Return the queues from which the service takes messages to delay."""
     own: list[str] = []
     if settings.delayed_delivery.enabled:
         own.append(timeouts_queue(settings.endpoint.name))
@@ -265,7 +250,7 @@ def intake_queues(settings: Settings, can: TransportCapabilities) -> list[str]:
 
 
 def delay_exchange(settings: Settings, transport: Transport) -> DelayExchange | None:
-    """Return the exchange through which programs without Postdate delay messages, or ``None``: there is none."""
+    """Return the exchange through which other programs delay messages; ``None``: there is none."""
     chosen = settings.intake
     if not settings.delayed_delivery.enabled or not chosen.exchange or not isinstance(transport, ForeignIntake):
         return None
@@ -275,7 +260,6 @@ def delay_exchange(settings: Settings, transport: Transport) -> DelayExchange | 
 def delayed_delivery(
     settings: Settings, store: ClaimingStore, exchange: DelayExchange | None = None
 ) -> DelayedDelivery:
-    """Return the settings of delayed delivery as an endpoint takes them."""
     return DelayedDelivery(store, delay_exchange=exchange, **settings.delayed_delivery.of(DelayedDelivery))
 
 
@@ -301,11 +285,7 @@ def build_endpoints(
     create_queues: bool,
     critical_error: Callable[[str, BaseException], None],
 ) -> list[Endpoint]:
-    """Return what ``postdate run`` is: the endpoint of the settings, and the others whose timeouts are managed here.
-
-    Raises:
-        ConfigurationError: there is nothing to run.
-    """
+    """Return the endpoints of ``postdate run``: that of the settings, and those whose timeouts are managed here."""
     settings = deployment.settings
     managed = managed_endpoints(settings)
     if deployment.store is None and not managed:

@@ -21,11 +21,10 @@ def migration_source(
 
     Args:
         address: ``sqlite:///file.db``, ``postgresql://user@host:port/database``, ``mariadb://…`` or ``mssql://…``; or
-            ``env:NAME`` or ``file:PATH``, where one of these stands.
-        schema: of the tables, which a migration's own are made in, too; ``None``: what upstream takes: ``public``,
-            ``dbo``, or the database of a MariaDB address. SQLite has none.
-        prefixes: by endpoint, the prefix of those tables that are not named after their endpoint: the others are found
-            by themselves (:func:`postdate.persistence.timeouts.table_name`).
+            ``env:NAME`` or ``file:PATH``, which refer to one.
+        schema: of the tables, and of a migration's own; ``None``: upstream's default: ``public``, ``dbo``, or the
+            database of a MariaDB address. SQLite has none.
+        prefixes: by endpoint, for tables that are not named after their endpoint.
 
     Raises:
         ConfigurationError: there is no such source, or its driver is not installed. Texts have no passwords.

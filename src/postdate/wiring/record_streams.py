@@ -14,14 +14,8 @@ from postdate.wiring.adapters import check_store, kinds, open_adapter
 def open_record_stream(address: str, **settings: Any) -> RecordStreamStore:
     """Return the records of the store at ``address``; it connects at first use.
 
-    Args:
-        address: as :func:`postdate.wiring.open_store` takes it.
-        settings: of the store: ``schema``, ``table``, ``synchronous``, ``recording``; those that are ``None`` or that
-            this kind of store does not have are left out.
-
-    Raises:
-        ConfigurationError: no store has such an address, or its driver is not installed.
-        NotSupported: the records of such a store cannot be followed.
+    Ignores ``settings`` that are ``None`` or that this store does not have. Raises `NotSupported` for a store whose
+    records cannot be followed.
     """
     place = resolved(address, os.environ)
     store = check_store(place)

@@ -1,4 +1,4 @@
-"""What an administrator runs by hand where services may not create tables."""
+"""SQL that an administrator runs by hand where services may not create tables."""
 
 from __future__ import annotations
 
@@ -17,19 +17,11 @@ from postdate.wiring.timeouts import check_timeout_managers, managed_endpoints, 
 
 
 def setup_sql(settings: Settings, queues: Sequence[str] = (), *, sagas: bool = False, outbox: bool = False) -> str:
-    """Return the SQL that sets up all that an endpoint needs and that is made of tables; connects to nothing.
+    """Return the SQL for all tables that an endpoint needs; connects to nothing.
 
     That is the store, the queues, the timeouts of a timeout manager, sagas and outbox, as far as the settings have
-    them. Run again, or for another endpoint, it makes what is missing then; in SQLite it is for a new file.
-
-    Args:
-        settings: which.
-        queues: to be created besides; in SQLite that is left to whoever sends to them.
-        sagas: see :func:`postdate.operations.set_up`.
-        outbox: likewise.
-
-    Raises:
-        ConfigurationError: nothing needs SQL, or an address is wrong, or a driver is missing.
+    them. Run again, or for another endpoint, it creates missing tables; in SQLite it is for a new file, and senders
+    create ``queues``.
     """
     check_timeout_managers(settings)
     found = _Scripts()
@@ -46,19 +38,13 @@ def setup_sql(settings: Settings, queues: Sequence[str] = (), *, sagas: bool = F
 
 @dataclass
 class _Scripts:
-    """Scripts in the order in which they are to be run, each with the database it is for."""
+    """Scripts in the order in which they are to be run, each with its database."""
 
     parts: list[tuple[Address, str]] = field(default_factory=list[tuple[Address, str]])
     _files: set[object] = field(default_factory=set[object])
 
     def add(self, place: Address, text: str, *, in_queue_file: bool = False) -> None:
-        """Add a script.
-
-        Args:
-            place: where it is run.
-            text: of the script.
-            in_queue_file: in SQLite it needs the tables of the queues, which are to be made before it.
-        """
+        """Add a script; ``in_queue_file``: in SQLite, create the tables of the queues before it."""
         path = file_of(place)
         if in_queue_file and path is not None and path not in self._files:
             self._files.add(path)
@@ -67,7 +53,7 @@ class _Scripts:
             self.parts.append((place, text))
 
     def text(self) -> str:
-        """Return all of it; where it is for several databases, with their addresses above."""
+        """Return all scripts; with their addresses above when there are several databases."""
         places = {file_of(place) or place for place, _ in self.parts}
         lines: list[str] = []
         last: object = None
@@ -128,11 +114,6 @@ def _add_part(place: Address, section: Literal["sagas", "outbox"], settings: Set
 
 
 def _of_file(place: Address) -> FileScripts:
-    """Return the scripts of the backend that has such files.
-
-    Raises:
-        ConfigurationError: it has none.
-    """
     kind = next((each for each in kinds("scripts").values() if place.scheme in schemes(each.backend)), None)
     if kind is None:
         raise _no_sql(place)

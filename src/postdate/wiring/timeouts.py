@@ -1,4 +1,4 @@
-"""From settings to timeout managers: where their timeouts are kept, and whose they are."""
+"""From settings to timeout managers and the storages of their timeouts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ from postdate.wiring.databases import Databases
 
 
 def check_timeout_managers(settings: Settings) -> None:
-    """Refuse settings of timeout managers that do not fit together.
-
-    Raises:
-        ConfigurationError: says which, where they stand, and what to do.
-    """
+    """Refuse settings of timeout managers that do not fit together."""
     chosen, delays = settings.timeout_manager, settings.delayed_delivery
     if chosen.external_address is not None:
         origin = settings.origins.get("timeout_manager.external_address", "default")
@@ -56,7 +52,7 @@ def check_timeout_managers(settings: Settings) -> None:
 
 
 def _check_apart(settings: Settings) -> None:
-    """Refuse two endpoints that would have one table or one queue, where capitals and points make no difference."""
+    """Refuse endpoints that would share a table or a queue, since names ignore case and points."""
     seen: dict[str, str] = {}
     own = [settings.endpoint.name] if settings.delayed_delivery.enabled else []
     for name in dict.fromkeys([*own, *managed_endpoints(settings)]):
@@ -85,15 +81,7 @@ def managed_endpoints(settings: Settings) -> tuple[str, ...]:
 
 
 def open_timeouts(settings: Settings, databases: Databases | None = None) -> dict[str, TimeoutPersister]:
-    """Return where the timeouts of each managed endpoint are kept; all connect at first use.
-
-    Args:
-        settings: which.
-        databases: that they may share with what else is open.
-
-    Raises:
-        ConfigurationError: no storage has such an address or such settings, or its driver is not installed.
-    """
+    """Return the storage of each managed endpoint's timeouts; all connect at first use."""
     endpoints = managed_endpoints(settings)
     if not endpoints:
         return {}
@@ -107,13 +95,7 @@ def open_timeouts(settings: Settings, databases: Databases | None = None) -> dic
 def timeout_manager(
     settings: Settings, endpoint: str, timeouts: Mapping[str, TimeoutPersister]
 ) -> TimeoutManager | ExternalTimeoutManager | None:
-    """Return the settings of an endpoint's timeout manager as the endpoint takes them.
-
-    Args:
-        settings: which.
-        endpoint: its name.
-        timeouts: as :func:`open_timeouts` has opened them.
-    """
+    """Return the settings of an endpoint's timeout manager; ``timeouts`` as from :func:`open_timeouts`."""
     chosen = settings.timeout_manager
     if chosen.external_address is not None:
         return ExternalTimeoutManager(chosen.external_address)
@@ -123,10 +105,10 @@ def timeout_manager(
 
 
 def timeout_queues(settings: Settings, can: TransportCapabilities) -> list[str]:
-    """Return the queues in which timeouts of the managed endpoints come in."""
+    """Return the queues in which the managed endpoints' timeouts arrive."""
     return [timeout_manager_queue(name, can) for name in managed_endpoints(settings)]
 
 
 def dispatcher_queues(settings: Settings, can: TransportCapabilities) -> list[str]:
-    """Return the queues in which due timeouts of the managed endpoints are announced."""
+    """Return the queues in which the managed endpoints' due timeouts are announced."""
     return [timeout_dispatcher_queue(name, can) for name in managed_endpoints(settings)]

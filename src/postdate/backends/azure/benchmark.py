@@ -24,11 +24,11 @@ from postdate.ports.benchmarks import BenchmarkRun, BenchmarkTarget
 _SANITIZER: Final = "dashes"
 _IS_LEASED: Final = 412
 _AT_ONCE: Final[Mapping[str, Any]] = {"retry_total": 0, "connection_timeout": CONNECTS_WITHIN_SECONDS}
-"""What cannot be deleted is reported: by default the SDK tries for more than a minute."""
+"""Failed deletions are reported at once: by default the SDK retries for more than a minute."""
 
 
 class AzureTarget(BenchmarkTarget):
-    """An account. Sending through the transport alone is its limit: the emulator's speed says nothing of Azure's."""
+    """A storage account. Plain sends are the only limit to compare with: the emulator's speed says nothing of Azure."""
 
     def __init__(self, address: str, run: BenchmarkRun) -> None:
         super().__init__(address, run)
@@ -53,24 +53,21 @@ class AzureTarget(BenchmarkTarget):
 
     @override
     def address_of(self, scheme: str) -> str:
-        """Return an address that refers to the connection string: the host of one service does not name the others."""
+        """Refers to a connection string in a file, since one service's host does not name the others."""
         return f"{scheme}://?connection=file:{self._file}"
 
     @property
     @override
     def settings(self) -> Mapping[str, str]:
-        """The table of the run, and a sanitizer that takes the names of its queues."""
         return {"table": self.table, "sanitizer": _SANITIZER}
 
     @override
     def remove_queue(self, queue: str) -> None:
-        """Delete a queue."""
         service = QueueServiceClient(self.login.endpoint("queue"), self.login.credential, **_AT_ONCE)
         with service, suppress(ResourceNotFoundError):
             service.delete_queue(clean(queue))
 
     def remove(self) -> None:
-        """Delete all that was made for the run."""
         if "queue" in self.login.endpoints:
             for queue in self.run.queues:
                 self.remove_queue(queue)
@@ -87,7 +84,7 @@ class AzureTarget(BenchmarkTarget):
 
 
 def _delete_container(blobs: BlobServiceClient, name: str) -> None:
-    """Delete a container, even one that a process of the run leased and did not give up."""
+    """Delete a container, even while a dead process of the run still has a lease on it."""
     container = blobs.get_container_client(name)
     with suppress(ResourceNotFoundError):
         try:
@@ -100,7 +97,6 @@ def _delete_container(blobs: BlobServiceClient, name: str) -> None:
 
 
 def connection_string(login: AzureLogin) -> str:
-    """Return the connection string of an account, however its address was given."""
     parts = [f"AccountName={login.account}"]
     parts.append(f"AccountKey={login.key}" if login.key else f"SharedAccessSignature={login.signature}")
     names = {"queue": "QueueEndpoint", "table": "TableEndpoint", "blob": "BlobEndpoint"}
@@ -108,5 +104,4 @@ def connection_string(login: AzureLogin) -> str:
 
 
 def clean(queue: str) -> str:
-    """Return the name that Azure has for a queue of the run."""
     return queue_name(queue, sanitizer_of(_SANITIZER))

@@ -1,9 +1,7 @@
-"""Connections to an account: kept open between requests, so that one may turn out to have ended meanwhile.
+"""Connections to an account that are kept open between requests, and may have ended meanwhile.
 
-Whoever is at the other end - Azure, a balancer, a firewall - ends connections that were idle, and a request can be on
-its way when it does. That is no outage: the request is made again at once, on another connection. Azure may have done
-what it did not answer; all that we ask for bears being asked twice, as it does after an outage: messages arrive at
-least once, and entities are guarded by their keys and ETags (ADR 0013).
+Azure, a load balancer or a firewall closes idle connections while a request is on its way. That is no outage: the
+request is repeated at once on a new connection. All our requests can be repeated (ADR 0013).
 """
 
 from __future__ import annotations
@@ -22,30 +20,25 @@ log = logging.getLogger("postdate.azure.connections")
 
 @dataclass(slots=True)
 class _Use:
-    """Whether the connection of a request had been used before."""
+    """Whether a request's connection had been used before."""
 
     is_again: bool = False
 
 
 class LastingTransport(AioHttpTransport):
-    """Makes a request again when a connection that had been kept ends before anything of an answer has come."""
+    """Repeats a request when a reused connection ends before any of the answer has come."""
 
     async def open(self) -> None:
-        """Open the session, and have it tell which connections are used again."""
-        sdk: Any = super()  # which leaves types open
+        """Open the session, with a trace that notes which connections are reused."""
+        sdk: Any = super()  # untyped
         before = self.session
         await sdk.open()
         if self.session is not None and self.session is not before:
             self.session.trace_configs.append(_tracing())
 
     async def send(self, request: Any, **settings: Any) -> Any:
-        """See :meth:`azure.core.pipeline.transport.AsyncHttpTransport.send`.
-
-        Raises:
-            AzureError: there is no connection, or a new one was lost, or one in the middle of the answer.
-        """
         sdk: Any = super()
-        while True:  # each time round, a connection that was kept is gone
+        while True:  # each repetition uses up one kept connection
             use = _Use()
             try:
                 return await sdk.send(request, trace_request_ctx=use, **settings)
@@ -56,8 +49,6 @@ class LastingTransport(AioHttpTransport):
 
 
 def _tracing() -> TraceConfig:
-    """Return what notes for each request whether its connection had been used before."""
-
     async def used_again(_session: object, of: SimpleNamespace, _what: object) -> None:
         of.trace_request_ctx.is_again = True
 
@@ -72,7 +63,7 @@ def _tracing() -> TraceConfig:
 
 
 def _has_ended(error: BaseException | None) -> bool:
-    """Return whether a connection ended without an answer; not whether none could be opened."""
+    """Return whether an open connection ended without an answer; ``False`` when none could be opened."""
     if isinstance(error, ClientConnectorError):
         return False
     return isinstance(error, ServerDisconnectedError | ClientOSError)

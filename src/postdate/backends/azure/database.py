@@ -11,15 +11,15 @@ from postdate.persistence.databases import DatabaseObject
 
 
 class AzureStorage(DatabaseObject):
-    """Tables with a lease, and queues, of one storage account: each made once, when asked.
+    """Tables with a lease, and queues, of one storage account: each is made once, at first use.
 
-    They share no transactions. Adapters with settings of their own are made from the address, as before.
+    Store and queues share no transactions. Adapters with their own settings are constructed from the address instead.
 
     Args:
         address: a connection string, or ``azure-table://account`` with the login of this machine.
 
     Raises:
-        ConfigurationError: the address cannot be.
+        ConfigurationError: the address cannot be read.
     """
 
     has_a_table_for_each_endpoint = True
@@ -30,10 +30,10 @@ class AzureStorage(DatabaseObject):
 
     @cached_property
     def store(self) -> AzureTableStore:
-        """Where delayed messages wait."""
+        """The store of delayed messages."""
         return self.made(AzureTableStore(self._login))
 
     @cached_property
     def queues(self) -> AzureStorageQueueTransport:
-        """The queues."""
+        """The transport."""
         return self.made(AzureStorageQueueTransport(self._login))

@@ -1,13 +1,12 @@
 """An envelope as the text of a message in Azure, and back: upstream's JSON object, in base64.
 
-``Id``, ``Headers`` and ``Body`` (base64) say all; ``CorrelationId``, ``ReplyToAddress``, ``MessageIntent``,
-``IdForCorrelation``, ``Recoverable`` and ``TimeToBeReceived`` repeat headers for those who look for them there. What
-the object has no place for - when the message was due, and when it expires, to the microsecond; and what is known of
-how often it came back - is in ``Postdate``, which others leave alone. Source: specification 3.2, 3.8; ADR 0028.
+``Id``, ``Headers`` and ``Body`` (base64) hold the message; ``CorrelationId``, ``ReplyToAddress``, ``MessageIntent``,
+``IdForCorrelation``, ``Recoverable`` and ``TimeToBeReceived`` repeat headers for other readers. Fields that upstream
+lacks - due time and expiry in microseconds, number of returns - are under ``Postdate``, which others ignore.
+Source: specification 3.2, 3.8; ADR 0028.
 
-What comes may be the object without base64, with other names in it, or lack all but ``Body``. A text that is nothing
-of the kind is a message all the same: its body is the text, and the header ``azure.unreadable`` says why it is none of
-ours. Nobody can handle it, so it ends in the error queue.
+A received object may lack base64, have other names, or lack all but ``Body``. Any other text becomes the body of a
+message whose header ``azure.unreadable`` gives the reason; no endpoint handles it, so it ends in the error queue.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from postdate.messages import (
 )
 
 LARGEST_TEXT_BYTES: Final = 64 * 1024
-"""What Azure takes as one message."""
+"""Azure's limit of one message."""
 
 _OVERHEAD_BYTES: Final = 2_560
-"""At most, in JSON, for all but headers and body: an id of the greatest length, two short copies of headers, names."""
+"""The most JSON besides headers and body: the longest id, two short copies of headers, names."""
 
 LARGEST_MESSAGE_BYTES: Final = (LARGEST_TEXT_BYTES * 3 // 4 - _OVERHEAD_BYTES) * 3 // 4
 """Headers and body of this size fit, whichever of them is large: a body takes a third more, twice over."""
@@ -65,14 +64,10 @@ _OTHER_FAULTS: Final = frozenset({Headers.TIME_OF_FAILURE, Headers.ERROR_CODE})
 
 
 def to_text(envelope: Envelope) -> str:
-    """Return the text of a message.
+    """Return the text of a message; raises `MessageTooLarge`.
 
-    An error copy that is too large loses what was added to it about the failure, the longest of it first, so that the
-    message itself is kept; one that still is, as it may be when it came without base64, goes without.
-
-    Raises:
-        MessageTooLarge: Azure would not take it.
-        InvalidHeaders: headers that are not text.
+    An error copy that is too large loses its headers about the failure, the longest first; if that is not enough, it is
+    sent without base64, as it may have come.
     """
     size = 0
     for text in _texts(envelope):
@@ -87,7 +82,7 @@ def to_text(envelope: Envelope) -> str:
 
 
 def _texts(envelope: Envelope) -> Iterator[str]:
-    """Yield the forms in which a message may be sent, the best first."""
+    """Yield the forms in which a message may be sent, the complete one first."""
     yield base64.b64encode(_as_json(envelope)).decode("ascii")
     if Headers.FAILED_QUEUE not in envelope.headers:
         return
@@ -137,7 +132,7 @@ def _as_json(envelope: Envelope) -> bytes:
 
 
 def _copied(value: str | None) -> str | None:
-    """Return what is repeated of a header: an address or an id; anything longer is in the headers only."""
+    """Return a header's copy: an address or an id; ``None`` for anything longer, which stays in the headers only."""
     return value if value is None or len(value.encode()) <= _COPIED_BYTES else None
 
 
@@ -145,13 +140,7 @@ def _copied(value: str | None) -> str | None:
 
 
 def from_text(queue: str, native_id: str, text: str) -> Envelope:
-    """Return the envelope of a message, whoever sent it; see the module.
-
-    Args:
-        queue: where it was.
-        native_id: what Azure calls it.
-        text: of the message.
-    """
+    """Return the envelope of a message; never raises for the text of another sender."""
     try:
         return _unwrapped(queue, native_id, text)
     except (ValueError, PostdateError, RecursionError) as error:
@@ -177,32 +166,28 @@ def _unwrapped(queue: str, native_id: str, text: str) -> Envelope:
 
 
 def given_back(text: str, given_out: int, failures: int, unanswered: int) -> str | None:
-    """Return the text of a message that says what it has behind it; see :func:`returns_in`.
+    """Return the text with the message's returns in it (see :func:`returns_in`), in base64 if it was.
 
-    With base64 around it where it had that. ``None``: Azure would not take so long a text. So this return will count
-    as one without an answer.
+    ``None`` when it would be too long: then this return counts as one without an answer.
     """
     times = {name: each for name, each in _ours(_wrapper(text)).items() if isinstance(each, str)}
     ours = {**times, _GIVEN_BACK: (given_out, failures, unanswered)}
-    as_it_came = _wrapper(text, msgspec.Raw)  # with numbers as they were written, and nested as deep as it likes
+    as_it_came = _wrapper(text, msgspec.Raw)  # numbers and nesting stay unchanged
     said = msgspec.json.encode({**as_it_came, _OURS: ours})
     said = said if _is_plain(text) else base64.b64encode(said)
     return said.decode() if len(said) <= LARGEST_TEXT_BYTES else None
 
 
 def returns_in(text: str, given_out: int) -> tuple[int, int]:
-    """Return how often handling a message has failed, and how many of these times ended without an answer.
+    """Return how often handling has failed, and how many of these attempts ended without an answer.
 
-    Azure counts how often it was given out, and not how that ended: whoever gives it back writes that into its text.
-
-    Args:
-        text: of the message.
-        given_out: how often, until now.
+    Azure counts deliveries (``given_out``), not their outcome: the receiver that returns a message writes it into the
+    text.
     """
     known = failures = unanswered = 0
     with suppress(ValueError, PostdateError, RecursionError):
         said = msgspec.convert(_ours(_wrapper(text)).get(_GIVEN_BACK), tuple[int, int, int])
-        if said[0] <= given_out:  # else it was said of a message that somebody has copied
+        if said[0] <= given_out:  # otherwise another message's count, which was copied with its text
             known, failures, unanswered = said
     return failures + given_out - known, unanswered + given_out - known
 
@@ -257,7 +242,7 @@ def _body(value: object) -> bytes:
 
 
 def _id(value: object, native_id: str) -> str:
-    """Return the id that the sender gave, or Azure's own where that is none that we could keep."""
+    """Return the sender's id, or Azure's own where the sender's is missing or not one that we could store."""
     if not isinstance(value, str):
         return native_id
     try:

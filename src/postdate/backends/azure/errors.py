@@ -1,7 +1,7 @@
-"""The one place where errors of Azure Storage become errors of Postdate.
+"""Translates errors of Azure Storage.
 
-Every answer that says nothing about the message in hand - no connection, throttling, a server's fault, a key that is
-refused - is an outage: it is tried again later and never counted against a message.
+Every answer that says nothing about the message - no connection, throttling, a fault of the server, a refused key - is
+an outage: retried later, never counted against a message.
 """
 
 from __future__ import annotations
@@ -39,16 +39,10 @@ _BEING_DELETED: Final = frozenset({"QueueBeingDeleted", "TableBeingDeleted", "Co
 
 @dataclass(frozen=True, slots=True)
 class Meanings:
-    """Which errors of Postdate the answers of one service are.
+    """Which errors the answers of one service become: ``missing`` 404, ``exists`` 409, ``too_large`` 413.
 
-    Args:
-        unreachable: no answer, an outage, throttling, or refused credentials.
-        unavailable: it answers, but not to this now.
-        missing: what was named does not exist (404).
-        exists: it exists already, or somebody else has it (409).
-        other: anything else.
-        changed: another was faster (412, or a pop receipt that is not the last).
-        too_large: more than it takes (413).
+    ``unreachable``: no answer, throttling, or refused credentials; ``unavailable``: it refuses this request for now;
+    ``changed``: 412, or a pop receipt that is not the latest, since another was faster.
     """
 
     unreachable: type[PostdateError]
@@ -69,7 +63,7 @@ TABLES: Final = Meanings(
 
 
 def code_of(error: AzureError) -> str:
-    """Return what the service calls the error, such as ``QueueNotFound``; empty where it did not answer."""
+    """Return the service's error code, such as ``QueueNotFound``; empty without an answer."""
     code: object = getattr(error, "error_code", None) or _headers(error).get("x-ms-error-code", "")
     return str(getattr(code, "value", code))
 
@@ -79,11 +73,7 @@ def _headers(error: BaseException | None) -> Mapping[str, str]:
 
 
 def retry_after(error: BaseException | None) -> timedelta | None:
-    """Return how long the service asks to be left alone, at most five minutes; ``None`` when it does not ask.
-
-    Args:
-        error: of the SDK, or an error of ours that came from one.
-    """
+    """Return the pause that the service asked for, at most five minutes; reads our errors' ``__cause__``."""
     headers = _headers(error.__cause__ if isinstance(error, PostdateError) else error)
     for name, unit in _RETRY_AFTER.items():
         text = headers.get(name, "")
@@ -93,13 +83,7 @@ def retry_after(error: BaseException | None) -> timedelta | None:
 
 
 def translate(error: AzureError, meanings: Meanings, what: str) -> PostdateError:
-    """Return what went wrong.
-
-    Args:
-        error: of the SDK.
-        meanings: of the service that was asked: :data:`QUEUES` or :data:`TABLES`.
-        what: was asked of what, without secrets, such as ``queue 'orders' of Azure account 'shop'``.
-    """
+    """Return the error for an answer; ``what`` names the target without secrets: ``queue 'a' of Azure account 'b'``."""
     if not isinstance(error, HttpResponseError) or (error.status_code or 0) < 400:
         return meanings.unreachable(f"{what} cannot be reached: {_first_line(error)}")
     status, code = error.status_code or 0, code_of(error)
@@ -118,7 +102,7 @@ def translate(error: AzureError, meanings: Meanings, what: str) -> PostdateError
 
 
 def _refusal(meanings: Meanings, code: str, status: int, text: str) -> PostdateError:
-    """Return what an answer means that is about what was asked."""
+    """Return the error for an answer that is about the message or entity itself."""
     by_code = {
         **dict.fromkeys(_TOO_LARGE, meanings.too_large),
         **dict.fromkeys(_BEING_DELETED, meanings.unavailable),
@@ -144,7 +128,7 @@ def _first_line(error: BaseException) -> str:
 
 @contextmanager
 def translated(meanings: Meanings, what: str) -> Generator[None]:
-    """Raise errors of the SDK, and of its connections, as errors of Postdate; see :func:`translate`."""
+    """Translate errors of the SDK and of its connections; see :func:`translate`."""
     try:
         yield
     except AzureError as error:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 _MOST: Final = 100
 _LARGEST_BYTES: Final = 900 * 1024
-"""In one request: less than the four megabytes that Azure takes, and than keeps the event loop busy."""
+"""Of one request: Azure takes four megabytes, but encoding these would block the event loop."""
 _AT_ONCE: Final = 16
 _REFUSED: Final = frozenset({404, 409, 412})
 _TABLE_IS_GONE: Final = frozenset({"TableNotFound", "TableBeingDeleted"})
@@ -32,13 +32,10 @@ _OVERHEAD_BYTES: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One change of one entity.
+    """One change of one entity; an ``etag`` is the version that must still be there.
 
-    Args:
-        kind: ``create``, ``delete``, ``upsert`` (add or replace), ``replace``, ``merge`` (add, or change the columns
-            given), ``change`` (change the columns given).
-        entity: with its keys.
-        etag: the version that must still be there; empty: any.
+    Its kinds: ``create``, ``delete``, ``upsert`` (add or replace), ``replace``, ``merge`` (add, or change the given
+    columns), ``change`` (change the given columns).
     """
 
     kind: str
@@ -46,7 +43,7 @@ class Operation:
     etag: str = ""
 
     def native(self) -> tuple[str, Mapping[str, Any], dict[str, Any]]:
-        """Return it as the SDK has it."""
+        """Return the operation as the SDK's tuple."""
         if self.kind == "merge":
             return "upsert", self.entity, {"mode": UpdateMode.MERGE}
         if self.kind == "upsert":
@@ -59,24 +56,18 @@ class Operation:
 
     @property
     def size(self) -> int:
-        """How many bytes it takes in a request at most, about."""
+        """Upper estimate of its bytes in a request."""
         return _OVERHEAD_BYTES + sum(map(_encoded_size, self.entity.values()))
 
 
 class Table:
-    """One table and what is done to it.
-
-    Args:
-        client: of the SDK.
-        place: of the account, for errors.
-    """
+    """One table. Requests raise `StoreNotSetUp` when it is missing, and `StoreUnavailable` without an answer."""
 
     def __init__(self, client: TableClient, place: str) -> None:
         self._client: Any = client  # the SDK leaves the types of its keyword arguments open
         self.what = f"table {client.table_name!r} of {place}"
 
     async def create(self) -> None:
-        """Create the table if it is missing."""
         with translated(TABLES, self.what):
             try:
                 await self._client.create_table()
@@ -85,7 +76,6 @@ class Table:
                     raise
 
     async def exists(self) -> bool:
-        """Return whether there is such a table."""
         try:
             await self.get({"PartitionKey": "", "RowKey": ""})
         except StoreNotSetUp:
@@ -93,7 +83,6 @@ class Table:
         return True
 
     async def get(self, keys: Mapping[str, str]) -> Mapping[str, Any] | None:
-        """Return one entity, or ``None``."""
         with translated(TABLES, self.what):
             try:
                 return await self._client.get_entity(keys["PartitionKey"], keys["RowKey"])
@@ -105,27 +94,17 @@ class Table:
     async def query(
         self, where: str, select: Sequence[str] | None = None, at_once: int | None = None
     ) -> AsyncGenerator[Mapping[str, Any]]:
-        """Yield the entities that fulfil a condition, by their keys.
-
-        Args:
-            where: in the words of OData.
-            select: which columns; ``None``: all.
-            at_once: how many in one answer at most; ``None``: as many as Azure gives.
-        """
+        """Yield the entities that match an OData condition, in key order, ``at_once`` per answer."""
         columns = None if select is None else list(select)
         with translated(TABLES, self.what):
             async for entity in self._client.query_entities(where, select=columns, results_per_page=at_once):
                 yield entity
 
     async def atomically(self, operations: Sequence[Operation]) -> bool:
-        """Do all of it in one transaction; return whether it was done: nothing was when something was not as expected.
+        """Do all in one transaction; return ``False``, with nothing done, when an entity was not as expected.
 
-        Args:
-            operations: of one partition, on different entities, a hundred at most.
-
-        Raises:
-            StoreNotSetUp: there is no such table.
-            StoreUnavailable: no answer; whether it was done is not known.
+        At most a hundred operations, of one partition, on different entities. Without an answer they may have been
+        done.
         """
         with translated(TABLES, self.what):
             try:
@@ -140,17 +119,15 @@ class Table:
         return True
 
     async def _one(self, operation: Operation) -> None:
-        """Do one operation without a transaction, which costs half of one; not a deletion: the SDK hides its 404."""
+        """Without a transaction, at half its cost. Not for deletions: the SDK hides their 404."""
         kind, entity, how = operation.native()
         await getattr(self._client, f"{kind}_entity")(entity, **how)
 
     async def each(self, operations: Sequence[Operation]) -> list[bool]:
-        """Do each operation, in as few transactions as can be; return which were done.
+        """Do each operation, in as few transactions as possible; return which were done.
 
-        What is not as it was expected to be - there already, gone, changed - is left alone, and holds up no other.
-
-        Raises:
-            StoreNotSetUp, StoreUnavailable: some may be done; doing all of it again does no harm.
+        An entity that was not as expected - present already, gone, changed - is skipped and stops no other. After an
+        error some may be done; repeating all of them does no harm.
         """
         done: dict[int, bool] = {}
 
@@ -175,13 +152,9 @@ class Table:
 
 
 class Rounds:
-    """Does in one go what several ask for: while one round is on its way, what is asked for gathers for the next.
+    """Batches the operations of several callers: while one batch is on its way, the next one gathers.
 
-    A transaction of a hundred costs half of what eight of a dozen do. Nobody waits for others to come: who asks first
-    has a round of its own.
-
-    Args:
-        table: on which it is done.
+    A transaction of a hundred costs half of eight of a dozen. The first caller never waits for others.
     """
 
     def __init__(self, table: Table) -> None:
@@ -191,7 +164,7 @@ class Rounds:
         self._task: asyncio.Task[None] | None = None
 
     async def each(self, operations: Sequence[Operation]) -> list[bool]:
-        """See :meth:`Table.each`; whoever is cancelled meanwhile does not know whether it was done."""
+        """As :meth:`Table.each`; a cancelled caller does not know whether its operations were done."""
         asked = _Asked(operations, asyncio.get_running_loop().create_future())
         self._asked.append(asked)
         if self._task is None or self._task.done():
@@ -199,11 +172,7 @@ class Rounds:
         return await asked.answer
 
     async def stop(self, until: float) -> None:
-        """Wait until nothing is on its way; cut off what gets no answer: whether that was done is not known.
-
-        Args:
-            until: seconds of the event loop's clock.
-        """
+        """Wait for requests on their way until ``until`` of the loop's clock; then fail the callers that still wait."""
         if self._task is not None:
             _, on_its_way = await asyncio.wait([self._task], timeout=max(until - asyncio.get_running_loop().time(), 0))
             if on_its_way:
@@ -236,16 +205,13 @@ class _Asked:
 
     @property
     def keys(self) -> set[tuple[str, str]]:
-        """Which entities it is about."""
         return {(each.entity["PartitionKey"], each.entity["RowKey"]) for each in self.operations}
 
     def succeed(self, done: list[bool]) -> None:
-        """Answer whoever still waits."""
         if not self.answer.done():
             self.answer.set_result(done)
 
     def fail(self, error: BaseException) -> None:
-        """Tell whoever still waits why not."""
         if self.answer.done():
             return
         if isinstance(error, Exception):
@@ -255,7 +221,7 @@ class _Asked:
 
 
 def _apart(asked: Sequence[_Asked]) -> tuple[list[_Asked], list[_Asked]]:
-    """Return what can be done together, and what has to wait: no transaction takes the same entity twice."""
+    """Split into one transaction and the rest: no transaction takes the same entity twice."""
     now: list[_Asked] = []
     later: list[_Asked] = []
     keys: set[tuple[str, str]] = set()
@@ -269,12 +235,12 @@ def _apart(asked: Sequence[_Asked]) -> tuple[list[_Asked], list[_Asked]]:
 
 
 def _is_refusal(error: HttpResponseError) -> bool:
-    """Return whether one entity was not as expected, rather than the table or the account."""
+    """Return whether one entity was not as expected; ``False`` when the table or the account is at fault."""
     return error.status_code in _REFUSED and code_of(error) not in _TABLE_IS_GONE
 
 
 def _encoded_size(value: object) -> int:
-    """Return the size in JSON: bytes in base64, what is not ASCII as up to two escapes of six characters."""
+    """Return the size in JSON: bytes in base64, non-ASCII characters as up to two escapes of six characters."""
     if isinstance(value, bytes):
         return len(value) * 4 // 3
     if isinstance(value, str):
@@ -283,7 +249,7 @@ def _encoded_size(value: object) -> int:
 
 
 def _groups(operations: Sequence[Operation]) -> Iterable[list[int]]:
-    """Yield the places of operations that can be one transaction."""
+    """Yield the indexes of operations that fit into one transaction."""
     open_groups: dict[str, list[int]] = {}
     sizes: defaultdict[str, int] = defaultdict(int)
     for index, operation in enumerate(operations):
@@ -299,7 +265,7 @@ def _groups(operations: Sequence[Operation]) -> Iterable[list[int]]:
 
 
 async def at_once(calls: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    """Make calls, some of them at the same time; raise the first failure when all have ended."""
+    """Make calls, :data:`_AT_ONCE` at a time; raise the first failure after all have ended."""
     failures: list[Exception] = []
     room = anyio.Semaphore(_AT_ONCE)
 

@@ -1,4 +1,4 @@
-"""A task of the store: it renews the lease, takes it when it is free, and looks for what others stored. ADR 0013."""
+"""The store's task: renews or takes the lease, and looks for messages of other processes. Source: ADR 0013."""
 
 from __future__ import annotations
 
@@ -15,19 +15,15 @@ from postdate.errors import PostdateError
 from postdate.runtime.outage_log import OutageLog
 
 ROUND_SECONDS: Final = 0.5
-"""A lease that is free is taken within this: with its 15 seconds, and a first look and send, a takeover takes 16 s."""
+"""A free lease is taken within this: with its 15 s, a first look and a send, a takeover takes 16 s."""
 
 log = logging.getLogger("postdate.azure.keeper")
 
 
 class Keeper:
-    """Runs in the event loop of whoever starts it first, until it is stopped.
+    """Runs in the event loop of its first caller, until it is stopped.
 
-    Args:
-        lease: to keep.
-        took: called when it is ours anew.
-        look: looks for what other processes stored.
-        back_off: how long to wait between two such looks.
+    ``took`` is called when the lease was taken anew; ``look`` looks for messages that other processes stored.
     """
 
     def __init__(
@@ -41,25 +37,20 @@ class Keeper:
         self._task: asyncio.Task[None] | None = None
         self._outage = OutageLog(log, "the lease cannot be kept", "the store is", logging.WARNING)
         self.is_listening = False
-        """Whether somebody waits for messages: then the lease is taken when it is free, and looks are made."""
+        """Whether a poller waits: only then a free lease is taken, and looks are made."""
 
     def start(self) -> None:
-        """Start the task if it does not run."""
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run(), name="postdate-azure-keeper")
 
     async def begin(self) -> None:
-        """Start the task if it does not run, and take the lease if it is free: nobody need be woken for that later."""
+        """As `start`, but tries to take the lease before it returns, so that no wake-up is needed for that."""
         if self._task is None or self._task.done():
             await self._safely(self._round)
         self.start()
 
     async def stop(self, until: float) -> None:
-        """End the task, and give the lease up.
-
-        Args:
-            until: seconds of the event loop's clock; then the lease is left to end by itself.
-        """
+        """End the task and give up the lease; after ``until`` (loop's clock) the lease is left to expire."""
         task, self._task = self._task, None
         if task is None:
             return
@@ -84,7 +75,7 @@ class Keeper:
             await asyncio.sleep(max(min(next_round, next_look) - loop.time(), 0.0))
 
     async def _safely(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Do a step. Nothing that goes wrong may end the task: without it the lease would."""
+        """Do a step and log any error: if the task ended, the lease would be lost."""
         now = asyncio.get_running_loop().time()
         try:
             await step()

@@ -1,7 +1,7 @@
-"""How a delayed message lies in the table: its keys, its columns, and how large it may be.
+"""A delayed message as an entity: keys, columns, size limits.
 
-Upstream's four columns and keys, so that both can work on one table; what they cannot hold - microseconds, an expiry,
-failed attempts - is in columns that upstream does not read. Source: specification 3.2; ADR 0013.
+Upstream's four columns and keys, so that both can use one table; microseconds, expiry and failed attempts are in
+columns that upstream does not read. Source: specification 3.2; ADR 0013.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LARGEST_TEXT: Final = 32 * 1024
 """In units of UTF-16, which Azure counts; the emulator does not, so that we must."""
 
 KEY_COLUMNS: Final = ("PartitionKey", "RowKey", "MessageId", "Due")
-"""What says which message waits until when, without its content."""
+"""Columns for a message's id and times, without its content."""
 
 _SECOND: Final = timedelta(seconds=1)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -42,39 +42,34 @@ _TAIL_DIGITS: Final = 27
 
 
 def second_key(instant: datetime) -> str:
-    """Return ``yyyyMMddHHmmss`` of the whole second, in every locale."""
+    """Return ``yyyyMMddHHmmss`` in UTC, of the whole second."""
     at = instant.astimezone(UTC)
     return f"{at.year:04}{at.month:02}{at.day:02}{at.hour:02}{at.minute:02}{at.second:02}"
 
 
 def partition_of(row: str) -> str:
-    """Return the hour that a row key lies in."""
     return row[:_PARTITION_LENGTH]
 
 
 def id_hash(message_id: str) -> str:
-    """Return 64 hexadecimal digits that stand for an id, which may hold what no key may."""
     return hashlib.sha256(message_id.encode()).hexdigest()
 
 
 def row_key(message_id: str, attempt_at: datetime) -> str:
-    """Return where a message waits: its second, and 32 digits that are a GUID to others.
+    """Return the row key: the second, and 32 digits that upstream takes for a GUID.
 
-    The first five of these are the microsecond, so that keys sort as times do; the others follow from the id, so that
-    storing a message twice finds the first.
+    The first five digits are the microsecond, so that keys sort as times do; the others are from the id's hash, so that
+    storing a message twice meets the first.
     """
     microsecond = f"{attempt_at.microsecond:0{_MICROSECOND_DIGITS}x}"
     return f"{second_key(attempt_at)}_{microsecond}{id_hash(message_id)[:_TAIL_DIGITS]}"
 
 
 def attempt_of(row: str, *, is_ours: bool) -> datetime:
-    """Return from when on the message at a row key may be attempted.
+    """Return from when on the message at a row key may be attempted; raises `InvalidMessage` for other keys.
 
-    Others say the second only: a message of theirs is due somewhere within it, so it waits for its end, as it does with
-    them; one whose key is the bare second, whoever wrote it, waits for nothing more.
-
-    Raises:
-        InvalidMessage: the key is no time.
+    Upstream's keys have seconds only, so its messages wait until the second ends, as they do there; a key without a
+    GUID is the exact time.
     """
     if not _ROW.fullmatch(row):
         raise InvalidMessage(f"the row key {row!r} is not yyyyMMddHHmmss_GUID")
@@ -91,14 +86,9 @@ def attempt_of(row: str, *, is_ours: bool) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class DelayedEntity:
-    """A message as it lies in the table.
+    """A message as it lies in the table, to be attempted from ``attempt_at`` (UTC) on.
 
-    Args:
-        message: what waits.
-        row: its row key; its partition key follows from that.
-        attempt_at: from when on it may be attempted; UTC.
-        records: how many records were written of it besides those of its scheduling and its end.
-        etag: of the entity that was read; empty for one that was not stored yet.
+    ``records`` counts its records besides those of its scheduling and its end. ``etag`` is empty for a new entity.
     """
 
     message: DelayedMessage
@@ -109,31 +99,25 @@ class DelayedEntity:
 
     @classmethod
     def new(cls, message: DelayedMessage, records: int = 0) -> DelayedEntity:
-        """Return a message as it is stored first."""
         return cls(with_failures(message, 0), row_key(message.message_id, message.due), message.due, records)
 
     @property
     def partition(self) -> str:
-        """The partition key."""
         return partition_of(self.row)
 
     @property
     def keys(self) -> dict[str, str]:
-        """What names the entity."""
         return {"PartitionKey": self.partition, "RowKey": self.row}
 
     def after_failure(self, attempt_at: datetime, records: int) -> DelayedEntity:
-        """Return it with one more failure, waiting for its next attempt."""
         failed = with_failures(self.message, self.message.number_of_failures + 1)
         return DelayedEntity(failed, row_key(failed.message_id, attempt_at), attempt_at, records)
 
     def rescheduled(self, due: datetime, records: int) -> DelayedEntity:
-        """Return it with another due time."""
         moved = rescheduled(self.message, due)
         return DelayedEntity(moved, row_key(moved.message_id, moved.due), moved.due, records)
 
     def entity(self) -> dict[str, Any]:
-        """Return what is stored."""
         message = self.message
         entity: dict[str, Any] = {
             **self.keys,
@@ -153,11 +137,7 @@ class DelayedEntity:
 
 
 def read_entity(entity: Mapping[str, Any]) -> DelayedEntity:
-    """Return what an entity holds, ours or upstream's.
-
-    Raises:
-        MessageError: it is no delayed message; says why.
-    """
+    """Return the message in an entity of ours or of upstream's; raises `MessageError` for any other."""
     row, due_text = entity["RowKey"], entity.get("Due")
     is_ours = due_text is not None
     try:
@@ -186,7 +166,7 @@ def read_entity(entity: Mapping[str, Any]) -> DelayedEntity:
 
 
 def _text(entity: Mapping[str, Any], name: str) -> str:
-    """Return a column that must be text with something in it; how long it may be was checked when it was stored."""
+    """Return a column that must be non-empty text; its length was checked when it was stored."""
     value = entity[name]
     if not isinstance(value, str) or not value.strip():
         raise InvalidMessage(f"column {name} of the entity {entity['RowKey']!r} is {value!r}")
@@ -200,36 +180,29 @@ def _bytes(value: object) -> bytes:
 
 
 def etag_of(entity: Mapping[str, Any]) -> str:
-    """Return the version of an entity that was read."""
     metadata: Mapping[str, Any] = getattr(entity, "metadata", {})
     return str(metadata.get("etag", ""))
 
 
 def changed_at(entity: Mapping[str, Any]) -> datetime:
-    """Return when an entity that was read was written last, on the server's clock."""
+    """Return an entity's time of last write, on the server's clock."""
     metadata: Mapping[str, Any] = getattr(entity, "metadata", {})
     at = metadata.get("timestamp")
     if not isinstance(at, datetime):
         raise InvalidMessage(f"the entity {entity['RowKey']!r} came without its timestamp")
-    return from_microseconds(to_microseconds(at))  # no encoder takes the kind of its driver
+    return from_microseconds(to_microseconds(at))  # a plain datetime: encoders reject the SDK's
 
 
 def text_of(instant: datetime) -> str:
-    """Return a time as it stands in a column: ISO 8601, UTC, microseconds."""
     return instant.astimezone(UTC).isoformat(timespec="microseconds")
 
 
 def instant_of(text: str) -> datetime:
-    """Return the time of :func:`text_of`."""
     return datetime.fromisoformat(text).astimezone(UTC)
 
 
 def check_size(message: DelayedMessage, largest_message_bytes: int) -> None:
-    """Refuse a message that does not fit, before anything of it is stored.
-
-    Raises:
-        MessageTooLarge: over ``largest_message_bytes``, or over what Azure takes in one column.
-    """
+    """Raise `MessageTooLarge` before anything is stored: over our limit, or over Azure's limit of a column."""
     headers = encode_headers(message.headers)
     units = len(headers) if headers.isascii() else len(headers.encode("utf-16-le")) // 2
     for size, limit, what in (

@@ -1,8 +1,7 @@
-"""The right to dispatch: the lease on a blob container, held by one process at a time and renewed while it lives.
+"""The lease on a blob container, which one process at a time holds and renews: the right to dispatch.
 
-It lasts fifteen seconds from its last renewal. Whoever is not sure any more that it has the lease renews it first; when
-another has it by then, everything that was claimed under it is void. So it is when fifteen seconds have passed by our
-own clock without a renewal, as in a process that was frozen: another may have it.
+It lasts fifteen seconds from its last renewal. A process that is unsure renews first. Its claims are void once another
+has the lease, and also after fifteen seconds of its own clock without a renewal (a frozen process).
 
 Source: specification 3.4; ADR 0013, 0019.
 """
@@ -30,10 +29,10 @@ LASTS_SECONDS: Final = 15
 
 RENEWED_AFTER_SECONDS: Final = 5.0
 SURE_FOR_SECONDS: Final = 10.0
-"""After a renewal was asked for; then it is renewed before anything is done under it."""
+"""After a renewal was requested; then it is renewed before any use."""
 
 _ANSWERED_WITHIN_SECONDS: Final = 4
-"""Two renewals may fail to be answered, and the third still comes in time."""
+"""After two unanswered renewals the third still comes in time."""
 
 TRIED_AGAIN_AFTER_SECONDS: Final = 0.4
 """After another was found to have it."""
@@ -44,34 +43,28 @@ log = logging.getLogger("postdate.azure.lease")
 
 
 class ContainerLease:
-    """The lease on a container, whoever has it.
-
-    Args:
-        container: that is leased; created when it is missing.
-        place: of the account, for errors.
-        lost: called when the lease was held and is no more.
-    """
+    """The lease on a container; ``lost`` is called when it was held and is lost."""
 
     def __init__(self, container: ContainerClient, place: str, lost: Callable[[], None]) -> None:
         self._container, self.what = container, f"container {container.container_name!r} of {place}"
         self._lost = lost
         self._lease: BlobLeaseClient | None = None
         self._id = str(uuid.uuid4())
-        """The same every time: who forgot a lease that it still has can have it at once."""
+        """The same every time: a process that has forgotten its lease can take it again at once."""
         self._renewed_at = self._refused_at = -LASTS_SECONDS * 2.0
         self.term = 0
-        """A number that is another one every time the lease is ours anew."""
+        """Changes each time the lease is taken."""
         self._alarm: asyncio.TimerHandle | None = None
         self._turn = anyio.Lock()
 
     @property
     def is_held(self) -> bool:
-        """Whether it was ours when we last heard of it."""
+        """Whether the last answer said that it is ours."""
         return self._lease is not None
 
     @property
     def seconds_left(self) -> float:
-        """How long it lasts without another renewal; negative once it is over."""
+        """Seconds until it ends without another renewal; negative once it is over."""
         return self._renewed_at + LASTS_SECONDS - _now()
 
     @property
@@ -91,36 +84,27 @@ class ContainerLease:
 
     @property
     def was_just_refused(self) -> bool:
-        """Whether another had it a moment ago."""
         return not self.is_held and _now() - self._refused_at < TRIED_AGAIN_AFTER_SECONDS
 
     def is_held_since(self, term: int) -> bool:
-        """Return whether it was never lost since the term began, and has not ended by our own clock."""
+        """Return whether it was never lost since ``term`` began, and has not ended by our own clock."""
         return self.is_held and self.term == term and not self.is_over
 
     async def hold(self) -> bool:
-        """Renew it when that is due, take it when it may be free; return whether it is ours.
-
-        Raises:
-            StoreUnavailable: no answer; if it was held it may still be.
-        """
+        """Renew it when due, or take it when it may be free; return whether it is ours. Without an answer it may be."""
         async with self._turn:
             if not (self.is_fresh or self.was_just_refused):
                 await self._ask()
             return self.is_held
 
     async def renew(self) -> None:
-        """Renew it when that is due, but do not take it."""
+        """Renew it when due; never take it."""
         async with self._turn:
             if self.is_held and not self.is_fresh:
                 await self._ask()
 
     async def sure(self) -> None:
-        """Make sure of it before something is done under it; if it is lost, that is told.
-
-        Raises:
-            StoreUnavailable: whether it is still ours cannot be found out now.
-        """
+        """Renew it unless it is certainly ours; call ``lost`` if it is not. Raises `StoreUnavailable`."""
         if self.is_held and not self.is_sure:
             async with self._turn:
                 if self.is_held and not self.is_sure:
@@ -141,10 +125,10 @@ class ContainerLease:
             log.info("dispatches under the lease on %s", self.what)
 
     def look(self) -> None:
-        """End what is claimed under it as soon as it may have ended.
+        """Void the claims as soon as the lease may have ended.
 
-        By a timer: in a process that was frozen those run before whatever waited for an answer goes on. They stand
-        still while the machine sleeps, and leases do not: so it is to be called after that, too.
+        A timer calls it: in a process that was frozen, timers run before any awaited answer. Timers stand still while
+        the machine sleeps, the lease does not: so call it after a sleep, too.
         """
         if self.is_over:
             self._end(f"has ended: it was not renewed for {LASTS_SECONDS} s")
@@ -194,7 +178,6 @@ class ContainerLease:
             await lease.acquire(LASTS_SECONDS, read_timeout=_ANSWERED_WITHIN_SECONDS)
 
     async def create(self) -> None:
-        """Create the container if it is missing."""
         with translated(TABLES, self.what):
             try:
                 await self._container.create_container()
@@ -203,7 +186,7 @@ class ContainerLease:
                     raise
 
     async def give_up(self) -> None:
-        """Let another have it at once; where that cannot be said, it ends by itself."""
+        """Release it; without an answer it expires."""
         try:
             async with self._turn:
                 lease, self._lease = self._lease, None
@@ -217,6 +200,6 @@ class ContainerLease:
 
 
 def _now() -> float:
-    """Return seconds that go on while the machine sleeps, where there are such: a lease ends meanwhile."""
+    """Return monotonic seconds that include the machine's sleep where the platform has them: leases end meanwhile."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)

@@ -44,7 +44,7 @@ ANSWERS_WITHIN_SECONDS: Final = 20.0
 """Longer than Azure works on any request of ours, and shorter than a message stays invisible."""
 
 LEAVES_WITHIN_SECONDS: Final = 5.0
-"""Whoever leaves waits no longer for answers: the lease, and what is hidden from others, end by themselves."""
+"""Limit for closing: the lease, and the hiding of messages, end by themselves."""
 
 _PUBLIC_SUFFIX: Final = "core.windows.net"
 _EMULATOR: Final = "UseDevelopmentStorage"
@@ -56,20 +56,16 @@ _OPTIONS: Final = {"queues": "queue", "tables": "table", "blobs": "blob"}
 _FORMS: Final = "azure-queues://ACCOUNT:KEY@ACCOUNT.queue.core.windows.net or azure-queues://?connection=env:NAME"
 
 requests_log = logging.getLogger("postdate.azure.requests")
-"""What the SDK logs of each request: at level INFO, and far too much of it for a log of ours at that level."""
+"""The SDK logs each request at level INFO: too much for our log at that level."""
 if requests_log.level == logging.NOTSET:
     requests_log.setLevel(logging.WARNING)
 
 
 @dataclass(frozen=True, slots=True)
 class AzureLogin:
-    """A storage account and what opens it.
+    """A storage account and its credentials: a key in base64, or a shared access signature without its question mark.
 
-    Args:
-        account: its name.
-        endpoints: URL of each service that is known: ``queue``, ``table``, ``blob``.
-        key: of the account, base64; ``None`` with a signature.
-        signature: a shared access signature, without its question mark; ``None`` with a key.
+    ``endpoints`` has the URL of each known service: ``queue``, ``table``, ``blob``.
     """
 
     account: str
@@ -84,11 +80,7 @@ class AzureLogin:
             _check_key(self.account, self.key)
 
     def endpoint(self, service: str) -> str:
-        """Return the URL of a service.
-
-        Raises:
-            ConfigurationError: the address does not say where it is.
-        """
+        """Return the URL of a service; raises `ConfigurationError` when the address does not give it."""
         url = self.endpoints.get(service)
         if url is None:
             raise ConfigurationError(
@@ -98,39 +90,36 @@ class AzureLogin:
         return url
 
     def place(self, service: str) -> str:
-        """Return where a service is, without secrets."""
+        """Return the account and host for messages, without secrets."""
         where = self.endpoints.get(service)
         return f"Azure account {self.account!r}" + (f" at {urlsplit(where).netloc}" if where else "")
 
     @property
     def credential(self) -> AzureNamedKeyCredential | AzureSasCredential:
-        """What the clients of the SDK sign with."""
         if self.key is not None:
             return AzureNamedKeyCredential(self.account, self.key)
         assert self.signature is not None
         return AzureSasCredential(self.signature)
 
     def queue_service(self) -> QueueServiceClient:
-        """Return a client of the queues; it connects at first use and must be closed."""
+        """Return a client; it connects at first use and must be closed."""
         from azure.storage.queue.aio import QueueServiceClient
 
         return QueueServiceClient(self.endpoint("queue"), self.credential, **_client_settings())
 
     def table_service(self) -> TableServiceClient:
-        """Return a client of the tables; see :meth:`queue_service`."""
         from azure.data.tables.aio import TableServiceClient
 
         return TableServiceClient(endpoint=self.endpoint("table"), credential=self.credential, **_client_settings())
 
     def blob_service(self) -> BlobServiceClient:
-        """Return a client of the blobs, for the lease; see :meth:`queue_service`."""
         from azure.storage.blob.aio import BlobServiceClient
 
         return BlobServiceClient(self.endpoint("blob"), self.credential, **_client_settings())
 
 
 def _client_settings() -> dict[str, Any]:
-    """Return what every client gets: no retries of the SDK's own, which would hide an outage from our breakers."""
+    """Return the settings of every client: no retries of the SDK's own, which hide an outage from our breakers."""
     transport = LastingTransport(connection_timeout=CONNECTS_WITHIN_SECONDS, read_timeout=ANSWERS_WITHIN_SECONDS)
     return {"transport": transport, "retry_total": 0, "logger": requests_log}
 
@@ -151,14 +140,10 @@ def _check_key(account: str, key: str) -> None:
 
 
 def parse_login(address: str, environment: Mapping[str, str] | None = None) -> AzureLogin:
-    """Return what an address or a connection string says.
-
-    Args:
-        address: see the module; or a connection string.
-        environment: variables, for ``connection=env:NAME``; by default those of this process.
+    """Return the login in an address or a connection string.
 
     Raises:
-        ConfigurationError: it cannot be read, or what it refers to is missing; the message shows no key.
+        ConfigurationError: it cannot be read, or its variable or file is missing; the message shows no key.
     """
     scheme, separator, rest = address.partition("://")
     if not separator or "=" in scheme:
@@ -203,13 +188,13 @@ def _login(service: str, authority: str, path: str, options: Mapping[str, str]) 
 
 
 def _neighbours(service: str, host: str) -> dict[str, str]:
-    """Return the hosts of the other services where the host of one says which it is."""
+    """Return the hosts of the other services, if the host of one contains the service's name."""
     account, found, rest = host.partition(f".{service}.")
     return {of: f"{account}.{of}.{rest}" for of in SERVICES} if found else {}
 
 
 def _referred(reference: str, environment: Mapping[str, str] | None) -> str:
-    """Return the connection string that ``env:NAME`` or ``file:PATH`` refers to."""
+    """Return the connection string behind ``env:NAME`` or ``file:PATH``."""
     kind, _, place = reference.partition(":")
     match kind:
         case "env":
@@ -240,11 +225,6 @@ def _first_line(path: Path) -> str:
 
 
 def parse_connection_string(text: str) -> AzureLogin:
-    """Return what a connection string of Azure Storage says.
-
-    Raises:
-        ConfigurationError: it is none; the message shows no part of it.
-    """
     pairs = [part.partition("=") for part in text.strip().strip(";").split(";")]
     settings = {name.strip().lower(): value.strip() for name, equals, value in pairs if equals}
     if settings.get(_EMULATOR.lower(), "").lower() == "true":

@@ -1,4 +1,4 @@
-"""What is due, read in pages in the order of its keys, and what is to be attempted next. Source: ADR 0013."""
+"""Reads due messages in pages, in key order, and finds the next attempt. Source: ADR 0013."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from postdate.clock import later
 from postdate.errors import ConfigurationError, InvalidMessage, MessageError
 
 READ_AT_ONCE: Final = 1_000
-"""As many as Azure gives in one answer."""
+"""Azure's most entities in one answer."""
 
 _SHORTEST_IDLE: Final = timedelta(milliseconds=100)
 _LONGEST_IDLE: Final = timedelta(seconds=60)
 _ROW_TIME_LENGTH: Final = 14
 _BEHIND_ALL_TIMES: Final = ":"
-"""What others keep in the table under keys that are no times is no business of ours."""
+"""Sorts after every digit: keys that are no times are others' entities."""
 
 _LOOKED_AT_ONCE: Final = 250
 
@@ -36,13 +36,12 @@ class Polling:
     """How the store looks for messages that other processes stored.
 
     Args:
-        peek_interval: by how much each pause between two looks is longer than the one before, as long as there is
-            nothing; more than 0.
+        peek_interval: added to each pause while the table stays empty; more than 0.
         longest_wait_when_idle: the longest pause; 100 ms to 60 s.
-        page_size: how many messages are claimed in one piece at most; 1 to 1,000.
+        page_size: the most messages in one claim; 1 to 1,000.
 
     Raises:
-        ConfigurationError: one of them cannot be.
+        ConfigurationError: one of them is out of range.
     """
 
     peek_interval: timedelta = timedelta(milliseconds=125)
@@ -60,55 +59,42 @@ class Polling:
 
 
 class BackOff:
-    """Pauses that grow while there is nothing (row 82).
-
-    Args:
-        polling: by how much, and up to what.
-    """
+    """Pauses that grow while there is nothing to do (row 82)."""
 
     def __init__(self, polling: Polling) -> None:
         self._polling = polling
         self._pause = timedelta(0)
 
     def longer(self) -> timedelta:
-        """Return the next pause."""
         self._pause = min(self._pause + self._polling.peek_interval, self._polling.longest_wait_when_idle)
         return self._pause
 
     def reset(self) -> None:
-        """Begin again: there was something."""
         self._pause = timedelta(0)
 
 
 class Pages:
-    """Reads what is due ahead of who claims it.
-
-    What was read is handed out later only while the lease lasts: nobody else takes it meanwhile.
-
-    Args:
-        table: where the messages are.
-        set_aside: takes an entity that is no message out of the way; told the reason and the time.
-    """
+    """Reads due messages ahead of their claims; valid only under one lease, as nobody else takes them meanwhile."""
 
     def __init__(self, table: Table, set_aside: Callable[[Entity, MessageError, datetime], Awaitable[None]]) -> None:
         self._table, self._set_aside = table, set_aside
         self._ahead: deque[DelayedEntity] = deque()
         self._read_to = ""
-        """The last key that was read; empty when the next look begins at the front."""
+        """The last key that was read; empty to start at the front."""
 
     def forget(self) -> None:
-        """Begin at the front next time: something may have changed there."""
+        """Read from the start of the table next time: something may have changed there."""
         self._ahead.clear()
         self._read_to = ""
 
     def changed(self, attempt_at: datetime) -> None:
-        """Note that something may be attempted at that time: it may lie before what was read."""
+        """A message may be attempted at ``attempt_at``: read again if that lies before the position reached."""
         if self._read_to and second_key(attempt_at) <= self._read_to:
             self.forget()
 
     @property
     def next_ahead(self) -> datetime | None:
-        """From when on the next may be attempted, as far as that is known without asking."""
+        """Time of the next attempt as far as it is known without a request."""
         if self._ahead:
             return self._ahead[0].attempt_at
         return attempt_of(self._read_to[:_ROW_TIME_LENGTH], is_ours=False) if self._read_to else None
@@ -125,13 +111,13 @@ class Pages:
                 has_read = True
                 continue
             waiting = self._ahead.popleft()
-            id_ = waiting.message.message_id  # two messages of one id go one after the other
+            id_ = waiting.message.message_id  # two messages with one id: one at a time
             if waiting.attempt_at < now and id_ not in taken and is_wanted(waiting):
                 taken[id_] = waiting
         return list(taken.values())
 
     async def _read(self, now: datetime) -> None:
-        """Read one page behind what was read last, or at the front."""
+        """Read the next page, or the first one."""
         page = await self.one_page(self._read_to, second_key(later(now, timedelta(seconds=1))))
         self._read_to = page[-1]["RowKey"] if len(page) >= READ_AT_ONCE else ""
         found: list[DelayedEntity] = []
@@ -145,7 +131,7 @@ class Pages:
     async def one_page(self, after: str, before: str) -> list[Entity]:
         """Return up to :data:`READ_AT_ONCE` entities with a row key above ``after`` and below ``before``.
 
-        An answer may be short, or empty, and still not the last: it is followed until there is a page or the end.
+        A short or empty answer may not be the last: answers are followed until the page is full or the table ends.
         """
         page: list[Entity] = []
         async with aclosing(self.entities(after, before)) as entities:
@@ -156,7 +142,6 @@ class Pages:
         return page
 
     async def at(self, row: str) -> Entity | None:
-        """Return the entity with a row key, or ``None``."""
         return await self._table.get({"PartitionKey": partition_of(row), "RowKey": row})
 
     async def entities(
@@ -168,14 +153,10 @@ class Pages:
         also: str = "",
         at_once: int = READ_AT_ONCE,
     ) -> AsyncGenerator[Entity]:
-        """Yield entities in the order of their keys; row keys begin with the partition key, so these order them all.
+        """Yield entities in key order; row keys begin with the partition key, so they order the whole table.
 
-        Args:
-            after: row keys above this only.
-            before: row keys below this only.
-            select: which columns; ``None``: all.
-            also: another condition, which the server has to look at every entity for.
-            at_once: how many in one answer, at most :data:`READ_AT_ONCE`.
+        Their row keys are above ``after`` and below ``before``. ``also`` is another condition, which no index serves.
+        An answer has up to ``at_once`` entities, at most :data:`READ_AT_ONCE`.
         """
         bounds = [f"PartitionKey lt '{_BEHIND_ALL_TIMES}'"]
         if after:
@@ -188,10 +169,10 @@ class Pages:
             yield entity
 
     async def first(self, is_wanted: Callable[[Entity], bool]) -> datetime | None:
-        """Return from when on the first of those wanted may be attempted; ``None`` without any.
+        """Return the earliest attempt of the wanted entities; ``None`` without any.
 
-        Others' messages are due at the end of their second, wherever they lie in it; so all of a second is looked at
-        where it begins with one of theirs.
+        Upstream's messages are due at the end of their second, wherever their keys sort in it; so a second that begins
+        with one of them is read to its end.
         """
         found: datetime | None = None
         second = ""
@@ -211,10 +192,10 @@ class Pages:
 
 
 def _attempt(entity: Entity) -> datetime | None:
-    """Return from when on an entity may be attempted; ``None`` for one that is no message."""
+    """Return the attempt time of an entity; ``None`` when it is no message."""
     try:
         return attempt_of(entity["RowKey"], is_ours=entity.get("Due") is not None)
-    except InvalidMessage:  # set aside when it is read whole
+    except InvalidMessage:  # quarantined when it is read whole
         return None
 
 

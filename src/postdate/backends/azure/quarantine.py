@@ -1,8 +1,7 @@
-"""Entities that cannot be read, set aside in the table of the records with every column, and put back once mended.
+"""Unreadable entities, kept with all columns in a partition of the records table, and put back once repaired.
 
-They lie in a partition of their own, under their old row keys: to set one aside twice is to do it once. Copied first
-and removed then, and back in the same order, so that none is ever gone; what an interruption leaves in both places is
-set aside again, or is found to be there already.
+They keep their row keys, so quarantining twice is idempotent. Both directions copy first and delete then, so that no
+entity is ever lost; after an interruption the copy is found and the step repeated.
 
 Source: :mod:`postdate.ports.quarantine`; ADR 0013, 0019.
 """
@@ -35,19 +34,12 @@ log = logging.getLogger("postdate.stores.azure_table")
 
 
 def number_of(row: str) -> int:
-    """Return what names an entity for the operator: it follows from its row key."""
+    """Return the operator's number of an entity, a hash of its row key."""
     return int.from_bytes(hashlib.sha256(row.encode()).digest()[:_NUMBER_BYTES], "big")
 
 
 class TableQuarantine(Quarantine):
-    """What is set aside of one table.
-
-    Args:
-        table: of the waiting messages.
-        records: beside them.
-        storing: into the table.
-        returned: told what waits again.
-    """
+    """The quarantine of one table; ``returned`` is called with each message that waits again."""
 
     def __init__(
         self, table: Table, records: Records, storing: Storing, returned: Callable[[DelayedEntity], None]
@@ -55,11 +47,7 @@ class TableQuarantine(Quarantine):
         self._table, self._records, self._storing, self._returned = table, records, storing, returned
 
     async def set_aside(self, entity: Entity, error: MessageError, now: datetime) -> None:
-        """Take an entity that is no message out of the way of the others.
-
-        Raises:
-            StoreUnavailable: transient. One that the table refuses for good stays, and is logged.
-        """
+        """Move an unreadable entity out of the table; one that the records table refuses stays, and is logged."""
         row = entity["RowKey"]
         try:
             copy = {name: value for name, value in entity.items() if name not in {"PartitionKey", "Timestamp"}}
@@ -95,7 +83,7 @@ class TableQuarantine(Quarantine):
 
     @override
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        """Copy back first, then remove: no transaction has both; see :meth:`postdate.ports.Quarantine.put_back`."""
+        """Copies back, then deletes: no transaction spans both tables."""
         entity = await self._find(number)
         waiting = mended(entity, mending)
         stored = await self._storing.store_returned(waiting.message, now)
@@ -122,11 +110,7 @@ class TableQuarantine(Quarantine):
 
 
 def mended(entity: Entity, mending: Mending) -> DelayedEntity:
-    """Return what an entity holds with what is mended in place of what was there.
-
-    Raises:
-        InvalidMessage, InvalidHeaders: it still cannot be read, or what is put there cannot be.
-    """
+    """Return the message of an entity after the repair; raises `MessageError` when it is still unreadable."""
     columns: dict[str, Any] = dict(entity)
     if mending.headers is not None:
         columns["Headers"] = encode_headers(mending.headers)
@@ -144,7 +128,7 @@ def mended(entity: Entity, mending: Mending) -> DelayedEntity:
 
 
 def _id_of(entity: Entity) -> str:
-    """Return the id as far as it can be read; otherwise it is empty."""
+    """Return the message id, or an empty text when it cannot be read."""
     message_id: object = entity.get("MessageId")
     if not isinstance(message_id, str):
         return ""

@@ -1,4 +1,4 @@
-"""What waits in a table, for those who ask: read from the keys and columns of all messages. Source: ADR 0013."""
+"""An administrator's questions about a table, answered from the keys and columns of all entities. Source: ADR 0013."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from postdate.ports import MessageFilter, StoreStatistics
 
 
 async def next_due(pages: Pages) -> datetime | None:
-    """See :meth:`postdate.ports.DelayedMessageStore.next_due`; looks at every message that has failed before."""
+    """Return the earliest due time; reads every message that has failed before."""
     dues: list[datetime] = []
     async with aclosing(pages.entities(select=KEY_COLUMNS, at_once=1)) as entities:
         async for entity in entities:
@@ -29,7 +29,7 @@ async def next_due(pages: Pages) -> datetime | None:
 
 
 async def statistics(pages: Pages, holding: AzureClaims, now: datetime) -> StoreStatistics:
-    """See :meth:`postdate.ports.AdministrableStore.statistics`; ``holding``: what counts as claimed."""
+    """Count the messages; those in ``holding`` are claimed."""
     pending = overdue = claimed = failing = 0
     earliest: datetime | None = None
     async for entity in pages.entities(select=(*KEY_COLUMNS, "Failures")):
@@ -43,15 +43,15 @@ async def statistics(pages: Pages, holding: AzureClaims, now: datetime) -> Store
 
 
 async def pending(pages: Pages, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-    """See :meth:`postdate.ports.AdministrableStore.list_pending`; what failed stands where its next attempt does."""
+    """List messages; one that has failed stands at its next attempt."""
     found: list[DelayedMessage] = []
-    # A key below all of that second, the bare second among them.
+    # Sorts before all keys of that second, even the one without a GUID.
     since = "" if where.due_from is None else second_key(where.due_from)[:-1]
     async with aclosing(pages.entities(since)) as entities:
         async for entity in entities:
             try:
                 message = read_entity(entity).message
-            except MessageError:  # set aside when it is due
+            except MessageError:  # quarantined when it is due
                 continue
             if where.matches(message):
                 found.append(message)
@@ -61,7 +61,7 @@ async def pending(pages: Pages, where: MessageFilter, limit: int) -> Sequence[De
 
 
 def _due_of(entity: Entity) -> datetime | None:
-    """Return the due time of an entity; ``None`` where it cannot be read: it is set aside when it is due."""
+    """Return the due time of an entity; ``None`` when it cannot be read: it is quarantined when it is due."""
     due = entity.get("Due")
     try:
         return attempt_of(entity["RowKey"], is_ours=False) if due is None else instant_of(due)

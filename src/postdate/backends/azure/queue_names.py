@@ -1,17 +1,16 @@
-"""From the name of a queue, as endpoints write it, to one that Azure takes. Source: specification 3.1.
+"""Names of queues as Azure takes them. Source: specification 3.1.
 
-Azure takes 3 to 63 lower-case letters, digits and dashes, with no dash at either end and no two in a row. Names are put
-into lower case; what happens to the rest is a choice that everyone who shares the queues must make alike:
+Azure takes 3 to 63 lower-case letters, digits and dashes, with no dash at either end and no two in a row. Names are
+lower-cased; all endpoints that share queues must choose the same sanitizer for the rest:
 
 ``strict``
-    Nothing. What Azure does not take is refused. Only the queues that an endpoint has beside its own are called
-    ``sales-timeouts`` and ``sales-timeoutsdispatcher``, as upstream calls them, since their dots are not the user's.
+    Refuses other characters. Only the dots in the names of an endpoint's own queues, which are not the user's, become
+    dashes as with upstream: ``sales-timeouts``, ``sales-timeoutsdispatcher``.
 ``dashes``
-    Dots become dashes, so that ``sales.timeouts`` is ``sales-timeouts``, as upstream calls that queue; a name without
-    dots is what it is under ``strict``.
+    Dots become dashes: ``sales.timeouts`` is ``sales-timeouts``, as with upstream. Otherwise like ``strict``.
 ``legacy``
-    As version 7 of upstream: whatever Azure does not take becomes a dash, runs of dashes one, and a name that is too
-    long is cut and gets a number made from all of it.
+    As version 7 of upstream: every other character becomes a dash, runs of dashes become one, and a name that is too
+    long is cut and gets a hash of all of it.
 """
 
 from __future__ import annotations
@@ -56,11 +55,6 @@ SANITIZERS: Final[Mapping[str, Sanitizer]] = {"strict": _strict, "dashes": _dash
 
 
 def sanitizer_of(choice: str | Sanitizer) -> Sanitizer:
-    """Return what a choice by name means.
-
-    Raises:
-        ConfigurationError: there is no such choice.
-    """
     if callable(choice):
         return choice
     if choice not in SANITIZERS:
@@ -69,15 +63,7 @@ def sanitizer_of(choice: str | Sanitizer) -> Sanitizer:
 
 
 def queue_name(name: str, sanitizer: Sanitizer) -> str:
-    """Return the name of the queue in Azure.
-
-    Args:
-        name: as endpoints write it.
-        sanitizer: gets it in lower case.
-
-    Raises:
-        ConfigurationError: Azure takes no such name, or the sanitizer raised.
-    """
+    """Return Azure's name of a queue; raises `ConfigurationError` for a name that Azure does not take."""
     try:
         clean = sanitizer(name.lower())
     except Exception as error:
@@ -92,7 +78,7 @@ def queue_name(name: str, sanitizer: Sanitizer) -> str:
 
 
 def _mending(name: str) -> str:
-    """Say what to do about a name that Azure does not take."""
+    """Return advice for a name that Azure does not take."""
     for choice in ("dashes", "legacy"):
         clean = SANITIZERS[choice](name.lower())
         if _is_taken(clean):

@@ -1,7 +1,7 @@
-"""Receiving: a message is held by hiding it from others for a while, again and again, until it is done with.
+"""Receiving: a message is hidden from others again and again until it is deleted.
 
-Each answer about a message brings a new pop receipt, and only the last one opens it. So all requests about one message
-wait for each other.
+Every answer about a message brings a new pop receipt, and only the latest is valid, so requests about one message wait
+for each other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("postdate.azure")
 
 LARGEST_BATCH: Final = 32
-"""Messages that Azure gives out at once."""
+"""Azure's limit of one request."""
 
 SHORTEST_HOLD, LONGEST_HOLD = timedelta(seconds=1), timedelta(days=7)
 
@@ -42,11 +42,11 @@ _CLOCK_GRAIN_SECONDS: Final = 1.0
 """Azure tells times in whole seconds."""
 
 SendAll = Callable[[Sequence[Envelope], datetime], Awaitable[None]]
-"""Sends all of these, or raises why one of them cannot be sent."""
+"""Sends all, or raises the error of one."""
 
 
 class ReceiveMemory:
-    """The last ``limit`` messages whose handling was finished, but which could not be deleted: not handled again."""
+    """The last ``limit`` messages that were handled but could not be deleted; not handled again when received again."""
 
     def __init__(self, limit: int = 10_000) -> None:
         self._limit = limit
@@ -59,11 +59,9 @@ class ReceiveMemory:
             self._finished.popitem(last=False)
 
     def is_finished(self, queue: str, native_id: str) -> bool:
-        """Tell whether a message only has to be deleted."""
         return (queue, native_id) in self._finished
 
     def forget(self, queue: str, native_id: str) -> None:
-        """Forget a message that is gone."""
         self._finished.pop((queue, native_id), None)
 
 
@@ -72,14 +70,14 @@ class MessageWithReceipt:
     """A message that this process holds.
 
     Args:
-        native_id: what Azure calls it.
-        receipt: the last pop receipt.
-        until: end of the time for which it is hidden, on the loop's clock.
-        expires: when the queue drops it, on the same clock, give or take a second; infinite: never.
-        received: what was handed out.
-        given_out: how often, with this time.
+        native_id: Azure's id.
+        receipt: the latest pop receipt.
+        until: when it becomes visible again, by the loop's clock.
+        expires: when the queue drops it, by the same clock, give or take a second; infinite: never.
+        received: the object handed to the endpoint.
+        given_out: number of deliveries, including this one.
         text: of the message.
-        lost: why it is not held any more.
+        lost: why it is no longer held.
     """
 
     native_id: str
@@ -95,13 +93,7 @@ class MessageWithReceipt:
 
 @dataclass(frozen=True, slots=True)
 class ReceiverSettings:
-    """How a receiver behaves.
-
-    Args:
-        hold: for which a message is hidden; it is hidden again long before that ends.
-        peek_interval: by which the pause grows each time the queue is found empty.
-        longest_idle_wait: the longest such pause.
-    """
+    """How long a message is hidden at a time (``hold``), and how pauses between looks at an empty queue grow."""
 
     hold: timedelta = timedelta(seconds=30)
     peek_interval: timedelta = timedelta(milliseconds=125)
@@ -109,16 +101,7 @@ class ReceiverSettings:
 
 
 class AzureQueueReceiver(Receiver):
-    """Receives from one queue; see :class:`postdate.ports.Receiver`.
-
-    Args:
-        service: of the account.
-        queue: to receive from, by its name among endpoints.
-        pace: how often to ask, and how long to hide.
-        memory: of all receivers of this process.
-        send: for what is sent with a commit.
-        at_end: called when it is closed.
-    """
+    """Receives from one queue; ``memory`` is shared by all receivers of this process."""
 
     def __init__(
         self,
@@ -140,7 +123,7 @@ class AzureQueueReceiver(Receiver):
 
     @override
     async def receive(self, limit: int) -> Sequence[Received]:
-        """See :meth:`postdate.ports.Receiver.receive`; a queue that stays empty is asked less and less often."""
+        """An empty queue is asked less and less often."""
         wait = timedelta(0)
         with self._service.listening(self._queue) as news:
             while True:
@@ -158,7 +141,7 @@ class AzureQueueReceiver(Receiver):
                     await asyncio.wait_for(news.wait(), wait / _SECOND)
 
     async def _fetch(self, count: int) -> list[MessageWithReceipt]:
-        """Ask once. When the wait is cancelled, what comes all the same is given back at once."""
+        """Ask once; if cancelled, give back at once any message that the request still brings."""
         asking = asyncio.ensure_future(self._ask(count))
         try:
             return await asyncio.shield(asking)
@@ -191,7 +174,7 @@ class AzureQueueReceiver(Receiver):
         failures, unanswered = returns_in(text, given_out - 1) if given_out > 1 else (0, 0)
         expires = float("inf")
         if message.expires_on is not None and message.next_visible_on is not None:
-            # Both by Azure's clock, which so need not be ours.
+            # Both times are by Azure's clock, so ours may differ.
             expires = until + (message.expires_on - message.next_visible_on) / _SECOND
         received = Received(envelope, failures, object(), unanswered)
         hold = MessageWithReceipt(native_id, receipt, until, expires, received, given_out, text)
@@ -199,7 +182,7 @@ class AzureQueueReceiver(Receiver):
         return hold
 
     async def _delete_finished(self, hold: MessageWithReceipt) -> None:
-        """Delete a message that was handled before, when it could not be deleted."""
+        """Delete a message that was handled before but could not be deleted."""
         try:
             await self._delete(hold)
         except TransportError as error:
@@ -231,10 +214,10 @@ class AzureQueueReceiver(Receiver):
             self._renewing = None
 
     async def _renew(self, hold: MessageWithReceipt) -> None:
-        """Hide a message for longer; what has run out needs no hiding, nobody receives it any more.
+        """Hide a message for longer, unless it has expired: then nobody receives it any more.
 
-        Azure hides nothing beyond its expiry, and counts in whole seconds: in the last two of its life a message that
-        is still held may be given out once more.
+        Azure hides nothing beyond its expiry and counts in whole seconds: in its last two seconds a held message may be
+        delivered once more.
         """
         async with hold.turn:
             now = asyncio.get_running_loop().time()
@@ -249,11 +232,10 @@ class AzureQueueReceiver(Receiver):
             except (ClaimLost, QueueNotFound) as error:
                 hold.lost = str(error)
                 log.warning("message %s in %s is no longer held: %s", hold.native_id, self._queue, error)
-            except TransportError as error:  # tried again, until it is known to be somebody else's
+            except TransportError as error:  # retried until another receiver has it
                 log.warning("message %s in %s cannot be held for longer now: %s", hold.native_id, self._queue, error)
 
     async def _hide(self, hold: MessageWithReceipt, seconds: int, text: str | None = None) -> None:
-        """Hide a message for so long from now on, with another text, if any."""
         with self._service.asking(self._queue):
             answer = await self._service.queue(self._queue).update_message(
                 hold.native_id, hold.receipt, text, visibility_timeout=seconds
@@ -274,10 +256,10 @@ class AzureQueueReceiver(Receiver):
 
     @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        """See :meth:`postdate.ports.Receiver.commit`; the outgoing messages first, then the message is deleted.
+        """Sends the outgoing messages first, then deletes the message.
 
-        What is interrupted in between is deleted, not handled again, when this process receives it once more; another
-        process handles it a second time.
+        After an interruption in between, this process only deletes the message on its next receive; another process
+        handles it a second time.
         """
         refuse_work(end.work)
         hold = self._what_holds(received)
@@ -306,13 +288,13 @@ class AzureQueueReceiver(Receiver):
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-        """See :meth:`postdate.ports.Receiver.roll_back`; what is not held any more is free already."""
+        """A message that is no longer held is visible already."""
         with suppress(ClaimLost):
             await self._give_back(self._what_holds(received), failed=failed)
 
     async def _give_back(self, hold: MessageWithReceipt, *, failed: bool) -> None:
         text, received = None, hold.received
-        if set(received.envelope.headers) != {UNREADABLE}:  # else the text is all there is, and stays as it is
+        if set(received.envelope.headers) != {UNREADABLE}:  # an undecodable text stays as it is
             text = given_back(hold.text, hold.given_out, received.failures + failed, received.unanswered)
         async with hold.turn:
             if not hold.lost:
@@ -323,7 +305,7 @@ class AzureQueueReceiver(Receiver):
 
     @override
     async def close(self) -> None:
-        """See :meth:`postdate.ports.Receiver.close`; what cannot be given back is free when its time has run out."""
+        """A message that cannot be given back becomes visible when its time has run out."""
         closing = asyncio.ensure_future(self._close())
         try:
             await asyncio.shield(closing)
@@ -363,7 +345,7 @@ class AzureQueueReceiver(Receiver):
 
 
 async def _all(work: Iterable[Awaitable[None]]) -> None:
-    """Do all of this, some of it at once; an error of one is raised when all are done."""
+    """Await all, :data:`_AT_ONCE` at a time; raise an error of one after all have ended."""
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def one(each: Awaitable[None]) -> None:

@@ -1,9 +1,7 @@
-"""Which ids a store knows, and what happened to each message: in a table of its own beside that of the messages.
+"""Known ids and their records, in a table beside that of the messages.
 
-An id has one row. It says how the message was scheduled, where it waits, and how it ended; what happens in between and
-seldom has further rows behind it. So the usual life of a message costs two changes of one row, in groups.
-
-Source: ADR 0004, 0013.
+An id has one row: how the message was scheduled, where it waits, how it ended. Rarer records are rows behind it. So a
+message normally costs two changes of one row, in batches. Source: ADR 0004, 0013.
 """
 
 from __future__ import annotations
@@ -28,18 +26,14 @@ Row = Mapping[str, Any]
 
 
 def keys_of(message_id: str, number: int | None = None) -> dict[str, str]:
-    """Return the keys of the row of an id, or of one of those behind it."""
+    """Return the keys of an id's row, or of its record ``number``."""
     digits = id_hash(message_id)
     bucket = int(digits[0], 16) % _BUCKETS
     return {"PartitionKey": f"id{bucket}", "RowKey": digits if number is None else f"{digits}_{number:08}"}
 
 
 class Known:
-    """The row of an id.
-
-    Args:
-        row: as it was read.
-    """
+    """The row of an id."""
 
     def __init__(self, row: Row) -> None:
         self._row = row
@@ -51,16 +45,15 @@ class Known:
 
     @property
     def places(self) -> list[str]:
-        """The row keys at which the message may wait: it is at one of them unless it has left."""
+        """The row keys at which the message may wait: at one of them, unless it has left."""
         return [place for name in ("Location", "Former") if (place := self._row.get(name))]
 
     def scheduled(self) -> list[Record]:
-        """Return the record of scheduling; none of a message that others put into the table, or older versions."""
+        """Return the record of scheduling; none for messages of upstream or of older versions."""
         at = self._row.get("ScheduledAt")
         return [] if at is None else [self._record(RecordKind.SCHEDULED, at, self._row["ScheduledDue"], "")]
 
     def ended(self) -> list[Record]:
-        """Return the record of the end, if it has come."""
         if self.end is None:
             return []
         return [self._record(self.end, self._row["EndedAt"], self._row["Due"], self._row.get("Detail") or "")]
@@ -70,22 +63,17 @@ class Known:
 
 
 class Records:
-    """What a store knows of ids.
-
-    Args:
-        table: of the ids and records.
-        keeps_retries: whether a retry is recorded.
-    """
+    """The records of one store's messages."""
 
     def __init__(self, table: Table, *, keeps_retries: bool) -> None:
         self.table, self._keeps_retries = table, keeps_retries
         self.rounds = Rounds(table)
-        """What becomes of messages that leave is written down in these."""
+        """For the ends of messages."""
 
     # --- entering --------------------------------------------------------------------------------------------------
 
     async def enter(self, messages: Sequence[DelayedEntity], now: datetime) -> list[bool]:
-        """Take ids that nobody has; return of each whether it was free."""
+        """Add the ids that are new; return for each whether it was."""
         return await self.table.each([Operation("create", self._entry(each, now)) for each in messages])
 
     def _entry(self, waiting: DelayedEntity, now: datetime) -> dict[str, Any]:
@@ -103,28 +91,26 @@ class Records:
         }
 
     async def find(self, message_id: str) -> Known | None:
-        """Return what is known of an id."""
         row = await self.table.get(keys_of(message_id))
         return None if row is None else Known(row)
 
     async def take_over(self, known: Known, waiting: DelayedEntity) -> bool:
-        """Have an id wait whose message was never stored, or was taken by somebody who keeps no records."""
+        """Point a known id at a message: its own was never stored, or upstream, which keeps no records, took it."""
         entry = {**self._base(waiting), "Location": waiting.row, "Former": ""}
         return await self.table.atomically([Operation("change", entry, known.etag)])
 
     async def come_back(
         self, known: Known, waiting: DelayedEntity, now: datetime, kind: RecordKind = RecordKind.RESCHEDULED
     ) -> bool:
-        """Have an id wait again whose message had gone to the error queue; false when another was faster."""
+        """Point an id whose message had failed at its new place; return ``False`` when another process was faster."""
         why = "came back from the error queue" if kind is RecordKind.RESCHEDULED else ""
         record = Record(kind, waiting.message.message_id, now, waiting.message.due, None, why)
         return await self.append(known, waiting, record)
 
     async def append(self, known: Known, waiting: DelayedEntity, record: Record) -> bool:
-        """Write a record behind those that there are, an end among them, and where the message waits now.
+        """Add a record after the existing ones, its end included, and set the message's place.
 
-        Returns:
-            Whether the row was as it was read; otherwise nothing was done.
+        Returns ``False``, with nothing done, when the row had changed.
         """
         message = waiting.message
         added = [*known.ended(), record]
@@ -144,7 +130,7 @@ class Records:
     # --- what happens ----------------------------------------------------------------------------------------------
 
     async def retried(self, old: DelayedEntity, new: DelayedEntity, now: datetime, reason: str) -> None:
-        """Write down that an attempt failed, and where the message waits for the next one."""
+        """Record a failed attempt, and the message's place for the next one."""
         message = old.message
         entry = {**self._base(new), "Location": new.row, "Former": old.row, "Ended": 0}
         operations = [Operation("merge", entry)]
@@ -156,20 +142,20 @@ class Records:
 
     @property
     def records_of_a_retry(self) -> int:
-        """How many rows a retry adds."""
+        """Number of rows that a retry adds."""
         return int(self._keeps_retries)
 
     async def end(self, messages: Sequence[DelayedEntity], kind: RecordKind, now: datetime, detail: str = "") -> None:
-        """Write down how messages end; before they are removed, so that none is ever gone without a record."""
+        """Record the ends of messages; called before they are deleted, so that none is ever gone without a record."""
         end = {"Ended": int(kind), "EndedAt": text_of(now), "Detail": detail[:_LONGEST_DETAIL]}
         await self.rounds.each([Operation("merge", {**self._base(each), **end}) for each in messages])
 
     async def not_ended(self, messages: Sequence[DelayedEntity]) -> None:
-        """Take back an end that did not come about."""
+        """Take back an end whose deletion failed."""
         await self.table.each([Operation("merge", {**self._base(each), "Ended": 0}) for each in messages])
 
     async def end_unread(self, message_id: str, destination: str, now: datetime, detail: str) -> None:
-        """Write down that a message failed which cannot be read: all that is known of it may be its id."""
+        """Record the failure of an unreadable message, of which perhaps only the id is known."""
         end = {"Ended": int(RecordKind.FAILED), "EndedAt": text_of(now), "Detail": detail[:_LONGEST_DETAIL]}
         entry = {**keys_of(message_id), "MessageId": message_id, **end}
         if not await self.table.atomically([Operation("change", entry)]):
@@ -177,7 +163,7 @@ class Records:
             await self.table.atomically([Operation("upsert", {**entry, **unknown})])
 
     async def discard_failed(self, message_id: str, now: datetime) -> None:
-        """Write down that a message that had failed was discarded; not of one that waits again, or is not known."""
+        """Record that a failed message was discarded; nothing for one that waits again or is unknown."""
         known = await self.find(message_id)
         if known is None or known.end is not RecordKind.FAILED:
             return
@@ -196,7 +182,6 @@ class Records:
     # --- reading ---------------------------------------------------------------------------------------------------
 
     async def history(self, message_id: str) -> list[Record]:
-        """Return every record of a message in the order of writing."""
         keys = keys_of(message_id)
         bounds = f"PartitionKey eq '{keys['PartitionKey']}' and RowKey ge '{keys['RowKey']}' and RowKey lt "
         rows = [row async for row in self.table.query(f"{bounds}'{keys['RowKey']}~'")]
@@ -207,7 +192,6 @@ class Records:
         return [*known.scheduled(), *between, *known.ended()]
 
     async def counts(self) -> Mapping[RecordKind, int]:
-        """Count the records of each kind."""
         counts: dict[RecordKind, int] = {}
         select = ["RowKey", "Kind", "ScheduledAt", "Ended"]
         async for row in self.table.query(f"PartitionKey ge 'id0' and PartitionKey le 'id{_BUCKETS}'", select):

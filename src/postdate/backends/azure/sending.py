@@ -19,25 +19,16 @@ log = logging.getLogger("postdate.azure")
 
 @dataclass(frozen=True, slots=True)
 class EncodedMessage:
-    """A message ready to be sent.
-
-    Args:
-        text: in which Azure keeps it.
-        time_to_live: in seconds; -1: for ever; ``None``: it has run out and is not sent.
-    """
+    """A message ready to be sent; ``time_to_live`` in seconds, -1: for ever, ``None``: it has expired, is not sent."""
 
     text: str
     time_to_live: int | None
 
 
 class QueueSender:
-    """Sends messages to the queues of an account.
+    """Sends to the queues of an account, with up to ``at_once`` requests over all calls; with 1 they stay in order.
 
-    Args:
-        service: the account.
-        at_once: requests on their way at once, over all calls; with 1 messages arrive in the order in which they were
-            sent, with more they may overtake each other.
-        limit: bytes in a message, headers and body together, beyond what Azure itself refuses; ``None``: no other.
+    ``limit`` is in bytes of headers and body together, besides Azure's own limit.
     """
 
     def __init__(self, service: QueueService, at_once: int, limit: int | None) -> None:
@@ -45,7 +36,7 @@ class QueueSender:
         self._places = asyncio.Semaphore(at_once)
 
     async def send(self, envelopes: Sequence[Envelope], now: datetime) -> list[PostdateError | None]:
-        """See :meth:`postdate.ports.Transport.send`; what cannot be sent at all costs no request."""
+        """A message that cannot be encoded costs no request."""
         parcels = [self.packed(envelope, now) for envelope in envelopes]
         outage: list[PostdateError] = []
         sending = [
@@ -59,7 +50,7 @@ class QueueSender:
                 task.cancel()
 
     def packed(self, envelope: Envelope, now: datetime) -> EncodedMessage | PostdateError:
-        """Return a message ready to be sent, or why it cannot be."""
+        """Return a message ready to be sent, or the error that forbids it."""
         try:
             self._service.queue(envelope.destination)
             if self._limit is not None and (
@@ -83,7 +74,7 @@ class QueueSender:
             )
             return None
         async with self._places:
-            if outage:  # each of those that follow would wait as long to find out the same
+            if outage:  # the others would wait as long for the same error
                 return TransportUnreachable(f"not sent: {outage[0]}")
             try:
                 await self._put(envelope.destination, parcel.text, parcel.time_to_live)

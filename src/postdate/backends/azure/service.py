@@ -1,4 +1,4 @@
-"""The queues of one account: a client of each, what is being waited for, and a pause when the account asks for one."""
+"""The queues of one account: clients, local wake-ups of receivers, and the pause that the account asked for."""
 
 from __future__ import annotations
 
@@ -29,12 +29,7 @@ _SECOND: Final = timedelta(seconds=1)
 
 
 class QueueService:
-    """Queues of one account, by the names that endpoints have for them.
-
-    Args:
-        login: of the account.
-        sanitizer: see :mod:`postdate.backends.azure.queue_names`.
-    """
+    """The queues of one account, by their names among endpoints."""
 
     def __init__(self, login: AzureLogin, sanitizer: Sanitizer) -> None:
         self.login = login
@@ -46,31 +41,22 @@ class QueueService:
 
     @property
     def place(self) -> str:
-        """Where this is, without secrets."""
         return self.login.place("queue")
 
     def what(self, queue: str) -> str:
-        """Return a queue as error messages call it.
-
-        Raises:
-            ConfigurationError: nothing can have this name.
-        """
+        """Return a queue's name for error messages."""
         name = queue_name(queue, self._sanitizer)
         return f"queue {name!r} of {self.place}"
 
     @property
     def client(self) -> QueueServiceClient:
-        """The client of the account; made at first use, in the event loop that uses it."""
+        """Made at first use, in the event loop that uses it."""
         if self._service is None:
             self._service = self.login.queue_service()
         return self._service
 
     def queue(self, name: str) -> QueueClient:
-        """Return the client of a queue.
-
-        Raises:
-            QueueNotFound: nothing can have this name.
-        """
+        """Return the client of a queue; raises `QueueNotFound` when no queue can have this name."""
         found = self._clients.get(name)
         if found is None:
             try:
@@ -82,12 +68,7 @@ class QueueService:
 
     @contextmanager
     def asking(self, queue: str) -> Generator[None]:
-        """Ask something of a queue: errors become errors of ours, and a pause that is asked for is kept.
-
-        Raises:
-            TransportUnreachable: the account does not answer, or has asked to be left alone for longer.
-            QueueNotFound: there is no such queue.
-        """
+        """Wrap a request to a queue: translate errors, and refuse it during a pause that the account asked for."""
         self.queue(queue)
         what = self.what(queue)
         wait = self.quiet_seconds
@@ -104,14 +85,14 @@ class QueueService:
 
     @property
     def quiet_seconds(self) -> float:
-        """For how long the account still wants to be left alone; 0 when it does not."""
+        """Seconds left of the pause that the account asked for; 0 without one."""
         return max(0.0, self._quiet_until - asyncio.get_running_loop().time())
 
     # --- who waits for a message --------------------------------------------------------------------------------------
 
     @contextmanager
     def listening(self, queue: str) -> Generator[asyncio.Event]:
-        """Give an event that is set whenever this process puts a message into the queue."""
+        """Yield an event that is set whenever this process sends to the queue."""
         news = asyncio.Event()
         waiting = self._waiting.setdefault(queue, set())
         waiting.add(news)
@@ -121,12 +102,10 @@ class QueueService:
             waiting.discard(news)
 
     def announce(self, queue: str) -> None:
-        """Say that there is something in a queue."""
         for news in self._waiting.get(queue, ()):
             news.set()
 
     async def close(self) -> None:
-        """Close all connections."""
         service, self._service = self._service, None
         self._clients.clear()
         if service is not None:
@@ -134,6 +113,5 @@ class QueueService:
 
 
 def refuse_work(work: Sequence[Work]) -> None:
-    """Refuse to be part of a database transaction."""
     if work:
         raise UnsupportedTransactionMode("queues of Azure Storage cannot share a transaction with a database")

@@ -1,7 +1,4 @@
-"""Delayed messages in a table of Azure Storage, in the layout of upstream's, dispatched by whoever has the lease.
-
-Source: specification 3; ADR 0013.
-"""
+"""Delayed messages in a table of Azure Storage in upstream's layout. Source: specification 3; ADR 0013."""
 
 from __future__ import annotations
 
@@ -66,25 +63,25 @@ if TYPE_CHECKING:
 _MODES: Final = frozenset({TransactionMode.NONE, TransactionMode.RECEIVE_ONLY})
 
 NEAR: Final = timedelta(seconds=5)
-"""What is due sooner is changed only by the process that may dispatch it: others' clocks may be a little ahead."""
+"""A message due sooner is changed only under the lease: the dispatching process' clock may be ahead."""
 
 log = logging.getLogger("postdate.stores.azure_table")
 
 
 class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
-    """Keeps delayed messages in a table of Azure Storage.
+    """Keeps delayed messages in a table of Azure Storage; the process with the lease dispatches them.
 
     Args:
         address: ``azure-table://…``, or a connection string (see :mod:`postdate.backends.azure.login`).
-        table: of the waiting messages, and of the container that is leased: a letter, then letters and digits, 3 to 63
-            in all; every endpoint has its own. ``None``: ``delays`` and the SHA-1 of the endpoint's name.
+        table: name of the table and of the leased container: a letter, then letters and digits, 3 to 63 in all; every
+            endpoint has its own. ``None``: ``delays`` and the SHA-1 of the endpoint's name.
         recording: how much is kept for audits.
         largest_message_bytes: of headers and body together; 64 KiB at most, of which headers may have 32,768
             characters.
-        polling: how to look for what other processes stored.
+        polling: how to look for messages that other processes stored.
 
     Raises:
-        ConfigurationError: the address, the table or a number cannot be.
+        ConfigurationError: the address, the table or a number is not valid.
     """
 
     def __init__(
@@ -128,12 +125,12 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     @property
     def table_name(self) -> str | None:
-        """The table of the waiting messages; ``None`` before it is known."""
+        """The table of the waiting messages; ``None`` before ``initialize`` when it follows from the endpoint."""
         return self._table_name
 
     @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
-        """Settle the name of the table; Azure is not asked. See :class:`postdate.ports.DelayedMessageStore`."""
+        """Sets the table's name; no request."""
         if mode not in _MODES:
             raise UnsupportedTransactionMode(
                 f"{type(self).__name__} does not support transaction mode {mode.value!r}: Azure Storage has no "
@@ -145,7 +142,6 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     @override
     async def setup(self) -> None:
-        """Create the tables and the container that is leased; idempotent."""
         rooms = self._opened
         await rooms.table.create()
         await rooms.records.table.create()
@@ -153,10 +149,9 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     @override
     async def close(self) -> None:
-        """Give up the lease and close every connection; a second time without effect.
+        """Waits for writes first, since others dispatch once they have the lease.
 
-        What is being written is waited for first: others may dispatch once they have the lease. It has half of the
-        time, so that the lease is given up also where tables do not answer: it is with another service.
+        They get half of the time, so that the lease, at another service, is given up even when tables do not answer.
         """
         rooms, services = self._rooms, self._services
         self._rooms = self._services = None
@@ -172,7 +167,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     @property
     def _opened(self) -> _Rooms:
-        """What works on the table; opened at first use, in the event loop of whoever uses it."""
+        """Opened at first use, in the event loop of the caller."""
         if self._rooms is None:
             if self._table_name is None:
                 name = type(self).__name__
@@ -209,7 +204,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        """See :meth:`postdate.ports.ClaimingStore.store_many`; repeat it when it was interrupted."""
+        """Repeat it when it was interrupted."""
         for message in messages:
             check_size(message, self._capabilities.largest_message_bytes)
         if not messages:
@@ -231,7 +226,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     @override
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
-        """See :meth:`postdate.ports.ClaimingStore.claim_due`; a page at a time, and nothing without a lease."""
+        """Claims a page at a time, and nothing without the lease."""
         rooms = self._opened
         async with self._claiming:
             if not await rooms.lease.hold():
@@ -261,7 +256,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         return [self._holding.hold(Held(each, rooms.lease.term, removes, now)) for each in found]
 
     def _lost(self) -> None:
-        """Forget what was held, and what was read ahead, under the lease that another may have by now."""
+        """Forget claims and read-ahead of a lease that another may have by now."""
         if self._rooms is not None:
             self._rooms.pages.forget()
         self._holding.lose()
@@ -276,10 +271,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        """See :meth:`postdate.ports.ClaimingStore.release`: not written down, since nobody else dispatches meanwhile.
-
-        In mode ``none`` the messages are put back into the table.
-        """
+        """Not written to the table, since nobody else dispatches; in mode ``none`` messages are put back into it."""
         rooms = self._opened
         held = await self._holding.still_held(claims, rooms.lease)
         await rooms.table.each([Operation("upsert", each.waiting.entity()) for each in held if each.is_removed])
@@ -297,7 +289,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
-        """See :meth:`postdate.ports.ClaimingStore.finish`; recorded first, then removed."""
+        """Recorded first, then deleted."""
         held = await self._holding.still_held(claims, self._opened.lease)
         done = await self._end([each.waiting for each in held], OUTCOME_RECORDS[outcome], now, detail, held)
         self._holding.let_go(held)
@@ -327,7 +319,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
-        """See :meth:`postdate.ports.ClaimingStore.retry_later`; the message moves to the key of its next attempt."""
+        """The message moves to the key of its next attempt."""
         held = await self._holding.still_held([claim], self._opened.lease)
         return bool(held) and await self._retry(held[0], attempt_at, now, reason)
 
@@ -355,7 +347,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         return moved
 
     async def _move(self, old: DelayedEntity, new: DelayedEntity) -> bool:
-        """Give a message another key: in one transaction, or first there and then here when the hour is another."""
+        """Write a message under another key: in one transaction within the same hour, else add first, then delete."""
         table = self._opened.table
         put = Operation("upsert", new.entity())
         if old.row == new.row:
@@ -365,12 +357,12 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         await table.atomically([put])
         if await table.atomically([_deletion(old)]):
             return True
-        await table.atomically([Operation("delete", new.keys)])  # somebody took it away meanwhile
+        await table.atomically([Operation("delete", new.keys)])  # upstream took the old one meanwhile
         return False
 
     @override
     async def next_attempt(self) -> datetime | None:
-        """See :meth:`postdate.ports.ClaimingStore.next_attempt`; ``None`` while another has the lease: it wakes us."""
+        """``None`` while another process has the lease: taking the lease wakes the poller."""
         look = self._next_due.look()
         first = await self._first_attempt()
         again_at = self._next_due.seen(look, None if first is None else to_microseconds(first))
@@ -388,7 +380,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
-        """See :meth:`postdate.ports.ClaimingStore.listen`; others' messages are heard of within the pause of looks."""
+        """Messages of other processes are noticed within the pause between looks."""
         keeper = self._opened.keeper
         keeper.is_listening = True
         self._back_off.reset()
@@ -402,7 +394,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         return stop
 
     async def _look(self) -> None:
-        """Wake the poller when something is there that is due before all it knows of."""
+        """Wake the poller when a message is due before all that it knows of."""
         first = await self._first_attempt()
         if first is not None:
             self._next_due.heard(to_microseconds(first))
@@ -422,7 +414,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
-        """See :meth:`postdate.ports.DelayedMessageStore.remove`; recorded as delivered."""
+        """Recorded as delivered."""
         held = self._holding.of(message_id)
         if held is not None:
             return bool(await self.finish([Claim(held.waiting.message, held)], Outcome.DELIVERED, now))
@@ -442,13 +434,13 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     @override
     async def next_due(self) -> datetime | None:
-        """See :meth:`postdate.ports.DelayedMessageStore.next_due`; looks at every message that has failed before."""
+        """Reads every message that has failed before."""
         return await questions.next_due(self._opened.pages)
 
     # --- administration -----------------------------------------------------------------------------------------
 
     async def _may_change(self, waiting: DelayedEntity, now: datetime) -> bool:
-        """Return whether nobody can be dispatching a message: it is not due for a while, or only we could."""
+        """Return whether no process can be dispatching a message: it is not due for a while, or only we could."""
         if waiting.message.message_id in self._holding:
             return False
         if waiting.attempt_at > now + NEAR:
@@ -464,10 +456,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     @override
     async def cancel(self, message_id: str, now: datetime) -> bool:
-        """See :meth:`postdate.ports.AdministrableStore.cancel`.
-
-        What is due within :data:`NEAR` counts as being dispatched while another process has the lease.
-        """
+        """A message due within :data:`NEAR` counts as being dispatched while another process has the lease."""
         async with self._claiming:
             waiting = await self._free(message_id, now)
             if waiting is None:
@@ -479,7 +468,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     @override
     async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
-        """See :meth:`postdate.ports.AdministrableStore.reschedule`; see :meth:`cancel`."""
+        """As for :meth:`cancel`."""
         async with self._claiming:
             found = await self._opened.storing.find(message_id)
             if found is None or not await self._may_change(found[1], now):
@@ -500,7 +489,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     @override
     async def statistics(self, now: datetime) -> StoreStatistics:
-        """See :meth:`postdate.ports.AdministrableStore.statistics`; reads the keys of all, and knows our own claims."""
+        """Reads the keys of all messages; claims are those of this process."""
         found = await questions.statistics(self._opened.pages, self._holding, now)
         return replace(found, quarantined=await self.quarantined_count())
 
@@ -510,12 +499,12 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     @override
     async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-        """See :meth:`postdate.ports.AdministrableStore.list_pending`; what failed stands at its next attempt."""
+        """A message that has failed stands at its next attempt."""
         return await questions.pending(self._opened.pages, where, limit)
 
     @override
     async def get(self, message_id: str) -> DelayedMessage | None:
-        """See :meth:`postdate.ports.AdministrableStore.get`; finds what was stored by us, not what upstream stored."""
+        """Finds our messages only, not those that upstream stored."""
         found = await self._opened.storing.find(message_id)
         return None if found is None else found[1].message
 
@@ -525,7 +514,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     @override
     async def server_now(self) -> datetime:
-        """See :meth:`postdate.ports.ClaimingStore.server_now`; two round trips, after :meth:`setup`."""
+        """Two round trips; works after :meth:`setup`."""
         return await self._opened.clocks.now()
 
     @override
@@ -534,12 +523,12 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     @override
     async def reported_clocks(self) -> Mapping[str, timedelta]:
-        """See :meth:`postdate.ports.ClaimingStore.reported_clocks`: of those that wrote within two minutes."""
+        """Of processes that reported within two minutes."""
         return await self._opened.clocks.reported()
 
     @override
     async def server_facts(self) -> ServerFacts:
-        """See :meth:`postdate.ports.AdministrableStore.server_facts`; the clock tells whole seconds."""
+        """The clock has whole seconds."""
         headers: dict[str, str] = {}
 
         def keep(response: Any) -> None:
@@ -557,7 +546,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
 @dataclass(frozen=True, slots=True)
 class _Rooms:
-    """What works on one table."""
+    """The parts that work on one table."""
 
     table: Table
     removals: Rounds
@@ -588,7 +577,7 @@ def open_store(
     page_size: int | None = None,
     **settings: Any,
 ) -> AzureTableStore:
-    """Return the store at an address, with what :class:`Polling` has given one by one, as settings have it."""
+    """Return a store with the fields of :class:`Polling` as separate arguments, as settings have them."""
     given = {"peek_interval": peek_interval, "longest_wait_when_idle": longest_wait_when_idle, "page_size": page_size}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     return AzureTableStore(address, polling=Polling(**chosen), **settings)

@@ -1,4 +1,4 @@
-"""Storing a message once: its id first, then the message, so that an interruption can be found out. ADR 0013."""
+"""Stores a message once: its id first, then the message, so that an interruption can be detected. Source: ADR 0013."""
 
 from __future__ import annotations
 
@@ -16,34 +16,28 @@ from postdate.ports import RecordKind
 
 
 class Storing:
-    """Puts messages into a table, and finds by their ids those that are there.
-
-    Args:
-        table: of the messages.
-        records: of the ids.
-        pages: of the same table.
-    """
+    """Puts messages into a table, and finds waiting messages by id."""
 
     def __init__(self, table: Table, records: Records, pages: Pages) -> None:
         self._table, self._records, self._pages = table, records, pages
 
     async def store(self, message: DelayedMessage, now: datetime) -> DelayedEntity:
-        """Store a message; return it as it waits.
+        """Store a message and return its entity.
 
         Raises:
             DuplicateMessage: it was stored before, and has not come back from the error queue.
-            StoreUnavailable: whether it was stored is not known; storing it again finds that out.
+            StoreUnavailable: it may have been stored; storing it again finds out.
         """
         waiting = DelayedEntity.new(message)
         (is_new,) = await self._records.enter([waiting], now)
         if not is_new:
             return await self._store_again(waiting, now, may_come_back=True)
         if not await self._put(waiting):
-            raise DuplicateMessage.of(message.message_id)  # somebody who found the id without its message was faster
+            raise DuplicateMessage.of(message.message_id)  # another process found the id without its message
         return waiting
 
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> list[DelayedEntity]:
-        """Store those that were not stored before, the first of each id; return them."""
+        """Store the new messages, the first of each id; return their entities."""
         unique = {message.message_id: message for message in reversed(messages)}
         waiting = [DelayedEntity.new(message) for message in reversed(unique.values())]  # the first of each, in order
         entered = await self._records.enter(waiting, now)
@@ -58,22 +52,14 @@ class Storing:
         return stored
 
     async def store_returned(self, message: DelayedMessage, now: datetime) -> DelayedEntity:
-        """Store a message that had been set aside and was mended, and record that.
-
-        Raises:
-            DuplicateMessage: one of its id waits, or has left otherwise.
-        """
+        """Store a repaired message from the quarantine, and record that."""
         waiting = DelayedEntity.new(message)
         return await self._store_again(waiting, now, may_come_back=True, back=RecordKind.RETURNED)
 
     async def _store_again(
         self, waiting: DelayedEntity, now: datetime, *, may_come_back: bool, back: RecordKind = RecordKind.RESCHEDULED
     ) -> DelayedEntity:
-        """Store a message whose id is known already, if that is right.
-
-        Raises:
-            DuplicateMessage: it is not.
-        """
+        """Store a message whose id is known: its message is missing, or has failed and ``may_come_back``."""
         records, id_ = self._records, waiting.message.message_id
         known = await records.find(id_)
         if known is None:  # it left a moment ago, and nothing is kept of it
@@ -81,7 +67,7 @@ class Storing:
         elif known.end is RecordKind.FAILED and may_come_back:
             taken = not await self._is_there(known) and await records.come_back(known, waiting, now, back)
             waiting = DelayedEntity.new(waiting.message, known.records + 2)
-        else:  # an id without a message: whoever stored it was interrupted, or upstream's poller took it
+        else:  # an id without a message: storing was interrupted, or upstream's poller took it
             taken = known.end is None and not await self._is_there(known) and await records.take_over(known, waiting)
         if not (taken and await self._put(waiting)):
             raise DuplicateMessage.of(id_)
@@ -91,7 +77,7 @@ class Storing:
         return await self._table.atomically([Operation("create", waiting.entity())])
 
     async def find(self, message_id: str) -> tuple[Known, DelayedEntity] | None:
-        """Return a message that waits, and what is known of its id; ``None`` when it does not wait."""
+        """Return a waiting message and its id's row; ``None`` when it does not wait."""
         known = await self._records.find(message_id)
         waiting = None if known is None else await self._at_one_of(known)
         return None if known is None or waiting is None else (known, waiting)
@@ -103,6 +89,6 @@ class Storing:
         for row in known.places:
             entity = await self._pages.at(row)
             if entity is not None:
-                with suppress(MessageError):  # set aside when it is due
+                with suppress(MessageError):  # quarantined when it is due
                     return read_entity(entity)
         return None

@@ -14,16 +14,11 @@ _NAME: Final = re.compile(_PATTERN.removesuffix("$"), re.ASCII)
 
 
 def default_table(endpoint: str) -> str:
-    """Return the table of an endpoint that names none: ``delays`` and the SHA-1 of its name (row 76)."""
     return "delays" + _hash(endpoint)
 
 
 def checked_table(name: str) -> str:
-    """Return a table's name as it is stored: lower-cased, because the container of the lease has the same (row 77).
-
-    Raises:
-        ConfigurationError: it is empty, or not what Azure takes as the name of a table.
-    """
+    """Return a table's name in lower case, because the leased container has the same name (row 77)."""
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
             f"{name!r} cannot be the name of an Azure table; it must match {_PATTERN}: a letter, then letters and "
@@ -33,7 +28,6 @@ def checked_table(name: str) -> str:
 
 
 def records_table(table: str) -> str:
-    """Return the name of the table that holds the ids and the records of what waits in ``table``."""
     name = f"{table}records"
     return name if len(name) <= LONGEST_NAME else f"records{_hash(table)}"
 

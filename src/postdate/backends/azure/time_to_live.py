@@ -9,25 +9,18 @@ from postdate.errors import InvalidMessage
 from postdate.messages import Envelope, Headers
 
 LONGEST: Final = timedelta(days=30)
-"""What upstream allows, and gives messages that do not say."""
+"""Upstream's limit, and its default."""
 
 FOR_EVER: Final = -1
-"""How Azure writes it."""
+"""Azure's value."""
 
 PRECISION: Final = timedelta(seconds=1)
 
 
 def time_to_live(envelope: Envelope, now: datetime) -> int | None:
-    """Return after how many seconds the queue drops a message, or ``None``: it has run out, and is not sent.
+    """Return the queue's time to live in seconds, rounded up; ``None``: it has expired and is not sent.
 
-    Copies in an error queue never expire. Parts of a second count as a whole one.
-
-    Args:
-        envelope: to be sent.
-        now: UTC, for an absolute expiry.
-
-    Raises:
-        InvalidMessage: its time to be received is more than 30 days.
+    Copies in an error queue never expire. Raises `InvalidMessage` for more than 30 days.
     """
     if Headers.FAILED_QUEUE in envelope.headers:
         return FOR_EVER

@@ -1,9 +1,7 @@
-"""What the clock of an account shows, and how far those of the processes that share a table are from it.
+"""The account's clock, and how far the processes that share a table deviate from it.
 
-The header ``Date`` tells whole seconds, which is too little to judge by what is due; the time at which a row was
-written is kept to a fraction of a microsecond. So each process has a row beside the records.
-
-Source: :mod:`postdate.ports.stores`; ADR 0019.
+The header ``Date`` has whole seconds, too coarse for due times; the timestamp of a row is finer than a microsecond. So
+each process writes a row beside the records. Source: :mod:`postdate.ports.stores`; ADR 0019.
 """
 
 from __future__ import annotations
@@ -29,11 +27,7 @@ _NOT_IN_KEYS: Final = re.compile(r"[/\\#?\x00-\x1f\x7f-\x9f']")
 
 
 class Timekeeping:
-    """The clock of an account.
-
-    Args:
-        table: of the records.
-    """
+    """The clock of an account, read from the records table."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -41,23 +35,18 @@ class Timekeeping:
         self._keys = {"PartitionKey": _PARTITION, "RowKey": name}
 
     async def now(self) -> datetime:
-        """Return the time of the server, UTC, to the microsecond: that of a write, which a second request reads.
-
-        Raises:
-            StoreUnavailable: transient.
-        """
+        """Return the server's UTC time to the microsecond: the timestamp of a write, read by a second request."""
         await self._table.atomically([Operation("merge", self._keys)])
         row = await self._table.get(self._keys)
-        if row is None:  # another took it for that of a dead process
+        if row is None:  # another process deleted it as a dead one's
             raise StoreUnavailable(f"the row with the time of this process in {self._table.what} is gone")
         return changed_at(row).astimezone(UTC)
 
     async def report(self, ahead: timedelta) -> None:
-        """See :meth:`postdate.ports.ClaimingStore.report_clock`."""
         await self._table.atomically([Operation("merge", {**self._keys, _AHEAD: str(ahead // _MICROSECOND)})])
 
     async def reported(self) -> Mapping[str, timedelta]:
-        """See :meth:`postdate.ports.ClaimingStore.reported_clocks`; rows of the dead are taken away."""
+        """Deletes the rows of dead processes."""
         now = await self.now()
         rows: list[Mapping[str, Any]] = [row async for row in self._table.query(f"PartitionKey eq '{_PARTITION}'")]
         dead = [row for row in rows if changed_at(row) < now - _LIVES_FOR]

@@ -1,9 +1,7 @@
-"""Queues of Azure Storage, in upstream's envelope, so that its endpoints and ours can share them.
+"""Queues of Azure Storage, in upstream's envelope, so that both kinds of endpoint can share them.
 
-A message that was received is hidden from others while it is handled, and deleted when it is done and what was sent
-with it has arrived: at least once, with stable message ids. Messages may overtake each other, in Azure and on the way
-there. Addresses: :mod:`postdate.backends.azure.login`; names of queues: :mod:`postdate.backends.azure.queue_names`.
-Source: specification 2.5, 3.
+A received message is hidden while it is handled, and deleted once the messages sent with it have arrived: at least
+once, with stable message ids. Messages may overtake each other. Source: specification 2.5, 3.
 """
 
 from __future__ import annotations
@@ -48,14 +46,14 @@ class AzureStorageQueueTransport(Transport):
 
     Args:
         address: of the account, or its connection string; see :mod:`postdate.backends.azure.login`.
-        sanitizer: what becomes of names that Azure does not take: ``dashes``, ``strict``, ``legacy``, or a function;
-            see :mod:`postdate.backends.azure.queue_names`.
-        largest_message_bytes: of headers and body together; at most what always fits, which is also the default.
+        sanitizer: for names that Azure does not take: ``dashes``, ``strict``, ``legacy``, or a function; see
+            :mod:`postdate.backends.azure.queue_names`.
+        largest_message_bytes: of headers and body together; default and maximum: the size that always fits.
         concurrent_sends: requests on their way at once; with 1 a queue gets messages in the order of sending.
-        hold_for: the time for which a received message is hidden; renewed while it is held, so it is the time after
-            which the messages of a process that died are free. Whole seconds, 1 s to 7 days.
-        peek_interval: by which the pause grows each time a queue is found empty.
-        longest_idle_wait: the longest such pause: how late a message from elsewhere may be received.
+        hold_for: how long a received message is hidden; renewed while it is held, so the messages of a dead process are
+            free after this time. Whole seconds, 1 s to 7 days.
+        peek_interval: added to the pause each time a queue is found empty.
+        longest_idle_wait: the longest such pause, and so the latency of messages from other processes.
     """
 
     def __init__(  # noqa: PLR0913 - settings
@@ -100,11 +98,6 @@ class AzureStorageQueueTransport(Transport):
 
     @override
     async def create_queues(self, names: Sequence[str]) -> None:
-        """See :meth:`postdate.ports.Transport.create_queues`.
-
-        Raises:
-            ConfigurationError: Azure takes no such name.
-        """
         for name in names:
             what = self.service.what(name)
             with translated(QUEUES, what):
@@ -118,7 +111,7 @@ class AzureStorageQueueTransport(Transport):
     async def send(
         self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
     ) -> Sequence[PostdateError | None]:
-        """See :meth:`postdate.ports.Transport.send`; what has run out is not sent, and logged."""
+        """An expired message is not sent, and logged."""
         refuse_work(work)
         return await self._sender.send(envelopes, now)
 
@@ -131,7 +124,7 @@ class AzureStorageQueueTransport(Transport):
         return receiver
 
     async def _send_all(self, envelopes: Sequence[Envelope], now: datetime) -> None:
-        """Send all, or raise: nothing is sent when it can be foreseen that one cannot be."""
+        """Send all, or raise before sending any when one is certain to fail."""
         for envelope in envelopes:
             foreseen = self._sender.packed(envelope, now)
             if not isinstance(foreseen, EncodedMessage):
@@ -142,11 +135,7 @@ class AzureStorageQueueTransport(Transport):
 
     @override
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
-        """See :meth:`postdate.ports.Transport.lengths_of`.
-
-        Exact, without what somebody has in hand, for queues of up to 31 messages; what Azure says for longer ones
-        counts those in hand, and for a while those that have expired.
-        """
+        """Exact up to 31 messages, without received ones; Azure's estimate for longer queues includes them."""
         lengths: dict[str, int] = {}
         for name in names:
             with suppress(QueueNotFound):
@@ -164,11 +153,7 @@ class AzureStorageQueueTransport(Transport):
 
     @override
     async def server_facts(self) -> ServerFacts:
-        """See :meth:`postdate.ports.Transport.server_facts`.
-
-        The service tells the time in whole seconds, too coarsely to be compared with ours, and by its clock messages
-        expire, but none becomes due: so it is among the settings, as text.
-        """
+        """The time has whole seconds and decides about expiry only, so it is given as a setting, not as the clock."""
         headers: dict[str, str] = {}
 
         def keep(response: Any) -> None:
@@ -181,7 +166,7 @@ class AzureStorageQueueTransport(Transport):
 
     @override
     async def close(self) -> None:
-        """See :meth:`postdate.ports.Transport.close`; receivers that are open are closed, side by side."""
+        """Closes open receivers side by side."""
         async with AsyncExitStack() as leaving:
             leaving.push_async_callback(self.service.close)
             receivers = [receiver.close() for receiver in self._receivers]

@@ -14,13 +14,13 @@ from postdate.ports import Recording
 
 
 class Memory(DatabaseObject):
-    """Store, queues, sagas and timeouts in memory: each made once, when asked; all is lost with the process.
+    """Store, queues, sagas and timeouts in memory: each is made once, at first use; all is lost with the process.
 
     It shares no transactions, and has no outbox.
 
     Args:
         recording: how much is kept for audits.
-        clock: by which messages expire in queues; ``None``: that of the machine.
+        clock: by which messages expire in queues; ``None``: the machine's.
     """
 
     def __init__(self, *, recording: Recording = Recording.ALL, clock: Clock | None = None) -> None:
@@ -29,20 +29,20 @@ class Memory(DatabaseObject):
 
     @cached_property
     def store(self) -> MemoryStore:
-        """Where delayed messages wait."""
+        """The store of delayed messages."""
         return self.made(MemoryStore(recording=self._recording))
 
     @cached_property
     def queues(self) -> MemoryTransport:
-        """The queues."""
+        """The transport."""
         return self.made(MemoryTransport() if self._clock is None else MemoryTransport(clock=self._clock))
 
     @cached_property
     def sagas(self) -> MemorySagaStore:
-        """Where saga instances are kept."""
+        """The saga store."""
         return self.made(MemorySagaStore())
 
     @cached_property
     def timeouts(self) -> MemoryTimeouts:
-        """Where a timeout manager keeps its timeouts."""
+        """The timeouts of a timeout manager."""
         return self.made(MemoryTimeouts())

@@ -1,4 +1,4 @@
-"""Saga instances in this process' memory: for tests and for trying things out. All is lost when the process ends."""
+"""Saga instances in memory, for tests and trials."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from postdate.ports import Correlation, SagaChange, SagaFate, SagaRecord, SagaSt
 
 
 class MemorySagaStore(SagaStore):
-    """Keeps saga instances in memory."""
+    """Keeps saga instances in memory; they are lost with the process."""
 
     _capabilities = SagaStoreCapabilities(durable=False, shared=False)
 
@@ -20,8 +20,7 @@ class MemorySagaStore(SagaStore):
         self._records: dict[tuple[str, str], SagaRecord] = {}
 
     @override
-    async def setup(self) -> None:
-        """Nothing to create."""
+    async def setup(self) -> None: ...
 
     @override
     async def find(self, saga_type: str, correlation: Correlation) -> SagaRecord | None:
@@ -39,8 +38,7 @@ class MemorySagaStore(SagaStore):
         self._records = records
 
     @override
-    async def close(self) -> None:
-        """Nothing to release."""
+    async def close(self) -> None: ...
 
 
 def _found(records: dict[tuple[str, str], SagaRecord], saga_type: str, correlation: Correlation) -> SagaRecord | None:

@@ -1,4 +1,4 @@
-"""Delayed messages in this process' memory: for tests and for trying things out. All is lost when the process ends."""
+"""Delayed messages in memory, for tests and trials."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class _Entry:
     attempt_at: datetime | None
     token: int | None = None
     claimed_from: datetime | None = None
-    """What ``attempt_at`` was before it was claimed."""
+    """``attempt_at`` before the claim."""
 
 
 class MemoryStore(ClaimingStore, AdministrableStore):
-    """Keeps delayed messages in memory.
+    """Keeps delayed messages in memory; they are lost with the process.
 
     Args:
         recording: how much is kept for audits.
@@ -65,8 +65,7 @@ class MemoryStore(ClaimingStore, AdministrableStore):
         self._wakes: list[Wake] = []
 
     @override
-    async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
-        """Nothing to prepare; the mode was checked against the capabilities."""
+    async def initialize(self, endpoint: str, mode: TransactionMode) -> None: ...
 
     @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
@@ -93,14 +92,14 @@ class MemoryStore(ClaimingStore, AdministrableStore):
                 wake()
 
     async def _come_back(self, message: DelayedMessage, now: datetime) -> None:
-        """Keep a message again that had gone to the error queue."""
+        """Store a message again that had gone to the error queue."""
         first_before = self._first_attempt()
         self._entries[message.message_id] = _Entry(with_failures(message, 0), message.due)
         self._record(RecordKind.RESCHEDULED, message, now, "came back from the error queue")
         self._wake_if_earlier(first_before)
 
     def _last_failed(self, message_id: str) -> bool:
-        """Return whether the message went to the error queue last: then it may come back."""
+        """Return whether the message went to the error queue last, and so may come back."""
         ends = [record.kind for record in self._records if record.message_id == message_id]
         return message_id not in self._entries and bool(ends) and ends[-1] is RecordKind.FAILED
 
@@ -117,7 +116,7 @@ class MemoryStore(ClaimingStore, AdministrableStore):
 
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
-        """See :meth:`postdate.ports.DelayedMessageStore.remove`; recorded as delivered."""
+        """Recorded as delivered."""
         return self._end(message_id, RecordKind.DELIVERED, now, "")
 
     @override
@@ -214,8 +213,7 @@ class MemoryStore(ClaimingStore, AdministrableStore):
         return [record for record in self._records if record.message_id == message_id]
 
     @override
-    async def close(self) -> None:
-        """Nothing to release."""
+    async def close(self) -> None: ...
 
     def _first_attempt(self) -> datetime | None:
         return min((e.attempt_at for e in self._entries.values() if e.attempt_at is not None), default=None)

@@ -1,4 +1,4 @@
-"""Timeouts in this process' memory, for tests and trials: all is lost when the process ends (row 104)."""
+"""Timeouts in memory, for tests and trials (row 104)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from postdate.ports.timeouts import DueChunk, DueTimeout, Timeout, TimeoutClaim,
 
 
 class MemoryTimeouts(TimeoutPersister):
-    """Keeps timeouts in memory; nothing is durable, and no other process sees it."""
+    """Keeps timeouts in memory; they are lost with the process."""
 
     def __init__(self) -> None:
         self._timeouts: dict[str, Timeout] = {}
         self._claimed: set[str] = set()
 
     @override
-    async def initialize(self, endpoint: str) -> None:
-        """Nothing to prepare. See :class:`postdate.ports.timeouts.TimeoutPersister`."""
+    async def initialize(self, endpoint: str) -> None: ...
 
     @override
-    async def setup(self) -> None:
-        """Nothing to create."""
+    async def setup(self) -> None: ...
 
     @override
     async def add(self, timeout: Timeout) -> bool:
@@ -66,21 +64,16 @@ class MemoryTimeouts(TimeoutPersister):
         return DueChunk(chunk, min((each.due for each in stored if each.due > now), default=None))
 
     @override
-    async def close(self) -> None:
-        """Nothing to release."""
+    async def close(self) -> None: ...
 
 
 class _MemoryClaim:
-    """What a :class:`postdate.ports.timeouts.TimeoutClaim` calls."""
-
     def __init__(self, timeout: Timeout, timeouts: MemoryTimeouts, claimed: set[str]) -> None:
         self.timeout, self._timeouts, self._claimed = timeout, timeouts, claimed
 
     async def remove(self) -> bool:
-        """Remove it and end the claim."""
         await self.release()
         return await self._timeouts.try_remove(self.timeout.timeout_id)
 
     async def release(self) -> None:
-        """End the claim."""
         self._claimed.discard(self.timeout.timeout_id)

@@ -1,7 +1,6 @@
-"""Queues in this process' memory: for tests and for trying things out. All is lost when the process ends.
+"""Queues in memory, for tests and trials.
 
-A message with a time to be received, or with an expiry, is not received after it: whoever receives, counts or sends
-next drops it.
+An expired message is dropped by the next receive, count or send.
 """
 
 from __future__ import annotations
@@ -24,11 +23,7 @@ from postdate.runtime.wakeup import Alarm
 
 @dataclass(frozen=True, slots=True)
 class _ExpiringEnvelope(Envelope):
-    """A message in a queue that ends there.
-
-    Args:
-        ends_at: after which it is not received, in microseconds since 1970 UTC.
-    """
+    """A queued message that is not received after ``ends_at``, in microseconds since 1970 UTC."""
 
     ends_at: int = field(kw_only=True)
 
@@ -47,7 +42,7 @@ def _fields(envelope: Envelope) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Queue:
-    """Messages with their failure counts, how many of them end and when the first may do so, and who waits for them."""
+    """Messages with failure counts, the number of expiring ones, the first expiry, alarms of waiting receivers."""
 
     messages: deque[tuple[Envelope, int]] = field(default_factory=deque[tuple[Envelope, int]])
     ending: int = 0
@@ -81,11 +76,11 @@ def _has_ended(envelope: Envelope, now: int) -> bool:
 
 
 class MemoryTransport(Transport):
-    """Queues in memory.
+    """Queues in memory; their messages are lost with the process.
 
     Args:
         largest_message_bytes: of headers and body together.
-        clock: by which messages end in their queues; default: the machine's.
+        clock: by which messages expire in queues; default: the machine's.
     """
 
     def __init__(self, *, largest_message_bytes: int = 16 * 1024 * 1024, clock: Clock | None = None) -> None:
@@ -117,16 +112,12 @@ class MemoryTransport(Transport):
         return error
 
     def ending(self, envelope: Envelope, now: datetime) -> Envelope:
-        """Return what is put into the queue of an envelope sent at ``now``, by the clock of the sender."""
+        """Return the envelope with its expiry; it was sent at ``now`` by the sender's clock."""
         ends_at = end_in_queue(envelope, envelope.time_to_be_received, sent_at=now, now=self._clock.now())
         return _with_end(envelope, ends_at)
 
     def alive(self, name: str) -> _Queue:
-        """Return the queue called ``name``, without what has expired.
-
-        Raises:
-            QueueNotFound: there is none.
-        """
+        """Drop the expired messages of a queue and return it."""
         if name not in self.queues:
             raise QueueNotFound(f"there is no queue {name!r}")
         queue = self.queues[name]
@@ -145,22 +136,19 @@ class MemoryTransport(Transport):
         return MemoryReceiver(self, queue)
 
     async def queue_lengths(self) -> Mapping[str, int]:
-        """Return how many messages each queue holds, those being handled included."""
+        """Return the number of messages of each queue, received ones included."""
         return {name: len(self.alive(name).messages) + queue.held for name, queue in self.queues.items()}
 
     @override
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
-        """See :meth:`postdate.ports.Transport.lengths_of`; what is in hand or has expired is not counted."""
+        """Received and expired messages are not counted."""
         return {name: len(self.alive(name).messages) for name in names if name in self.queues}
 
     @override
-    async def close(self) -> None:
-        """Nothing to release."""
+    async def close(self) -> None: ...
 
 
 class MemoryReceiver(Receiver):
-    """Receives from one queue; see :class:`postdate.ports.Receiver`."""
-
     def __init__(self, transport: MemoryTransport, queue: str) -> None:
         self._transport, self._name = transport, queue
         self._alarm: Alarm | None = None
@@ -223,6 +211,5 @@ class MemoryReceiver(Receiver):
 
 
 def refuse_work(work: Sequence[Work]) -> None:
-    """Refuse to be part of a database transaction."""
     if work:
         raise UnsupportedTransactionMode("queues in memory cannot share a transaction with a database")

@@ -1,4 +1,4 @@
-"""MSMQ: addresses, messages as its properties, its COM objects and the threads that they live in. See docs/msmq.md."""
+"""MSMQ, through its COM objects. See docs/msmq.md."""
 
 from typing import Final
 

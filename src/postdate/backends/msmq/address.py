@@ -1,7 +1,7 @@
-"""What a destination means in MSMQ: ``queue`` or ``queue@machine``, always a private queue.
+"""Destinations of MSMQ: ``queue`` or ``queue@machine``, always a private queue.
 
-``orders`` is a queue of the machine that the transport was opened for, ``orders@SALES1`` one of another machine, whose
-name may also be an IPv4 address. Source: specification 1.5.
+``orders`` is a queue of the transport's machine, ``orders@SALES1`` one of another machine, whose name may also be an
+IPv4 address. Source: specification 1.5.
 """
 
 from __future__ import annotations
@@ -24,24 +24,19 @@ _MACHINE: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 @dataclass(frozen=True, slots=True)
 class QueueAddress:
-    """A private queue.
-
-    Args:
-        name: of the queue, without ``private$``; MSMQ tells upper and lower case not apart.
-        machine: NetBIOS name, DNS name or IPv4 address; ``.`` for this one.
-    """
+    """A private queue: its name without ``private$``, in any case, and a NetBIOS name, DNS name or IPv4 address."""
 
     name: str
     machine: str = LOCAL
 
     @property
     def path_name(self) -> str:
-        """What the queue is created by."""
+        """The name for creating the queue."""
         return f"{self.machine}\\private$\\{self.name}"
 
     @property
     def format_name(self) -> str:
-        """What the queue is opened by, without a look into a directory."""
+        """The name for opening the queue, without a look into a directory."""
         return f"DIRECT={'TCP' if _is_ip(self.machine) else 'OS'}:{self.machine}\\private$\\{self.name}"
 
     def shown(self, this_machine: str) -> str:
@@ -50,11 +45,7 @@ class QueueAddress:
 
 
 def parse_place(address: str) -> str:
-    """Return the machine that ``msmq:`` (this one) or ``msmq://machine`` names.
-
-    Raises:
-        ConfigurationError: it is neither.
-    """
+    """Return the machine of ``msmq:`` (this one) or ``msmq://machine``."""
     scheme, colon, rest = address.partition(":")
     slashes, machine = rest[:2], rest[2:].rstrip("/")
     if f"{scheme.lower()}{colon}" == SCHEME:
@@ -66,15 +57,7 @@ def parse_place(address: str) -> str:
 
 
 def parse_address(destination: str, default_machine: str = LOCAL) -> QueueAddress:
-    """Return the queue that a destination means.
-
-    Args:
-        destination: ``queue`` or ``queue@machine``.
-        default_machine: of queues without one.
-
-    Raises:
-        QueueNotFound: no queue of MSMQ can have this address; says why.
-    """
+    """Return the queue that a destination means; raises `QueueNotFound` when MSMQ can have no such queue."""
     name, at, machine = destination.partition("@")
     if "@" in machine or not name.strip() or (at and not machine.strip()):
         raise QueueNotFound(f"{destination!r} is no address of MSMQ: write queue or queue@machine")
@@ -97,11 +80,7 @@ def parse_address(destination: str, default_machine: str = LOCAL) -> QueueAddres
 
 
 def receiving_address(queue: str, default_machine: str, this_machine: str) -> QueueAddress:
-    """Return the address of a queue that is to be created or received from; its format name has less room.
-
-    Raises:
-        QueueNotFound: see :func:`parse_address`; or it is too long to be received from.
-    """
+    """Return the address of a queue to create or receive from, whose format name must be shorter."""
     address = parse_address(queue, default_machine)
     machine = this_machine if address.machine == LOCAL else address.machine
     length = len(QueueAddress(address.name, machine).format_name.encode("utf-16-le")) // 2

@@ -1,4 +1,4 @@
-"""Threads that COM objects live in, and the queues that are open there."""
+"""Threads for COM objects, with the queues that are open in them."""
 
 from __future__ import annotations
 
@@ -18,26 +18,21 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class Apartment:
-    """A thread, with a desk for MSMQ in it: what was made there is used there and by no other thread.
-
-    Args:
-        com: COM, for any thread.
-        name: of the thread, for whoever looks at a process.
-    """
+    """A thread with a `Desk`: COM objects are used only in the thread that made them."""
 
     def __init__(self, com: Com, name: str) -> None:
         self._com = com
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"postdate-msmq-{name}")
         self._desk: Desk | None = None
         self.held = 0
-        """Messages that are held here; for whoever chooses among apartments."""
+        """Messages that are held here; for choosing among apartments."""
 
     def start(self, work: Callable[[Desk, Unpack[Arguments]], T], *arguments: *Arguments) -> Future[T]:
-        """Have something done at the desk after all that was asked before; return what becomes of it."""
+        """Run ``work`` at the desk after all earlier work."""
         return self._thread.submit(self._do, work, *arguments)
 
     async def do(self, work: Callable[[Desk, Unpack[Arguments]], T], *arguments: *Arguments) -> T:
-        """Have something short done at the desk; a caller that is cancelled waits for its end."""
+        """As `start`, for short work; a cancelled caller waits for its end."""
         future = asyncio.wrap_future(self.start(work, *arguments))
         with anyio.CancelScope(shield=True):
             await asyncio.wait([future])
@@ -54,7 +49,7 @@ class Apartment:
             raise
 
     def end(self) -> None:
-        """Close what is open and end the thread, when it has done all that was asked; waits for nothing."""
+        """Close the desk and end the thread after all earlier work; does not wait."""
         self._thread.submit(self._leave)
         self._thread.shutdown(wait=False)
 

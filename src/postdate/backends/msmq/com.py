@@ -1,8 +1,8 @@
-"""The COM objects of MSMQ as pywin32 shows them: the one place that imports pywin32, and only when it is used.
+"""The COM objects of MSMQ, as pywin32 shows them; imports pywin32 at first use, and is the only module that does.
 
-What stands here of an object is what Postdate uses of it, with every parameter given in its place: automation has no
-other way to leave one out that works with early and late binding alike. Source: Microsoft's reference "Message Queuing
-COM Components", and [MC-MQAC].
+The protocols have the members that Postdate uses, with every parameter: automation has no other way to leave one out
+that works with early and late binding alike. Source: Microsoft's reference "Message Queuing COM Components", and
+[MC-MQAC].
 """
 
 from __future__ import annotations
@@ -33,18 +33,17 @@ ID_BYTES: Final = 20
 """A GUID and a number."""
 
 ByteArray = Any
-"""What automation takes and gives for an array of bytes."""
+"""Automation's array of bytes."""
 
 
 class MsmqTransaction(Protocol):
     """``MSMQTransaction``: an internal transaction of MSMQ; no other resource can join it."""
 
     def Commit(self) -> None:  # noqa: N802 - as COM has it
-        """Commit."""
         ...
 
     def Abort(self) -> None:  # noqa: N802
-        """Undo all: what was received is in its place again."""
+        """Undo all: received messages are back in their places."""
         ...
 
 
@@ -52,7 +51,6 @@ class Dispenser(Protocol):
     """``MSMQTransactionDispenser``."""
 
     def BeginTransaction(self) -> MsmqTransaction:  # noqa: N802
-        """Begin an internal transaction."""
         ...
 
 
@@ -69,40 +67,36 @@ class Message(Protocol):
 
     @property
     def Id(self) -> ByteArray:  # noqa: N802
-        """The native id."""
         ...
 
     @property
     def LookupId(self) -> Any:  # noqa: N802
-        """Where the message is in its queue; stays the same when a receive is undone."""
+        """The message's place in its queue; stays the same when a receive is undone."""
         ...
 
     def Send(self, queue: Queue, transaction: MsmqTransaction | int) -> None:  # noqa: N802
-        """Send to an open queue."""
         ...
 
 
 class Queue(Protocol):
-    """``MSMQQueue``: a queue opened in one way, with a cursor."""
+    """``MSMQQueue``: an open queue, for one kind of access, with a cursor."""
 
     def Receive(  # noqa: N802
         self, transaction: MsmqTransaction | int, want_destination: bool, want_body: bool, milliseconds: int
     ) -> Message | None:
-        """Take the first message; nothing when none comes in time."""
+        """Take the first message; ``None`` when none comes in time."""
         ...
 
     def ReceiveByLookupId(  # noqa: N802
         self, lookup_id: Any, transaction: MsmqTransaction | int, want_destination: bool, want_body: bool
-    ) -> Message:
-        """Take that message."""
-        ...
+    ) -> Message: ...
 
     def Peek(self, want_destination: bool, want_body: bool, milliseconds: int) -> Message | None:  # noqa: N802
-        """Look at the first message; nothing when none comes in time."""
+        """Look at the first message; ``None`` when none comes in time."""
         ...
 
     def PeekCurrent(self, want_destination: bool, want_body: bool, milliseconds: int) -> Message | None:  # noqa: N802
-        """Look at the message of the cursor."""
+        """Look at the message at the cursor."""
         ...
 
     def PeekNext(self, want_destination: bool, want_body: bool, milliseconds: int) -> Message | None:  # noqa: N802
@@ -114,7 +108,6 @@ class Queue(Protocol):
         ...
 
     def Close(self) -> None:  # noqa: N802
-        """Close the handle."""
         ...
 
 
@@ -127,7 +120,7 @@ class QueueInfo(Protocol):
 
     @property
     def IsTransactional(self) -> int:  # noqa: N802
-        """Whether messages are sent and received in transactions; known after :meth:`Refresh`."""
+        """Known after :meth:`Refresh`."""
         ...
 
     def Create(self, transactional: bool, world_readable: bool) -> None:  # noqa: N802
@@ -135,20 +128,19 @@ class QueueInfo(Protocol):
         ...
 
     def Refresh(self) -> None:  # noqa: N802
-        """Read its properties."""
+        """Read the queue's properties."""
         ...
 
     def Open(self, access: int, share_mode: int) -> Queue:  # noqa: N802
-        """Open it."""
         ...
 
 
 class Com(Protocol):
-    """COM, for the thread that calls."""
+    """COM, in the calling thread."""
 
     @property
     def errors(self) -> type[Exception]:
-        """What its calls raise."""
+        """The exception that its calls raise."""
         ...
 
     @property
@@ -157,20 +149,18 @@ class Com(Protocol):
         ...
 
     def enter(self) -> None:
-        """Make the calling thread an apartment; before anything else there."""
+        """Make the calling thread an apartment; before any other call in it."""
         ...
 
     def leave(self) -> None:
-        """Undo :meth:`enter`, when nothing that was made there is used any more."""
+        """Undo :meth:`enter`, when no object that was made in the thread is used any more."""
         ...
 
     def create(self, prog_id: str) -> Any:
         """Return a new object of a class."""
         ...
 
-    def byte_array(self, content: bytes) -> ByteArray:
-        """Return bytes as automation takes them."""
-        ...
+    def byte_array(self, content: bytes) -> ByteArray: ...
 
 
 class PyWin32:
@@ -196,17 +186,15 @@ class PyWin32:
         self.machine = platform.node()
 
     def enter(self) -> None:
-        """See :class:`Com`."""
         self._pythoncom.CoInitialize()
 
     def leave(self) -> None:
-        """See :class:`Com`."""
         self._pythoncom.CoUninitialize()
 
     def create(self, prog_id: str) -> Any:
-        """See :class:`Com`; bound late, so that nothing depends on what a cache of generated classes holds."""
+        """Late binding, so that no cache of generated classes matters."""
         return self._dispatch(prog_id)
 
     def byte_array(self, content: bytes) -> ByteArray:
-        """See :class:`Com`; without the type, bytes would be left to what a version of pywin32 makes of them."""
+        """With its type, since versions of pywin32 differ in what they make of bytes."""
         return self._client.VARIANT(self._pythoncom.VT_ARRAY | self._pythoncom.VT_UI1, content)

@@ -1,8 +1,8 @@
 """An envelope as the properties of an MSMQ message, and back.
 
 The headers are the XML blob of the specification in ``Extension``, so that endpoints of NServiceBus read them; the body
-is an array of bytes. What a message of MSMQ has no place for travels as headers with the prefix ``Postdate.Queue.``,
-which whoever receives by Postdate never sees: the id, the due time and the expiry. Source: specification 1.2, 2.2, 2.3.
+is an array of bytes. Id, due time and expiry, which MSMQ has no property for, are headers with the prefix
+``Postdate.Queue.``, which our receivers remove. Source: specification 1.2, 2.2, 2.3.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ log = logging.getLogger("postdate.msmq")
 
 PREFIX: Final = "Postdate.Queue."
 UNREADABLE: Final = PREFIX + "Unreadable"
-"""Stands in the headers of a message whose own headers or body cannot be read: what is there of them, base64."""
+"""Header of a message with undecodable headers or body: these, base64."""
 _MESSAGE_ID: Final = PREFIX + "MessageId"
 _DUE: Final = PREFIX + "Due"
 _EXPIRES_AT: Final = PREFIX + "ExpiresAt"
 _THEIRS: Final = PREFIX + "Header."
-"""Stands before the name of a header of an application that could be taken for one of these."""
+"""Prefix for an application's header that could be taken for one of these."""
 
 LARGEST_NATIVE_BYTES: Final = 4 * 1024 * 1024 - 8 * 1024
-"""MSMQ takes 4 MB in all; this much of it is left after the properties that it adds itself."""
+"""MSMQ takes 4 MB in all, its own properties included."""
 LARGEST_MESSAGE_BYTES: Final = 4 * 1024 * 1024 - 512 * 1024
-"""So that a message at this limit still fits with what is said about its failure, and with its headers in XML."""
+"""Leaves room for headers in XML, and for an error copy's headers."""
 
 _SECOND: Final = timedelta(seconds=1)
 _NATIVE_ID: Final = re.compile(r"([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})\\([0-9]{1,10})")
@@ -65,13 +65,7 @@ _NATIVE_ID: Final = re.compile(r"([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-
 
 @dataclass(frozen=True, slots=True)
 class SendingRules:
-    """How messages are sent.
-
-    Args:
-        expiry: what the queue is told of a time to be received.
-        use_journal_queue: keep a copy of what was sent in the journal of this machine.
-        largest_message_bytes: of headers and body together.
-    """
+    """How messages are sent; ``use_journal_queue``: keep a copy of sent messages in the journal of this machine."""
 
     expiry: ExpiryRules
     use_journal_queue: bool
@@ -80,16 +74,10 @@ class SendingRules:
 
 @dataclass(frozen=True, slots=True)
 class MessageProperties:
-    """The properties of a message to be sent.
+    """The properties of an outgoing message; the tools of Windows show its label.
 
-    Args:
-        address: of its queue.
-        label: what the tools of Windows show of it.
-        extension: its headers.
-        body: as it is.
-        seconds_to_be_received: after which MSMQ discards it; ``INFINITE``: never.
-        journal: flags: dead letter, journal.
-        correlation_id: 20 bytes, or ``None``.
+    ``seconds_to_be_received``: after which MSMQ discards it; ``INFINITE``: never. ``journal``: flags of dead letter and
+    journal. ``correlation_id`` has 20 bytes.
     """
 
     address: QueueAddress
@@ -104,19 +92,10 @@ class MessageProperties:
 def outgoing(
     envelope: Envelope, address: QueueAddress, shown: str, now: datetime, rules: SendingRules, *, in_transaction: bool
 ) -> MessageProperties | None:
-    """Return the properties of a message, or ``None``: its time is over already, and nobody wants it.
+    """Return the properties of a message, or ``None`` when it has expired.
 
-    Args:
-        envelope: to be sent.
-        address: of its queue.
-        shown: the address as people write it.
-        now: for an absolute expiry, which MSMQ does not know.
-        rules: of the transport.
-        in_transaction: see :class:`postdate.ports.ExpiryRules`. An absolute expiry is left to the receiver there, by a
-            header.
-
-    Raises:
-        TimeToBeReceivedInTransaction, MessageTooLarge, InvalidHeaders: it cannot be sent.
+    ``shown`` is the address as people write it. In a transaction (see :class:`postdate.ports.ExpiryRules`) an absolute
+    expiry, which MSMQ does not know, is a header for the receiver.
     """
     headers: Mapping[str, str] = envelope.headers
     check_headers(headers)
@@ -158,13 +137,13 @@ def _with_relative_expiry(envelope: Envelope, now: datetime) -> Envelope:
 
 
 def _is_over(native: NativeExpiry) -> bool:
-    """Return whether nobody wants it; where it is to be among the dead letters, it goes there by the shortest time."""
+    """Return whether a message has expired and is not sent: one for the dead-letter queue is sent all the same."""
     span = native.time_to_be_received
     return span is not None and span <= timedelta(0) and not native.dead_letter
 
 
 def _apart(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return headers among which none can be taken for what travels with them; see :func:`_together`."""
+    """Return the headers, renamed where they look like ours; :func:`_together` undoes it."""
     return {_THEIRS + name if _is_in_the_way(name) else name: text for name, text in headers.items()}
 
 
@@ -173,7 +152,6 @@ def _is_in_the_way(name: str) -> bool:
 
 
 def _together(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return headers under the names that the application gave them."""
     return {name.removeprefix(_THEIRS): text for name, text in headers.items()}
 
 
@@ -187,7 +165,7 @@ def _carried(envelope: Envelope) -> dict[str, str]:
 
 
 def _seconds(span: timedelta | None) -> int:
-    """Return whole seconds, rounded up: MSMQ has no smaller ones, and a message must not expire early."""
+    """Return whole seconds, rounded up: MSMQ has no fractions, and a message must not expire early."""
     if span is None:
         return INFINITE
     whole, rest = divmod(span, _SECOND)
@@ -203,9 +181,10 @@ def _cut(label: str) -> str:
 
 
 def arrived(queue: str, message: Message) -> Envelope:
-    """Return the envelope of a message that came out of a queue, whoever sent it.
+    """Return the envelope of a message of any sender.
 
-    One that cannot be read is an envelope too: whoever handles it puts it aside, and others behind it flow.
+    One that cannot be decoded is an envelope, too: it goes to the error queue, and does not block the messages behind
+    it.
     """
     headers = _headers_of(message, queue)
     body = _body_of(message, headers)
@@ -216,13 +195,13 @@ def arrived(queue: str, message: Message) -> Envelope:
 
 
 def id_of(message: Message, queue: str) -> str:
-    """Return the id of a message, of which the body need not have been read."""
+    """Return a message's id; its body need not have been read."""
     native_id = native_id_of(message)
     return _valid_id(_headers_of(message, queue).get(_MESSAGE_ID, native_id), native_id)
 
 
 def native_id_of(message: Message) -> str:
-    """Return the id that MSMQ gave a message: a GUID, a backslash and a number."""
+    """Return MSMQ's id of a message: a GUID, a backslash and a number."""
     return from_native_id(_as_bytes(message.Id))
 
 
@@ -242,11 +221,11 @@ def _headers_of(message: Message, queue: str) -> dict[str, str]:
 def _body_of(message: Message, headers: dict[str, str]) -> bytes:
     try:
         body = message.Body
-        if isinstance(body, str):  # of a program that sent text; what MSMQ itself keeps of it
+        if isinstance(body, str):  # another program's text: the bytes that MSMQ stores
             return body.encode("utf-16-le")
         return _as_bytes(body)
     except Exception as error:
-        # A number, a date, or an object of COM whose class nobody knows here: it must not block those behind it.
+        # A number, a date, or a COM object of an unknown class: it must not block the messages behind it.
         log.exception("the body of message %s cannot be read", native_id_of(message))
         headers[UNREADABLE] = base64.b64encode(str(error).encode()).decode()
         return b""
@@ -261,7 +240,7 @@ def _as_bytes(value: Any) -> bytes:
 def _take_instant(headers: dict[str, str], name: str) -> datetime | None:
     try:
         instant = None if name not in headers else parse_timestamp(headers[name])
-    except InvalidTimestamp:  # not ours: it stays where somebody sees it
+    except InvalidTimestamp:  # not ours: it stays a header
         return None
     headers.pop(name, None)
     return instant
@@ -279,13 +258,13 @@ def _valid_id(message_id: str, native_id: str) -> str:
 
 
 def from_native_id(native: bytes) -> str:
-    """Return 20 bytes as the text that the specification has for them."""
+    """Return 20 bytes as the specification's text."""
     guid, number = uuid.UUID(bytes_le=native[:16]), int.from_bytes(native[16:ID_BYTES], "little")
     return f"{guid}\\{number}"
 
 
 def to_native_id(text: str) -> bytes | None:
-    """Return the 20 bytes of such a text; ``None`` for any other."""
+    """Reverse :func:`from_native_id`; ``None`` for other texts."""
     found = _NATIVE_ID.fullmatch(text)
     if found is None or int(found[2]) > 0xFFFFFFFF:
         return None

@@ -1,4 +1,4 @@
-"""The one place where errors of MSMQ become errors of Postdate."""
+"""Translates errors of MSMQ."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MEANINGS: Final[tuple[tuple[type[TransportError], frozenset[int], str], ...]] =
     ),
     (
         DestinationUnavailable,
-        frozenset({INSUFFICIENT_RESOURCES, 0xC00E002A}),  # also what it says of a quota that is reached
+        frozenset({INSUFFICIENT_RESOURCES, 0xC00E002A}),  # a reached quota, too
         "MSMQ has no room for {where} ({said}); look at the quotas of the queue and of the machine, and its disk",
     ),
     (
@@ -65,9 +65,9 @@ _MEANINGS: Final[tuple[tuple[type[TransportError], frozenset[int], str], ...]] =
 
 
 def code_of(error: BaseException) -> int:
-    """Return the HRESULT of an error of COM; 0 for any other.
+    """Return the HRESULT of a COM error; 0 for any other.
 
-    Automation wraps it: then it is that of the exception inside.
+    Automation wraps errors: then it is the wrapped error's.
     """
     hresult: Any = getattr(error, "hresult", 0)
     details: Any = getattr(error, "excepinfo", None)
@@ -77,7 +77,7 @@ def code_of(error: BaseException) -> int:
 
 
 def translate(error: BaseException, where: str) -> PostdateError:
-    """Return what went wrong with the queue ``where`` and what to do about it."""
+    """Return the error for the queue ``where``, with advice."""
     code = code_of(error)
     said = f"{_words(error)}, 0x{code:08X}"
     for meaning, codes, text in _MEANINGS:
@@ -93,7 +93,7 @@ def _words(error: BaseException) -> str:
 
 
 def release_objects(error: BaseException | None) -> None:
-    """Let go, in their thread, of the objects that an error has passed on its way: it may be forgotten in another."""
+    """Release an error's COM objects in their thread: the error itself may be freed in another."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

@@ -9,7 +9,7 @@ from postdate.persistence.databases import DatabaseObject
 
 
 class Msmq(DatabaseObject):
-    """The message queues of a Windows machine, which keep nothing until it is due: give an endpoint a store besides.
+    """The message queues of a Windows machine. They keep no messages until these are due: give an endpoint a store.
 
     Args:
         address: ``msmq:`` for this machine, or ``msmq://machine``.
@@ -22,5 +22,5 @@ class Msmq(DatabaseObject):
 
     @cached_property
     def queues(self) -> MsmqTransport:
-        """The queues."""
+        """The transport."""
         return self.made(MsmqTransport(self._address, transactional=self._transactional))

@@ -1,7 +1,7 @@
-"""What is done to queues of MSMQ, in the thread of its COM objects. Nothing here knows an event loop.
+"""Operations on queues of MSMQ, in the thread of their COM objects; no event loop here.
 
-Every message in hand has an internal transaction of MSMQ of its own: it was received in it, what its handler sends is
-sent in it, and committing it is all that makes either true. Source: specification 1.5, 6.
+Every message in progress has an internal transaction of MSMQ: it was received in it, and its handler's messages are
+sent in it. Source: specification 1.5, 6.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from postdate.messages import Envelope
 log = logging.getLogger("postdate.msmq")
 
 WAIT_MILLISECONDS = 1_000
-"""A receiver looks this long for a message before it looks whether it is still wanted."""
+"""A receiver waits this long for a message before it checks whether it was closed."""
 _AT_ONCE: Final = 0
 _OPEN_AT_ONCE: Final = 64
 _GONE: Final = frozenset({MESSAGE_NOT_FOUND, MESSAGE_ALREADY_RECEIVED})
@@ -56,14 +56,10 @@ _GONE: Final = frozenset({MESSAGE_NOT_FOUND, MESSAGE_ALREADY_RECEIVED})
 
 @dataclass(slots=True)
 class MessageInHand:
-    """A message in hand; belongs to the desk that took it.
+    """A message in progress; belongs to the desk that took it.
 
-    Args:
-        source: its queue.
-        envelope: what it is.
-        lookup_id: where it is in its queue, should it have to be received again.
-        transaction: in which it was received; ``None``: its queue is not transactional.
-        message: of COM, where it has left its queue for good already, and giving it back means sending it.
+    ``lookup_id`` is its place in the queue, for receiving it again. Without a ``transaction`` its queue is not
+    transactional: the message has left it, and is given back by sending the COM object ``message``.
     """
 
     source: QueueAddress
@@ -72,15 +68,11 @@ class MessageInHand:
     transaction: MsmqTransaction | None
     message: Message | None
     is_lost: bool = False
-    """A transaction failed and the message could not be received again: whoever is next has it."""
+    """A transaction failed and the message could not be received again: it is free."""
 
 
 class Desk:
-    """Opens, sends, receives; for one thread.
-
-    Args:
-        com: COM, in this thread.
-    """
+    """Opens, sends, receives; for one thread."""
 
     def __init__(self, com: Com) -> None:
         self._com = com
@@ -90,7 +82,7 @@ class Desk:
     # --- queues -------------------------------------------------------------------------------------------------------
 
     def create(self, address: QueueAddress, transactional: bool) -> None:
-        """Create a queue that is not there; one that is stays as it is, and must be of the right kind."""
+        """Create a queue; an existing one stays, and must be transactional or not as asked."""
         info: QueueInfo = self._com.create(QUEUE_INFO)
         info.PathName = address.path_name
         info.Label = address.name
@@ -114,7 +106,7 @@ class Desk:
             )
 
     def _queue(self, address: QueueAddress, access: int) -> Queue:
-        """Return an open queue; those that were not used for long are closed."""
+        """Return an open queue; closes those not used for long."""
         key = (address.format_name.lower(), access)
         queue = self._open.get(key)
         if queue is None:
@@ -128,7 +120,7 @@ class Desk:
         return queue
 
     def _forget(self, address: QueueAddress) -> None:
-        """Open the queue anew next time: after an error nobody knows what its handle is worth."""
+        """Open the queue anew next time: after an error its handle may be invalid."""
         for access in (MQ_SEND_ACCESS, MQ_RECEIVE_ACCESS):
             queue = self._open.pop((address.format_name.lower(), access), None)
             if queue is not None:
@@ -141,7 +133,6 @@ class Desk:
             log.debug("a queue cannot be closed: %s", error)
 
     def close(self) -> None:
-        """Close all queues."""
         while self._open:
             self._close(self._open.popitem()[1])
         self._dispenser = None
@@ -151,7 +142,7 @@ class Desk:
     def send(
         self, messages: Sequence[MessageProperties | PostdateError | None], transactional: bool
     ) -> list[PostdateError | None]:
-        """Send each message by itself; return what went wrong with each, errors that were known before included."""
+        """Send each message by itself; return each one's error, earlier errors included."""
         how = MQ_SINGLE_MESSAGE if transactional else MQ_NO_TRANSACTION
         return [
             self._send_alone(message, how) if isinstance(message, MessageProperties) else message
@@ -187,20 +178,14 @@ class Desk:
     # --- receiving ----------------------------------------------------------------------------------------------------
 
     def has_message(self, address: QueueAddress) -> bool:
-        """Wait for a message, though not for long; return whether there is one. It stays where it is."""
+        """Wait briefly for a message; return whether there is one, without taking it."""
         queue = self._queue(address, MQ_RECEIVE_ACCESS)
         with self._calling(address, nothing=IO_TIMEOUT):
             return queue.Peek(False, False, WAIT_MILLISECONDS) is not None
         return False
 
     def take(self, address: QueueAddress, name: str, transactional: bool) -> MessageInHand | None:
-        """Take the first message, if there is one now.
-
-        Args:
-            address: of the queue.
-            name: that the envelope has as its destination.
-            transactional: in a transaction; otherwise the message leaves its queue for good.
-        """
+        """Take the first message, if there is one now; ``name`` is the envelope's destination."""
         queue = self._queue(address, MQ_RECEIVE_ACCESS)
         transaction = self._begin(address) if transactional else None
         try:
@@ -217,7 +202,7 @@ class Desk:
     def take_by_id(
         self, address: QueueAddress, name: str, message_id: str, transactional: bool
     ) -> MessageInHand | None:
-        """Take that message out of the queue, or nothing: it is not there, or somebody has it in hand."""
+        """Take a message by its id; ``None`` when it is not there or is being handled."""
         queue = self._queue(address, MQ_RECEIVE_ACCESS)
         with self._calling(address):
             found = next((each for each in self._messages(queue) if id_of(each, name) == message_id), None)
@@ -236,13 +221,13 @@ class Desk:
         return None
 
     def count(self, address: QueueAddress) -> int:
-        """Return how many messages nobody has in hand. Looks at each."""
+        """Return the number of messages that nobody is handling; looks at each."""
         queue = self._queue(address, MQ_RECEIVE_ACCESS)
         with self._calling(address):
             return sum(1 for _ in self._messages(queue))
 
     def _messages(self, queue: Queue) -> Generator[Message]:
-        """Look at one message after the other, without their bodies."""
+        """Yield the messages without their bodies; they stay in the queue."""
         queue.Reset()
         look = queue.PeekCurrent
         while True:
@@ -262,12 +247,11 @@ class Desk:
     # --- the end of what is in hand -----------------------------------------------------------------------------------
 
     def commit(self, hold: MessageInHand, messages: Sequence[MessageProperties]) -> None:
-        """Take a message off its queue for good and send others, in its transaction.
+        """Remove a message from its queue for good and send others, in its transaction.
 
-        Raises:
-            PostdateError: nothing was sent, and the message is held as before; or ``hold.is_lost``.
+        After an error nothing was sent, and the message is held as before; or ``hold.is_lost``.
         """
-        for message in messages:  # a queue that is missing is known now, and there is nothing to undo
+        for message in messages:  # a missing queue is found before there is anything to undo
             self._queue(message.address, MQ_SEND_ACCESS)
         if hold.transaction is None:
             for message in messages:
@@ -284,9 +268,9 @@ class Desk:
         self.let_go(hold)
 
     def _hold_again(self, hold: MessageInHand) -> None:
-        """Undo a transaction that has sends in it already, and receive its message again in a new one.
+        """Undo a transaction that already has sends, and receive its message again in a new one.
 
-        Somebody else may be faster, or MSMQ does not answer at all: then the message is free.
+        If another receiver is faster, or MSMQ does not answer, the message is free.
         """
         self._abort(hold.transaction)
         hold.transaction = None
@@ -306,7 +290,7 @@ class Desk:
             hold.is_lost = True
 
     def give_back(self, hold: MessageInHand) -> None:
-        """Put a message back: in its place, or, where no transaction remembers that, behind all others."""
+        """Put a message back in its place; without a transaction, at the end of its queue."""
         if hold.transaction is not None:
             self._abort(hold.transaction)
         elif hold.message is not None:
@@ -316,11 +300,11 @@ class Desk:
         self.let_go(hold)
 
     def let_go(self, hold: MessageInHand) -> None:
-        """Release what of COM is left of a message in hand: here, and not in the thread that has the hold."""
+        """Release a message's COM objects: here, not in the thread that has the hold."""
         hold.transaction = hold.message = None
 
     def _copy(self, message: Message) -> Message:
-        """Return the message again, to be sent; what is left of its time is no longer counted by the queue."""
+        """Return a copy to send; the queue no longer limits its time."""
         native: Message = self._com.create(MESSAGE)
         native.Label = message.Label
         native.Delivery = MQMSG_DELIVERY_RECOVERABLE
@@ -328,7 +312,7 @@ class Desk:
         native.MaxTimeToReceive = INFINITE
         for name in ("Extension", "CorrelationId", "Body"):
             content: Any = getattr(message, name)
-            if isinstance(content, bytes | bytearray | memoryview | tuple):  # however pywin32 shows an array of bytes
+            if isinstance(content, bytes | bytearray | memoryview | tuple):  # pywin32's forms of an array of bytes
                 array = bytes(cast("bytes", content))
                 content = self._com.byte_array(array) if array else None
             if content is not None:
@@ -353,7 +337,7 @@ class Desk:
 
     @contextmanager
     def _calling(self, address: QueueAddress, *, nothing: int = 0) -> Generator[None]:
-        """Raise errors of COM as errors of Postdate; the code ``nothing`` is none and ends the block."""
+        """Translate errors of COM; the code ``nothing`` ends the block without an error."""
         try:
             yield
         except self._com.errors as error:

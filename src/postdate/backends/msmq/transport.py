@@ -1,7 +1,7 @@
-"""Queues of MSMQ on Windows, through the COM objects that it comes with.
+"""Queues of MSMQ on Windows, through its COM objects.
 
-What is received, and what its handler sends, is one internal transaction of MSMQ. Source: specification 1.5, 2, 6;
-docs/msmq.md.
+Receiving a message and sending its handler's messages is one internal transaction of MSMQ. Source: specification 1.5,
+2, 6; docs/msmq.md.
 """
 
 from __future__ import annotations
@@ -57,27 +57,28 @@ log = logging.getLogger("postdate.msmq")
 
 _REMEMBERED_FAILURES: Final = 1_000
 _APARTMENTS: Final = 16
-"""Threads of one receiver at most; each message in hand has one of its own until there are more messages than that."""
+"""The most threads of one receiver; up to this number, each message in progress has its own."""
 
 
 class MsmqTransport(Transport):
     """Private queues of MSMQ, on this machine or, for sending, on any other that it can reach.
 
-    Only on Windows, with the extra ``msmq``. Distributed transactions are not offered: the mode ``transaction_scope``
-    is refused, and so is work in a database. MSMQ counts no failures of a message; they are counted in this process,
-    for the latest 1,000 messages that failed, and forgotten with it.
+    Only on Windows, with the extra ``msmq``. Without distributed transactions: the mode ``transaction_scope`` is
+    refused, and so is work in a database. MSMQ does not count a message's failures; this process counts them for the
+    latest 1,000 messages that failed, and forgets them when it ends.
 
     Args:
         address: ``msmq:`` for queues of this machine; ``msmq://machine`` for another one's, where a destination names
             none.
-        transactional: whether the queues are transactional, those that are created included. Those that are not have
-            the mode ``none`` only: what is in hand when a process dies is lost, and what is given back goes to the end.
+        transactional: whether the queues are transactional, those that are created included. Other queues have the mode
+            ``none`` only: a process that dies loses the messages that it was handling, and a message that is given back
+            goes to the end.
         largest_message_bytes: of headers and body together; MSMQ takes 4 MB with all that it adds.
-        disable_native_time_to_be_received_in_transactions: in a transaction, rather leave a time to be received to the
-            receiver than refuse the send: see :class:`postdate.ports.ExpiryRules`.
+        disable_native_time_to_be_received_in_transactions: in a transaction, leave a time to be received to the
+            receiver instead of refusing the send: see :class:`postdate.ports.ExpiryRules`.
         use_dead_letter_queue: see there.
         use_dead_letter_queue_for_messages_with_time_to_be_received: see there.
-        use_journal_queue: keep a copy of what is sent in the journal of this machine.
+        use_journal_queue: keep a copy of sent messages in the journal of this machine.
         com: COM; by default that of Windows.
 
     Raises:
@@ -144,7 +145,7 @@ class MsmqTransport(Transport):
 
     @override
     async def create_queues(self, names: Sequence[str]) -> None:
-        """See :meth:`postdate.ports.Transport.create_queues`; MSMQ creates private queues on their own machine only."""
+        """MSMQ creates private queues on their own machine only."""
         for name in names:
             try:
                 address = self.receiving_address(name)
@@ -156,10 +157,10 @@ class MsmqTransport(Transport):
     async def send(
         self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
     ) -> Sequence[PostdateError | None]:
-        """See :meth:`postdate.ports.Transport.send`; each message is a transaction of its own.
+        """Each message is a transaction of its own.
 
-        A queue on another machine is not asked: a message to one that does not exist there ends among the dead letters
-        of this machine.
+        A queue on another machine is not checked: if it is missing, the message goes to the dead-letter queue of this
+        machine.
         """
         refuse_work(work)
         messages = [self._outgoing_or_error(envelope, now) for envelope in envelopes]
@@ -174,13 +175,12 @@ class MsmqTransport(Transport):
             return error
 
     def outgoing(self, envelope: Envelope, now: datetime, *, in_transaction: bool) -> MessageProperties | None:
-        """Return a message as MSMQ sends it; for this transport and its receivers only."""
+        """Return a message as MSMQ sends it, or ``None`` when it has expired."""
         address = parse_address(envelope.destination, self._default_machine)
         shown = address.shown(self.com.machine)
         return outgoing(envelope, address, shown, now, self._rules, in_transaction=in_transaction)
 
     def receiving_address(self, queue: str) -> QueueAddress:
-        """Return the address to receive from; see :func:`postdate.backends.msmq.address.receiving_address`."""
         return receiving_address(queue, self._default_machine, self.com.machine)
 
     @override
@@ -189,7 +189,7 @@ class MsmqTransport(Transport):
 
     @override
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
-        """See :meth:`postdate.ports.Transport.lengths_of`; looks at every message, though not at its body."""
+        """Looks at every message, without its body."""
         lengths: dict[str, int] = {}
         for name in names:
             with suppress(QueueNotFound):
@@ -198,7 +198,7 @@ class MsmqTransport(Transport):
 
     @override
     async def close(self) -> None:
-        """See :meth:`postdate.ports.Transport.close`; gives back what its receivers hold."""
+        """Closes its receivers first, which give back their messages."""
         for receiver in list(self.receivers):
             await receiver.close()
         sending, self._sending = self._sending, None
@@ -207,7 +207,6 @@ class MsmqTransport(Transport):
 
 
 def refuse_work(work: Sequence[Work]) -> None:
-    """Refuse to be part of a database transaction."""
     if work:
         raise UnsupportedTransactionMode(
             "queues of MSMQ cannot share a transaction with a database: Postdate does not use the distributed "
@@ -216,24 +215,22 @@ def refuse_work(work: Sequence[Work]) -> None:
 
 
 class Failures:
-    """How often handling of a message failed, by queue and id, as long as this process lives."""
+    """How often handling of a message failed, by queue and id, in this process."""
 
     def __init__(self) -> None:
         self._counts: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def of(self, queue: str, message_id: str) -> int:
-        """Return how often it failed."""
         return self._counts.get((queue, message_id), 0)
 
     def failed(self, queue: str, message_id: str) -> None:
-        """Count one more; the message that failed longest ago is forgotten for it."""
+        """Count one more, and forget the message that failed longest ago when there are too many."""
         key = (queue, message_id)
         self._counts[key] = self._counts.pop(key, 0) + 1
         if len(self._counts) > _REMEMBERED_FAILURES:
             self._counts.popitem(last=False)
 
     def forget(self, queue: str, message_id: str) -> None:
-        """Forget a message that has left the queue."""
         self._counts.pop((queue, message_id), None)
 
 
@@ -244,14 +241,10 @@ class _Held(NamedTuple):
 
 
 class MsmqReceiver(Receiver):
-    """Receives from one queue; see :class:`postdate.ports.Receiver`.
+    """Receives from one queue.
 
-    A thread of its own waits for messages without taking them, so a wait that is cancelled holds nothing. Each message
-    taken has a transaction, which stays in the thread in which it was begun; the threads share the messages evenly.
-
-    Args:
-        transport: of the queue.
-        queue: to receive from.
+    A thread of its own waits for messages without taking them, so a cancelled wait holds nothing. Each message taken
+    has a transaction, which stays in its thread; the threads share the messages evenly.
     """
 
     def __init__(self, transport: MsmqTransport, queue: str) -> None:
@@ -279,7 +272,7 @@ class MsmqReceiver(Receiver):
             raise
 
     async def _look(self, address: QueueAddress) -> bool:
-        """Wait for a message, though not for long; a wait that was cancelled goes on for whoever waits next."""
+        """Wait briefly for a message; a cancelled wait goes on for the next caller."""
         if self._lookout is None:
             self._lookout = Apartment(self._transport.com, "wait")
         looking = self._looking = self._looking or self._lookout.start(Desk.has_message, address)
@@ -301,12 +294,12 @@ class MsmqReceiver(Receiver):
         except PostdateError:
             if not received:
                 raise
-            # Those at hand are handed over; the next call meets the error again.
+            # Return the messages so far; the next call meets the error again.
         return received
 
     @override
     async def take(self, message_id: str) -> Received | None:
-        """See :meth:`postdate.ports.Receiver.take`; looks at the messages before it, without their bodies."""
+        """Looks at the messages before it, without their bodies."""
         address = self._transport.receiving_address(self._queue)
         transactional = self._transport.transactional
         self._transport.receivers.add(self)
@@ -320,7 +313,7 @@ class MsmqReceiver(Receiver):
             with anyio.CancelScope(shield=True):
                 await asyncio.wait([taken])
         except BaseException:
-            # Cancelled, though not through anyio: what is taken all the same is put back by the same thread.
+            # Cancelled, though not through anyio: the thread puts back any message that it still takes.
             taking.add_done_callback(lambda done: _put_back(apartment, done))
             raise
         hold = taken.result()
@@ -353,7 +346,7 @@ class MsmqReceiver(Receiver):
 
     @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        """See :meth:`postdate.ports.Receiver.commit`; one transaction of MSMQ where its queues are transactional."""
+        """One transaction of MSMQ if its queues are transactional."""
         refuse_work(end.work)
         held = self._what_holds(received)
         transport = self._transport
@@ -370,7 +363,7 @@ class MsmqReceiver(Receiver):
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-        """See :meth:`postdate.ports.Receiver.roll_back`; what is not held any more is in its queue already."""
+        """A message that is no longer held is in its queue already."""
         with suppress(ClaimLost):
             held = self._what_holds(received)
             if failed:  # before others can receive it
@@ -383,7 +376,7 @@ class MsmqReceiver(Receiver):
 
     @override
     async def close(self) -> None:
-        """See :meth:`postdate.ports.Receiver.close`; without a transaction, what MSMQ does not take back is lost."""
+        """Without a transaction, a message that MSMQ does not take back is lost."""
         with anyio.CancelScope(shield=True):
             for held in list(self._held.values()):
                 try:

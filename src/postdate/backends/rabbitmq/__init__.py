@@ -1,4 +1,4 @@
-"""RabbitMQ: AMQP 0-9-1 as it speaks it: wire, link, confirmed publishing, consuming (ADR 0006)."""
+"""RabbitMQ, over AMQP 0-9-1 (ADR 0006)."""
 
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal

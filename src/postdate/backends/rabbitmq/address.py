@@ -1,11 +1,12 @@
-"""What a destination means: a queue, or an exchange and a routing key.
+"""Destinations: a queue, or an exchange and a routing key.
 
 ``orders`` is the queue ``orders``. ``exchange:NAME/KEY`` is the exchange ``NAME`` with the routing key ``KEY``; the
 key may be missing. In the name, ``%`` and ``/`` are written ``%25`` and ``%2F``; in the key, ``%`` is; any other
 character may be written as the percent-escapes of its UTF-8 bytes, or as it is. ``exchange-or-queue:NAME/KEY`` is the
-same, and where that exchange leads to no queue, the queue ``KEY``. ``event:NAME`` is the fanout exchange of the events
-``NAME``, which need not lead anywhere, nor be there: nobody wants them then. A queue whose own name begins with one of
-these words is reached through the default exchange, which has no name: ``exchange:/exchange:odd``.
+same, but a message that the exchange routes to no queue goes to the queue ``KEY``. ``event:NAME`` is the fanout
+exchange of the event ``NAME``; without a bound queue, or without the exchange, nobody subscribes to it and the message
+is dropped. A queue whose own name begins with one of these words is reached through the default exchange, whose name
+is empty: ``exchange:/exchange:odd``.
 """
 
 from __future__ import annotations
@@ -22,18 +23,15 @@ OR_QUEUE_PREFIX = "exchange-or-queue:"
 EVENT_PREFIX = "event:"
 PREFIXES = (PREFIX, OR_QUEUE_PREFIX, EVENT_PREFIX)
 EVENT_EXCHANGE_PREFIX = "postdate.event."
-"""Begins the names of the exchanges of events."""
+"""Prefix of event exchanges."""
 
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
 class PublishAddress(NamedTuple):
-    """Where a message is published.
+    """Where a message is published; the default exchange has an empty name and routes to the queue that the key names.
 
-    Args:
-        exchange: its name; empty for the default exchange, which routes to the queue that is named as the key.
-        routing_key: of the message.
-        or_queue: where the exchange leads to no queue, the message goes to the queue that is named as the key.
+    ``or_queue``: if the exchange routes to no queue, publish to the queue that the key names.
     """
 
     exchange: str
@@ -42,11 +40,7 @@ class PublishAddress(NamedTuple):
 
 
 def parse_address(destination: str) -> PublishAddress:
-    """Return what a destination means.
-
-    Raises:
-        QueueNotFound: nothing can have this address: an escape is malformed, or a name is longer than AMQP allows.
-    """
+    """Return the address that a destination means; raises `QueueNotFound` for a malformed escape or too long a name."""
     if destination.startswith(EVENT_PREFIX):
         address = PublishAddress(EVENT_EXCHANGE_PREFIX + destination.removeprefix(EVENT_PREFIX), "")
     elif destination.startswith(PREFIXES):
@@ -74,11 +68,11 @@ def _unescape(part: str, destination: str) -> str:
 
 
 def exchange_address(exchange: str, routing_key: str = "", *, or_queue: bool = False) -> str:
-    """Return the destination that means an exchange and a routing key; with ``or_queue``, or the queue named so."""
+    """Return the destination of an exchange and a routing key."""
     name = exchange.replace("%", "%25").replace("/", "%2F")
     return f"{OR_QUEUE_PREFIX if or_queue else PREFIX}{name}/{routing_key.replace('%', '%25')}"
 
 
 def queue_address(queue: str) -> str:
-    """Return the destination that means a queue, whatever its name looks like."""
+    """Return the destination of a queue, even when its name begins like another kind of destination."""
     return exchange_address("", queue) if queue.startswith(PREFIXES) else queue

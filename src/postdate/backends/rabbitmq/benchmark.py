@@ -20,7 +20,7 @@ _CONNECTS_WITHIN_SECONDS: Final = 10.0
 
 
 class RabbitMqTarget(BenchmarkTarget):
-    """A virtual host, with the queues of the run in it. Sending through the transport alone is its limit."""
+    """A virtual host with the queues of the run. Plain sends are the only limit to compare with."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -29,7 +29,6 @@ class RabbitMqTarget(BenchmarkTarget):
 
     @override
     def remove_queue(self, queue: str) -> None:
-        """Delete a queue."""
         anyio.run(self._delete, [queue])
 
     async def _delete(self, queues: Sequence[str]) -> None:

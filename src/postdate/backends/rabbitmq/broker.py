@@ -9,7 +9,7 @@ from postdate.persistence.databases import DatabaseObject
 
 
 class RabbitMq(DatabaseObject):
-    """The queues of a virtual host. It keeps no messages until they are due: give an endpoint a store besides.
+    """The queues of a virtual host. It cannot keep messages until they are due: give an endpoint a store besides.
 
     ``Endpoint("sales", RabbitMq(url), delayed_delivery=DelayedDelivery(Postgres(other).store))``.
 
@@ -18,7 +18,7 @@ class RabbitMq(DatabaseObject):
         queue_type: of queues that are created: ``quorum`` or ``classic``.
 
     Raises:
-        ConfigurationError: the address or the type of queues cannot be; at first use of the queues.
+        ConfigurationError: the address or the type of queues is not valid; at first use of the queues.
     """
 
     def __init__(self, url: str, *, queue_type: str = "quorum") -> None:
@@ -27,5 +27,5 @@ class RabbitMq(DatabaseObject):
 
     @cached_property
     def queues(self) -> RabbitMqTransport:
-        """The queues."""
+        """The transport."""
         return self.made(RabbitMqTransport(self._url, queue_type=self._queue_type))

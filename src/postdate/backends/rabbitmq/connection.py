@@ -1,4 +1,4 @@
-"""A connection to RabbitMQ and its channels, in the event loop of whoever opens it."""
+"""A connection to RabbitMQ and its channels, in the event loop that opened it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from postdate.errors import DestinationUnavailable, PostdateError, TransportUnav
 from postdate.runtime.outage_log import OutageLog
 
 ANSWERS_WITHIN_SECONDS = 15.0
-"""How long the server may take to answer; a quorum queue that elects a leader takes a while."""
+"""A quorum queue that elects a leader takes a while."""
 
 CLOSES_WITHIN_SECONDS = 2.0
 _LONGEST_PAUSE_SECONDS = 1.0
-"""Between two attempts to connect: a server that is back is found out within this."""
+"""Between attempts to connect, and so the delay after a server is back."""
 
 CONTENT_TOO_LARGE: Final = 311
 NOT_FOUND: Final = 404
@@ -44,12 +44,7 @@ log = logging.getLogger("postdate.rabbitmq")
 
 
 class ChannelClosed(TransportUnreachable):
-    """The server closed a channel, because of one thing asked for on it: nothing is known of all the others.
-
-    Args:
-        reply_code: what the server says, in the numbers of AMQP.
-        text: what the server says.
-    """
+    """The server closed a channel because of one request on it; it says nothing about the channel's other requests."""
 
     def __init__(self, reply_code: int, text: str) -> None:
         super().__init__(f"RabbitMQ closed the channel: {reply_code} {text}")
@@ -57,11 +52,7 @@ class ChannelClosed(TransportUnreachable):
 
 
 class AmqpConnection(Stream):
-    """One connection. Its end is told to all of its channels; a new one is a new object.
-
-    Args:
-        login: where to, and as whom.
-    """
+    """One connection. When it ends, so do all of its channels; a new one is a new object."""
 
     def __init__(self, login: Login) -> None:
         super().__init__(login)
@@ -75,11 +66,7 @@ class AmqpConnection(Stream):
 
     @classmethod
     async def open(cls, login: Login, within_seconds: float) -> AmqpConnection:
-        """Connect and log in.
-
-        Raises:
-            TransportUnavailable: the server does not answer, or does not let us in.
-        """
+        """Connect and log in."""
         try:
             async with asyncio.timeout(within_seconds):
                 loop = asyncio.get_running_loop()
@@ -98,11 +85,7 @@ class AmqpConnection(Stream):
     async def open_channel(
         self, make: Callable[[AmqpConnection, int], C], within_seconds: float = ANSWERS_WITHIN_SECONDS
     ) -> C:
-        """Open a channel.
-
-        Raises:
-            TransportUnavailable: the connection has ended, or has no channel left.
-        """
+        """Open a channel; raises `TransportUnavailable` when the connection has ended, or has no channel left."""
         if self.ended is not None:
             raise self.ended
         number = next((n for n in range(1, self._channel_limit + 1) if n not in self._channels), None)
@@ -119,12 +102,7 @@ class AmqpConnection(Stream):
     async def ask(
         self, method: Method, arguments: bytes, answer: Method, within_seconds: float = ANSWERS_WITHIN_SECONDS
     ) -> Arguments:
-        """Ask for one thing on a channel of its own, which is all that the server closes where it refuses.
-
-        Raises:
-            ChannelClosed: it refuses.
-            TransportUnavailable: the connection has ended, or the server does not answer.
-        """
+        """Call a method on a channel of its own, which is all that the server closes when it refuses."""
         channel = await self.open_channel(Channel, within_seconds)
         try:
             return await channel.call(method, arguments, answer, within_seconds)
@@ -132,12 +110,12 @@ class AmqpConnection(Stream):
             channel.close(TransportUnreachable("this channel has done its work"))
 
     def forget(self, channel: Channel) -> None:
-        """Let the number of a channel be used again."""
+        """Make the channel's number available again."""
         if self._channels.get(channel.number) is channel:
             del self._channels[channel.number]
 
     async def close(self) -> None:
-        """End the connection in good order; or without, when the server does not answer in time."""
+        """Close the connection; abort it when the server does not answer in time."""
         with anyio.CancelScope(shield=True):
             self.write(method_frame(0, wire.CONNECTION_CLOSE, _CLOSE_ARGUMENTS))
             with anyio.move_on_after(CLOSES_WITHIN_SECONDS):
@@ -148,7 +126,6 @@ class AmqpConnection(Stream):
 
     @override
     def on_bytes(self, content: bytes) -> None:
-        """Hand each frame to its channel."""
         try:
             for kind, number, payload in self._reader.frames(content):
                 if number:
@@ -162,10 +139,9 @@ class AmqpConnection(Stream):
 
     @override
     def on_end(self, error: PostdateError) -> None:
-        """Tell whoever waits for it to be open, and all channels."""
         if not self.opened.done():
             self.opened.set_exception(error)
-            self.opened.exception()  # whoever gave up waiting does not ask any more
+            self.opened.exception()  # retrieved: a caller that gave up does not
         for channel in list(self._channels.values()):
             channel.end(error)
 
@@ -218,12 +194,7 @@ class AmqpConnection(Stream):
 
 
 class Channel:
-    """A conversation within a connection. Subclasses say what to do with what the server sends unasked.
-
-    Args:
-        link: the connection.
-        number: of the channel.
-    """
+    """A channel of a connection; subclasses handle frames that no call waits for."""
 
     def __init__(self, link: AmqpConnection, number: int) -> None:
         self.link, self.number = link, number
@@ -239,11 +210,7 @@ class Channel:
     async def call(
         self, method: Method, arguments: bytes, answer: Method, within_seconds: float = ANSWERS_WITHIN_SECONDS
     ) -> Arguments:
-        """Send a method and return its answer; a cancelled caller waits for that, so that answers stay in step.
-
-        Raises:
-            TransportUnavailable: the channel or the connection ended, or the server did not answer in time.
-        """
+        """Send a method and return its answer; a cancelled caller waits for it, so that answers match calls."""
         with anyio.CancelScope(shield=True):
             async with self._turn:
                 if self.ended is not None:
@@ -268,22 +235,18 @@ class Channel:
         raise AssertionError("unreachable: the scope is never cancelled")
 
     def close(self, error: PostdateError) -> None:
-        """End the channel from our side, without waiting; its number stays taken until the server has agreed."""
+        """Close the channel without waiting; its number stays taken until the server has agreed."""
         if self.ended is None:
             self.link.write(method_frame(self.number, wire.CHANNEL_CLOSE, _CLOSE_ARGUMENTS))
             self._finish(error)
 
     async def close_in_good_order(self) -> None:
-        """End the channel from our side, and return when the server has done all that was asked before.
-
-        Raises:
-            TransportUnavailable: the channel or the connection ended otherwise.
-        """
+        """Close the channel, after the server has handled everything that was sent on it."""
         await self.call(wire.CHANNEL_CLOSE, _CLOSE_ARGUMENTS, wire.CHANNEL_CLOSE_OK)
         self.end(TransportUnreachable("this channel was closed here"))
 
     def end(self, error: PostdateError) -> None:
-        """Take note that the channel has ended."""
+        """The channel has ended."""
         self.link.forget(self)
         self._finish(error)
 
@@ -295,7 +258,6 @@ class Channel:
             self.on_end(error)
 
     def frame(self, kind: int, payload: bytes) -> None:
-        """Take a frame from the server."""
         if kind == wire.METHOD:
             self._take_method(_method_of(payload), payload)
         elif kind == wire.HEADER:
@@ -331,23 +293,23 @@ class Channel:
     # --- for subclasses
 
     def on_method(self, method: Method, payload: bytes) -> None:
-        """Take a method that no call waits for."""
+        """A method that no call waits for."""
 
     def on_content(self, method: Method, arguments: Arguments, properties: bytes, body: bytes) -> None:
-        """Take a message."""
+        """A message."""
 
     def on_block(self) -> None:
-        """Take note that the server takes no more messages on this connection, or takes them again."""
+        """The server blocks this connection's publishers, or unblocks them: see ``link.blocked``."""
 
     def on_end(self, error: PostdateError) -> None:
-        """Take note that nothing more will come."""
+        """The channel has ended; called once."""
 
 
 C = TypeVar("C", bound=Channel)
 
 
 def node_away(error: ChannelClosed, queue: str) -> DestinationUnavailable | None:
-    """Return an error where a queue is known and the node that it lives on is not there: a 404, too."""
+    """Return an error when the 404 means that the node of an existing queue is away."""
     if error.reply_code != NOT_FOUND or "inaccessible" not in error.text:
         return None
     return DestinationUnavailable(f"the node of queue {queue!r} is away: {error.reply_code} {error.text}")
@@ -362,13 +324,7 @@ def _text(content: bytes) -> str:
 
 
 class PersistentConnection:
-    """The way to a server: one link at a time, made when it is needed, made again when it was lost.
-
-    Args:
-        login: where to, and as whom.
-        connects_within_seconds: how long making a link may take.
-        purpose: what the link is for, in logs.
-    """
+    """One connection to a server at a time: made when needed, made again when it was lost."""
 
     def __init__(self, login: Login, connects_within_seconds: float, purpose: str = "work") -> None:
         self.login = login
@@ -380,15 +336,11 @@ class PersistentConnection:
         self._not_before = 0.0
         self._closed = False
         self.frame_limit = LARGEST_FRAME
-        """What a frame may have, as the server said last; before it was asked, what it says as a rule."""
+        """Bytes in a frame, by the latest connection; the usual limit before there was one."""
         self._outage = OutageLog(log, f"no connection for {purpose}", f"for {purpose}, {login.place} is")
 
     async def link(self) -> AmqpConnection:
-        """Return a link that is up.
-
-        Raises:
-            TransportUnavailable: there is none, or there was none just now: the server is left alone for a while.
-        """
+        """Return an open connection; after a failure it raises for a while without connecting again."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop or self._turn is None:  # a link lives and dies with its event loop
             if self._link is not None:
@@ -424,7 +376,7 @@ class PersistentConnection:
         return link
 
     async def close(self) -> None:
-        """End the link, for good."""
+        """Close the connection, for good."""
         self._closed = True
         link, self._link = self._link, None
         if link is not None and link.loop is asyncio.get_running_loop():

@@ -1,4 +1,4 @@
-"""Consuming: what the broker pushes is held here until it is acknowledged, given back, or the channel ends."""
+"""Consuming: messages that the broker pushed are held until they are acknowledged or requeued, or the channel ends."""
 
 from __future__ import annotations
 
@@ -21,23 +21,17 @@ _MOST_CONSUMERS: Final = 8
 _LARGEST_PREFETCH: Final = 65_535
 _NOT_WAITING: Final = b"\x01"
 _IDLE_SECONDS: Final = 0.1
-"""A receiver that asks for nothing for so long, or twice that, has nothing pushed to it any more."""
+"""A receiver that asks for nothing for once or twice this time is no longer pushed to."""
 
 _KEPT_SECONDS: Final = 20 * 60.0
-"""What was pushed before that is not kept here any longer: the broker waits 30 minutes for an answer, by default."""
+"""Messages pushed longer ago are requeued: by default the broker waits 30 minutes for an answer."""
 
 
 class Delivery(NamedTuple):
-    """A message as the broker pushed it.
+    """A message as the broker pushed it, still encoded; ``tag`` is its number within the channel.
 
-    Args:
-        tag: names it within the channel.
-        redelivered: it was pushed before, to somebody.
-        properties: of the message.
-        body: of the message.
-        route: the exchange it was published to, and its routing key; two short strings.
-        at: when it was pushed, on the loop's clock.
-        seen: what was read of it when it was received here before, of the same push.
+    ``route``: the exchange it was published to, and its routing key; two short strings. ``at``: when it was pushed, by
+    the loop's clock. ``seen``: the decoded message, if it was received here before and offered again.
     """
 
     tag: int
@@ -52,17 +46,11 @@ class Delivery(NamedTuple):
 class ConsumingChannel(Channel):
     """A channel that receives from one queue.
 
-    The broker pushes at once what may be held at once, so we tell it how much that is: what is held and what was
-    asked for, never more than the two. With nothing pushed beyond it, others receive what this one has not asked for;
-    and when it stops asking, what was pushed meanwhile goes back, except what it may have ahead, as long as it may have
-    that. A quorum queue drops what it got back too often: so what is given back while somebody here asks is received
-    here again. Source: ADR 0028.
-
-    Args:
-        link: the connection.
-        number: of the channel.
-        queue: to receive from.
-        ahead: messages to be pushed beyond what was asked for.
+    The broker pushes as many messages at once as it may, so its prefetch is exactly the messages held plus those asked
+    for: other consumers can then receive the rest. When the receiver stops asking, messages that were pushed meanwhile
+    are requeued, except ``ahead`` of them for a limited time. A quorum queue drops a message that was requeued too
+    often: so a message that is rolled back while the receiver asks is offered here again, without the broker. Source:
+    ADR 0028.
     """
 
     def __init__(self, link: AmqpConnection, number: int, queue: str, ahead: int) -> None:
@@ -86,13 +74,7 @@ class ConsumingChannel(Channel):
         self._idle: asyncio.TimerHandle | None = None
 
     async def receive(self, limit: int) -> list[Delivery]:
-        """Wait until something was pushed; return up to ``limit`` of it, in order.
-
-        Raises:
-            QueueNotFound: there is no such queue, or none any more.
-            DestinationUnavailable: the node of the queue is away.
-            TransportUnavailable: the channel or the connection ended.
-        """
+        """Wait for a message; return up to ``limit``, in order."""
         self._waiting += 1
         self._asked = True
         try:
@@ -103,7 +85,7 @@ class ConsumingChannel(Channel):
                     await self._news.wait()
                 self._check()
         except asyncio.CancelledError:
-            if self._waiting == 1:  # nobody else wants what may be on its way to us
+            if self._waiting == 1:  # no other receiver waits for messages on their way
                 self.stop_pushing()
             raise
         finally:
@@ -111,7 +93,7 @@ class ConsumingChannel(Channel):
         return [self._pushed.popleft() for _ in range(min(limit, len(self._pushed)))]
 
     async def begin(self, limit: int) -> None:
-        """Return when the broker has agreed to push; raises what :meth:`receive` raises."""
+        """Return when the broker has agreed to push."""
         self._asked = True
         await self._ask_for(limit)
         self._check()
@@ -125,8 +107,8 @@ class ConsumingChannel(Channel):
             raise error
 
     async def _ask_for(self, limit: int) -> None:
-        """Let so many messages be pushed beside those that are held."""
-        # What a consumer had pushed that was cancelled since takes nothing from what the others may have.
+        """Let ``limit`` messages be pushed besides those that are held."""
+        # Messages of cancelled consumers do not count against the prefetch of the others.
         wanted = min(self._attached - len(self._pushed) + limit + self._ahead, _LARGEST_PREFETCH)
         missing = wanted - sum(self._consumers.values())
         if missing <= 0:
@@ -162,9 +144,9 @@ class ConsumingChannel(Channel):
             self._idle = self.link.loop.call_later(_IDLE_SECONDS, self._stop_if_idle)
 
     def stop_pushing(self, ahead: int = 0) -> None:
-        """Take back what was asked for, and give back what was pushed and not received.
+        """Cancel the consumers and requeue messages that were pushed and not received.
 
-        But for up to ``ahead`` messages that nobody has seen here, and that are not too old to be kept.
+        Keeps up to ``ahead`` messages that are new here and not too old.
         """
         for name in self._consumers:
             arguments = wire.short_text(name) + _NOT_WAITING
@@ -181,11 +163,11 @@ class ConsumingChannel(Channel):
                 self.unwanted(delivery)
 
     def _may_stay_until(self, delivery: Delivery) -> float:
-        """Return until when the broker waits for an answer, and would not drop the message if it had it."""
+        """Return how long a message may stay here: until the broker's limit for acknowledgements, or its expiry."""
         return delivery.at + min(_KEPT_SECONDS, self.time_to_live(), seconds_to_live(delivery.properties))
 
     def acknowledge(self, tag: int) -> None:
-        """Take a message off the queue; many that come together are one frame."""
+        """Take a message off the queue; acknowledgements of one turn of the event loop share a frame."""
         if not self._done:
             self.link.loop.call_soon(self._write_acknowledgements)
         self._done.add(tag)
@@ -205,7 +187,7 @@ class ConsumingChannel(Channel):
             self.link.write(b"".join(frames))
 
     def again(self, delivery: Delivery, seen: Arrived) -> bool:
-        """Let a message be received here again, or go back when nobody asks soon; ``False``: it must go back now."""
+        """Offer a message here again, and requeue it if nobody asks soon; ``False``: it must be requeued now."""
         if self._may_stay_until(delivery) < self.link.loop.time():
             return False
         self._pushed.appendleft(delivery._replace(redelivered=True, seen=seen))
@@ -216,7 +198,7 @@ class ConsumingChannel(Channel):
         return True
 
     def give_back(self, tag: int) -> None:
-        """Give a message back to the broker, which may push it here again."""
+        """Requeue a message; the broker may push it here again."""
         self.link.write(requeue_frame(self.number, tag))
         self._settled(tag)
 
@@ -226,11 +208,7 @@ class ConsumingChannel(Channel):
             self._attached -= 1
 
     async def stop(self) -> list[Delivery]:
-        """Stop receiving; return what was pushed and never received, which must be given back.
-
-        Raises:
-            TransportUnavailable: the channel or the connection ended.
-        """
+        """Stop receiving; return messages that were pushed and never received: the caller must requeue them."""
         for name in list(self._consumers):
             await self.call(wire.BASIC_CANCEL, wire.short_text(name) + b"\0", wire.BASIC_CANCEL_OK)
         self._consumers.clear()
@@ -242,7 +220,7 @@ class ConsumingChannel(Channel):
 
     @override
     def on_method(self, method: Method, payload: bytes) -> None:
-        """Take note that the queue was deleted, or has moved."""
+        """The broker cancels a consumer when the queue was deleted or has moved."""
         if method == wire.BASIC_CANCEL:
             self._consumers.pop(Arguments(payload).short_text(), None)
             self._queue_is_gone = True
@@ -250,7 +228,6 @@ class ConsumingChannel(Channel):
 
     @override
     def on_content(self, method: Method, arguments: Arguments, properties: bytes, body: bytes) -> None:
-        """Keep a message until it is asked for."""
         consumer = arguments.short_text()
         tag, redelivered = arguments.unsigned(8), arguments.unsigned(1) != 0
         route = arguments.content[arguments.position :]
@@ -265,7 +242,7 @@ class ConsumingChannel(Channel):
 
     @override
     def on_end(self, error: PostdateError) -> None:
-        """Nothing that was pushed is ours any more."""
+        """The broker requeues all unacknowledged messages by itself."""
         if self._idle is not None:
             self._idle.cancel()
         self._consumers.clear()
@@ -278,12 +255,9 @@ class ConsumingChannel(Channel):
 class Attempts:
     """How often handling each message failed, as far as this process and the broker together know.
 
-    A quorum queue counts how often a message came back, for whatever reason, and from RabbitMQ 4.3 on how often without
-    an answer; a classic queue only says that it came back.
-    What this process gave back it remembers, with the reason, for the last ``limit`` messages.
-
-    Args:
-        limit: messages remembered.
+    A quorum queue counts returns of a message for whatever reason, and from RabbitMQ 4.3 on how many of them were
+    without an answer; a classic queue only says that there was one. This process remembers what it returned itself, and
+    why, for the last ``limit`` messages.
     """
 
     def __init__(self, limit: int = 10_000) -> None:
@@ -291,7 +265,7 @@ class Attempts:
         self._known: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
 
     def failures(self, queue: str, arrived: Arrived, *, redelivered: bool) -> tuple[int, int]:
-        """Return how often handling failed before; and of these, how often without an answer that is known of."""
+        """Return how often handling failed, and how many of these attempts certainly ended without an answer."""
         if not redelivered:
             return 0, 0
         failures, returns = self._known.get(_key(queue, arrived), (0, -1 if arrived.returns is None else 0))
@@ -299,7 +273,7 @@ class Attempts:
         return failures + unknown, min(unknown, arrived.counted)
 
     def kept(self, queue: str, arrived: Arrived, failures: int, returns: int = 0) -> None:
-        """Remember what a message has behind it that was given back, to this process or, with 1 return, the queue."""
+        """Remember a returned message's failures; ``returns``: 0 if it is offered here again, 1 if it was requeued."""
         key = _key(queue, arrived)
         self._known[key] = (failures, (arrived.returns or 0) + returns)
         self._known.move_to_end(key)
@@ -307,13 +281,12 @@ class Attempts:
             self._known.popitem(last=False)
 
     def forget(self, queue: str, arrived: Arrived) -> None:
-        """Forget a message that is gone."""
         if self._known:
             self._known.pop(_key(queue, arrived), None)
 
 
 def _key(queue: str, arrived: Arrived) -> bytes:
-    """Return what names a message here: its id, or for one without, all of it."""
+    """Return a message's key: queue and id, or a hash of the whole message when it has no id."""
     envelope = arrived.envelope
     if arrived.has_id:
         return f"{queue}\0{envelope.message_id}".encode()

@@ -1,11 +1,11 @@
-"""The properties of a message as bytes: taken apart, put together, and passed on as they came.
+"""The properties of a message as bytes: decoded, encoded, and passed on unchanged.
 
-A message of others that is only to be kept for a while leaves as it came, byte for byte. Two headers say so:
+A message of another program that is only delayed leaves as it came, byte for byte, by two headers:
 
 ``amqp.as_it_came``
-    All properties, base64. Whatever else the headers say is for people to read.
+    All properties, base64. The other headers are then for people to read only.
 ``amqp.as_it_came.to``
-    The destination where they are sent so. Anywhere else, as in the error queue, the message is one of ours.
+    The destination for which that is so. Anywhere else, as in the error queue, the message is encoded as ours.
 
 Source: ADR 0009.
 """
@@ -40,15 +40,11 @@ BITS: Final = {
     "app_id": 0x0008,
     "cluster_id": 0x0004,
 }
-"""In the order in which they stand in a message."""
+"""In the order of encoding."""
 
 
 def parts_of(properties: bytes) -> dict[str, bytes]:
-    """Return the properties of a message by name, each as it was sent.
-
-    Raises:
-        MalformedFrame: these are none.
-    """
+    """Return the properties of a message by name, each still encoded; raises `MalformedFrame`."""
     arguments = Arguments(properties, 0)
     flags = arguments.unsigned(2)
     parts: dict[str, bytes] = {}
@@ -66,13 +62,13 @@ def parts_of(properties: bytes) -> dict[str, bytes]:
 
 
 def joined(parts: Mapping[str, bytes]) -> bytes:
-    """Return the properties of a message; the reverse of :func:`parts_of`."""
+    """Reverse :func:`parts_of`."""
     present = [name for name in BITS if name in parts]
     return sum(BITS[name] for name in present).to_bytes(2, "big") + b"".join(parts[name] for name in present)
 
 
 def values_of(properties: bytes) -> dict[str, Any]:
-    """Return the properties of a message by name: bytes, or numbers; see :func:`parts_of`."""
+    """Return the properties of a message by name: bytes, or numbers."""
     return {name: _value(name, part) for name, part in parts_of(properties).items()}
 
 
@@ -88,11 +84,7 @@ def kept_as_they_came(properties: bytes) -> dict[str, str]:
 
 
 def as_they_came(headers: Mapping[str, str]) -> bytes | None:
-    """Return the properties that a message came with, or ``None``: they were not kept.
-
-    Raises:
-        ValueError: what was kept is damaged.
-    """
+    """Return the kept properties; ``None`` when none were kept. Raises `ValueError` when they are damaged."""
     kept = headers.get(AS_IT_CAME)
     return None if kept is None else base64.b64decode(kept, validate=True)
 
@@ -100,9 +92,7 @@ def as_they_came(headers: Mapping[str, str]) -> bytes | None:
 def properties_to_pass_on(envelope: Envelope, user: str) -> bytes | None:
     """Return the properties of a message that leaves as it came; ``None`` for any other.
 
-    Args:
-        envelope: to be sent.
-        user: whom the connection belongs to: RabbitMQ closes the channel over a message in any other name.
+    ``user`` is the connection's: RabbitMQ closes the channel over a message in another user's name.
     """
     headers = envelope.headers
     if AS_IT_CAME not in headers or headers.get(ONLY_TO) != envelope.destination:
@@ -119,7 +109,7 @@ def properties_to_pass_on(envelope: Envelope, user: str) -> bytes | None:
 
 
 def redirected(envelope: Envelope, destination: str) -> Envelope:
-    """Return a message on its way to another destination that means the same."""
+    """Return the message for an equivalent destination."""
     headers = envelope.headers
     if headers.get(ONLY_TO) == envelope.destination:
         headers = {**headers, ONLY_TO: destination}

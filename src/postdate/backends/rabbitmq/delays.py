@@ -1,15 +1,15 @@
-"""Messages that other programs delay: ``x-delay`` in the table of headers, as the delayed-message plugin has it.
+"""Messages that other programs delay: ``x-delay`` in the table of headers, as with the delayed-message plugin.
 
 ``x-delay``
     Milliseconds from the arrival at the service: a number of any type, or its digits as text. Without it, or below
     zero: at once.
 ``x-delay-exchange``, ``x-delay-routing-key``
-    Where to, when due; either may be missing. A routing key alone means the queue of that name.
+    The destination when due; either may be missing. A routing key alone means the queue of that name.
 ``x-delay-id``
-    Names the delayed message, for ``postdate messages``; one that was stored before is not stored again.
+    The id of the delayed message, for ``postdate messages``; a known id is not stored again.
 
-Without any of them a message goes to the exchange ``{name}.due`` with the routing key it was published with, and where
-that leads to no queue, to the queue that is named as the key. Pure: bytes in, values out. Source: ADR 0009.
+Without a destination a message goes to the exchange ``{name}.due`` with its own routing key; if that routes to no
+queue, to the queue that the key names. Pure: bytes in, values out. Source: ADR 0009.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ _FIRST_DEATH_QUEUE: Final = b"x-first-death-queue"
 _LAST_DEATH: Final = b"x-last-death-"
 _NUMBER: Final = re.compile(r"\s*[+-]?[0-9]{1,30}(\.[0-9]{0,30})?\s*", re.ASCII)
 _LARGEST_MILLISECONDS: Final = 10**15
-"""Some 31,700 years: more than any due time has left, and little enough to be calculated with."""
+"""Some 31,700 years: more than the calendar has left, and no overflow."""
 
 
 def intake_queue(exchange: str) -> str:
-    """Return the name of the queue in which messages wait for the service."""
+    """Return the queue in which messages wait for the service."""
     return f"{exchange}.intake"
 
 
 def expired_queue(exchange: str) -> str:
-    """Return the name of the queue, and of the exchange before it, for those whose own time ended while they waited."""
+    """Return the queue, and the exchange before it, for messages that expired in the intake queue."""
     return f"{exchange}.intake.expired"
 
 
 def due_exchange(exchange: str) -> str:
-    """Return the name of the exchange to which they go when due, unless they say otherwise."""
+    """Return the exchange for due messages that name no other."""
     return f"{exchange}.due"
 
 
@@ -70,15 +70,9 @@ def due_exchange(exchange: str) -> str:
 
 
 def came_to_be_delayed(intake: str, queue: str, delivery: Delivery) -> Arrived:
-    """Return a message of an intake queue, with all that is needed to send it on as it came.
+    """Return a message of the intake queue of exchange ``intake``, with everything needed to send it on unchanged.
 
-    It has a new id at every arrival: those of its publisher need not be unique. One that comes back from the error
-    queue keeps its own.
-
-    Args:
-        intake: the exchange that the queue belongs to.
-        queue: where it was.
-        delivery: as the broker pushed it.
+    It gets a new id at every arrival, since its publisher's need not be unique; one from the error queue keeps its id.
     """
     route = Arguments(delivery.route, 0)
     exchange, key = route.short_bytes(), route.short_bytes()
@@ -89,7 +83,7 @@ def came_to_be_delayed(intake: str, queue: str, delivery: Delivery) -> Arrived:
                 return back
     properties, counts = delivery.properties, dict[bytes, int]()
     headers: dict[str, str] = {}
-    with suppress(MalformedFrame):  # it is refused when it is read, and then somebody sees it
+    with suppress(MalformedFrame):  # refused when it is decoded, and then in the error queue
         if delivery.redelivered:
             properties, counts = _without_counts(properties)
         if exchange == expired_queue(intake).encode():
@@ -108,7 +102,7 @@ def _as_header(name: str, content: bytes) -> dict[str, str]:
 
 
 def _without_counts(properties: bytes) -> tuple[bytes, dict[bytes, int]]:
-    """Return properties without what a quorum queue adds to those of a message given back, and what it says."""
+    """Return properties without the counters that a quorum queue adds to a returned message, and the counters."""
     parts = parts_of(properties)
     fields = fields_of(parts.get("headers", bytes(4))[4:])
     counts = {each.name: each.value for each in fields if each.name in COUNTS and isinstance(each.value, int)}
@@ -122,9 +116,9 @@ def _without_counts(properties: bytes) -> tuple[bytes, dict[bytes, int]]:
 
 
 def _as_it_was_before_it_expired(properties: bytes, queue: str) -> tuple[bytes, bytes]:
-    """Return properties without what the broker does to those of a message that expires, and their exchange.
+    """Return an expired message's properties without the broker's changes, and the exchange it was published to.
 
-    It takes the time to live away, and says in ``x-death`` which it was, before what other queues have said.
+    The broker removes the time to live and puts it into ``x-death``, before the entries of other queues.
     """
     parts = parts_of(properties)
     fields = fields_of(parts.get("headers", bytes(4))[4:])
@@ -148,10 +142,10 @@ def _as_it_was_before_it_expired(properties: bytes, queue: str) -> tuple[bytes, 
 
 
 def _deaths(content: bytes, queue: str) -> tuple[bytes, Mapping[str, bytes]]:
-    """Return the deaths elsewhere, as they stand there, and what is said in text of the one in a queue."""
+    """Return the ``x-death`` entries of other queues, still encoded, and the text fields of this queue's."""
     others, here = b"", dict[str, bytes]()
     for element, death in elements_of(content):
-        said = cast("dict[str, Any]", death) if isinstance(death, dict) else {}  # anybody may put anything there
+        said = cast("dict[str, Any]", death) if isinstance(death, dict) else {}  # publishers may write anything there
         if (said.get("queue"), said.get("reason")) == (queue.encode(), b"expired"):
             here = {name: value for name, value in said.items() if isinstance(value, bytes)}
         else:
@@ -163,15 +157,10 @@ def _deaths(content: bytes, queue: str) -> tuple[bytes, Mapping[str, bytes]]:
 
 
 def to_be_delayed(exchange: str, envelope: Envelope, now: datetime) -> DelayedMessage:
-    """Return what is to be kept of a message that came.
-
-    Args:
-        exchange: to which it was published, or that is bound to the one it was published to.
-        envelope: of :func:`came_to_be_delayed`.
-        now: from when on its delay counts.
+    """Return the delayed message of an envelope; its delay starts at ``now``.
 
     Raises:
-        InvalidHeaders, InvalidTimestamp, InvalidMessage: its delay or its address cannot be; says what to do.
+        InvalidHeaders, InvalidTimestamp, InvalidMessage: its delay or destination is not valid; says what to do.
     """
     fields = _fields(envelope)
     destination, id_ = _destination(exchange, envelope, fields), _text(fields, ID)

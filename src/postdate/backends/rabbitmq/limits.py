@@ -1,4 +1,4 @@
-"""Limits at which a queue drops messages, set by arguments and policies; AMQP tells neither. Source: ADR 0028."""
+"""Limits at which a queue drops messages, from arguments and policies; AMQP tells neither. Source: ADR 0028."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ANSWERS_WITHIN_SECONDS: Final = 2.0
 
 
 def read_limits(login: Login, version: str, queues: Sequence[str]) -> dict[str, dict[str, int] | None]:
-    """See :meth:`postdate.backends.rabbitmq.transport.RabbitMqTransport.limits_of`; blocks."""
+    """Ask the management interface; blocks."""
     port, place = login.management_port, f"the management interface at {login.host}:{login.management_port}"
     if not port:
         raise TransportError(f"{login.place} needs rabbitmq_management to tell: add ?management=15672 to the address")
@@ -57,16 +57,16 @@ def _refusal(answer: HTTPResponse, place: str, user: str) -> TransportError:
 
 
 def delivery_limit(said: Sequence[int], version: str) -> int | None:
-    """Return how often a message may come back to a quorum queue of which an argument, or a policy, ``said`` that."""
+    """Return how often a message may return to a quorum queue; ``said``: limits of its argument and policies."""
     digits = re.match(r"\d+", version)
-    if digits is None or int(digits[0]) < 4:  # there is no limit unless one was said, and one below 0 is 0
+    if digits is None or int(digits[0]) < 4:  # no limit by default, and one below 0 is 0
         return max(0, min(said)) if said else None
     limit = max(said) if said and min(said) < 0 else min(said, default=20)
     return limit if limit >= 0 else None
 
 
 def _limits_in(queue: Mapping[str, Any], version: str) -> dict[str, int] | None:
-    if "effective_policy_definition" not in queue:  # which is the case for the first seconds of a queue
+    if "effective_policy_definition" not in queue:  # unknown for a queue's first seconds
         return None
     arguments: Mapping[str, Any] = queue.get("arguments") or {}
     policy: Mapping[str, Any] = queue["effective_policy_definition"] or {}

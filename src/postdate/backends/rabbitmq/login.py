@@ -1,4 +1,4 @@
-"""Where a RabbitMQ server is and as whom to log in: the parts of an AMQP URL."""
+"""The parts of an AMQP URL."""
 
 from __future__ import annotations
 
@@ -18,15 +18,8 @@ HEARTBEAT_SECONDS = 20
 class Login:
     """Server, virtual host and account.
 
-    Args:
-        host: name or address.
-        port: TCP.
-        virtual_host: ``/`` unless it is named.
-        user: of the account.
-        password: of the account.
-        heartbeat_seconds: a server that is silent for two of these is taken for dead; 0: never.
-        tls: how to check the server, and how to identify to it; ``None``: without encryption.
-        management_port: of the broker's management interface, which tells the limits of queues; 0: it is not asked.
+    A server that is silent for two ``heartbeat_seconds`` is considered dead; 0: never. ``management_port`` is that of
+    the interface that tells the limits of queues; 0: it is not asked.
     """
 
     host: str
@@ -40,7 +33,7 @@ class Login:
 
     @property
     def place(self) -> str:
-        """Return where this is, without secrets."""
+        """For messages, without secrets."""
         return f"RabbitMQ at {self.host}:{self.port} (virtual host {self.virtual_host!r}, user {self.user!r})"
 
 
@@ -48,10 +41,8 @@ def parse_url(url: str) -> Login:
     """Return the parts of ``amqp://user:password@host:port/virtual%20host?heartbeat=20``.
 
     ``amqps`` is AMQP over TLS; ``cacertfile``, ``certfile`` and ``keyfile`` are then paths of PEM files.
-    ``management`` is the port of the management interface: by default the usual one beside the usual one of AMQP.
-
-    Raises:
-        ConfigurationError: it is no such URL; the message names no password.
+    ``management`` is the port of the management interface; by default the usual one if AMQP's port is the usual one.
+    The text of a `ConfigurationError` shows no password.
     """
     try:
         parts = urlsplit(url)

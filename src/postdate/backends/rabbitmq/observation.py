@@ -1,6 +1,6 @@
-"""What a broker tells over AMQP: what it is, whether it takes messages, and how long the queues are that one names.
+"""Facts that a broker tells over AMQP: product, whether it blocks publishers, and lengths of given queues.
 
-AMQP has no list of queues, no clock, and no way to ask for the type of a queue that could not make one by mistake.
+AMQP has no list of queues, no clock, and no query for a queue's type that might not create the queue.
 """
 
 from __future__ import annotations
@@ -22,19 +22,14 @@ from postdate.ports import ServerFacts
 
 _RESOURCE_LOCKED: Final = 405
 _NOWHERE: Final = "postdate.doctor.nowhere"
-"""A routing key without a queue: what is published to it is dropped."""
+"""A routing key without a queue: messages to it are dropped."""
 
 
 # --- what the server is -----------------------------------------------------------------------------------------------
 
 
 async def server_facts(login: Login, within_seconds: float) -> ServerFacts:
-    """See :meth:`postdate.ports.Transport.server_facts`; over a connection of its own.
-
-    Args:
-        login: where to, and as whom.
-        within_seconds: how long connecting may take.
-    """
+    """Ask over a connection of its own."""
     link = await AmqpConnection.open(login, within_seconds)
     try:
         blocked = await _why_blocked(link)
@@ -49,9 +44,9 @@ async def server_facts(login: Login, within_seconds: float) -> ServerFacts:
 
 
 async def _why_blocked(link: AmqpConnection) -> str | None:
-    """Return why the broker takes no messages; empty when it takes them, ``None`` when it does not say.
+    """Return why the broker blocks publishers; empty when it does not, ``None`` when it gives no answer.
 
-    It says so only to those who publish. So an empty message is published that no queue gets.
+    It tells only connections that publish. So an empty message is published that is routed to no queue.
     """
     probe = await link.open_channel(_Probe)
     routed_nowhere, no_properties = b"\0\0" + wire.short_text("") + wire.short_text(_NOWHERE) + b"\0", bytes(2)
@@ -68,15 +63,14 @@ async def _why_blocked(link: AmqpConnection) -> str | None:
 
 
 class _TakesNothing(TransportUnreachable):
-    """The text says why; the broker may take messages again before anybody reads it."""
+    """The broker blocks publishers; the text says why."""
 
 
 class _Probe(Channel):
-    """Waits no longer for an answer when the broker has said that it takes no messages: it does not go on then."""
+    """Stops waiting for an answer once the broker says that it blocks publishers: it reads nothing more then."""
 
     @override
     def on_block(self) -> None:
-        """End, if it is that."""
         if self.link.blocked is not None:
             self.end(_TakesNothing(self.link.blocked or "it does not say why"))
 
@@ -85,10 +79,7 @@ class _Probe(Channel):
 
 
 async def lengths_of(link: AmqpConnection, destinations: Sequence[str]) -> Mapping[str, int]:
-    """See :meth:`postdate.ports.Transport.lengths_of`.
-
-    An exchange holds no messages: the length of one that exists is 0, whether or not it leads to a queue.
-    """
+    """Return the lengths of queues; 0 for an exchange that exists."""
     lengths: dict[str, int] = {}
     for destination in destinations:
         with suppress(QueueNotFound):
@@ -113,7 +104,7 @@ async def _queue_length(link: AmqpConnection, queue: str) -> int:
     try:
         return await queue_length(link, queue)
     except ChannelClosed as error:
-        if error.reply_code == _RESOURCE_LOCKED:  # another connection's own queue: it is there, and not to be counted
+        if error.reply_code == _RESOURCE_LOCKED:  # another connection's exclusive queue: it exists, without a length
             return 0
         raise _refusal(f"queue {queue!r}", error) from error
 

@@ -1,28 +1,26 @@
 """An envelope as the properties of an AMQP message, and back.
 
-Headers of ours are a table of long strings. What else a message of others carries becomes headers too, so that it comes
-through a store unchanged, and is put back where it was when the message is sent on:
+Our headers are a table of long strings. Everything else in another program's message becomes headers too, so that it
+survives a store, and is put back in its place when the message is sent on:
 
 ``amqp.content_type``, ``amqp.correlation_id``, ``amqp.priority`` …
     A property; numbers in digits. ``amqp.NAME.base64`` where the property is not UTF-8. ``amqp.delivery_mode`` only
     where it is not 2 (persistent), ``amqp.message_id`` only where it cannot be ours; ``none`` for a message without.
 ``amqp.table``
-    The table of headers, base64, where it has anything but text; ``none`` for a message without. The readable forms of
-    its fields stand beside it; those that are changed or removed before the message is sent on are changed and removed
-    in the table.
+    The table of headers, base64, where it has anything but text; ``none`` for a message without. Readable forms of
+    its fields are headers, too; when these are changed or removed, so are the fields of the table.
 ``amqp.unreadable``
-    All properties, base64, of a message whose properties are none.
+    All properties, base64, of a message whose properties cannot be decoded.
 ``amqp.bare``
-    Set by a sender: nothing of ours is added to the table. Due time, expiry and what AMQP has no place for stay behind.
+    Set by a sender: nothing of ours is added to the table. Due time, expiry and what AMQP cannot hold are lost.
 ``amqp.expiration.before``
-    The time to live that a message of others had before it went to an error queue: there, and wherever it is returned
-    to, it has none any more.
+    The time to live that another program's message had before it went to an error queue; it no longer expires.
 ``amqp.as_it_came``
     See :mod:`postdate.backends.rabbitmq.content`.
 
-An expiry and a time to be received of ours are the property ``expiration``, too: milliseconds, counted by the broker
-from the arrival in the queue, rounded up. It stays with the broker: beside it is a field of ours that says so, and no
-receiver takes it for the wish of somebody else. Source: specification 2.2, 2.5; ADR 0006.
+Our expiry and time to be received are the property ``expiration``, too: milliseconds, counted by the broker from the
+arrival in the queue, rounded up. A field of ours beside it says so, and no receiver takes it for a header of the
+sender. Source: specification 2.2, 2.5; ADR 0006.
 """
 
 from __future__ import annotations
@@ -109,15 +107,10 @@ _ODD: Final = b""
 
 
 def properties_of(envelope: Envelope, now: datetime, user: str) -> bytes:
-    """Return the properties of a message: flags, and what they announce.
+    """Return the encoded properties of a message; raises `InvalidHeaders` for headers that are not text.
 
-    Args:
-        envelope: to be sent.
-        now: for the time to live, which AMQP counts from the arrival in the queue.
-        user: whom the connection belongs to: RabbitMQ refuses messages in any other name.
-
-    Raises:
-        InvalidHeaders: headers that are not text.
+    ``now`` is for the time to live, which AMQP counts from the arrival in the queue. ``user`` is the connection's:
+    RabbitMQ refuses messages in another user's name.
     """
     parts: list[bytes] = []
     try:
@@ -133,7 +126,7 @@ def properties_of(envelope: Envelope, now: datetime, user: str) -> bytes:
         if len(message_id) > SHORT_TEXT_LIMIT:
             return _odd_properties(envelope, now, user)
     except (AttributeError, UnicodeEncodeError):
-        check_headers(envelope.headers)  # says what is wrong
+        check_headers(envelope.headers)  # raises the precise error
         raise
     if envelope.due is not None:
         parts += (_DUE_FIELD, _INT64(_microseconds(envelope.due)))
@@ -151,13 +144,13 @@ def properties_of(envelope: Envelope, now: datetime, user: str) -> bytes:
 
 
 def _microseconds(instant: datetime) -> int:
-    """Return what :func:`postdate.clock.to_microseconds` does, without its division: that costs as much as a header."""
+    """As :func:`postdate.clock.to_microseconds`, without its division, which costs as much as a header."""
     since = instant - _EPOCH
     return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
 def _encoded_name(name: str) -> bytes:
-    """Return how the name of a plain header and the type of its value begin; empty for one that needs more thought."""
+    """Return a plain header's encoded name and type; empty for a header that is no plain field."""
     if name in _names:
         return _names[name]
     check_headers({name: ""})
@@ -170,7 +163,7 @@ def _encoded_name(name: str) -> bytes:
 
 
 def _fields_of_ends(envelope: Envelope) -> list[bytes]:
-    """Return what is said in the table of when a message ends, to the microsecond."""
+    """Return the table's fields for expiry and time to be received, to the microsecond."""
     fields: list[bytes] = []
     if envelope.expires_at is not None:
         fields.append(_EXPIRES_AT_FIELD + _INT64(_microseconds(envelope.expires_at)))
@@ -181,7 +174,7 @@ def _fields_of_ends(envelope: Envelope) -> list[bytes]:
 
 
 def _time_to_live(envelope: Envelope, now: datetime) -> bytes | None:
-    """Return the milliseconds that are left, rounded up: of what ends at an instant and after a span, the fewer.
+    """Return the milliseconds until the earlier of expiry and time to be received, rounded up.
 
     ``None`` for more than RabbitMQ takes, which is left to the receiver, and in the error queue, where nothing expires.
     """
@@ -236,7 +229,7 @@ def _odd_properties(envelope: Envelope, now: datetime, user: str) -> bytes:
 
 
 def _sooner(theirs: bytes | None, ours: bytes) -> bytes:
-    """Return the property of the lesser time to live; theirs is one already."""
+    """Return the property of the lesser time to live; ``theirs`` is encoded already."""
     return short_bytes(ours if theirs is None else min(theirs[1:], ours, key=int))
 
 
@@ -249,7 +242,7 @@ def _at_most(text: bytes, count: int) -> bytes:
 
 
 def _sorted_headers(envelope: Envelope, user: str) -> tuple[dict[str, str], dict[str, str], dict[str, bytes | None]]:
-    """Part headers: fields of the table, what is no property for all its name, and properties (``None``: without)."""
+    """Split headers: table fields, headers named like a property that are none, and properties (``None``: without)."""
     plain: dict[str, str] = {}
     overflow: dict[str, str] = {}
     values: dict[str, bytes | None] = {}
@@ -257,8 +250,8 @@ def _sorted_headers(envelope: Envelope, user: str) -> tuple[dict[str, str], dict
         if name == BARE:
             continue
         if name == _EXPIRATION and Headers.FAILED_QUEUE in envelope.headers:
-            # In the error queue it must not expire, nor after it was returned: that would be its end before it is seen.
-            # What is to leave as it came has never been at its destination; there its time has yet to begin.
+            # In the error queue, and once returned from it, the message must not expire before anybody sees it.
+            # A message that leaves as it came has not reached its destination, where its time to live begins.
             overflow[name if AS_IT_CAME in envelope.headers else _EXPIRATION_BEFORE] = text
         elif name.startswith(PREFIX):
             try:
@@ -273,11 +266,7 @@ def _sorted_headers(envelope: Envelope, user: str) -> tuple[dict[str, str], dict
 def _property(
     name: str, text: str, message_id: str, user: str, others: Mapping[str, bytes | None]
 ) -> dict[str, bytes | None]:
-    """Return the encoded property of a header.
-
-    Raises:
-        ValueError: there is no such property, RabbitMQ would not take this value, or it would come back otherwise.
-    """
+    """Return a header's encoded property; raises `ValueError` when it is none or would not come back the same."""
     if name in {"table", "delivery_mode", "message_id"} and text == _NONE:
         return {name: None}
     if name == "table":
@@ -320,9 +309,9 @@ def _fields_or_error(content: bytes) -> list[Field]:
 
 
 def _merged(plain: dict[str, str], content: bytes | None) -> list[bytes]:
-    """Return the fields of a table as they were, with what was changed, removed and added since.
+    """Return a table's original fields, updated from ``plain``.
 
-    What a field carries is removed from ``plain``; there remains what none can carry.
+    Removes from ``plain`` the headers that became fields; those that cannot be fields remain in it.
     """
     fields: list[bytes] = []
     for field, name, text in _views(fields_of(content or b"")):
@@ -342,14 +331,10 @@ def _merged(plain: dict[str, str], content: bytes | None) -> list[bytes]:
 
 
 class Arrived(NamedTuple):
-    """A message as it came.
+    """A received message, decoded; one without an id of its own gets a new one at every arrival.
 
-    Args:
-        envelope: of it.
-        returns: how often it came back to a quorum queue, or ``None``: the queue does not say.
-        has_id: whether its id is its own; otherwise it has a new one at every arrival.
-        counted: how many of these times count towards the delivery limit of the queue: from RabbitMQ 4.3 on only those
-            without an answer.
+    ``returns``: how often it returned to a quorum queue; ``None``: the queue does not say. ``counted``: those that
+    count for the queue's delivery limit: from RabbitMQ 4.3 on only returns without an answer.
     """
 
     envelope: Envelope
@@ -359,14 +344,7 @@ class Arrived(NamedTuple):
 
 
 def arrived(queue: str, properties: bytes, body: bytes, *, redelivered: bool) -> Arrived:
-    """Return the envelope of a message that came from a queue, whoever sent it.
-
-    Args:
-        queue: where it was.
-        properties: flags, and what they announce.
-        body: of the message.
-        redelivered: whether the broker says that it came before.
-    """
+    """Return the message of any sender; one that cannot be decoded has its properties in a header."""
     plainly = _arrived_plainly(queue, properties, body)
     if plainly is not None:
         return plainly
@@ -377,7 +355,7 @@ def arrived(queue: str, properties: bytes, body: bytes, *, redelivered: bool) ->
 
 
 def unreadable(queue: str, properties: bytes, body: bytes) -> Arrived:
-    """Return a message as it came: somebody has to see it, and nobody must be held up by it."""
+    """Return an undecodable message with its properties in a header: it ends in the error queue."""
     headers = {UNREADABLE: base64.b64encode(properties).decode()}
     return Arrived(Envelope(queue, new_message_id(), headers, body), None, has_id=False)
 
@@ -389,7 +367,7 @@ def _length_at(content: bytes, position: int) -> int:
 def _arrived_plainly(  # noqa: PLR0911 - each return is one way of being special
     queue: str, properties: bytes, body: bytes
 ) -> Arrived | None:
-    """Return a message of ours that has nothing special; ``None`` for any other."""
+    """Return a message of ours that has only the usual properties; ``None`` for any other."""
     bits = int.from_bytes(properties[:2], "big")
     if bits not in {_PLAIN_BITS, _EXPIRING_BITS}:
         return None
@@ -454,7 +432,7 @@ def _arrived_oddly(queue: str, properties: bytes, body: bytes, *, redelivered: b
 
 
 def _parted(fields: list[Field], *, redelivered: bool) -> tuple[dict[bytes, Any], list[Field], dict[bytes, int]]:
-    """Part the fields of a table: ours, those of others, and what a quorum queue counts there."""
+    """Split a table's fields: ours, those of others, and a quorum queue's counters."""
     kinds = {_ID: b"S", _HEADERS: b"S", **dict.fromkeys(_TIMES, b"l")}
     ours: dict[bytes, Any] = {}
     others: list[Field] = []
@@ -470,7 +448,7 @@ def _parted(fields: list[Field], *, redelivered: bool) -> tuple[dict[bytes, Any]
 
 
 def _is_sound(field: Field) -> bool:
-    """Return whether a field with a name of ours holds what we would have put there."""
+    """Return whether a field with a name of ours has content that we write."""
     try:
         match field.name:
             case b"x-postdate-id":
@@ -493,7 +471,7 @@ def _instant(ours: dict[bytes, Any], name: bytes) -> datetime | None:
 
 
 def _as_id(content: bytes | None) -> str | None:
-    """Return bytes as a message id, or ``None``: they cannot be one."""
+    """Return bytes as a message id; ``None`` when they cannot be one."""
     try:
         text = (content or b"").decode()
         check_text(text, "message id", MESSAGE_ID_LIMIT)
@@ -515,18 +493,14 @@ def _property_headers(name: str, value: Any) -> Iterable[tuple[str, str]]:
 
 
 def seconds_to_live(properties: bytes) -> float:
-    """Return how long the broker keeps a message from its arrival in a queue on."""
+    """Return how long the broker keeps a message after its arrival in a queue."""
     with suppress(MalformedFrame, KeyError, ValueError):
         return int(values_of(properties)["expiration"]) / 1_000
     return float("inf")
 
 
 def readable(properties: bytes) -> dict[str, str]:
-    """Return the properties and the table of a message as headers for people to read; not all of it can be.
-
-    Raises:
-        MalformedFrame: these are no properties.
-    """
+    """Return the properties and the table of a message as headers for people to read, as far as they are text."""
     values = values_of(properties)
     headers = _readable(fields_of(values.pop("headers", b"")))
     headers.pop(TABLE, None)
@@ -535,7 +509,7 @@ def readable(properties: bytes) -> dict[str, str]:
 
 
 def _readable(fields: list[Field]) -> dict[str, str]:
-    """Return the fields of others as headers, and the table itself beside them if text does not say all of it."""
+    """Return the fields of others as headers, with the encoded table unless text says all of it."""
     headers: dict[str, str] = {}
     whole = True
     for field, name, text in _views(fields):
@@ -549,7 +523,7 @@ def _readable(fields: list[Field]) -> dict[str, str]:
 
 
 def _views(fields: Iterable[Field]) -> Iterable[tuple[Field, str | None, str]]:
-    """Yield each field with its name and value in text; no name where it cannot be the name of a header of ours."""
+    """Yield each field with name and value as text; ``None`` for a name that cannot be a header's."""
     seen: set[str] = set()
     for field in fields:
         name = field.name.decode(errors="replace")

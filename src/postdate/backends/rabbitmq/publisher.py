@@ -1,4 +1,4 @@
-"""Sends for a transport: one link, one channel for all senders, made again when they were lost."""
+"""Publishes for a transport: one connection and one channel for all senders, made again when they were lost."""
 
 from __future__ import annotations
 
@@ -37,19 +37,13 @@ from postdate.messages import Envelope
 
 _ACCESS_REFUSED = 403
 _PASSING = frozenset({405, 506, 541})
-"""Locked by another connection, out of resources, a fault of the server: none of it is because of the message."""
+"""Locked by another connection, out of resources, a fault of the server: not because of the message."""
 
 _PARTS_AT_ONCE = 8
 
 
 class Publisher:
-    """Publishes for a transport, whatever becomes of channels and links.
-
-    Args:
-        line: to the broker.
-        window: messages on the way at once.
-        confirms_within: see :class:`RabbitMqTransport`.
-    """
+    """Publishes for a transport, and renews channels and connections."""
 
     def __init__(self, line: PersistentConnection, window: int, confirms_within: timedelta) -> None:
         self.line = line
@@ -59,11 +53,11 @@ class Publisher:
         self._exchanges_of: AmqpConnection | None = None
 
     async def send(self, envelopes: Sequence[Envelope], now: datetime, limit: int) -> Answers:
-        """Send each message, or say why not; all of it within the time that confirms may take.
+        """Send each message or return its error, all within the time for confirms.
 
-        A message that makes the broker close the channel takes those beside it down, and which one it was is not said.
-        So they are sent again, apart from others, and halved until it is alone: it is answered with the reason, the
-        others arrive, some of them twice.
+        A message over which the broker closes the channel fails those beside it, and the broker does not say which one
+        it was. So these are sent again on another channel, in halves until it is alone: it gets the error, the others
+        arrive, some of them twice.
         """
         sending = Sending(envelopes, now, limit)
         with anyio.move_on_after(self._within):
@@ -74,18 +68,18 @@ class Publisher:
                     sending.give_up(self._late(sending))
                 if not _is_cancelled_for_good() or None not in sending.answers:
                     raise
-                # What is known to have arrived must be told: without that all of it would be sent again.
+                # Confirms so far must be returned: without them all messages would be sent again.
         return [
             None if isinstance(answer, QueueNotFound) and envelope.destination.startswith(EVENT_PREFIX) else answer
             for envelope, answer in zip(envelopes, sending.answers, strict=True)
-        ]  # an event that nobody wants has been published all the same
+        ]  # an event without subscribers is published
 
     async def _send_all(self, sending: Sending) -> None:
-        """Send; whoever is cut off gives up what has no answer, and what is answered by then stays."""
+        """Send; if cut off, give up the unconfirmed messages and keep the answers so far."""
         try:
             await self._send_each(sending)
         except BaseException:
-            for place in _stranded(sending):  # that no exchange leads there is half an answer
+            for place in _stranded(sending):  # unrouted: the queue has yet to be tried
                 sending.answers[place] = self._late(sending)
             raise
         stranded = _stranded(sending)
@@ -93,11 +87,11 @@ class Publisher:
             await self._send_to_queues(stranded, sending)
 
     async def _send_to_queues(self, places: Sequence[int], sending: Sending) -> None:
-        """Send messages that no exchange led anywhere to the queues that are named as their routing keys."""
+        """Send unrouted messages to the queues that their routing keys name."""
         sent: list[tuple[int, Envelope]] = []
         for place in places:
             envelope = sending.envelopes[place]
-            with suppress(QueueNotFound):  # of a malformed address, which has been answered
+            with suppress(QueueNotFound):  # malformed address: answered already
                 key = parse_address(envelope.destination).routing_key
                 sent.append((place, redirected(envelope, exchange_address("", key))))
         later = Sending([envelope for _, envelope in sent], sending.now, sending.limit)
@@ -119,7 +113,7 @@ class Publisher:
             await self._send_apart(sending, suspects)
 
     async def _publish(self, sending: Sending, *, apart: bool = False) -> None:
-        """Answer all, on the channel that senders share or on one of its own, however that ends."""
+        """Answer all messages, on the shared channel or (``apart``) on a new one."""
         channel: PublishingChannel | None = None
         try:
             link = await self.line.link()
@@ -136,7 +130,7 @@ class Publisher:
                 channel.close(TransportUnreachable("this channel has done its work"))
 
     async def _send_apart(self, sending: Sending, suspects: Sequence[int]) -> None:
-        """Find the messages that make the broker close a channel, by halves; send the others."""
+        """Find by halves the messages over which the broker closes a channel; send the others."""
         refused: dict[str, PostdateError] = {}
         parts = deque([suspects])
 
@@ -160,13 +154,13 @@ class Publisher:
                     if answer.reply_code in {NOT_FOUND, _ACCESS_REFUSED}:  # because of its address alone
                         refused[destination] = error
 
-        while parts:  # a round, in which what is to be halved comes up for the next one
+        while parts:  # one round; halves wait for the next one
             async with anyio.create_task_group() as tasks:
                 for _ in range(min(_PARTS_AT_ONCE, len(parts))):
                     tasks.start_soon(send_parts)
 
     async def _send_part(self, sending: Sending, places: Sequence[int]) -> None:
-        """Send some of the messages on a channel of their own; note what became of them, however that ends."""
+        """Send some of the messages on a channel of their own; keep their answers even when that fails."""
         part = Sending([sending.envelopes[place] for place in places], sending.now, sending.limit)
         try:
             await self._publish(part, apart=True)
@@ -175,7 +169,7 @@ class Publisher:
                 sending.answers[place] = answer
 
     async def _open(self, link: AmqpConnection) -> PublishingChannel:
-        """Return the channel that all senders share; a new one when it was closed."""
+        """Return the shared channel; a new one when it was closed."""
         if not self._is_of(link):
             channel = await self._new_channel(link)
             if self._is_of(link):  # another task was faster
@@ -200,10 +194,10 @@ class Publisher:
         return channel
 
     def _late(self, sending: Sending) -> TransportUnavailable:
-        """Return why there are no confirms: the server takes nothing now, says nothing, or it is this queue alone.
+        """Return why there are no confirms: the server is blocked, or silent, or one queue does not confirm.
 
-        A server that says nothing is left: what is written to it now it would read when it wakes, long after it was
-        sent again.
+        A silent server's connection is abandoned: it would read what is written to it now when it wakes, long after it
+        was sent again.
         """
         late = f"{self.line.login.place} did not confirm within {self._within:g} s"
         link = None if self._channel is None else self._channel.link
@@ -219,7 +213,7 @@ class Publisher:
         return silent
 
     async def _look_for_exchanges(self, link: AmqpConnection, sending: Sending) -> None:
-        """Answer messages to exchanges that do not exist: to publish one would close the channel for all."""
+        """Answer messages to missing exchanges: publishing one would close the channel for all."""
         if self._exchanges_of is not link:
             self._exchanges_of, self._exchanges = link, set()
         for destination in {envelope.destination for envelope in sending.envelopes}:
@@ -242,7 +236,7 @@ class Publisher:
 
 
 def _stranded(sending: Sending) -> list[int]:
-    """Return the places of messages that no exchange led anywhere, and that may go to a queue then."""
+    """Return the indexes of unrouted messages that may go to a queue instead."""
     return [
         place
         for place, answer in enumerate(sending.answers)
@@ -251,17 +245,17 @@ def _stranded(sending: Sending) -> list[int]:
 
 
 def _seconds_left() -> float:
-    """Return how long a call may take that cannot be interrupted: no longer than the send it is part of."""
+    """Return the limit for a call that cannot be interrupted: no longer than the send it is part of."""
     return min(ANSWERS_WITHIN_SECONDS, max(0.0, anyio.current_effective_deadline() - anyio.current_time()))
 
 
 def _is_cancelled_for_good() -> bool:
-    """Return whether a scope around us was cancelled, whose next wait ends at once, too."""
+    """Return whether an enclosing scope was cancelled, so that the next wait ends at once, too."""
     return anyio.current_effective_deadline() == -math.inf
 
 
 def _refusal(error: ChannelClosed, destination: str) -> PostdateError:
-    """Return the answer to the message that made the broker close a channel on which nothing else was."""
+    """Return the error for the only message on a channel that the broker closed."""
     text = f"RabbitMQ refuses the message to {destination!r}: {error.reply_code} {error.text}"
     away = node_away(error, destination)
     if away is not None:

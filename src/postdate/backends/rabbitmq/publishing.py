@@ -1,4 +1,4 @@
-"""Publishing with confirms: many messages on the way at once, each answered for."""
+"""Publishing with confirms: many messages on their way at once, each with an answer."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ Answers = list[PostdateError | None]
 _WRITTEN_AT_ONCE_BYTES = 1024 * 1024
 _ADDRESSES_KEPT = 10_000
 _GIVEN_UP_KEPT = 100_000
-"""Messages that were given up and may still come back; what came back of older ones could not be told from others."""
+"""Given-up messages that are remembered; older ones, if returned, may be taken for others."""
 
 _MANDATORY: Final = b"\x01"
 _END: Final = bytes((FRAME_END,))
 _JSON_GROWTH: Final = 6
-"""What a byte of a header may become in JSON, in which messages are measured."""
+"""The most bytes of JSON for one byte of a header; messages are measured in JSON."""
 
 
 _BESIDE_HEADERS: Final = 8 * 1024
-"""Bytes kept for other properties, and for what a brief error copy says besides."""
+"""Bytes kept for other properties, and for a brief error copy's additions."""
 
 
 def largest_headers(frame_limit: int) -> int:
-    """Return how many bytes headers may have in JSON, so that they and those of a brief error copy fit in one frame.
+    """Return the most bytes of headers, as JSON, that fit into one frame together with those of a brief error copy.
 
     In JSON no header is shorter than in a table of AMQP, or as a property.
     """
@@ -54,14 +54,9 @@ def largest_headers(frame_limit: int) -> int:
 
 
 class Sending:
-    """Messages of one send, and what became of them.
+    """Messages of one send, and their answers.
 
-    Args:
-        envelopes: to be sent, in order.
-        now: time of sending.
-        limit: bytes in a message.
-
-    ``began`` is when it was first written, by the clock of the event loop.
+    ``limit`` is in bytes of a message; ``began`` is when it was first written, by the clock of the event loop.
     """
 
     __slots__ = ("answers", "began", "envelopes", "flights", "limit", "news", "now", "on_the_way", "position")
@@ -76,17 +71,17 @@ class Sending:
 
     @property
     def is_open(self) -> bool:
-        """Whether some of it has no answer yet."""
+        """Whether some message has no answer yet."""
         return self.on_the_way > 0 or self.position < len(self.envelopes)
 
     def answer(self, destination: str, error: PostdateError) -> None:
-        """Answer everything to one destination."""
+        """Set the error of all messages to one destination."""
         for place, envelope in enumerate(self.envelopes):
             if envelope.destination == destination:
                 self.answers[place] = error
 
     def give_up(self, error: PostdateError) -> None:
-        """Answer everything that has no confirm."""
+        """Set the error of all unconfirmed messages."""
         for flight in self.flights:
             flight.give_up(error)
         for place in range(self.position, len(self.answers)):
@@ -97,9 +92,7 @@ class Sending:
 class Flight:
     """Messages of one send that were written together: delivery tags ``first`` to ``last``, in order.
 
-    Args:
-        first: delivery tag.
-        sending: whose they are; the place of each message in it is in ``places``.
+    ``places`` has each message's index in the sending.
     """
 
     __slots__ = ("_apart", "_came_back", "_cursor", "first", "last", "low", "places", "sending", "sent")
@@ -115,16 +108,16 @@ class Flight:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """Whether nobody waits for its answers any more."""
         return self.sending is _NOBODY
 
     @property
     def on_the_way(self) -> int:
-        """How many messages are unanswered."""
+        """Number of unconfirmed messages."""
         return self.last - self.low - len(self._apart)
 
     def settle(self, tag: int, *, multiple: bool) -> None:
-        """Take note that a tag, or every one up to it, is answered."""
+        """Note that a tag, or every one up to it, is confirmed."""
         if multiple:
             self.low = max(self.low, min(tag, self.last))
             self._apart = {each for each in self._apart if each > self.low}
@@ -135,11 +128,10 @@ class Flight:
             self._apart.remove(self.low)
 
     def unsettled(self) -> list[int]:
-        """Return the tags without an answer."""
         return [tag for tag in range(self.low + 1, self.last + 1) if tag not in self._apart]
 
     def fail(self, tag: int, error: PostdateError) -> None:
-        """Answer the message with this tag, unless it has been answered before."""
+        """Set a message's error, unless it is answered."""
         if not self.is_unanswered(tag):
             return
         if self.is_given_up:
@@ -148,7 +140,6 @@ class Flight:
             self.sending.answers[self.places[tag - self.first]] = error
 
     def is_unanswered(self, tag: int) -> bool:
-        """Return whether nothing is known of a message yet."""
         if tag <= self.low or tag in self._apart:
             return False
         if self.is_given_up:
@@ -156,10 +147,9 @@ class Flight:
         return self.sending.answers[self.places[tag - self.first]] is None
 
     def give_up(self, error: PostdateError) -> None:
-        """Answer everything that has no answer; what comes later is of no interest, and takes no room.
+        """Set the error of every unanswered message; ignore later confirms and free the window.
 
-        What was sent is remembered by its address and properties: it may still come back, and must not be taken for
-        a message of another send then.
+        Addresses and properties are kept: a message that is returned later must not be taken for one of another send.
         """
         if self.is_given_up:
             return
@@ -168,7 +158,7 @@ class Flight:
         self.places, self.sending = [], _NOBODY
 
     def find(self, method: bytes, properties: bytes | None) -> int | None:
-        """Return the tag of a message that came back: the next one to this address, with these properties if given."""
+        """Return the tag of the next unanswered message to this address, with these properties if given."""
         count = len(self.sent)
         for index in chain(range(self._cursor, count), range(self._cursor)):
             tag = self.first + index
@@ -180,18 +170,13 @@ class Flight:
 
 
 _NOBODY: Final = Sending((), datetime.min.replace(tzinfo=UTC), 0)
-"""Whose flights are that nobody waits for any more: their messages need not be kept."""
+"""Owner of given-up flights, so that their messages are not kept."""
 
 
 class PublishingChannel(Channel):
     """A channel in confirm mode, for any number of tasks.
 
-    Each send has a window of its own: one queue that does not confirm holds up nobody else.
-
-    Args:
-        link: the connection.
-        number: of the channel.
-        window: messages of one send on the way at once.
+    Each send has a window of its own: a queue that does not confirm delays no other send.
     """
 
     def __init__(self, link: AmqpConnection, number: int, window: int) -> None:
@@ -204,11 +189,7 @@ class PublishingChannel(Channel):
         self.on_block()
 
     async def publish(self, sending: Sending) -> None:
-        """Publish each message that has no answer yet, in order, and wait for its answer.
-
-        Raises:
-            TransportUnavailable: the channel ended before all were written.
-        """
+        """Publish the messages without an answer, in order, and wait for their answers."""
         count = len(sending.envelopes)
         while sending.position < count:
             await self._room(sending, min(count - sending.position, max(1, self._window // 4)))
@@ -218,10 +199,10 @@ class PublishingChannel(Channel):
             await sending.news.wait()
 
     async def _room(self, sending: Sending, enough: int) -> None:
-        """Wait until so many messages may be written."""
+        """Wait until ``enough`` messages may be written."""
         while self.ended is None:
             await self.link.flushed()
-            if self.ended is not None:  # meanwhile; its number may be that of another channel by now
+            if self.ended is not None:  # meanwhile; another channel may have its number
                 break
             if not self._may_publish.is_set():
                 await self._may_publish.wait()
@@ -233,7 +214,7 @@ class PublishingChannel(Channel):
         raise self.ended
 
     def write_some(self, sending: Sending, end: int) -> None:
-        """Write messages up to a place, or up to a megabyte; a loop without calls, for everything in it is hot."""
+        """Write messages up to an index, or up to a megabyte; one loop without calls, because it is hot."""
         envelopes, answers, position, limit = sending.envelopes, sending.answers, sending.position, sending.limit
         number, user, methods, now = self.number, self.link.login.user, self._methods, sending.now
         frame_limit = self.link.frame_limit - FRAME_OVERHEAD
@@ -286,7 +267,7 @@ class PublishingChannel(Channel):
         self._forget_the_oldest()
 
     def _forget_the_oldest(self) -> None:
-        """Bound what is remembered of messages that were given up and that a queue never confirms."""
+        """Bound the memory of given-up messages that are never confirmed."""
         for flight in self._flights:
             if flight.first > self._next_tag - _GIVEN_UP_KEPT:
                 break
@@ -315,7 +296,6 @@ class PublishingChannel(Channel):
 
     @override
     def on_method(self, method: Method, payload: bytes) -> None:
-        """Take a confirm."""
         if method not in {wire.BASIC_ACK, wire.BASIC_NACK}:
             return
         tag, multiple = int.from_bytes(payload[4:12], "big"), payload[12] & 1 == 1
@@ -349,7 +329,7 @@ class PublishingChannel(Channel):
 
     @override
     def on_content(self, method: Method, arguments: Arguments, properties: bytes, body: bytes) -> None:
-        """Take a message that came back: it has no queue. Its confirm follows."""
+        """A returned message: no queue took it. Its confirm follows."""
         if method != wire.BASIC_RETURN:
             return
         code, text = arguments.unsigned(2), arguments.short_text()
@@ -365,7 +345,7 @@ class PublishingChannel(Channel):
             if found is not None:
                 found[0].fail(found[1], error)
                 return
-        if any(flight.is_given_up for flight in self._flights):  # one of those that were forgotten
+        if any(flight.is_given_up for flight in self._flights):  # of a forgotten flight
             return
         log.error("RabbitMQ returned a message that is not on the way: %d %s: %s", code, text, error)
         self.close(TransportUnreachable("RabbitMQ returned a message that is not on the way"))
@@ -380,7 +360,6 @@ class PublishingChannel(Channel):
 
     @override
     def on_block(self) -> None:
-        """Hold senders back, or let them go on."""
         if self.link.blocked is None:
             self._may_publish.set()
         else:
@@ -388,7 +367,6 @@ class PublishingChannel(Channel):
 
     @override
     def on_end(self, error: PostdateError) -> None:
-        """Answer everything that is on the way."""
         self._may_publish.set()
         for flight in self._flights:
             sending = flight.sending
@@ -408,7 +386,7 @@ def _nowhere(address: PublishAddress) -> QueueNotFound:
 
 
 def _too_large(envelope: Envelope, header_length: int, frame_limit: int, limit: int) -> MessageTooLarge | None:
-    """Return why a message cannot be sent, if that is so."""
+    """Return why a message is too large, or ``None``."""
     if header_length > frame_limit:
         return MessageTooLarge(
             f"the headers of message {envelope.message_id!r} to {envelope.destination!r} have {header_length:,} bytes, "
@@ -418,7 +396,7 @@ def _too_large(envelope: Envelope, header_length: int, frame_limit: int, limit: 
 
 
 def why_not(envelope: Envelope, limit: int) -> PostdateError | None:
-    """Return why a message could not be sent, as far as that can be known without sending it."""
+    """Return why a message cannot be sent, as far as that is known beforehand."""
     try:
         parse_address(envelope.destination)
     except QueueNotFound as error:

@@ -1,7 +1,7 @@
-"""The bytes of a connection, in TLS or without, and the heartbeats by which both ends know that the other lives.
+"""The bytes of a connection, with or without TLS, and the heartbeats by which both ends know that the other lives.
 
-Only heartbeats are sent by a thread: while a handler keeps the event loop, the server must hear of us, and what it says
-meanwhile waits in the socket. So TLS has no socket: any thread may seal what it sends, one at a time. Source: ADR 0029.
+A thread sends heartbeats, and only these: while a handler blocks the event loop, the server must hear from us, and what
+it sends waits in the socket. So TLS has no socket: any thread may encrypt, one at a time. Source: ADR 0029.
 """
 
 from __future__ import annotations
@@ -21,23 +21,19 @@ from postdate.errors import PostdateError, TransportUnreachable
 from postdate.runtime.housekeeping import Chore, Housekeeping
 
 _LATE_SECONDS = 2.0
-"""How late a heartbeat may be before a server that owes an answer besides is taken for dead."""
+"""How late a heartbeat may be before a server that also owes an answer is considered dead."""
 
 _SILENT_SECONDS: Final = 12.0
-"""The same where there are no heartbeats: nothing came for so long."""
+"""The longest silence when there are no heartbeats."""
 
 READ_WITHIN_SECONDS = 0.5
-"""What has come while the event loop stood, however late it is."""
+"""Time for reading bytes that came while the event loop was blocked."""
 
 _READ_AT_ONCE: Final = 262_144
 
 
 class Stream(asyncio.BufferedProtocol):
-    """What is said to a server and by it, until one of them ends it. Subclasses say what it means.
-
-    Args:
-        login: where to.
-    """
+    """The bytes to and from a server; subclasses interpret them."""
 
     _transport: asyncio.Transport
 
@@ -61,15 +57,14 @@ class Stream(asyncio.BufferedProtocol):
     # --- for subclasses
 
     def on_bytes(self, content: bytes) -> None:
-        """Take what the server says."""
+        """Bytes from the server."""
 
     def on_end(self, error: PostdateError) -> None:
-        """Take note that nothing more will come."""
+        """The connection has ended."""
 
     # --- events of the loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to speak AMQP."""
         self._transport = cast("asyncio.Transport", transport)
         if self._tls is None:
             self.write(self._greeting)
@@ -77,28 +72,26 @@ class Stream(asyncio.BufferedProtocol):
             self.data_received(b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell everybody."""
         self._end(
             TransportUnreachable(f"the connection to {self.login.place} was lost: {exc or 'closed by the server'}")
         )
         if self._listening is not None:
             self._listening.cancel()
-        with self._writing:  # its thread sends nothing from here on into a socket that is closed next
+        with self._writing:  # the thread must not write to the socket, which is closed next
             if self._beats is not None:
                 self._beats.stop()
         if not self._over.done():
             self._over.set_result(None)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where to put what the server says: one place, for a new one of that size costs more than a copy."""
+        """The same buffer each time: a new one of that size costs more than a copy."""
         return self._room
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take what was put there."""
         self.data_received(bytes(self._room[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
-        """Hand on what the server says, which may be its last before TLS breaks."""
+        """Hand on decrypted bytes, even the last ones before TLS fails."""
         self.heard_at = self.loop.time()
         self.on_bytes(data if self._tls is None else self._opened(self._tls, data))
         if self._broken is not None:
@@ -122,17 +115,15 @@ class Stream(asyncio.BufferedProtocol):
         return said
 
     def pause_writing(self) -> None:
-        """Hold senders back: the socket takes no more."""
         self._may_go_on.clear()
 
     def resume_writing(self) -> None:
-        """Let senders go on."""
         self._may_go_on.set()
 
     # --- what is said
 
     def write(self, content: bytes) -> None:
-        """Send bytes; without effect on a connection that has ended."""
+        """Send bytes; does nothing on an ended connection."""
         if self.ended is None:
             with self._writing:
                 self._wrote = True
@@ -151,11 +142,7 @@ class Stream(asyncio.BufferedProtocol):
         return self._out.read()
 
     async def flushed(self) -> None:
-        """Wait until the socket takes more.
-
-        Raises:
-            TransportUnavailable: the connection has ended.
-        """
+        """Wait until the socket takes more."""
         await self._may_go_on.wait()
         if self.ended is not None:
             raise self.ended
@@ -169,12 +156,12 @@ class Stream(asyncio.BufferedProtocol):
             await asyncio.shield(self._over)
 
     def abandon(self, error: PostdateError) -> None:
-        """End the connection at once, without waiting: whoever needs one gets another."""
+        """End the connection at once, without waiting: callers open another one."""
         self._end(error)
         self._transport.abort()
 
     def leave(self) -> None:
-        """End the connection from outside of its event loop, which may stand, or have ended: no heartbeat follows."""
+        """End the connection from outside its event loop, which may be blocked or closed: no heartbeat follows."""
         if self._beats is not None:
             self._beats.stop()
         with suppress(RuntimeError):  # its loop is closed
@@ -191,19 +178,19 @@ class Stream(asyncio.BufferedProtocol):
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing came for longer than a server that lives keeps silent: it sends heartbeats at least."""
+        """Whether nothing came for longer than the server's heartbeat allows."""
         return self.loop.time() - self.heard_at > self._alive_within
 
     def _keep_alive(self, seconds: float) -> None:
-        """Send something at least as often, and expect as much."""
+        """Send and expect something at least every ``seconds``."""
         self._alive_within = seconds + _LATE_SECONDS
         self._listen(seconds)
         self._beats = Housekeeping(f"{self.login.place} is", seconds, [Chore("cannot send heartbeats", self._beat)])
         self._beats.start()
 
     def _beat(self) -> bool:
-        """Show that we are alive, in a thread, where nothing else of ours waits for its turn to be sent."""
-        if self.loop.is_closed() and self._beats is not None:  # nobody is left to handle what is held
+        """Send a heartbeat from the thread, if nothing was sent since the last one and no bytes wait."""
+        if self.loop.is_closed() and self._beats is not None:  # no handler can run any more
             self._beats.stop()
             return False
         with self._writing:
@@ -214,7 +201,7 @@ class Stream(asyncio.BufferedProtocol):
         return False
 
     def _listen(self, seconds: float, heard_at: float | None = None) -> None:
-        """See whether the server is alive; what it said while the event loop stood is read before it is given up."""
+        """Check that the server lives; bytes that came while the event loop was blocked are read first."""
         if self.loop.time() - self.heard_at < 4 * seconds:
             self._listening = self.loop.call_later(seconds, self._listen, seconds)
         elif heard_at != self.heard_at:
@@ -224,7 +211,7 @@ class Stream(asyncio.BufferedProtocol):
 
 
 def _sent(transport: asyncio.Transport, content: bytes) -> int:
-    """Send into the socket of a transport that has nothing to send itself; return how much it took."""
+    """Write to the socket of a transport with an empty buffer; return the number of bytes taken."""
     end = socket.socket(fileno=transport.get_extra_info("socket").fileno())
     end.settimeout(0)  # whatever the default of the process is
     try:

@@ -1,4 +1,4 @@
-"""What is declared in the broker: queues, and what programs without Postdate delay messages by. Source: ADR 0009."""
+"""Declarations of queues, and of the exchanges through which other programs delay messages. Source: ADR 0009."""
 
 from __future__ import annotations
 
@@ -26,13 +26,10 @@ _COMMAND_INVALID: Final = 503
 
 
 async def declare_intake(link: AmqpConnection, exchange: DelayExchange, queue_type: str) -> None:
-    """Create everything that belongs to an intake, and leave what is there.
+    """Create an intake's queues and exchanges; existing ones stay. Raises as :func:`declare_exchange`.
 
-    A message whose own time to live ends before it was stored is kept, in a queue beside the intake queue: that time
-    begins when it has reached its destination.
-
-    Raises:
-        ConfigurationError, ChannelClosed, TransportUnavailable: see :func:`declare_exchange`.
+    A message that expires before it was stored goes to a queue beside the intake queue, and is delayed all the same:
+    its time to live begins at its destination.
     """
     queue, expired = intake_queue(exchange.name), expired_queue(exchange.name)
     await declare_exchange(link, exchange.name, "fanout")
@@ -47,11 +44,7 @@ async def declare_intake(link: AmqpConnection, exchange: DelayExchange, queue_ty
 
 
 async def subscribe(link: AmqpConnection, queue: str, exchange: str) -> None:
-    """Let a queue receive what is published to the exchange of an event, which is created if it is missing.
-
-    Raises:
-        ConfigurationError, ChannelClosed, TransportUnavailable: see :func:`declare_exchange` and :func:`bind_queue`.
-    """
+    """Bind a queue to an event's exchange, which is created if it is missing."""
     await declare_exchange(link, exchange, "fanout")
     await bind_queue(link, queue, exchange)
 
@@ -60,9 +53,8 @@ async def declare_exchange(link: AmqpConnection, exchange: str, kind: str) -> No
     """Create a durable exchange.
 
     Raises:
-        ConfigurationError: there is one already that is otherwise, or there is no such type.
+        ConfigurationError: one with other properties exists, or there is no such type.
         ChannelClosed: we may not.
-        TransportUnavailable: the server does not answer.
     """
     try:
         await _declare_exchange(link, exchange, kind)
@@ -76,12 +68,7 @@ async def declare_exchange(link: AmqpConnection, exchange: str, kind: str) -> No
 
 
 async def declare_due_exchange(link: AmqpConnection, exchange: str, kind: str) -> None:
-    """Create the exchange for due messages; one of this type that exists stays as it is, whatever else it has.
-
-    Raises:
-        ConfigurationError: there is one of another type.
-        ChannelClosed, TransportUnavailable: see :func:`declare_exchange`.
-    """
+    """Create the exchange for due messages; an existing one must have this type, and keeps its other properties."""
     try:
         await _declare_exchange(link, exchange, kind)
     except ChannelClosed as error:
@@ -90,25 +77,20 @@ async def declare_due_exchange(link: AmqpConnection, exchange: str, kind: str) -
                 f"exchange {exchange!r} exists and is not of the type {kind!r} that intake.due_exchange_type asks for: "
                 f"{error.text}; set it to the type that it has, or delete the exchange, with its bindings, first"
             ) from error
-        with suppress(ChannelClosed):  # otherwise than ours, or not ours to create: it will do if it is there
+        with suppress(ChannelClosed):  # another type, or no permission: it suffices that it exists
             await declare_exchange_passively(link, exchange)
             return
         raise
 
 
 def _is_of_another_type(text: str) -> bool:
-    """Return whether that is why; a type of a plugin, which no setting can name, is what somebody wanted."""
+    """Return whether the type is the reason; a plugin's type, which no setting can name, is accepted."""
     _, found, current = text.partition("arg 'type'")
     return bool(found) and any(f"current is '{each}'" in current for each in DUE_EXCHANGE_TYPES)
 
 
 async def bind_queue(link: AmqpConnection, queue: str, exchange: str) -> None:
-    """Let a queue receive everything that is published to a fanout exchange.
-
-    Raises:
-        ChannelClosed: one of the two is missing, or we may not.
-        TransportUnavailable: the server does not answer.
-    """
+    """Bind a queue to a fanout exchange; raises `ChannelClosed` when either is missing, or we may not."""
     names = wire.short_text(queue) + wire.short_text(exchange) + wire.short_text("")
     await link.ask(wire.QUEUE_BIND, b"\0\0" + names + b"\0" + wire.table({}), wire.QUEUE_BIND_OK)
 
@@ -116,12 +98,7 @@ async def bind_queue(link: AmqpConnection, queue: str, exchange: str) -> None:
 async def declare_exchange_passively(
     link: AmqpConnection, exchange: str, within_seconds: float = ANSWERS_WITHIN_SECONDS
 ) -> None:
-    """Return if the exchange exists.
-
-    Raises:
-        ChannelClosed: it does not (404), or we may not know.
-        TransportUnavailable: the server does not answer.
-    """
+    """Return if the exchange exists; otherwise raise `ChannelClosed` (404)."""
     arguments = b"\0\0" + wire.short_text(exchange) + wire.short_text("direct") + _PASSIVE + bytes(4)
     await link.ask(wire.EXCHANGE_DECLARE, arguments, wire.EXCHANGE_DECLARE_OK, within_seconds)
 
@@ -132,17 +109,9 @@ async def _declare_exchange(link: AmqpConnection, exchange: str, kind: str) -> N
 
 
 async def declare_queue(link: AmqpConnection, queue: str, queue_type: str, **more: str) -> None:
-    """Create a durable queue; one that exists stays as it is.
+    """Create a durable queue; an existing one stays as it is.
 
-    Args:
-        link: the connection.
-        queue: its name.
-        queue_type: of RabbitMQ.
-        more: arguments of the declaration, with underscores for hyphens.
-
-    Raises:
-        ChannelClosed: we may not, or the name is reserved.
-        TransportUnavailable: the server does not answer.
+    ``more``: arguments of the declaration, with underscores for hyphens.
     """
     is_there = False
     with suppress(ChannelClosed):
@@ -153,7 +122,7 @@ async def declare_queue(link: AmqpConnection, queue: str, queue_type: str, **mor
     arguments = b"\0\0" + wire.short_text(queue) + _DURABLE + table
     try:
         await link.ask(wire.QUEUE_DECLARE, arguments, wire.QUEUE_DECLARE_OK)
-    except ChannelClosed as error:  # it stays as it is, with its messages, all of it
+    except ChannelClosed as error:  # an existing queue stays with its messages
         if is_there and error.reply_code == PRECONDITION_FAILED and "'x-queue-type'" in error.text:
             log.warning("queue %s exists and is not of the type %s: left as it is (%s)", queue, queue_type, error.text)
         elif not is_there and error.reply_code != PRECONDITION_FAILED:
@@ -161,12 +130,7 @@ async def declare_queue(link: AmqpConnection, queue: str, queue_type: str, **mor
 
 
 async def queue_length(link: AmqpConnection, queue: str) -> int:
-    """Return how many messages wait in a queue.
-
-    Raises:
-        ChannelClosed: there is no such queue (404), or we may not know.
-        TransportUnavailable: the server does not answer.
-    """
+    """Return the number of waiting messages; raises `ChannelClosed` (404) when there is no such queue."""
     arguments = b"\0\0" + wire.short_text(queue) + _PASSIVE + bytes(4)
     answer = await link.ask(wire.QUEUE_DECLARE, arguments, wire.QUEUE_DECLARE_OK)
     answer.short_text()

@@ -1,20 +1,19 @@
 """Queues of RabbitMQ, or of any broker that speaks AMQP 0-9-1 with RabbitMQ's confirms.
 
-What was sent is confirmed by the broker before it counts as sent; what is received is acknowledged after it was
-handled and what the handler sends was confirmed. Both are at least once, with stable message ids: AMQP has no
-transaction over a confirm and an acknowledgement. Destinations: :mod:`postdate.backends.rabbitmq.address`.
+A message counts as sent once the broker has confirmed it; a received one is acknowledged after it was handled and the
+handler's messages were confirmed. Both are at least once, with stable message ids: AMQP has no transaction over a
+confirm and an acknowledgement. Destinations: :mod:`postdate.backends.rabbitmq.address`.
 
-What expires is dropped by the broker, whose clock has counted from the arrival in the queue, but **only at the head of
-the queue**: it does not look behind a message that waits. So
+The broker drops expired messages, by its own clock from their arrival, but **only at the head of the queue**. So
 
-- a message that has expired behind one that has not is still there: it is counted among those of the queue, takes room,
-  and is not dead-lettered. It goes when all before it have left, and is dropped then, before anybody receives it;
-- once it is pushed to a receiver (``prefetch``, or received and not yet handled) a message is out of the reach of the
-  broker. If its time runs out there, it is received, and the endpoint discards it by its headers, before any handler;
-- one that is given back is in its queue again, and its first time to live has gone on meanwhile.
+- an expired message behind one that has not expired still counts in the queue's length, takes room, and is not
+  dead-lettered. It is dropped when it reaches the head, before anybody receives it;
+- a message that was pushed to a receiver (``prefetch``, or being handled) is not dropped by the broker. If it expires
+  there, the endpoint discards it by its headers, before any handler;
+- a requeued message's time to live still counts from its first arrival.
 
 A span of more than nine years is not told to the broker, which refuses ten: the endpoint discards the message. Copies
-in the error queue, and what is returned from there, do not expire. Source: specification 2.2, 2.5; ADR 0006.
+in the error queue, and messages returned from there, do not expire. Source: specification 2.2, 2.5; ADR 0006.
 """
 
 from __future__ import annotations
@@ -74,10 +73,10 @@ log = logging.getLogger("postdate.rabbitmq")
 QUEUE_TYPES: Final = ("quorum", "classic")
 _CONNECTS_WITHIN_SECONDS = 5.0
 _ASKS_AGAIN_SECONDS = 30.0
-"""After it did not answer, the management interface is left alone for so long: messages wait while it is asked."""
+"""Pause after the management interface did not answer: messages wait while it is asked."""
 
 _MAY_KNOW_MORE_SECONDS = 1.0
-"""After an answer about a queue: of a new one it knows nothing for some seconds."""
+"""Pause after an answer about a queue: it does not know a new one for some seconds."""
 
 
 class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
@@ -86,12 +85,12 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
     Args:
         url: ``amqp://user:password@host:port/vhost?heartbeat=20``, or ``amqps``; see
             :mod:`postdate.backends.rabbitmq.login`.
-        queue_type: of the queues that it creates: ``quorum`` (replicated, counts what is given back) or ``classic``.
+        queue_type: of the queues that it creates: ``quorum`` (replicated, counts returns) or ``classic``.
         largest_message_bytes: of headers and body together.
         prefetch: messages that the broker pushes to a receiver beyond what it asked for; they are hidden from others,
             for 20 minutes at most.
-        confirm_window: messages of one :meth:`send` on the way to the broker at once; the rest wait.
-        confirms_within: after this a message without a confirm counts as not sent, though it may still arrive.
+        confirm_window: unconfirmed messages of one :meth:`send`; the rest wait.
+        confirms_within: after this an unconfirmed message counts as not sent, though it may still arrive.
     """
 
     def __init__(
@@ -136,7 +135,7 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
     @property
     @override
     def capabilities(self) -> TransportCapabilities:
-        """See :class:`postdate.ports.Transport`; a server with smaller frames than usual says so at the first send."""
+        """A server with smaller frames than usual says so at the first send."""
         largest = largest_headers(self.publishing.line.frame_limit)
         if largest != self._capabilities.largest_headers_bytes:
             self._capabilities = replace(self._capabilities, largest_headers_bytes=largest)
@@ -144,7 +143,7 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
 
     @override
     async def create_queues(self, names: Sequence[str]) -> None:
-        """See :meth:`postdate.ports.Transport.create_queues`; a queue of the other type stays as it is."""
+        """An existing queue of the other type stays as it is."""
         link = await self.consuming.link()
         for name in names:
             if name.startswith(PREFIXES):
@@ -168,7 +167,7 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
 
     @override
     def event_address(self, event: str) -> str:
-        """See :meth:`postdate.ports.PublishingTransport.event_address`: a fanout exchange for each kind of event."""
+        """A fanout exchange for each event."""
         address = EVENT_PREFIX + event
         try:
             parse_address(address)
@@ -188,7 +187,7 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
 
     @override
     async def create_intake(self, exchange: DelayExchange) -> None:
-        """See :meth:`postdate.ports.ForeignIntake.create_intake`; an exchange for due messages may be there already."""
+        """The exchange for due messages may exist already."""
         link = await self.consuming.link()
         try:
             await declare_intake(link, exchange, self._queue_type)
@@ -209,23 +208,19 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
 
     @override
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
-        """See :meth:`postdate.ports.Transport.lengths_of`; what somebody has in hand is not counted.
-
-        Returns:
-            By the names given, which are destinations; an exchange that exists has the length 0.
-        """
+        """Received messages are not counted; the length of an existing exchange is 0."""
         return await lengths_of(await self.consuming.link(), names)
 
     @override
     async def limits_of(self, names: Sequence[str]) -> Mapping[str, Mapping[str, int] | None]:
-        """See :meth:`postdate.ports.Transport.limits_of`; asks the broker's management interface."""
+        """Asks the broker's management interface."""
         link = await self.consuming.link()
         limits = await in_thread(read_limits, link.login, link.server.get("version", ""), names)
         self.limits.update(limits)
         return limits
 
     async def learn_limits(self, queue: str) -> None:
-        """Find out when a message has to leave a queue lest it is dropped."""
+        """Find out after how many returns a queue drops a message; asks again only after a while."""
         if anyio.current_time() >= max(self._asks_from, self._asks_again_from.get(queue, 0.0)):
             try:
                 await self.limits_of([queue])
@@ -237,7 +232,7 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
 
     @override
     async def server_facts(self) -> ServerFacts:
-        """See :meth:`postdate.ports.Transport.server_facts`; publishes an empty message that no queue gets."""
+        """Publishes an empty message that is routed to no queue."""
         return await server_facts(self.consuming.login, _CONNECTS_WITHIN_SECONDS)
 
     @override
@@ -247,7 +242,6 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
 
 
 def refuse_work(work: Sequence[Work]) -> None:
-    """Refuse to be part of a database transaction."""
     if work:
         raise UnsupportedTransactionMode("queues of RabbitMQ cannot share a transaction with a database")
 
@@ -260,15 +254,10 @@ class _HeldDelivery(NamedTuple):
 
 
 class RabbitMqReceiver(Receiver):
-    """Receives from one queue; see :class:`postdate.ports.Receiver`.
+    """Receives from one queue; ``read`` decodes a delivery.
 
-    What is held is held by a channel. When that ends, with its connection or because the broker waited too long for an
-    acknowledgement, everything held is free again, and committing it raises ``ClaimLost``.
-
-    Args:
-        transport: of the queue.
-        queue: to receive from.
-        read: makes an envelope of what came; by default that of :func:`postdate.backends.rabbitmq.properties.arrived`.
+    Held messages belong to a channel. When that ends, with its connection or because the broker waited too long for an
+    acknowledgement, the messages are free again, and committing them raises ``ClaimLost``.
     """
 
     def __init__(
@@ -282,7 +271,7 @@ class RabbitMqReceiver(Receiver):
 
     @override
     async def receive(self, limit: int) -> Sequence[Received]:
-        """See :meth:`postdate.ports.Receiver.receive`; after a lost connection it raises once, and then connects."""
+        """After a lost connection it raises once, and then connects."""
         try:
             channel = await self._open()
             if self._has_failed:
@@ -292,7 +281,7 @@ class RabbitMqReceiver(Receiver):
             pushed = await channel.receive(limit)
             unknown = self._transport.limits.get(self._queue) is None
             if unknown and any(each.redelivered and each.seen is None for each in pushed):
-                with anyio.CancelScope(shield=True):  # what was pushed is to be held
+                with anyio.CancelScope(shield=True):  # pushed messages must be held
                     await self._transport.learn_limits(self._queue)
             return [self._hold(channel, delivery) for delivery in pushed]
         except PostdateError:
@@ -328,7 +317,7 @@ class RabbitMqReceiver(Receiver):
         try:
             came = delivery.seen or self._read(delivery)
         except Exception:
-            # Those that came with it must be held all the same, and whoever handles this one puts it aside.
+            # The messages beside it must be held all the same; this one goes to the error queue.
             log.exception("a message in %s cannot be read", self._queue)
             came = unreadable(self._queue, delivery.properties, delivery.body)
         failures, unknown = self._transport.attempts.failures(self._queue, came, redelivered=delivery.redelivered)
@@ -336,16 +325,16 @@ class RabbitMqReceiver(Receiver):
         if came.counted:
             limits, version = self._transport.limits.get(self._queue), channel.link.server.get("version", "")
             limit = delivery_limit((), version) if limits is None else limits.get(DELIVERY_LIMIT)
-            is_last = limit is not None and came.counted >= limit - 1  # not at it: one time may be an accident
+            is_last = limit is not None and came.counted >= limit - 1  # one before it: a return may be an accident
         received = Received(came.envelope, failures, (channel, delivery.tag), unknown, is_last)
         return _HeldDelivery(received, channel, delivery, came)
 
     @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        """See :meth:`postdate.ports.Receiver.commit`.
+        """Waits for the outgoing messages' confirms, then acknowledges.
 
-        First the outgoing messages are confirmed, then the message is acknowledged: what is interrupted in between is
-        received again, and sends again. A message that cannot be sent is raised; others before it may have been.
+        After an interruption in between, the message is received again and sends again. If one cannot be sent, earlier
+        ones may have been.
         """
         refuse_work(end.work)
         held = self._what_holds(received)
@@ -373,7 +362,7 @@ class RabbitMqReceiver(Receiver):
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-        """See :meth:`postdate.ports.Receiver.roll_back`; what is not held any more is free already."""
+        """A message that is no longer held is free already."""
         with suppress(ClaimLost):
             held = self._what_holds(received)
             del self._held[received.token]
@@ -393,20 +382,20 @@ class RabbitMqReceiver(Receiver):
 
     @override
     def stop(self) -> None:
-        """See :meth:`postdate.ports.Receiver.stop`; what ends from here on makes room for others, not here."""
+        """Messages settled from here on make room for other receivers."""
         if self._channel is not None:
             self._channel.stop_pushing()
 
     @override
     async def close(self) -> None:
-        """See :meth:`postdate.ports.Receiver.close`; without a connection all is free already."""
+        """Without a connection all messages are free already."""
         channel, self._channel = self._channel, None
         if channel is None or channel.ended is not None:
             self._held.clear()
             return
         with suppress(TransportError), anyio.CancelScope(shield=True):
             unseen = [self._seen(channel, delivery) for delivery in await channel.stop()]
-            held_here, self._held = self._held, {}  # what is committed from here on is not held any more
+            held_here, self._held = self._held, {}  # later commits raise ClaimLost
             for held in sorted([*held_here.values(), *unseen], key=lambda held: held.delivery.tag):
                 self._give_back(held, held.received.failures)
             await channel.close_in_good_order()

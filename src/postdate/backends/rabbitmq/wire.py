@@ -69,50 +69,43 @@ CONFIRM_SELECT_OK: Final = (85, 11)
 
 
 class MalformedFrame(TransportUnreachable):
-    """The other side sent something that is not AMQP 0-9-1: the connection is of no more use."""
+    """The peer sent something that is not AMQP 0-9-1: the connection is unusable."""
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
 def short_text(text: str) -> bytes:
-    """Return a short string.
-
-    Raises:
-        ValueError: it is longer than 255 bytes.
-    """
+    """Return a short string; raises `ValueError` over 255 bytes."""
     return short_bytes(text.encode())
 
 
 def short_bytes(content: bytes) -> bytes:
-    """Return a short string of bytes that need not be text; see :func:`short_text`."""
+    """Return a short string of bytes that need not be text."""
     if len(content) > SHORT_TEXT_LIMIT:
         raise ValueError(f"{content[:60]!r}… has {len(content)} bytes, AMQP takes {SHORT_TEXT_LIMIT}")
     return bytes((len(content),)) + content
 
 
 def long_bytes(content: bytes) -> bytes:
-    """Return a long string."""
     return _UINT32.pack(len(content)) + content
 
 
 def uint16(number: int) -> bytes:
-    """Return two bytes, the higher first."""
+    """Big-endian, as all numbers of AMQP."""
     return number.to_bytes(2, "big")
 
 
 def uint32(number: int) -> bytes:
-    """Return four bytes, the highest first."""
     return _UINT32.pack(number)
 
 
 def uint64(number: int) -> bytes:
-    """Return eight bytes, the highest first."""
     return _UINT64.pack(number)
 
 
 def table(fields: Mapping[str, str | bool | int | Mapping[str, bool]]) -> bytes:
-    """Return a table of the few types that we send in arguments: text, truth, whole numbers, tables of truth."""
+    """Return a table of the types that our arguments need: text, truth, whole numbers, tables of truth."""
     content = b"".join(short_text(name) + _field(value) for name, value in fields.items())
     return long_bytes(content)
 
@@ -130,7 +123,6 @@ def _field(value: str | bool | int | Mapping[str, bool]) -> bytes:
 
 
 def method_frame(channel: int, method: Method, arguments: bytes = b"") -> bytes:
-    """Return the frame of a method."""
     return METHOD_FRAME.pack(METHOD, channel, 4 + len(arguments), *method) + arguments + END
 
 
@@ -140,7 +132,7 @@ def ack_frame(channel: int, delivery_tag: int, *, multiple: bool) -> bytes:
 
 
 def requeue_frame(channel: int, delivery_tag: int) -> bytes:
-    """Return the frame that gives one delivery back to its queue."""
+    """Return the frame that returns one delivery to its queue."""
     requeue = 2
     return _ACK.pack(METHOD, channel, 13, *BASIC_NACK, delivery_tag, requeue, FRAME_END)
 
@@ -149,22 +141,14 @@ def requeue_frame(channel: int, delivery_tag: int) -> bytes:
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames.
-
-    Args:
-        largest: bytes in a frame; a longer one ends the connection instead of filling the memory.
-    """
+    """Cuts a stream of bytes into frames; one over ``largest`` bytes is an error, before it fills the memory."""
 
     def __init__(self, largest: int) -> None:
         self.largest = largest
         self._left = b""
 
     def frames(self, received: bytes) -> Iterator[tuple[int, int, bytes]]:
-        """Yield type, channel and payload of each frame that is complete now.
-
-        Raises:
-            MalformedFrame: this is no AMQP.
-        """
+        """Yield type, channel and payload of each complete frame."""
         stream = self._left + received if self._left else received
         position, end = 0, len(stream)
         while end - position >= FRAME_OVERHEAD:
@@ -188,58 +172,40 @@ def _what_is_wrong(start: bytes, size: int, largest: int) -> str:
 
 
 class Arguments:
-    """Reads the arguments of a method, or the properties of a message, one after the other.
-
-    Args:
-        content: of the frame.
-        position: where they begin; 4 in a method.
-    """
+    """Reads the arguments of a method (from ``position`` 4), or the properties of a message, one after the other."""
 
     def __init__(self, content: bytes, position: int = 4) -> None:
         self.content, self.position = content, position
 
     def take(self, count: int) -> bytes:
-        """Return the next bytes.
-
-        Raises:
-            MalformedFrame: there are fewer.
-        """
+        """Return the next bytes; raises `MalformedFrame` when there are fewer."""
         start, self.position = self.position, self.position + count
         if self.position > len(self.content):
             raise MalformedFrame(f"the server sent a frame that ends too early: {self.content[:60]!r}")
         return self.content[start : self.position]
 
     def unsigned(self, count: int) -> int:
-        """Return a number of so many bytes."""
+        """Return a number of ``count`` bytes."""
         return int.from_bytes(self.take(count), "big")
 
     def signed(self, count: int) -> int:
-        """Return a number of so many bytes that may be negative."""
         return int.from_bytes(self.take(count), "big", signed=True)
 
     def short_bytes(self) -> bytes:
-        """Return a short string."""
         return self.take(self.unsigned(1))
 
     def short_text(self) -> str:
-        """Return a short string as text, whatever is in it."""
+        """Return a short string, with undecodable bytes escaped."""
         return self.short_bytes().decode(errors="backslashreplace")
 
     def long_bytes(self) -> bytes:
-        """Return a long string; a table and an array have the same form."""
+        """Return a long string; tables and arrays have the same form."""
         return self.take(self.unsigned(4))
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a table.
-
-    Args:
-        name: as it was sent; need not be text.
-        kind: the letter of its type.
-        raw: the letter and the value, as they were sent.
-        value: what it means.
-    """
+    """One field of a table: ``kind`` is the letter of its type, ``raw`` letter and value as they were sent."""
 
     name: bytes
     kind: bytes
@@ -248,11 +214,7 @@ class Field:
 
 
 def fields_of(content: bytes) -> list[Field]:
-    """Return the fields of a table, given without its length, in their order.
-
-    Raises:
-        MalformedFrame: it is no table, or has a type that neither AMQP nor RabbitMQ knows.
-    """
+    """Return the fields of a table, given without its length, in order; raises `MalformedFrame`."""
     arguments, fields = Arguments(content, 0), list[Field]()
     while arguments.position < len(content):
         name = arguments.short_bytes()
@@ -263,7 +225,7 @@ def fields_of(content: bytes) -> list[Field]:
 
 
 def elements_of(content: bytes) -> list[tuple[bytes, Any]]:
-    """Return the elements of an array, given without its length: each as it was sent, and what it means."""
+    """Return the elements of an array, given without its length: each encoded and decoded."""
     arguments, elements = Arguments(content, 0), list[tuple[bytes, Any]]()
     while arguments.position < len(content):
         start = arguments.position

@@ -1,4 +1,4 @@
-"""Room for ``postdate bench``: a prefix of the run, and the barest commands under it, as durable as the server is."""
+"""Room for ``postdate bench`` under a prefix of the run, and plain commands to compare with."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ return 1
 
 
 class RedisTarget(BenchmarkTarget):
-    """A prefix that the run has for itself, and whose keys are deleted after it; that of the address is not used."""
+    """The run's own prefix, whose keys are deleted after it; the address's prefix is not used."""
 
     def __init__(self, address: str, run: BenchmarkRun) -> None:
         super().__init__(address, run)
@@ -68,7 +68,6 @@ class RedisTarget(BenchmarkTarget):
 
     @override
     def address_of(self, scheme: str) -> str:
-        """Return the address with the prefix of the run; whether it is encrypted, it says itself."""
         parts = urlsplit(self.address)
         options = {**dict(parse_qsl(parts.query)), "prefix": f"postdate-bench-{self.run.name}"}
         return parts._replace(query=urlencode(options)).geturl()
@@ -100,14 +99,12 @@ class RedisTarget(BenchmarkTarget):
 
     @override
     def facts(self) -> Mapping[str, str]:
-        """Return when the server syncs what it has written, if our user may know."""
         with suppress(ResponseError):
             return {str(name): str(said) for name, said in self.client.config_get("appendfsync").items()}
         return {}
 
     @override
     def arrived(self, queue: str) -> Generator[str]:
-        """Yield the id of each message in a queue."""
         numbers = self.client.zrange(self._ready(queue), 0, -1)
         for some in _batches(numbers):
             pipe = self.client.pipeline(transaction=False)
@@ -117,7 +114,6 @@ class RedisTarget(BenchmarkTarget):
 
     @override
     def is_empty(self, queue: str) -> bool:
-        """Return whether a queue holds no message, waiting or being handled."""
         return bool(self.client.eval(_IS_EMPTY, 1, self.login.tag, queue))
 
     def _ready(self, queue: str) -> str:
@@ -141,7 +137,7 @@ class RedisTarget(BenchmarkTarget):
     @override
     @contextmanager
     def mover(self, rows: Iterable[BareRow], at_once: int) -> Generator[Mover]:
-        """Move ids from a sorted set to a list with one script a batch; the hash of each message stays where it is."""
+        """Moves ids from a sorted set to a list, one script per batch; the messages' hashes stay where they are."""
         with self._bare_keys():
             for some in _batches(rows):
                 self._prepared(some)()
@@ -152,7 +148,6 @@ class RedisTarget(BenchmarkTarget):
     @override
     @contextmanager
     def inserter(self) -> Generator[Inserter]:
-        """Insert rows with one transaction of the server."""
         with self._bare_keys():
             yield self._prepared
 
@@ -166,7 +161,6 @@ class RedisTarget(BenchmarkTarget):
     @override
     @contextmanager
     def taker(self, queue: str) -> Generator[Taker]:
-        """Take messages off a queue of the transport: none is held or recorded."""
         take = self.client.register_script(_TAKE)
         yield lambda: len(take([self._ready(queue)], [_AT_ONCE, self._message]))
 

@@ -1,4 +1,4 @@
-"""Claims under a holder, and what becomes of those whose answer is lost."""
+"""Claims in the name of a holder, and the undoing of claims whose answer was lost."""
 
 from __future__ import annotations
 
@@ -15,14 +15,10 @@ log = logging.getLogger("postdate.redis")
 
 
 class Claimant:
-    """What claims under a holder, one claim at a time: a store, or one receiver.
+    """Claims for a store or one receiver, one claim at a time.
 
-    A claim whose answer is lost, or that nobody waits for any more, may hold messages that nobody knows of. It is
-    declared void before the next one; the server gives back what it holds, also should it come later.
-
-    Args:
-        server: where it claims.
-        liveness: of the holder.
+    A claim whose answer is lost, or whose caller was cancelled, may hold messages that this process does not know of.
+    It is declared void before the next claim; the server then releases its messages, even if the claim arrives later.
     """
 
     def __init__(self, server: RedisServer, liveness: RedisLiveness) -> None:
@@ -33,15 +29,9 @@ class Claimant:
         self._claiming = asyncio.Lock()
 
     async def claim(self, name: str, where: str, *arguments: Any) -> tuple[str, Any]:
-        """Run a script that claims; return the token and its answer.
+        """Run a script that takes ``where`` (store or queue), holder, token, ``arguments``; return token and answer.
 
-        Args:
-            name: of the script, which takes where, holder, token, and the rest.
-            where: store or queue.
-            arguments: the rest.
-
-        Raises:
-            PostdateError: nothing is held that is not given back.
+        After an error no message stays claimed.
         """
         async with self._claiming:
             for _ in range(2):
@@ -58,11 +48,11 @@ class Claimant:
             raise self._server.meanings.unreachable(f"{self._server.login.place} forgot this process twice in a row")
 
     def made(self, token: str) -> bool:
-        """Return whether a token is of one of its claims, in force or not."""
+        """Return whether a token is from this claimant, whether still valid or not."""
         return token.split(":")[1] == self._name
 
     def doubt(self, token: str) -> None:
-        """Have all that was claimed by a token given back before the next claim: it was not handed on."""
+        """Void a claim before the next one: its messages did not reach the caller."""
         self._doubtful[token] = int(token.rpartition(":")[2])
 
     async def _settle_doubts(self, holder: str) -> None:
@@ -72,11 +62,7 @@ class Claimant:
             self._doubtful.pop(token, None)
 
     async def close(self) -> None:
-        """Give back everything that it holds; later, with a beat, when the server does not answer now.
-
-        Raises:
-            PostdateError: it does not answer now.
-        """
+        """Release all its messages; if that fails, a later beat does it."""
         async with self._claiming:
             holder = self._liveness.holder_now
             if not holder or not self._number:
@@ -89,7 +75,7 @@ class Claimant:
                 raise
 
     async def close_soon(self) -> None:
-        """Give back everything that it holds, at the latest with a beat once the server answers again."""
+        """As `close`, but only logs when the server does not answer."""
         try:
             await self.close()
         except PostdateError as error:

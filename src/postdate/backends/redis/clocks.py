@@ -1,4 +1,4 @@
-"""How far the clocks of the processes that share a prefix are from the server's. Source: ADR 0019."""
+"""How far the clocks of the processes under a prefix deviate from the server's. Source: ADR 0019."""
 
 from __future__ import annotations
 
@@ -19,23 +19,18 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 class Clocks:
-    """A hash of the prefix, with a field for each process.
-
-    Args:
-        server: whose clock it is.
-    """
+    """A hash of the prefix, with a field for each process."""
 
     def __init__(self, server: RedisServer) -> None:
         self._server, self._key = server, f"{server.login.tag}:clocks"
 
     async def report(self, ahead: timedelta) -> None:
-        """See :meth:`postdate.ports.ClaimingStore.report_clock`."""
         name = f"{platform.node()}:{os.getpid()}"
         now = written(await server_now(self._server))
         await self._server.run("little", "HSET", self._key, name, f"{now} {ahead // _MICROSECOND}")
 
     async def reported(self) -> Mapping[str, timedelta]:
-        """See :meth:`postdate.ports.ClaimingStore.reported_clocks`; lines of the dead are taken away."""
+        """Deletes the fields of dead processes."""
         now = await server_now(self._server)
         living: dict[str, timedelta] = {}
         for name, line in pairs(await self._server.command("HGETALL", self._key)).items():

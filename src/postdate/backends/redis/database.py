@@ -1,4 +1,4 @@
-"""A database of a Redis server as one object, from which store and queues are made. Source: ADR 0021."""
+"""A database of a Redis server as one object, which makes the store and the transport. Source: ADR 0021."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from postdate.ports import Recording
 
 
 class Redis(OpenRedis, DatabaseObject):
-    """Store and queues under one prefix of a database of Redis 7.0 or newer: each made once, when asked.
+    """Store and queues under one prefix of a database of Redis 7.0 or newer: each is made once, at first use.
 
-    ``Endpoint("sales", Redis(url))`` takes what it needs. They share the connections of this process, the one that
-    listens, and one sign of life. A store with settings of its own is made from it, too:
-    ``RedisStore(database, table="orders.timeouts")``.
+    ``Endpoint("sales", Redis(url))`` takes what it needs. Store and queues share the process's connections and its
+    liveness. A store with its own settings can share them, too: ``RedisStore(database, table="orders.timeouts")``.
 
     Args:
         url: ``redis://:password@host:6379/0?prefix=NAME``, or ``rediss://…`` for TLS.
         recording: how much is kept for audits; records stay in the server's memory.
-        holds_at_most: a process that is not heard for so long loses what it holds; ``None``: 60 s.
-        answers_within: after so long a silence a connection is given up; ``None``: 30 s.
+        holds_at_most: a process that is silent for so long loses the messages that it holds; ``None``: 60 s.
+        answers_within: a connection that is silent for so long is given up; ``None``: 30 s.
 
     Raises:
-        ConfigurationError: the address cannot be.
+        ConfigurationError: the address cannot be read.
     """
 
     has_a_table_for_each_endpoint = True
@@ -45,14 +44,14 @@ class Redis(OpenRedis, DatabaseObject):
         self._recording = recording
 
     def expect(self, concurrency: int) -> None:
-        """Any number of messages at once is well served: calls take turns on the connections, a round trip each."""
+        """Does nothing: any number of calls share the connections, one round trip each."""
 
     @cached_property
     def store(self) -> RedisStore:
-        """Where delayed messages wait, in the store ``{endpoint}.timeouts``."""
+        """The store of delayed messages, named ``{endpoint}.timeouts``."""
         return self.made(RedisStore(self, recording=self._recording))
 
     @cached_property
     def queues(self) -> RedisTransport:
-        """The queues."""
+        """The transport."""
         return self.made(RedisTransport(self, recording=self._recording))

@@ -1,4 +1,4 @@
-"""The one place where errors of Redis and its driver become errors of Postdate."""
+"""Translates errors of Redis and its driver."""
 
 from __future__ import annotations
 
@@ -20,12 +20,9 @@ from postdate.errors import (
 
 @dataclass(frozen=True, slots=True)
 class RedisMeanings:
-    """Which errors of Postdate the answers of the server are to a store, or to queues.
+    """Which errors the server's answers become, for a store or for queues.
 
-    Args:
-        unreachable: there is no answer, or the server says of itself that it does not work for us now.
-        full: its memory or its disk is full.
-        other: anything else; trying again does not help.
+    ``unreachable``: no answer, or the server says that it cannot work now; ``full``: its memory or disk is.
     """
 
     unreachable: type[PostdateError]
@@ -46,17 +43,11 @@ _OUTAGES: Final = (
     exceptions.InvalidResponse,
 )
 _OF_ITSELF: Final = re.compile("(?!WRONGTYPE|BUSYKEY|BUSYGROUP|NOGROUP)[A-Z]{4,} ")
-"""How an answer begins that is about the server; the driver knows those about what was asked for by other words."""
+"""Errors about the server begin like this; the driver has exceptions of their own for those about the command."""
 
 
 def translate(error: Exception, meanings: RedisMeanings, place: str) -> PostdateError:
-    """Return what an error of the driver is.
-
-    Args:
-        error: a :class:`redis.exceptions.RedisError` or an :class:`OSError`.
-        meanings: to a store, or to queues.
-        place: which server, without secrets.
-    """
+    """Return the error for a :class:`redis.exceptions.RedisError` or an :class:`OSError`."""
     said = _first_line(error)
     if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError):
         kind, text = meanings.unreachable, f"refuses us: {said}; check user and password of the address"

@@ -1,4 +1,4 @@
-"""What a server says of itself: its clock, its version, and the settings that decide what survives what."""
+"""The server's clock, version, and the settings that decide about durability."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ _TOLD: Final = (
 
 
 async def server_now(server: RedisServer) -> datetime:
-    """Return the server's time, UTC."""
     seconds, microseconds = await server.command("TIME")
     return from_microseconds(int(seconds) * 1_000_000 + int(microseconds))
 
@@ -37,7 +36,6 @@ async def _info(server: RedisServer) -> dict[str, str]:
 
 
 async def server_facts(server: RedisServer) -> ServerFacts:
-    """See :meth:`postdate.ports.AdministrableStore.server_facts`."""
     info = await _info(server)
     settings = {name: info[name] for name in _TOLD if name in info}
     return ServerFacts(
@@ -46,11 +44,7 @@ async def server_facts(server: RedisServer) -> ServerFacts:
 
 
 async def check_eviction(server: RedisServer) -> None:
-    """Refuse a server that cannot keep what it was given.
-
-    Raises:
-        ConfigurationError: it is too old, or it evicts keys that nobody gave a time to live.
-    """
+    """Raise `ConfigurationError` when the server is too old, or evicts keys without a time to live."""
     info = await _info(server)
     version = info.get("redis_version", "")
     numbers = tuple(int(number) for number in re.findall("[0-9]+", version)[:2])

@@ -1,4 +1,4 @@
-"""How messages are written: their instants, and the fields of a hash. See ``lua/common.lua`` for the keys."""
+"""The encoding of messages: instants, and fields of a hash. ``lua/common.lua`` lists the keys."""
 
 from __future__ import annotations
 
@@ -19,16 +19,12 @@ _DIGITS: Final = 18
 
 
 def written(instant: datetime) -> str:
-    """Return an instant as 18 digits, microseconds since the year 1: their order as text is that of time."""
+    """Return an instant as 18 digits, microseconds since the year 1, which sort as text in the order of time."""
     return f"{to_microseconds(instant) + _BEFORE_1970:0{_DIGITS}d}"
 
 
 def read_instant(digits: bytes | None, what: str) -> datetime:
-    """Return what :func:`written` wrote.
-
-    Raises:
-        InvalidMessage: it did not write that.
-    """
+    """Return an instant from :func:`written`; raises `InvalidMessage` for any other bytes."""
     if digits is None or len(digits) != _DIGITS or not digits.isdigit():
         raise InvalidMessage(f"{what} is {digits!r}, not {_DIGITS} digits")
     try:
@@ -38,17 +34,16 @@ def read_instant(digits: bytes | None, what: str) -> datetime:
 
 
 def microseconds_of(member: bytes) -> int:
-    """Return the microseconds since 1970 of an instant, or of a member of a sorted set, which begins with one."""
+    """Return microseconds since 1970 of an instant, or of a sorted set's member, which begins with one."""
     return int(member[:_DIGITS]) - _BEFORE_1970
 
 
 def instant_of(member: bytes) -> datetime:
-    """Return the instant that a member of a sorted set begins with."""
+    """Return the instant at the beginning of a sorted set's member."""
     return from_microseconds(microseconds_of(member))
 
 
 def size_of(message: DelayedMessage | Envelope) -> int:
-    """Return how many bytes headers and body have."""
     return size_in_bytes(encode_headers(message.headers), message.body)
 
 
@@ -79,7 +74,7 @@ def _read_failures(count: bytes | None) -> int:
 
 
 def message_parts(message: DelayedMessage) -> tuple[Part, ...]:
-    """Return what the scripts take for a message, in the order of ``taken_message``."""
+    """Return a message as script arguments, in the order of ``taken_message``."""
     return (
         message.message_id,
         written(message.due),
@@ -91,11 +86,7 @@ def message_parts(message: DelayedMessage) -> tuple[Part, ...]:
 
 
 def read_message(message_id: bytes, fields: Sequence[bytes | None]) -> DelayedMessage:
-    """Return the message of an id and the fields ``d q h b x f``.
-
-    Raises:
-        InvalidMessage, InvalidHeaders: it cannot be read.
-    """
+    """Return a message from its id and the fields ``d q h b x f``; raises `MessageError`."""
     due, destination, headers, body, expires_at, failures = fields[:6]
     content = _read_content(headers, body)
     return DelayedMessage.restored(
@@ -112,7 +103,7 @@ def read_message(message_id: bytes, fields: Sequence[bytes | None]) -> DelayedMe
 
 
 def envelope_parts(envelope: Envelope) -> tuple[Part, ...]:
-    """Return what ``transact.lua`` takes for a message that is sent."""
+    """Return an outgoing message as arguments of ``transact.lua``."""
     lasts = envelope.time_to_be_received
     return (
         envelope.destination,
@@ -126,11 +117,7 @@ def envelope_parts(envelope: Envelope) -> tuple[Part, ...]:
 
 
 def read_envelope(queue: str, fields: Sequence[bytes | None]) -> tuple[Envelope, int]:
-    """Return the message of the fields ``i h b x d f``, and how often handling it failed.
-
-    Raises:
-        InvalidMessage, InvalidHeaders: it cannot be read.
-    """
+    """Return a message from the fields ``i h b x d f``, and its number of failures; raises `MessageError`."""
     message_id, headers, body, expires_at, due, failures = fields[:6]
     content = _read_content(headers, body)
     envelope = Envelope.restored(
@@ -147,7 +134,7 @@ def read_envelope(queue: str, fields: Sequence[bytes | None]) -> tuple[Envelope,
 
 
 def read_record(message_id: str, line: bytes) -> Record:
-    """Return the record of a line, as ``record`` of ``common.lua`` writes them."""
+    """Return a record from a line of ``record`` in ``common.lua``."""
     kind, at, due, destination, detail = line.split(b"\0", 4)
     return Record(
         RecordKind(int(kind)),
@@ -160,5 +147,5 @@ def read_record(message_id: str, line: bytes) -> Record:
 
 
 def pairs(reply: Sequence[Any]) -> dict[bytes, bytes]:
-    """Return the fields of a hash that a script read whole."""
+    """Return a reply of alternating names and values as a dictionary."""
     return dict(zip(reply[::2], reply[1::2], strict=True))

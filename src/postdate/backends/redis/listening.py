@@ -1,4 +1,4 @@
-"""Channels of a server that are listened to, by one connection, which is renewed as long as somebody listens."""
+"""Subscriptions to channels, on one connection that is renewed as long as somebody listens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 from postdate.backends.redis.server import RedisConnections, ended
 
 Heard = Callable[[bytes | None], None]
-"""Called with the text of a message; with ``None`` when messages may have been missed."""
+"""Called with the text of a message; with ``None`` when some may have been missed."""
 
 _SPEAK_EVERY_SECONDS: Final = 5.0
 _CONNECT_AGAIN_AFTER_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -22,12 +22,6 @@ log = logging.getLogger("postdate.redis")
 
 
 class Listening:
-    """Listens from the first channel on.
-
-    Args:
-        connections: to the server whose channels they are.
-    """
-
     def __init__(self, connections: RedisConnections) -> None:
         self._connections = connections
         self._heard: dict[bytes, list[Heard]] = {}
@@ -38,11 +32,7 @@ class Listening:
         self._failure: RedisError | OSError | None = None
 
     async def listen(self, channel: str, heard: Heard) -> Callable[[], None]:
-        """Call ``heard`` with what is said on a channel from now on; return the way to stop it.
-
-        Raises:
-            RedisError, OSError: the server does not answer; nothing is listened to.
-        """
+        """Call ``heard`` with each message on a channel from now on; return a function that stops it."""
         name = channel.encode()
         self._heard.setdefault(name, []).append(heard)
         subscribed = self._subscribed.setdefault(name, asyncio.Event())
@@ -51,7 +41,7 @@ class Listening:
             self._task = asyncio.create_task(self._run(), name="postdate-redis-listening")
         try:
             if not subscribed.is_set():
-                await self._subscribe(name)  # maybe not for the first time: who asked before may have given up
+                await self._subscribe(name)  # perhaps again: an earlier caller may have given up
             await self._wait(subscribed)
         except BaseException:
             self._stop(name, heard)
@@ -69,11 +59,10 @@ class Listening:
         listeners = self._heard.get(name, [])
         if heard in listeners:
             listeners.remove(heard)
-        if not listeners:  # what comes of it until the connection is renewed is heard by none
+        if not listeners:  # later messages are ignored until the connection is renewed
             self._heard.pop(name, None)
 
     async def close(self) -> None:
-        """Stop listening; later calls of what :meth:`listen` returned do nothing."""
         task, self._task = self._task, None
         await ended(task)
         self._heard.clear()
@@ -93,7 +82,7 @@ class Listening:
             await asyncio.sleep(pauses[min(failures, len(pauses) - 1)])
 
     async def _serve(self) -> None:
-        """Listen by one connection until it is lost."""
+        """Read from one connection until it is lost."""
         self._was_connected = False
         connection = await self._connections.lone_connection()
         try:
@@ -124,20 +113,20 @@ class Listening:
         kind, name, text = message[:3]
         if kind == b"subscribe":
             self._subscribed.setdefault(name, asyncio.Event()).set()
-            text = None  # only from here on nothing is missed: who looked before this looks again
+            text = None  # no message is missed from here on; listeners must look again once
         elif kind != b"message":
             return
         for heard in list(self._heard.get(name, ())):
             heard(text)
 
     async def _subscribe(self, *names: bytes) -> None:
-        """Subscribe, if there is a connection; else that is done when there is one."""
+        """Subscribe if connected; otherwise the next connection does it."""
         connection = self._connection
         if connection is None or not names:
             return
-        if not connection.is_connected:  # it would connect anew, and be read by nobody
+        if not connection.is_connected:  # it would reconnect without a reader
             return
         try:
             await connection.send_command("SUBSCRIBE", *names)
-        except (RedisError, OSError) as error:  # the reading side notices, too, and subscribes to all anew
+        except (RedisError, OSError) as error:  # the reader notices, too, and subscribes again
             log.debug("a subscription could not be sent: %s", error)

@@ -1,9 +1,8 @@
-"""By what others know that a process lives: a subscription, which ends with it, and a beat, which ends when it freezes.
+"""The sign of life of a process: a subscription, which ends with the process, and a beat, which stops when it freezes.
 
-A process that holds messages is a *holder*. While its subscription stands and its beat comes in time, what it holds is
-its own. Whoever beats looks after the others: a holder whose subscription is gone and whose beat has been missing for
-some seconds is dead; one that has not been heard for ``holds_at_most`` is frozen. What either holds is free again, and
-what it does with old tokens has no effect. It beats in a thread: a handler may keep the event loop for long.
+A process that holds messages is a *holder*. Each beat also checks the other holders: without its subscription and some
+seconds without a beat, a holder is dead; after ``holds_at_most`` without a beat, it is frozen. The messages of both
+become free, and their tokens invalid. The beat has a thread of its own: a handler may block the event loop for long.
 """
 
 from __future__ import annotations
@@ -42,21 +41,15 @@ log = logging.getLogger("postdate.redis")
 
 
 class RedisLiveness:
-    """One holder, from the first claim on.
-
-    Args:
-        connections: to the server where it lives.
-        listening: for its subscription.
-        holds_at_most: after so long a silence others take what it holds.
-    """
+    """One holder, from the first claim on; after ``holds_at_most`` of silence others take its messages."""
 
     def __init__(self, connections: RedisConnections, listening: Listening, holds_at_most: timedelta) -> None:
         self._connections, self._listening, self.holds_at_most = connections, listening, holds_at_most
         self._clock = SystemClock()
         self.about: dict[str, Any] = {}
-        """What it says of itself, besides where it runs; told with the next beat."""
+        """The process's description of itself, besides its place; sent with the next beat."""
         self.when_lost: list[Callable[[], None]] = []
-        """Called when what it held is void."""
+        """Called when its claims are void."""
         self._started_at: datetime | None = None
         self._name: str | None = None
         self._holder: str | None = None
@@ -72,15 +65,11 @@ class RedisLiveness:
 
     @property
     def is_in_force(self) -> bool:
-        """Whether by our own clock nobody can have taken what we hold."""
+        """Whether, by our own clock, no other process can have taken our messages."""
         return self._holder is not None and self._clock.since_boot() < self._in_force_until
 
     async def holder(self) -> str:
-        """Return the name under which messages are held now, known to the server.
-
-        Raises:
-            RedisError, OSError: the server does not answer.
-        """
+        """Return the current holder's name, registered with the server."""
         async with self._registering:
             if self._holder is None:
                 self._holder = await self._register()
@@ -89,7 +78,7 @@ class RedisLiveness:
             return self._holder
 
     async def _register(self) -> str:
-        holder = self._name = self._name or secrets.token_hex(8)  # kept until it is known: a name is a subscription
+        holder = self._name = self._name or secrets.token_hex(8)  # kept until it is registered
         await self._listening.listen(f"{self._connections.login.tag}:alive:{holder}", _nothing)
         began = self._clock.since_boot()
         self._started_at = self._started_at or self._clock.now()
@@ -102,7 +91,7 @@ class RedisLiveness:
         return json.dumps({"pid": os.getpid(), "machine": platform.node(), "started": started, **self.about})
 
     def lose(self, holder: str) -> None:
-        """Note that the server does not know a holder any more: if it is the present one, all claims are void."""
+        """The server no longer knows ``holder``: if it is the current one, all claims are void."""
         if holder == self._holder:
             place = self._connections.login.place
             log.warning("others may have what this process held in %s: it was not heard in time", place)
@@ -116,7 +105,7 @@ class RedisLiveness:
 
         def beat() -> bool:
             holder = self._holder
-            if loop.is_closed():  # nobody is left to handle what is held
+            if loop.is_closed():  # no handler can run any more
                 beats.stop()
             elif holder is not None and not runner.run(self._beat(connections, holder)):
                 loop.call_soon_threadsafe(self.lose, holder)
@@ -132,10 +121,10 @@ class RedisLiveness:
         return beats
 
     async def _beat(self, connections: RedisConnections, holder: str) -> bool:
-        """Beat, and do what is to be done once the server answers; return whether what the holder holds is its own.
+        """Beat, and run postponed work; return whether the holder still owns its messages.
 
-        It is not once it was not in force by our own clock, though nobody may have taken anything: who asked then
-        (:attr:`is_in_force`) has let go of claims without a word to the server, which would hold them for ever.
+        It does not once :attr:`is_in_force` was false, even if no other process took them: callers that asked then have
+        dropped their claims without telling the server, which would hold them for ever.
         """
         began = self._clock.since_boot()
         try:
@@ -153,23 +142,22 @@ class RedisLiveness:
         return known
 
     def undo_later(self, undo: Undo) -> None:
-        """Have a script ``undo`` run once the server answers again."""
+        """Run the script ``undo`` once the server answers again."""
         self._undone_later.append(undo)
 
     async def close(self) -> None:
-        """Give back everything that is held."""
         beats, self._beats = self._beats, None
         if beats is not None:
             beats.stop()
-            await in_thread(beats.join, _BEATS_EVERY_SECONDS)  # one that has no answer by then ends by itself
+            await in_thread(beats.join, _BEATS_EVERY_SECONDS)  # a beat without an answer ends by itself
         holder, self._holder, self._name = self._holder, None, None
         if holder is not None:
             try:
                 await self._connections.run("unregister", holder)
-            except (RedisError, OSError) as error:  # others find out that it is gone
+            except (RedisError, OSError) as error:  # others notice that it is gone
                 place = self._connections.login.place
                 log.info("what was held in %s is free only when others notice the end: %s", place, error)
 
 
 def _nothing(_text: bytes | None) -> None:
-    """Hear nothing: the subscription itself is what counts."""
+    """The subscription itself is the sign of life; its messages do not matter."""

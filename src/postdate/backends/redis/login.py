@@ -1,7 +1,7 @@
-"""Where a Redis server is, how to log in, and under which tag the keys are: the parts of an address.
+"""The address of a Redis server, its credentials, and the tag of all keys.
 
 ``redis://user:password@host:port/database?prefix=shop``, and ``rediss://…?ca=/path/of/authority.pem`` for TLS. Only the
-host is needed; the database is 0 and the prefix ``postdate`` where nothing is said.
+host is needed; the database defaults to 0 and the prefix to ``postdate``.
 """
 
 from __future__ import annotations
@@ -19,17 +19,10 @@ _FORM: Final = "redis://user:password@host:port/database?prefix=NAME"
 
 @dataclass(frozen=True, slots=True)
 class RedisLogin:
-    """One database of a Redis server, and the tag that all keys of a deployment have in common.
+    """One database of a Redis server, and the prefix that store and queues of a deployment share.
 
-    Args:
-        host: of the server.
-        port: of the server.
-        database: its number.
-        prefix: store and queues with the same one belong together.
-        user: for servers with access control; ``None``: the default user.
-        password: of the user; ``None``: none is asked for.
-        tls: whether the connection is encrypted.
-        authority: file with the certificates that are trusted; ``None``: those of the system.
+    ``user`` is for servers with access control; ``authority`` is a file with the trusted certificates, by default the
+    system's.
     """
 
     host: str
@@ -43,26 +36,22 @@ class RedisLogin:
 
     @property
     def place(self) -> str:
-        """Where it is, without secrets, for errors."""
+        """For messages, without secrets."""
         return f"Redis at {self.host}:{self.port}, database {self.database}"
 
     @property
     def tag(self) -> str:
-        """What all keys begin with: in braces, by which a cluster keeps them in one slot."""
+        """The beginning of all keys: in braces, by which a cluster keeps them in one slot."""
         return f"{{{self.prefix}}}"
 
     @property
     def identity(self) -> object:
-        """What is equal for a store and queues that can share a transaction."""
+        """Equal for a store and queues that can share a transaction."""
         return ("redis", self.host.lower(), self.port, self.database, self.prefix)
 
 
 def parse_address(address: str) -> RedisLogin:
-    """Return the parts of an address.
-
-    Raises:
-        ConfigurationError: it is none of a Redis server; the text shows no password.
-    """
+    """Return the parts of an address; the text of a `ConfigurationError` shows no password."""
     try:
         parts = urlsplit(address)
         port = parts.port

@@ -1,4 +1,4 @@
-"""What an operator asks about a store and queues without changing what is in them."""
+"""An operator's view of a store and queues; changes nothing."""
 
 from __future__ import annotations
 
@@ -29,17 +29,16 @@ class _Holders:
         self._server, self._own = server, liveness
 
     async def about(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return what each holder says of itself, by its name."""
+        """Return each holder's description of itself, by its name."""
         reply = await self._server.command("HGETALL", f"{self._server.login.tag}:about")
         return {holder.decode(): json.loads(said) for holder, said in pairs(reply).items()}
 
     async def pid(self, holder: str) -> int | None:
-        """Return the system's number of the process that is a holder."""
         about = await self.about()
         return about[holder]["pid"] if holder in about else None
 
     async def others(self) -> Sequence[Process]:
-        """Return the processes on this machine but this one: of another machine a number says nothing here."""
+        """Return the other processes on this machine: process numbers of another machine mean nothing here."""
         found: dict[int, Process] = {}
         for holder, said in (await self.about()).items():
             pid: int = said["pid"]
@@ -59,14 +58,6 @@ class _Holders:
 
 
 class RedisStoreObserver(Observer):
-    """Looks at a store.
-
-    Args:
-        server: where it is.
-        store: at which it looks.
-        liveness: of this process.
-    """
-
     def __init__(self, server: RedisServer, store: Questions, liveness: RedisLiveness) -> None:
         self._server, self._store, self._holders = server, store, _Holders(server, liveness)
 
@@ -113,13 +104,6 @@ class RedisStoreObserver(Observer):
 
 
 class RedisQueueObserver(Observer):
-    """Looks at the queues of a prefix.
-
-    Args:
-        server: where they are.
-        liveness: of this process.
-    """
-
     def __init__(self, server: RedisServer, liveness: RedisLiveness) -> None:
         self._server, self._holders = server, _Holders(server, liveness)
 
@@ -141,7 +125,7 @@ class RedisQueueObserver(Observer):
         return found
 
     async def _held(self) -> list[tuple[str, int, Queued | None]]:
-        """Return queue and number of each message that is held, and the message as far as it can be read."""
+        """Return queue, number and message of each held message; ``None`` for one that cannot be read."""
         about = await self._holders.about()
         rows = await self._server.run("held")
         found: list[tuple[str, int, Queued | None]] = []
@@ -189,7 +173,7 @@ def _is(queued: Queued, message_id: str) -> bool:
 
 
 def _queued(queue: str, fields: Sequence[Any], held_by: int | None) -> Queued | None:
-    """Return a message as it is in a queue; ``None``: it cannot be read, and is set aside when it is received."""
+    """Return a queued message; ``None`` when it cannot be read: it is quarantined when it is received."""
     try:
         envelope, failures = read_envelope(queue, fields)
     except MessageError:

@@ -1,4 +1,4 @@
-"""What a store and queues of one database of a server share: connections, what is listened to, one sign of life."""
+"""Connections, subscriptions and liveness that a store and queues of one database share."""
 
 from __future__ import annotations
 
@@ -15,16 +15,7 @@ _TIMES: Final = "give it to the database object, not to what is made from it"
 
 
 class OpenRedis:
-    """One database of a server, opened at first use and closed by the last who uses it.
-
-    Args:
-        address: ``redis://…`` or ``rediss://…``, or its parts.
-        holds_at_most: a process that is not heard for so long loses what it holds; ``None``: 60 s.
-        answers_within: after so long a silence a connection is given up; ``None``: 30 s.
-
-    Raises:
-        ConfigurationError: the address cannot be.
-    """
+    """One database of a server, opened at first use and closed by its last user. See :class:`Redis`."""
 
     def __init__(
         self,
@@ -43,11 +34,7 @@ class OpenRedis:
     def of(
         cls, address: str | RedisLogin | OpenRedis, holds_at_most: timedelta | None, answers_within: timedelta | None
     ) -> OpenRedis:
-        """Return what an adapter uses: a database that is given, or one of its own at an address.
-
-        Raises:
-            ConfigurationError: the address cannot be, or a time is not that of the database that is given.
-        """
+        """Return the given database, or a new one at the address; times must not differ from the given database's."""
         if not isinstance(address, OpenRedis):
             return cls(address, holds_at_most=holds_at_most, answers_within=answers_within)
         if holds_at_most not in {None, address.liveness.holds_at_most}:
@@ -57,11 +44,10 @@ class OpenRedis:
         return address
 
     def used_by(self, user: object) -> None:
-        """Note an adapter that uses it."""
         self._users.add(user)
 
     async def left_by(self, user: object) -> bool:
-        """Note that an adapter is closed; return whether it was the last, and all is closed with it."""
+        """Note that an adapter is closed; the last one closes the database: then return ``True``."""
         self._users.discard(user)
         if self._users:
             return False

@@ -1,4 +1,4 @@
-"""What cannot be read of a store, or of the queues: shown, mended, put back, discarded. Source: ADR 0019."""
+"""Unreadable messages of a store or of the queues: listed, repaired, put back, discarded. Source: ADR 0019."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _SetAside(Quarantine):
     @property
     @abstractmethod
     def place(self) -> str:
-        """What the keys begin with."""
+        """Prefix of the keys."""
 
     @override
     async def quarantined(self, limit: int) -> Sequence[Quarantined]:
@@ -58,8 +58,6 @@ class _SetAside(Quarantine):
 
 
 class StoreQuarantine(_SetAside):
-    """That of a store."""
-
     @override
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
         mended = _with(await self._fields(number), mending)
@@ -80,7 +78,7 @@ class StoreQuarantine(_SetAside):
 
 
 class QueueQuarantine(_SetAside):
-    """That of all queues; what is put back goes to the end of its own."""
+    """The quarantine of all queues; a message that is put back goes to the end of its queue."""
 
     @property
     @override
@@ -109,7 +107,7 @@ class QueueQuarantine(_SetAside):
 
 
 def _with(fields: Fields, mending: Mending) -> Fields:
-    """Return fields with what is mended in place of what was there."""
+    """Return the fields after the repair."""
     mended = dict(fields)
     if mending.headers is not None:
         mended[b"h"] = encode_headers(mending.headers).encode()

@@ -1,4 +1,4 @@
-"""What an operator asks about a store: statistics, lists, histories."""
+"""An operator's questions about a store: statistics, lists, histories."""
 
 from __future__ import annotations
 
@@ -24,13 +24,7 @@ log = logging.getLogger("postdate.redis")
 
 @dataclass(frozen=True, slots=True)
 class WaitingMessage:
-    """A message that waits, and how.
-
-    Args:
-        message: what waits.
-        member: its member among those that can be claimed; begins with the instant of its next attempt.
-        is_held: whether a process holds it.
-    """
+    """A waiting message; ``member``: its entry in ``:free``, which begins with the instant of its next attempt."""
 
     message: DelayedMessage
     member: bytes
@@ -38,14 +32,12 @@ class WaitingMessage:
 
 
 class Questions(AdministrableStore):
-    """What a store answers without changing anything."""
-
     _server: RedisServer
 
     @property
     @abstractmethod
     def place(self) -> str:
-        """What its keys begin with."""
+        """Prefix of the store's keys."""
 
     @override
     async def statistics(self, now: datetime) -> StoreStatistics:
@@ -77,7 +69,7 @@ class Questions(AdministrableStore):
         return found
 
     async def rows(self, where: MessageFilter) -> AsyncGenerator[WaitingMessage]:
-        """Yield what waits by due time, page by page; at least all that ``where`` is about, of what can be read."""
+        """Yield readable messages by due time, page by page; more than ``where`` asks for, never fewer."""
         first = "-" if where.due_from is None else f"[{written(where.due_from)}"
         last = "+" if where.due_to is None else f"({written(where.due_to)}"
         begin: bytes | str = first
@@ -93,7 +85,7 @@ class Questions(AdministrableStore):
             begin = b"(" + seen
 
     async def row(self, message_id: str) -> WaitingMessage | None:
-        """Return how a message waits; ``None``: it does not, or cannot be read."""
+        """Return a waiting message; ``None`` when it does not wait or cannot be read."""
         fields: list[Any] = await self._server.run("row", self.place, message_id)
         return _row(message_id.encode(), fields)
 

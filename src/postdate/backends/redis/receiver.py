@@ -1,4 +1,4 @@
-"""One queue being received from."""
+"""Receiving from one queue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from postdate.ports import HANDLED, End, Received, Receiver
 from postdate.runtime.wakeup import Alarm
 
 _LOOKS_AGAIN_AFTER_SECONDS: Final = 30.0
-"""Without having been woken: the server tells of every message, but by a channel that keeps nothing."""
+"""Without a wake-up: the channel announces every message, but only to connected listeners."""
 
 _MOST_BYTES_AT_ONCE: Final = 16 * 1024 * 1024
 
@@ -29,43 +29,33 @@ log = logging.getLogger("postdate.redis")
 
 
 class _HoldToken(NamedTuple):
-    """The number of a message in its queue, and the token of the claim."""
+    """A message's number in its queue, and the token of the claim."""
 
     number: bytes
     token: str
 
 
 class ReceiversQueues(Protocol):
-    """What a receiver needs of its transport."""
+    """The transport as its receivers see it."""
 
     async def commit(self, number: bytes, token: str, envelope: Envelope, now: datetime, end: End) -> None:
         """End a message that is held under a token."""
         ...
 
     async def make_again(self, queue: str) -> None:
-        """Make what was made before and is gone with all that the server had."""
+        """Create the queues of this process again after the server has lost its data."""
         ...
 
-    def opened(self, receiver: RedisReceiver) -> None:
-        """Note that a receiver has begun."""
-        ...
+    def opened(self, receiver: RedisReceiver) -> None: ...
 
-    def ended(self, receiver: RedisReceiver) -> None:
-        """Note that a receiver has been closed."""
-        ...
+    def ended(self, receiver: RedisReceiver) -> None: ...
 
 
 class RedisReceiver(Receiver):
-    """Holds what it received until that is committed, rolled back, or the process is dead.
+    """Holds received messages until they are committed, rolled back, or the process is dead.
 
-    Whether a message is held is for the server to say, by the token of its claim, and not noted here: a message that
-    was given back has the same number when it is received again, maybe before the answer to giving it back is heard.
-
-    Args:
-        transport: whose queue it is.
-        server: where it is.
-        opened: the database that they are in, whose channels are listened to, and in whose name messages are held.
-        queue: its name.
+    Only the server knows whether a message is held, by the claim's token. Nothing is noted here: a message that was
+    rolled back may be received again under the same number before the answer to the roll-back arrives.
     """
 
     def __init__(self, transport: ReceiversQueues, server: RedisServer, opened: OpenRedis, queue: str) -> None:
@@ -112,7 +102,7 @@ class RedisReceiver(Receiver):
         return found[0] if found else None
 
     async def _take(self, limit: int, message_id: str) -> Sequence[Received]:
-        """Hold messages that are there; what cannot be read is set aside, and others are taken in its place."""
+        """Claim messages; unreadable ones are quarantined and replaced by others."""
         while True:
             token, rows = await self._claimant.claim("receive", self.queue, limit, _MOST_BYTES_AT_ONCE, message_id)
             if rows == 1:
@@ -164,7 +154,7 @@ class RedisReceiver(Receiver):
         return ClaimLost.of(received.envelope.message_id, queue=self.queue)
 
     def lost(self) -> None:
-        """Look at the queue again, as others may have everything that was held, and may have given it back."""
+        """Look at the queue again: the messages that were held may be back in it."""
         if self._alarm is not None:
             self._alarm.ring()
 
@@ -174,7 +164,6 @@ class RedisReceiver(Receiver):
         await self._claimant.close()
 
     async def close_soon(self) -> None:
-        """Give back everything still held, at the latest with a beat once the server answers again."""
         self._end()
         await self._claimant.close_soon()
 

@@ -1,4 +1,4 @@
-"""The scripts that run in the server: each is one file of ``lua``, behind the functions that they share."""
+"""The scripts that run in the server: files of ``lua``, each after the functions of ``common.lua``."""
 
 from __future__ import annotations
 
@@ -11,23 +11,18 @@ from typing import Final
 _FOLDER: Final = "lua"
 _ALSO_WHEN_FULL: Final = "#!lua flags=allow-oom\n"
 _NOT_WHEN_FULL: Final = "#!lua\n"
-"""Refused before it begins. A script that says nothing of itself is let go on where it has removed something first."""
+"""Refused before it begins when the memory is full. A script without flags goes on if it removes something first."""
 
 _MAKE_ROOM: Final = frozenset(
     {"aside", "discard", "finish", "move", "release", "remove", "roll_back", "settle", "undo"}
 )
 _LET_MAKE_ROOM: Final = frozenset({"beat", "claim", "little", "receive", "register", "retry", "unregister"})
-"""Without these the others cannot be done. All else is refused by a server without memory."""
+"""The others need these first. When the memory is full, the server refuses every other script."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script, and the digest by which a server knows it once it has run it.
-
-    Args:
-        text: in Lua.
-        digest: SHA-1 of the text, in hexadecimal digits.
-    """
+    """A script, and its SHA-1 in hexadecimal digits, by which a server knows it after its first run."""
 
     text: str
     digest: str
@@ -35,7 +30,7 @@ class Script:
 
 @cache
 def script(name: str) -> Script:
-    """Return the script of a file; ``settle`` is ``transact`` of what ends a message."""
+    """Return a script; ``settle`` is ``transact`` for ending messages, which is allowed when the memory is full."""
     folder = files("postdate.backends.redis") / _FOLDER
     file = "transact" if name == "settle" else name
     parts = [(folder / f"{each}.lua").read_text(encoding="utf-8") for each in ("common", file)]

@@ -1,4 +1,4 @@
-"""The connections to a server: scripts and commands, each with a deadline, and errors in our words."""
+"""Connections to a server: scripts and commands with a deadline, and translated errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CONNECTS_WITHIN_SECONDS: Final = 5.0
 _CONNECTIONS: Final = 16
 _CANCELLED_AGAIN_AFTER_SECONDS: Final = 0.1
 ANSWERS_WITHIN: Final = timedelta(seconds=30)
-"""After so long a silence a connection is given up, unless the settings say otherwise."""
+"""Default; a connection that is silent for so long is given up."""
 
 T = TypeVar("T")
 
@@ -30,11 +30,7 @@ T = TypeVar("T")
 class RedisConnections:
     """A pool of connections to one database of a server, opened at first use, in the event loop of the first caller.
 
-    Its errors are those of the driver, as a store and queues may share it: see :class:`RedisServer`.
-
-    Args:
-        login: where the server is.
-        answers_within: after so long a silence a connection is given up; ``None``: 30 s.
+    Raises the driver's errors, as a store and queues may share it; :class:`RedisServer` translates them.
     """
 
     def __init__(self, login: RedisLogin, answers_within: timedelta | None = None) -> None:
@@ -43,23 +39,19 @@ class RedisConnections:
         self._client: Redis | None = None
 
     async def run(self, name: str, *arguments: Part) -> Any:
-        """Run a script, which is done whole or not at all, and return its answer.
-
-        Raises:
-            RedisError, OSError: after a lost connection the script may have run, or may run yet.
-        """
+        """Run a script, which is atomic. After a lost connection it may have run, or may run yet."""
         wanted, tag = script(name), self.login.tag
         try:
             return await self.command("EVALSHA", wanted.digest, 1, tag, *arguments)
-        except NoScriptError:  # a server that was started anew, or another one by the same name
+        except NoScriptError:  # the server was restarted, or replaced
             return await self.command("EVAL", wanted.text, 1, tag, *arguments)
 
     async def command(self, *words: Part) -> Any:
-        """Send one command and return its answer; see :meth:`run`."""
+        """Send one command; raises as :meth:`run`."""
         try:
             return await self._opened(*words)
         except ReadOnlyError:
-            if self._client is not None:  # a master before; by its name another may be found now
+            if self._client is not None:  # a demoted master: its host name may lead to the new one
                 await self._client.connection_pool.disconnect(inuse_connections=False)
             raise
 
@@ -71,7 +63,6 @@ class RedisConnections:
 
     @property
     def _opened(self) -> Callable[..., Awaitable[Any]]:
-        """What sends a command and gives its answer."""
         if self._client is None:
             pool = BlockingConnectionPool(
                 max_connections=_CONNECTIONS,
@@ -100,7 +91,7 @@ class RedisConnections:
             "socket_timeout": self.answers_within.total_seconds(),
             "socket_keepalive": True,
             "client_name": "postdate",
-            # What was sent may have been done: whether to say it again is for the core to judge.
+            # A lost command may have run: the core decides whether to repeat it.
             "retry": Retry(NoBackoff(), 0),
         }
         if login.tls:
@@ -108,55 +99,36 @@ class RedisConnections:
         return settings
 
     async def lone_connection(self) -> Connection:
-        """Return a connection of its own, which the caller closes: one that listens can do nothing else.
-
-        Raises:
-            RedisError, OSError: there is none now.
-        """
+        """Return a connection outside the pool, which the caller closes: a subscribed one can do nothing else."""
         connection = self._kind(**self._settings())
         await connection.connect()
         return connection
 
 
 class RedisServer:
-    """A server as a store sees it, or as queues do: what is asked of it, and errors in our words.
-
-    Args:
-        connections: to it.
-        meanings: what errors are: to a store, or to queues.
-    """
+    """A server as a store or as queues see it: as `RedisConnections`, with errors translated by ``meanings``."""
 
     def __init__(self, connections: RedisConnections, meanings: RedisMeanings) -> None:
         self._connections, self.meanings = connections, meanings
         self.overdrawn = 0
-        """Bytes by which, since it is full, more was sent and stored with the ends of messages than ended."""
+        """Bytes added minus bytes ended by commits, since the memory is full."""
 
     def __repr__(self) -> str:
         return f"{self.login.place}, prefix {self.login.prefix!r}"
 
     @property
     def login(self) -> RedisLogin:
-        """Where it is."""
         return self._connections.login
 
     async def run(self, name: str, *arguments: Part) -> Any:
-        """Run a script, which is done whole or not at all, and return its answer.
-
-        Raises:
-            PostdateError: as the meanings have it. After a lost connection the script may have run, or may run yet.
-        """
+        """Run a script, which is atomic. After a lost connection it may have run, or may run yet."""
         return await self.calling(self._connections.run(name, *arguments))
 
     async def command(self, *words: Part) -> Any:
-        """Send one command and return its answer; see :meth:`run`."""
         return await self.calling(self._connections.command(*words))
 
     async def calling(self, call: Awaitable[T]) -> T:
-        """Return what a call returns that raises the driver's errors.
-
-        Raises:
-            PostdateError: as the meanings have it.
-        """
+        """Await a call and translate the driver's errors."""
         try:
             return await call
         except (RedisError, OSError) as error:
@@ -164,10 +136,10 @@ class RedisServer:
 
 
 async def ended(task: asyncio.Task[None] | None) -> None:
-    """Cancel a task of ours and wait for its end.
+    """Cancel a task and wait for its end.
 
-    More than once where that is needed: a cancellation that comes just as the driver's wait ends is lost in
-    ``asyncio.wait_for`` of Python 3.11, and the task would go on for ever.
+    Repeats the cancellation: one that comes just as the driver's wait ends is lost in ``asyncio.wait_for`` of Python
+    3.11, and the task would go on for ever.
     """
     while task is not None and not task.done():
         task.cancel()

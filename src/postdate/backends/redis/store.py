@@ -1,4 +1,4 @@
-"""Delayed messages in Redis: a hash each, in sorted sets by the instants of due time and next attempt.
+"""Delayed messages in Redis: a hash each, in sorted sets by due time and next attempt.
 
 Source: docs/guides/redis.md, ``lua/common.lua`` (the keys); ADR 0002 (claims), ADR 0019 (clocks, outages, damage).
 """
@@ -60,15 +60,15 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
     """Keeps delayed messages in a database of a Redis server.
 
     Args:
-        address: ``redis://…`` or ``rediss://…`` (see :mod:`postdate.backends.redis.login`), or a database that is open.
-        table: names the store among those with the same prefix; ``None``: ``{endpoint}.timeouts``.
+        address: ``redis://…`` or ``rediss://…`` (see :mod:`postdate.backends.redis.login`), or an open database.
+        table: the store's name among those with the same prefix; ``None``: ``{endpoint}.timeouts``.
         recording: how much is kept for audits; records stay in the server's memory.
         largest_message_bytes: of headers and body together.
-        holds_at_most: a process that is not heard for so long loses what it holds; ``None``: 60 s.
-        answers_within: after so long a silence a connection is given up; ``None``: 30 s.
+        holds_at_most: a process that is silent for so long loses the messages that it holds; ``None``: 60 s.
+        answers_within: a connection that is silent for so long is given up; ``None``: 30 s.
 
     Raises:
-        ConfigurationError: the address cannot be.
+        ConfigurationError: the address cannot be read.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
 
     @override
     async def setup(self) -> None:
-        """Check the server; there is nothing to create.
+        """Checks the server; there is nothing to create.
 
         Raises:
             ConfigurationError: it is older than 7.0, or evicts keys when its memory is full: messages would be lost.
@@ -122,7 +122,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
 
     @override
     async def close(self) -> None:
-        """Give back what is held, and close the database if it is used by nobody else; a second time without effect."""
+        """Releases all claims, and closes the database if this is its last user."""
         if self._stops_hearing is not None:
             self._stops_hearing()
             self._stops_hearing = None
@@ -210,7 +210,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
         return []
 
     async def _claim(self, row: Sequence[Any], token: str, now: datetime) -> Claim | None:
-        """Return the claim of a row; ``None``: it cannot be read, and was set aside."""
+        """Return the claim of a row; ``None`` when it cannot be read and was quarantined."""
         message_id, *fields = row
         try:
             return Claim(read_message(message_id, fields), token)
@@ -272,18 +272,18 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
         return freed
 
     def _own(self, claims: Sequence[Claim]) -> Sequence[Claim]:
-        """Return those claims that this process made as the holder that it is now: those of others are not its own."""
+        """Return the claims that this process made under its current holder."""
         begin = f"{self._liveness.holder_now}:"
         return [claim for claim in claims if str(claim.token).startswith(begin)]
 
     def _let_go(self, claims: Sequence[Claim]) -> None:
-        """Note claims that have ended. What was given back may be claimed anew before that is known here."""
+        """Drop ended claims; a message may have been claimed anew before this is called."""
         for claim in claims:
             if self._held.get(claim.message.message_id) is claim:
                 del self._held[claim.message.message_id]
 
     def _held_by_id(self, message_id: str) -> Sequence[Claim]:
-        """Return the claim of a message, if there is one: the simple contract names messages by their ids."""
+        """Return a message's claim, as a list of one or none."""
         claim = self._held.get(message_id)
         return [] if claim is None else [claim]
 
@@ -338,7 +338,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
 
     @override
     async def pause(self) -> None:
-        """Others have their turn between any two scripts."""
+        """Does nothing: other clients' commands run between any two scripts."""
 
     # --- the simple contract --------------------------------------------------------------------------------------
 

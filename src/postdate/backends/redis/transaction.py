@@ -1,4 +1,4 @@
-"""What is collected and then done in one script, whole or not at all: the native transaction of these queues."""
+"""Parts that one script does atomically: the native transaction of these queues."""
 
 from __future__ import annotations
 
@@ -14,40 +14,32 @@ from postdate.messages import DelayedMessage, Envelope
 from postdate.ports import Claim
 
 _EACH_BYTES: Final = 512
-"""What a message takes in the server besides its headers and body, about."""
+"""Estimate of a message's memory besides headers and body."""
 
 _MOST_OVERDRAWN_BYTES: Final = 1024 * 1024
 
 
 class RedisTransaction:
-    """Parts of ``transact.lua``; nothing is changed before :meth:`commit`.
-
-    Args:
-        database: identity of the database in which it is done.
-    """
+    """Parts of ``transact.lua``; nothing is changed before :meth:`commit`."""
 
     def __init__(self, database: object) -> None:
         self.database = database
         self.afterwards: list[Callable[[], None]] = []
-        """Called once everything is done; not when nothing was, or when nobody knows."""
+        """Called after a successful commit; not when it is refused, or its answer is lost."""
         self.ended: list[DelayedMessage | Envelope] = []
-        """What it ends: done also where the server is full, with what belongs to it unless that is much more."""
+        """Messages that it ends: allowed even when the memory is full, unless it adds much more than it ends."""
         self._parts: list[Part] = []
         self._added: list[DelayedMessage | Envelope] = []
 
     def add(self, *parts: Part, messages: Sequence[DelayedMessage | Envelope] = ()) -> None:
-        """Have one thing more done, by which there are these messages more; ``transact.lua`` says how it is written."""
+        """Add one part, as ``transact.lua`` describes them, and the messages that it adds."""
         self._parts += parts
         self._added += messages
 
     async def commit(self, server: RedisServer) -> Sequence[int]:
-        """Do everything; return the places, in a send that is not strict, of messages whose queue is missing.
+        """Do everything; return the indexes of messages without a queue, of a send that is not strict.
 
-        Raises:
-            ClaimLost: what was held is held no more; nothing was done.
-            DuplicateMessage: what was to be stored has an id that is known; nothing was done.
-            QueueNotFound: in a strict send; nothing was done.
-            PostdateError: as the server's meanings have it.
+        After `ClaimLost`, `DuplicateMessage` and `QueueNotFound` nothing was done.
         """
         kind, *rest = await self._answer(server)
         match kind:
@@ -88,16 +80,12 @@ def _bytes_of(messages: Sequence[DelayedMessage | Envelope]) -> int:
 
 
 def transaction_of(transaction: Any, database: object) -> RedisTransaction:
-    """Return a transaction if it is one of ours, in the database of a store.
-
-    Raises:
-        UnsupportedTransactionMode: it is not.
-    """
+    """Return the transaction; raises `UnsupportedTransactionMode` unless it is one of this database."""
     if not isinstance(transaction, RedisTransaction) or transaction.database != database:
         raise UnsupportedTransactionMode("a store in Redis shares transactions with queues of its own database only")
     return transaction
 
 
 def finish_parts(claims: Sequence[Claim]) -> list[Part]:
-    """Return how claims are written for a script: their number, and id and token of each."""
+    """Return claims as script arguments: their number, then id and token of each."""
     return [len(claims), *(part for claim in claims for part in (claim.message.message_id, str(claim.token)))]

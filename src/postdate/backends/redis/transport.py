@@ -1,6 +1,6 @@
 """Queues in Redis: a sorted set of numbers each, and a hash for each message.
 
-Whoever waits for a message listens to the channel of the queue; nobody polls.
+Receivers listen to the channel of their queue; nobody polls.
 
 Source: docs/guides/redis.md, ``lua/common.lua`` (the keys); ADR 0019 (outages, damage).
 """
@@ -45,14 +45,14 @@ class RedisTransport(QueueQuarantine, Transport):
     """Queues in a database of a Redis server.
 
     Args:
-        address: ``redis://…`` or ``rediss://…`` (see :mod:`postdate.backends.redis.login`), or a database that is open.
-        recording: how much is kept for audits of what a store of the same database delivered here.
+        address: ``redis://…`` or ``rediss://…`` (see :mod:`postdate.backends.redis.login`), or an open database.
+        recording: how much is kept for audits of messages that a store of the same database delivered here.
         largest_message_bytes: of headers and body together.
-        holds_at_most: a process that is not heard for so long loses what it received; ``None``: 60 s.
-        answers_within: after so long a silence a connection is given up; ``None``: 30 s.
+        holds_at_most: a process that is silent for so long loses the messages that it received; ``None``: 60 s.
+        answers_within: a connection that is silent for so long is given up; ``None``: 30 s.
 
     Raises:
-        ConfigurationError: the address cannot be.
+        ConfigurationError: the address cannot be read.
     """
 
     def __init__(
@@ -99,11 +99,7 @@ class RedisTransport(QueueQuarantine, Transport):
         return await self._server.run("little", "SADD", f"{self._server.login.tag}:queues", *names)
 
     async def make_again(self, queue: str) -> None:
-        """Make the queues that this object has made, as the server has lost one: it was started without its data.
-
-        Raises:
-            QueueNotFound: this object has not made that queue.
-        """
+        """Create this object's queues again: the server was restarted without its data."""
         if queue not in self._made:
             raise QueueNotFound.of(queue)
         if await self._make(self._made):
@@ -129,16 +125,12 @@ class RedisTransport(QueueQuarantine, Transport):
         return answers
 
     def why_not(self, envelope: Envelope) -> PostdateError | None:
-        """Return why a message cannot be sent whether its queue is there or not, or ``None``."""
+        """Return why a message cannot be sent, or ``None``; does not check its queue."""
         check_headers(envelope.headers)
         return why_too_large(envelope, encode_headers(envelope.headers), self._capabilities.largest_message_bytes)
 
     def transaction(self, work: Sequence[Work]) -> RedisTransaction:
-        """Return a transaction in which ``work`` is done.
-
-        Raises:
-            PostdateError: what the work raises; nothing was done.
-        """
+        """Return a transaction that contains ``work``; if that raises, nothing was done."""
         transaction = RedisTransaction(self._capabilities.database)
         for each in work:
             each(transaction)
@@ -147,12 +139,12 @@ class RedisTransport(QueueQuarantine, Transport):
     def add_send(
         self, transaction: RedisTransaction, envelopes: Sequence[Envelope], now: datetime, *, strict: bool
     ) -> None:
-        """Have messages sent in a transaction; with ``strict`` a missing queue undoes it."""
+        """Add messages to a transaction; with ``strict`` a missing queue undoes it."""
         parts = [part for envelope in envelopes for part in envelope_parts(envelope)]
         transaction.add("send", int(strict), written(now), len(envelopes), *parts, messages=envelopes)
 
     async def commit(self, number: bytes, token: str, envelope: Envelope, now: datetime, end: End) -> None:
-        """Take a held message off its queue, with everything in ``end``, in one script; see :class:`Receiver`."""
+        """End a held message, with everything in ``end``, in one script."""
         for each in end.outgoing:
             refused = self.why_not(each)
             if refused is not None:
@@ -171,12 +163,10 @@ class RedisTransport(QueueQuarantine, Transport):
         return RedisReceiver(self, self._server, self._opened, queue)
 
     def opened(self, receiver: RedisReceiver) -> None:
-        """Note that a receiver has begun."""
         self._receivers.append(receiver)
         self._receives.append(receiver.queue)
 
     def ended(self, receiver: RedisReceiver) -> None:
-        """Note that a receiver has been closed."""
         if receiver in self._receivers:
             self._receivers.remove(receiver)
             self._receives.remove(receiver.queue)
