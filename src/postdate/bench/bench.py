@@ -1,4 +1,4 @@
-"""What all benchmarks do: make room for a run, fill it, run services in processes, wait, and look what arrived."""
+"""Parts that all benchmarks share: make a place for a run, fill it, run services as processes, wait, count arrivals."""
 
 from __future__ import annotations
 
@@ -26,24 +26,19 @@ STUCK_SECONDS = 120.0
 _LOOK_SECONDS = 0.002
 _FILLED_BY_US = 50_000
 _FILLERS = 2
-"""One is busy with making messages while the server takes those of the other."""
+"""One filler makes messages while the server stores those of the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where and how to measure.
-
-    Args:
-        options: what is measured.
-        report: told in words what is going on; again and again, with a count, while something takes long.
-    """
+    """Runs benchmarks; ``report`` gets lines of progress, again and again while something takes long."""
 
     options: BenchmarkOptions
     report: Callable[[str], None] = lambda _text: None
 
     @contextmanager
     def targets(self) -> Generator[Targets]:
-        """Make room for a run, with its tables and queues set up."""
+        """Open store and queues for a run and create their tables and queues."""
         with opened(self.options) as found:
             anyio.run(found.set_up)
             yield found
@@ -55,7 +50,6 @@ class Bench:
     # --- storing ------------------------------------------------------------------------------------------------
 
     def fill(self, targets: Targets, *loads: Workload) -> None:
-        """Store loads in bulk, and let the server come to rest."""
         for load in loads:
             text = f"storing {load.count:,} messages"
             self.report(text)
@@ -82,7 +76,6 @@ class Bench:
 
     @contextmanager
     def tally(self, name: str) -> Generator[SharedCount]:
-        """Return a count that begins at nothing."""
         path = self._folder / f"{name}.tally"
         path.unlink(missing_ok=True)
         with SharedCount(path) as tally:
@@ -90,14 +83,12 @@ class Bench:
 
     @staticmethod
     def storer(targets: Targets, what: str, *rest: object) -> Partner:
-        """Return a process that stores; see :mod:`postdate.bench.storer`."""
         return Partner("postdate.bench.storer", "storing", targets.deployment, what, *rest)
 
     @contextmanager
     def services(
         self, targets: Targets, number: int = 1, *, at_once: bool = False, lead: float = 0
     ) -> Generator[Services]:
-        """Return services that have started; see :mod:`postdate.bench.service`."""
         with ExitStack() as stack:
             tallies = [stack.enter_context(self.tally(f"delivered{each}")) for each in range(number)]
             arguments = [lead, "now"] if at_once else [lead]
@@ -110,11 +101,7 @@ class Bench:
             yield Services(self, targets, partners, tallies)
 
     def wait_for(self, n: int, tallies: list[SharedCount], partners: list[Partner], text: str) -> None:
-        """Wait until the tallies have come to ``n`` together.
-
-        Raises:
-            PostdateError: a process has ended, or nothing went on for two minutes.
-        """
+        """Wait until the tallies add up to ``n``; fail if a process ended or nothing moved for two minutes."""
         seen, since, told = 0, time.monotonic(), time.monotonic()
         while (count := sum(tally.value for tally in tallies)) < n:
             time.sleep(_LOOK_SECONDS)
@@ -132,16 +119,7 @@ class Bench:
 
 @dataclass(slots=True)
 class Services:
-    """Services of one targets, each in a process of its own.
-
-    Args:
-        bench: that runs them.
-        targets: where they deliver.
-        partners: the processes.
-        tallies: what each has delivered.
-        started: machine time at which they were let go.
-        found: what each said in the end.
-    """
+    """Services on the same targets, each a process of its own; ``started`` is machine time."""
 
     bench: Bench
     targets: Targets
@@ -155,20 +133,18 @@ class Services:
     server_cpu_by_role: dict[str, float] = field(default_factory=dict[str, float])
 
     def start(self, load: Workload | None = None) -> None:
-        """Let them look for due messages, all at the same time; given a load, they store it themselves."""
+        """Let all services look for due messages at the same time; with a load, they also store it."""
         self._cpu_before, self._roles_before = self.targets.cpu_seconds(), self.targets.cpu_seconds_by_role()
         self.started = time.time()
         for partner in self.partners:
             partner.start(load)
 
     def wait_for(self, n: int, text: str) -> None:
-        """Wait until ``n`` messages are delivered."""
         self.bench.report(text)
         self.bench.wait_for(n, self.tallies, self.partners, text)
         self.count_cpu()
 
     def count_cpu(self) -> None:
-        """Note the processor time that the servers used since the start."""
         used = self.targets.cpu_seconds()
         if used is not None and self._cpu_before is not None:
             self.server_cpu_s = used - self._cpu_before
@@ -178,7 +154,7 @@ class Services:
             self.server_cpu_by_role[role] = max(used_here, self.server_cpu_by_role.get(role, 0.0))
 
     def finish(self) -> None:
-        """Stop them when they have finished what they have in hand."""
+        """Stop the services when they have finished the messages in progress."""
         self.found = [partner.finish() for partner in self.partners]
 
     @property
@@ -188,13 +164,12 @@ class Services:
 
     @property
     def seconds(self) -> float:
-        """Seconds from the start until the last message was delivered."""
         return self.marks[-1][0] - self.started if self.marks else 0.0
 
     def result(
         self, name: str, arrivals: Arrivals, limit: float | None = None, extra: Mapping[str, Figure] | None = None
     ) -> BenchmarkResult:
-        """Return what is known when they have finished; rate and cores are of the time from start to last delivery."""
+        """Return the result of finished services; rate and cores cover the time from start to last delivery."""
         seconds, n = self.seconds, len(arrivals.numbers)
         return BenchmarkResult(
             name,
@@ -214,27 +189,21 @@ class Services:
 
     @property
     def rss_mb(self) -> float:
-        """Largest resident memory of one of them."""
         return max(found["rss_mb"] for found in self.found)
 
     @property
     def cpu_s(self) -> float:
-        """Processor time of all of them."""
         return sum(found["cpu_s"] for found in self.found)
 
     def lateness_of(self, dues: list[float]) -> list[float]:
-        """Return the seconds from due to delivered of each message: batches go in the order of due times."""
+        """Return each message's seconds from due to delivered, assuming that batches go in order of due time."""
         commits: Iterator[float] = (at for at, count in self.marks for _ in range(count))
         return [at - due for due, at in zip(sorted(dues), commits, strict=False)]
 
 
 @dataclass(slots=True)
 class Arrivals:
-    """Which messages arrived, and how often.
-
-    Args:
-        numbers: of those that were to arrive.
-    """
+    """Counts which messages arrived, and how often; ``numbers`` should arrive."""
 
     numbers: range
     _times: bytearray = field(init=False)
@@ -244,7 +213,7 @@ class Arrivals:
         self._times = bytearray(len(self.numbers))
 
     def add(self, message_ids: Iterable[str]) -> int:
-        """Count arrivals and return how many there were."""
+        """Count arrivals and return how many ids there were."""
         count, first, end = 0, self.numbers.start, self.numbers.stop
         for count, message_id in enumerate(message_ids, 1):  # noqa: B007 - read after the loop
             number = number_of(message_id)
@@ -256,12 +225,10 @@ class Arrivals:
 
     @property
     def lost(self) -> int:
-        """How many did not arrive."""
         return self._times.count(0)
 
     @property
     def duplicated(self) -> int:
-        """How many arrived more than once."""
         return (
             len(self._times)
             - self._times.count(0)
@@ -271,7 +238,7 @@ class Arrivals:
 
     @property
     def unexpected(self) -> int:
-        """How many arrived that were not due."""
+        """Messages that arrived and are not in ``numbers``."""
         return len(self._others)
 
 

@@ -24,7 +24,6 @@ from postdate.endpoint.handling import HandlerContext
 
 
 async def serve(deployment: Deployment, tally: SharedCount, n: int, concurrency: int) -> None:
-    """Run the endpoint between two lines of standard input."""
     transport, times = deployment.open_transport(), [0] * n
     endpoint = Endpoint(
         deployment.endpoint, transport=transport, error_queue=deployment.error_queue, concurrency=concurrency

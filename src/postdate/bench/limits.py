@@ -1,7 +1,7 @@
-"""Physical limits, measured in the same run as our own figures: the barest way to do the same, timed alike for all.
+"""Physical limits, measured in the same run as our own figures: the barest way to do the same work, timed alike.
 
-Where a backend gives no barer way to put messages into its queues, its limit is sending through its transport alone;
-``servers`` says so then.
+A backend without a barer way to put messages into its queues is measured by sending through its transport alone;
+the result's ``servers`` then says so.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def move_limit(targets: Targets, n: int) -> float:
 
 
 def _moved_per_second(queues: Measured, n: int, at_once: int) -> float | None:
-    """Return the rate of moving rows from a bare table to another; ``None``: there is no such way."""
+    """Return the rate of moving rows between two bare tables; ``None`` where the backend cannot."""
     now = _microseconds()
     moving = queues.target.mover(_rows(range(now - (n + 1) * 1_000, now - 1_000, 1_000)), at_once)
     if moving is None:
@@ -97,7 +97,7 @@ async def _send_limit(deployment: Deployment, n: int) -> float:
 
 
 def insert_limit(targets: Targets, n: int, batch: int) -> float | None:
-    """Return rows a second of inserting bare rows, ``batch`` a commit; ``None``: there is no barer way to store."""
+    """Return bare rows inserted a second, ``batch`` a commit; ``None`` where the backend has no barer way to store."""
     inserting = targets.store.target.inserter()
     if inserting is None:
         return None
@@ -113,12 +113,7 @@ def insert_limit(targets: Targets, n: int, batch: int) -> float | None:
 
 
 def receive_limit(targets: Targets, queue: str, n: int) -> float:
-    """Return messages a second of taking all ``n`` messages off a queue in the barest way, headers and body read.
-
-    Raises:
-        ConfigurationError: the backend knows no such way.
-        PostdateError: there were not so many.
-    """
+    """Return messages a second of the barest way to take ``n`` messages off a queue and read headers and body."""
     taking = targets.queues.target.taker(queue)
     if taking is None:
         raise ConfigurationError(
@@ -139,10 +134,10 @@ def receive_limit(targets: Targets, queue: str, n: int) -> float:
 
 
 def floor(targets: Targets, rate: int, seconds: float) -> tuple[LatenessInMilliseconds, LatenessInMilliseconds | None]:
-    """Return how late the barest loop is, and, where that only sleeps, how late a thread is that does.
+    """Return the lateness of the barest loop, and of a sleeping thread where that loop only sleeps.
 
-    A server's sleeps until each due time and moves what is due. One that only sleeps is an event loop, which is what a
-    service is made of: for files, and for servers whose backend gives no barer way.
+    A server's loop sleeps until each due time and moves due rows. For files, and for servers without a barer way to
+    move, it is an event loop that only sleeps, like the one of a service.
     """
     n = int(rate * seconds)
     dues = due_times(rate, seconds, ahead=1 + n / _FILLED_A_SECOND_AT_LEAST)
@@ -155,13 +150,13 @@ def floor(targets: Targets, rate: int, seconds: float) -> tuple[LatenessInMillis
 
 
 def due_times(rate: int, seconds: float, ahead: float = 0.1) -> list[float]:
-    """Return ``rate`` instants a second for ``seconds``, from ``ahead`` seconds after now on, in seconds since 1970."""
+    """Return ``rate`` instants a second for ``seconds``, starting ``ahead`` seconds from now, in seconds since 1970."""
     first = time.time() + ahead
     return [first + number / rate for number in range(int(rate * seconds))]
 
 
 def sleep_floor(rate: int, seconds: float) -> LatenessInMilliseconds:
-    """Return how late a bare loop is that only sleeps until each due time: of a thread, the best the system can do."""
+    """Return the lateness of a thread that only sleeps until each due time: the best that the system can do."""
     late: list[float] = []
     for due in due_times(rate, seconds):
         time.sleep(max(due - time.time(), 0))
@@ -170,7 +165,7 @@ def sleep_floor(rate: int, seconds: float) -> LatenessInMilliseconds:
 
 
 async def event_loop_floor(rate: int, seconds: float) -> LatenessInMilliseconds:
-    """Return the same of an event loop, which is what an asynchronous service is made of."""
+    """Return the lateness of an event loop that only sleeps: the best that an asynchronous service can do."""
     late: list[float] = []
     for due in due_times(rate, seconds):
         await anyio.sleep(max(due - time.time(), 0))
@@ -179,12 +174,7 @@ async def event_loop_floor(rate: int, seconds: float) -> LatenessInMilliseconds:
 
 
 def moving_floor(dues: list[float], move: Callable[[float], int]) -> LatenessInMilliseconds:
-    """Return how late a bare loop is that sleeps until the next due time, moves what is due, and sleeps again.
-
-    Args:
-        dues: of the rows, ascending, in seconds since 1970.
-        move: moves everything due before an instant, durably, and says how many.
-    """
+    """Return the lateness of a loop that sleeps until each due time (in seconds, ascending) and moves due rows."""
     late: list[float] = []
     while len(late) < len(dues):
         time.sleep(max(dues[len(late)] - time.time(), 0))
@@ -202,7 +192,7 @@ _RECEIVED_AT_ONCE: Final = 1_000
 
 
 def arrived(targets: Targets, n: int) -> Iterator[str]:
-    """Yield the id of every message in the destination queue, of which ``n`` are expected; they may be gone then."""
+    """Yield the id of every message in the destination queue, of which ``n`` are expected; may empty the queue."""
     found = targets.queues.target.arrived(targets.deployment.queue)
     yield from anyio.run(_received, targets.deployment, n) if found is None else found
 

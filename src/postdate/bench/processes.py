@@ -1,4 +1,4 @@
-"""Other processes of a benchmark, spoken to by lines."""
+"""Other processes of a benchmark, driven by lines on standard input and output."""
 
 from __future__ import annotations
 
@@ -17,15 +17,10 @@ _ENDS_WITHIN_SECONDS = 10.0
 
 
 class Partner:
-    """A module run as a process: told where and what, it says ``ready``; starts at a line, may stop at another.
+    """A module run as a process: gets its deployment, says ``ready``, starts at a line, may stop at another.
 
-    It is in a process group of its own, so that an interrupt from the keyboard reaches only us, who then end it.
-
-    Args:
-        module: to run with ``python -m``, or the path of a script.
-        role: told to servers that show it beside the connection.
-        deployment: where to work; told on standard input, for it may hold a password.
-        arguments: what to do.
+    It has its own process group, so that an interrupt from the keyboard reaches only this process, which then ends it.
+    The deployment goes over standard input, because it may hold a password; ``role`` is what servers show.
     """
 
     def __init__(self, module: str | Path, role: str, deployment: Deployment, *arguments: object) -> None:
@@ -61,7 +56,6 @@ class Partner:
 
     @property
     def pid(self) -> int:
-        """The system's number of the process."""
         return self._process.pid
 
     def check(self) -> None:
@@ -70,15 +64,11 @@ class Partner:
             self._ended()
 
     def start(self, load: Workload | None = None) -> None:
-        """Let it begin, with these messages if it stores."""
+        """Let the process begin; one that stores gets its messages."""
         self._say("" if load is None else load.to_json())
 
     def hear(self) -> str:
-        """Return the next line.
-
-        Raises:
-            PostdateError: the process ended instead.
-        """
+        """Return the next line; raise PostdateError if the process ended instead."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -86,12 +76,12 @@ class Partner:
         return line.strip()
 
     def found(self) -> dict[str, Any]:
-        """Wait for the end of its work and return the object it prints."""
+        """Wait until the work is done and return the JSON object that the process prints."""
         found: dict[str, Any] = json.loads(self.hear())
         return found
 
     def finish(self) -> dict[str, Any]:
-        """Tell the process to stop and return the object it prints."""
+        """Tell the process to stop and return the JSON object that it prints."""
         self._say("")
         return self.found()
 

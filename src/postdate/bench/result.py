@@ -1,4 +1,4 @@
-"""What a benchmark found, as one object."""
+"""The result of a benchmark, as one object."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Figure = float | list[float] | Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class LatenessInMilliseconds:
-    """Milliseconds from due to delivered."""
+    """From due to delivered."""
 
     p50_ms: float
     p95_ms: float
@@ -20,15 +20,12 @@ class LatenessInMilliseconds:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkResult:
-    """Figures of one benchmark; what does not apply is left out of :meth:`as_dict`.
+    """Figures of one benchmark; :meth:`as_dict` leaves out those that are ``None``.
 
     Args:
-        benchmark: its name.
         n: messages.
         rate: messages a second.
         limit: messages a second of the barest way to do the same on the same server, in the same run.
-        lost: messages that did not arrive.
-        duplicated: messages that arrived more than once.
         early: messages that arrived before they were due.
         lateness: from due to visible in the destination queue.
         received: from due to received by another process, which includes that process waking up.
@@ -36,7 +33,7 @@ class BenchmarkResult:
         rss_mb: largest resident memory of the service process, in MiB.
         cpu_s: processor time of the service process.
         server_cpu_s: processor time of the servers, when they run on this machine.
-        server_cpu_cores: the same by the time that it took.
+        server_cpu_cores: ``server_cpu_s`` divided by the duration.
         extra: figures of this benchmark alone.
         servers: version and settings of each server.
     """
@@ -59,7 +56,6 @@ class BenchmarkResult:
     servers: Mapping[str, Mapping[str, str]] | None = None
 
     def as_dict(self) -> dict[str, object]:
-        """Return an object with ``rate``, ``limit``, ``ratio``, ``p99_ms``, ``floor_p99_ms`` and so on."""
         found: dict[str, object] = {"benchmark": self.benchmark, "n": self.n}
         for name in ("rate", "limit", "lost", "duplicated", "early", "rss_mb", "cpu_s", "server_cpu_s"):
             value = getattr(self, name)
@@ -77,7 +73,6 @@ class BenchmarkResult:
 
     @property
     def promise_kept(self) -> bool:
-        """Whether nothing was lost, doubled or early."""
         return not (self.lost or self.duplicated or self.early)
 
 
@@ -90,7 +85,7 @@ def _rounded(value: Figure, digits: int) -> object:
 
 
 def lateness(values: Sequence[float]) -> LatenessInMilliseconds:
-    """Return percentiles of lateness given in seconds; without values, all are 0."""
+    """Return percentiles of lateness given in seconds; all are 0 without values."""
     ordered = sorted(values) or [0.0]
 
     def at(share: float) -> float:

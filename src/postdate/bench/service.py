@@ -1,9 +1,9 @@
 """The service process of a benchmark: an ordinary send-only endpoint that also notes when each batch was in its queue.
 
 Run as ``python -m postdate.bench.service TALLY LEAD [now]``; the deployment comes as the first line on its standard
-input. It says ``ready`` when it has started and would look for due messages, looks from the second line on (or at once,
-given ``now``), stops at the next, and then prints one JSON object. If the second line is a load, the service also
-stores each of its messages itself, ``LEAD`` seconds before it is due.
+input. It says ``ready`` once started, looks for due messages from the second line on (with ``now``: at once), stops at
+the next, and then prints one JSON object. If the second line is a load, the service also stores each of its messages,
+``LEAD`` seconds before it is due.
 """
 
 from __future__ import annotations
@@ -33,11 +33,7 @@ from postdate.runtime.collecting import freeze_what_is_loaded
 
 
 class Notes:
-    """What is noted of deliveries, and the gate before the first look for due messages.
-
-    Args:
-        tally: counts what was delivered, for the process that waits for it.
-    """
+    """Notes deliveries, and holds the gate before the first look for due messages."""
 
     def __init__(self, tally: SharedCount) -> None:
         self.marks: list[tuple[float, int]] = []
@@ -45,17 +41,16 @@ class Notes:
         self._tally = tally
 
     def delivered(self, count: int) -> None:
-        """Note the machine time at which ``count`` messages are in their queue for good."""
+        """Note the machine time at which ``count`` messages are durably in their queue."""
         if count:
             self.marks.append((time.time(), count))
             self._tally.add(count)
 
 
 def watch(store: ClaimingStore, transport: Transport, notes: Notes) -> None:
-    """Have the calls that take and deliver messages noted.
+    """Hold back claims until the gate opens, and note deliveries.
 
-    Functions of these objects come before those of their class: so the endpoint sees the very store and transport that
-    users have, with all their capabilities.
+    Patches the two objects, not their classes, so that the endpoint sees their capabilities unchanged.
     """
     claim_due, send = store.claim_due, transport.send
 
@@ -85,7 +80,6 @@ def watch(store: ClaimingStore, transport: Transport, notes: Notes) -> None:
 
 
 async def serve(deployment: Deployment, tally: SharedCount, lead: float, *, at_once: bool) -> None:
-    """Run the service between two lines of standard input."""
     stored: Mapping[str, float] = {}
     store, transport, notes = deployment.open_store(), deployment.open_transport(), Notes(tally)
     watch(store, transport, notes)

@@ -1,7 +1,7 @@
 """A process that stores beside a benchmark; the deployment comes as the first line on its standard input.
 
-``python -m postdate.bench.storer WHAT …`` says ``ready``, begins when it is told a load, prints what it
-found, and stays connected until it is left:
+``python -m postdate.bench.storer WHAT …`` says ``ready``, begins when it gets a load, prints its figures, and stays
+connected until its standard input ends:
 
 - ``fill TALLY``: stores the load in bulk.
 - ``paced LEAD``: stores each message of the load ``LEAD`` seconds before it is due, one commit each.
@@ -34,7 +34,6 @@ _OTHERS_NUMBERS = 1 << 40
 
 
 async def fill(store: ClaimingStore, load: Workload, tally: SharedCount) -> Mapping[str, float]:
-    """Store a load in bulk, and count on."""
     clock = SystemClock()
     for batch in load.batches():
         report = await store.store_many(batch, clock.now())
@@ -43,9 +42,9 @@ async def fill(store: ClaimingStore, load: Workload, tally: SharedCount) -> Mapp
 
 
 async def paced(store: ClaimingStore, load: Workload, lead: float) -> Mapping[str, float]:
-    """Store each message ``lead`` seconds before it is due, in a commit of its own, as many side by side as need be.
+    """Store each message ``lead`` seconds before it is due, one commit each, several at the same time.
 
-    Returns how many were stored only when they were due already: of these nobody can say how late they are.
+    ``stored_when_due`` counts messages that were already due when stored: their lateness is unknown.
     """
     clock, too_late, limiter = SystemClock(), [0], anyio.CapacityLimiter(_AT_ONCE)
 
@@ -63,7 +62,7 @@ async def paced(store: ClaimingStore, load: Workload, lead: float) -> Mapping[st
 
 
 async def flat_out(store: ClaimingStore, load: Workload, seconds: float) -> Mapping[str, float]:
-    """Store messages due in an hour, one commit each, and return rate and percentiles of the store time."""
+    """Store messages due in an hour, one commit each; return rate and percentiles of the store time."""
     clock, durations = SystemClock(), list[float]()
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -81,7 +80,6 @@ Work = Callable[[ClaimingStore, Workload], Coroutine[Any, Any, Mapping[str, floa
 
 
 async def main(deployment: Deployment, work: Work) -> None:
-    """Open the store, say ``ready``, wait for a load, do the work, print what was found."""
     store = deployment.open_store()
     await store.initialize(deployment.endpoint, TransactionMode.RECEIVE_ONLY)
     print("ready", flush=True)
@@ -93,7 +91,6 @@ async def main(deployment: Deployment, work: Work) -> None:
 
 
 def chosen(what: str, *rest: str) -> Work:
-    """Return the work that the arguments ask for."""
     match what, rest:
         case "fill", (tally,):
             counted = SharedCount(Path(tally))

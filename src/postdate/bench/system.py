@@ -1,4 +1,4 @@
-"""What the operating system counts of processes: processor time and memory. None where it does not say (not Linux)."""
+"""Processor time and memory of processes, from the operating system. None where it does not say (not Linux)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PARENT, _OWN, _WITH_ENDED = 1, slice(11, 13), slice(11, 15)
 def peak_rss_mb() -> float:
     """Return the largest resident memory of this process, in MiB.
 
-    Not from ``getrusage`` where it can be helped: a process inherits that figure from the one that started it.
+    Avoids ``getrusage`` where it can: a process inherits that figure from its parent.
     """
     with suppress(OSError):
         for line in (_PROCESSES / "self" / "status").read_text(encoding="ascii", errors="replace").splitlines():
@@ -29,13 +29,13 @@ def peak_rss_mb() -> float:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the processor time of one process so far; 0 of one that is gone."""
+    """Return the processor time of one process so far; 0 if it is gone."""
     fields = _stat(pid)
     return 0.0 if fields is None else sum(map(int, fields[_OWN])) / _TICKS
 
 
 def family_cpu_seconds(pid: int) -> float:
-    """Return the processor time so far of a process and all its children, those that have ended included."""
+    """Return the processor time so far of a process and all its children, including ended ones."""
     total = 0
     for entry in _PROCESSES.iterdir():
         fields = _stat(int(entry.name)) if entry.name.isdigit() else None
@@ -54,7 +54,7 @@ def parent_of(pid: int, name: str) -> int | None:
 
 
 def listening_pid(port: int) -> int | None:
-    """Return the process that listens on a TCP port of this machine; None if it is not to be seen from here."""
+    """Return the process that listens on a TCP port of this machine; None if it cannot be seen."""
     sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     if not sockets:
         return None

@@ -1,4 +1,4 @@
-"""A count that one process keeps and another reads, without a word between them."""
+"""A count that one process writes and others read."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ _BYTES = 8
 
 
 class SharedCount:
-    """A whole number in a file of its own, written by one process and read by any.
-
-    Args:
-        path: of the file; made when it is not there.
-    """
+    """A whole number in a memory-mapped file, which is created if it does not exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -36,9 +32,8 @@ class SharedCount:
 
     @property
     def value(self) -> int:
-        """The number as it is now."""
         return self._number[0]
 
     def add(self, count: int) -> None:
-        """Count further; by the one process that writes."""
+        """Add to the number; only one process may write."""
         self._number[0] += count

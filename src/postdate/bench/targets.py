@@ -1,4 +1,4 @@
-"""What is measured: store and queues of any backend, in room that is made for one run."""
+"""Store and queues to be measured, of any backend, in databases, schemas or files made for one run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from postdate.ports.benchmarks import BenchmarkRun, BenchmarkTarget
 from postdate.wiring.adapters import AdapterRole, file_of, kind_of, kinds, loaded
 
 _NO_FACTS: Final = frozenset({"recording", "schema", "table", "sanitizer"})
-"""Settings of adapters that decide neither how durable nor how fast a server is."""
+"""Settings that affect neither durability nor speed of a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,9 @@ class BenchmarkOptions:
 
     Args:
         store: its kind, or an address.
-        transport: likewise; ``None``: the queues that go with the store.
-        folder: empty; on the disk to be measured, for what lives in files.
-        synchronous: durability of files.
-        recording: how much the store records.
-        queue_type: of RabbitMQ: ``quorum`` or ``classic``.
-        targets: ``module:name`` of a :class:`BenchmarkTarget` that stands for that of a product.
+        transport: its kind, or an address; ``None``: the queues that go with the store.
+        folder: an empty folder on the disk to be measured, for databases in files.
+        targets: ``module:name`` of a :class:`BenchmarkTarget` that replaces a product's own, by product.
     """
 
     store: str
@@ -57,20 +54,12 @@ class BenchmarkOptions:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What adapters are opened with if they have it."""
         return {"synchronous": self.synchronous, "recording": self.recording, "queue_type": self.queue_type}
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A store or queues as the command line names them.
-
-    Args:
-        name: the kind as it was named.
-        kind: the adapter.
-        address: of the server, or of a file; ``None``: of a file for the run alone.
-        is_given: whether the address was given, not found in the environment.
-    """
+    """A store or queues as the command line names them; without an address they are in a file made for the run."""
 
     name: str
     kind: AdapterRole
@@ -85,13 +74,7 @@ class Named:
 
 @dataclass(slots=True)
 class Measured:
-    """A store or queues in the room that was made for them.
-
-    Args:
-        named: what is measured.
-        target: that made the room.
-        facts: version and settings, which are asked when everything is set up.
-    """
+    """A store or queues in the place that ``target`` made; ``facts`` are read in :meth:`Targets.set_up`."""
 
     named: Named
     target: BenchmarkTarget
@@ -99,21 +82,17 @@ class Measured:
 
     @property
     def name(self) -> str:
-        """The kind as it was named."""
         return self.named.name
 
     @property
     def is_server(self) -> bool:
-        """Whether it is not in a file."""
         return not self.named.is_file
 
     def settings_of(self, kind: AdapterRole) -> dict[str, str]:
-        """Return the settings by which an adapter works in the room of the run."""
         given = {**self.target.run.settings, **self.target.settings}
         return {name: value for name, value in given.items() if name in kind.takes}
 
     def opening(self, kind: AdapterRole) -> Opening:
-        """Return how to open one of the backend's adapters."""
         address = self.target.address_of(kind.scheme)
         return Opening(address, self.settings_of(kind), name_parameter=self.target.name_parameter)
 
@@ -128,7 +107,7 @@ class Measured:
         return None if pid is None else cpu_seconds(pid)
 
     def cpu_seconds_by_role(self) -> Mapping[str, float]:
-        """Return the same of the connections of each role of process, as far as they can be told apart."""
+        """Return the processor time of the connections of each role of process, as far as they can be told apart."""
         found: dict[str, float] = {}
         if self.cpu_seconds() is not None:
             for pid, name in self.target.connections():
@@ -141,13 +120,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Store and queues of one run.
-
-    Args:
-        deployment: what other processes need to know.
-        store: where messages wait.
-        queues: where they go; the same object when they are in the same database.
-    """
+    """Store and queues of one run; the same object when they are in the same database."""
 
     deployment: Deployment
     store: Measured
@@ -155,24 +128,20 @@ class Targets:
 
     @property
     def all(self) -> tuple[Measured, ...]:
-        """Each once."""
         return (self.store,) if self.store is self.queues else (self.store, self.queues)
 
     def facts(self) -> dict[str, Mapping[str, str]]:
-        """Return version and settings of each."""
         return {each.name: each.facts for each in self.all}
 
     def cpu_seconds(self) -> float | None:
-        """Return the processor time of all servers so far; ``None`` without any, or when one cannot be seen."""
+        """Return the processor time of all servers so far; ``None`` without servers, or when one cannot be seen."""
         used = [each.cpu_seconds() for each in self.all if each.is_server]
         return None if not used or None in used else sum(filter(None, used))
 
     def cpu_seconds_by_role(self) -> dict[str, float]:
-        """Return the processor time of the servers' connections by role of process."""
         return {role: used for each in self.all for role, used in each.cpu_seconds_by_role().items()}
 
     async def set_up(self) -> None:
-        """Make tables and queues, and ask the servers about themselves."""
         deployment = self.deployment
         store, transport = deployment.open_store(), deployment.open_transport()
         try:
@@ -195,18 +164,13 @@ async def _facts(adapter: object) -> dict[str, str]:
 
 
 def file_named(store: str) -> Path | None:
-    """Return the file that ``--store`` names by its address: its disk is to be measured, in a file beside it."""
+    """Return the file of an address given as ``--store``: its disk is measured, in a new file beside it."""
     return file_of(store) if ":" in store else None
 
 
 @contextmanager
 def opened(options: BenchmarkOptions) -> Generator[Targets]:
-    """Make room for a run, and take it away afterwards, whatever happened.
-
-    Raises:
-        ConfigurationError: there is no such kind, no address of its server, or no driver.
-        StoreUnavailable, TransportUnavailable: the server does not answer.
-    """
+    """Make a place for a run and remove it afterwards, even after errors."""
     store = named("store", options.store)
     queues = _queues_of(store) if options.transport is None else named("transport", options.transport)
     run = secrets.token_hex(6)
@@ -218,7 +182,6 @@ def opened(options: BenchmarkOptions) -> Generator[Targets]:
 
 
 def _are_together(store: Named, queues: Named) -> bool:
-    """Return whether store and queues of one backend are in one database."""
     return store.is_file or not queues.is_given or _rest(store.address) == _rest(queues.address)
 
 
@@ -227,11 +190,7 @@ def _rest(address: Address | None) -> str:
 
 
 def named(role: Literal["store", "transport"], text: str) -> Named:
-    """Return the store or queues that ``--store`` or ``--transport`` names: a kind, or an address.
-
-    Raises:
-        ConfigurationError: there are none, or nothing says where the server is.
-    """
+    """Return the store or queues of a kind or an address; raise ConfigurationError if unknown or without a server."""
     if ":" in text:
         address = resolved(text, os.environ)
         kind = kind_of(address, role, role)
@@ -263,7 +222,7 @@ def _checked(role: str, found: Named) -> Named:
 
 
 def _queues_of(store: Named) -> Named:
-    """Return queues in the database of a store; the first server of queues alone for a store without any."""
+    """Return the queues in the store's database; or for a store without queues, the first backend with queues alone."""
     backend = store.kind.backend
     if backend.transport is not None:
         written = backend.queue_addresses or backend.addresses
@@ -275,7 +234,7 @@ def _queues_of(store: Named) -> Named:
 
 @contextmanager
 def _room(what: Named, run: str, options: BenchmarkOptions, *, has_store: bool = True) -> Generator[Measured]:
-    """Make room for a run where it was named; a file is in a folder of its own, which goes as a whole."""
+    """Make the place for a run; one in a file has a folder of its own, which is removed as a whole."""
     backend = what.kind.backend
     reference = options.targets.get(backend.product)
     adapter = backend.benchmark if reference is None else Adapter(reference)

@@ -1,7 +1,6 @@
 """Messages to measure with: about 200 bytes of headers and 300 of body, as in the facts about physical limits.
 
-Every message of a run has a number, and its id says it: whoever finds an id in a queue knows which message it is and
-when it was due. Like the ids that we make (UUIDs, version 7), those of one run ascend.
+A message's id holds its number, which tells its due time. Ids of one run ascend, like those that we make (UUID v7).
 """
 
 from __future__ import annotations
@@ -31,28 +30,20 @@ def id_of(number: int, run: str) -> str:
 
 
 def number_of(message_id: str) -> int:
-    """Return the number of a message from its id."""
     return int(message_id[:8] + message_id[9:13], 16)
 
 
 def headers_of(message_id: str) -> dict[str, str]:
-    """Return headers of the usual size."""
     return {Headers.MESSAGE_ID: message_id, "Bench.Filler": "y" * 140}
 
 
 def encoded_headers_of(message_id: str) -> str:
-    """Return the same as a store keeps them."""
     return encode_headers(headers_of(message_id))
 
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """What an endpoint is given to handle: about 200 bytes as JSON.
-
-    Args:
-        number: of the message.
-        text: the rest of it.
-    """
+    """A message for an endpoint to handle: about 200 bytes as JSON."""
 
     number: int
     text: str = PING_TEXT
@@ -60,16 +51,9 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Messages ``start`` to ``start + count``, due one after the other.
+    """Messages ``start`` to ``start + count``, due one after the other; ``batch`` of them are one commit.
 
-    Args:
-        run: twelve hexadecimal digits that all ids of a run share.
-        queue: where they are to go.
-        start: number of the first.
-        count: how many.
-        first_due: when the first is due, in microseconds since 1970.
-        spacing: microseconds from one due time to the next; the remainder of a fraction is not kept.
-        batch: how many are stored in one commit.
+    ``first_due`` is in microseconds since 1970, ``spacing`` in microseconds; due times are whole ones.
     """
 
     run: str
@@ -81,16 +65,13 @@ class Workload:
     batch: int = BATCH
 
     def to_json(self) -> str:
-        """Return what :meth:`from_json` takes: one line."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, line: str) -> Workload:
-        """Return the load that was written down."""
         return cls(**json.loads(line))
 
     def due(self, number: int) -> datetime:
-        """Return when a message is due."""
         return from_microseconds(self.first_due + int((number - self.start) * self.spacing))
 
     def dues(self) -> list[float]:
@@ -98,15 +79,14 @@ class Workload:
         return [(self.first_due + int(offset * self.spacing)) / 1_000_000 for offset in range(self.count)]
 
     def message(self, number: int) -> DelayedMessage:
-        """Return one message."""
         message_id = id_of(number, self.run)
         return DelayedMessage(message_id, self.due(number), self.queue, headers_of(message_id), BODY)
 
     def batches(self) -> Iterator[list[DelayedMessage]]:
         """Yield all messages in batches.
 
-        Only the first of a batch is made in the usual way, with all its checks: to check five million messages that
-        differ in their number takes longer than to store them.
+        Only the first of a batch is made in the usual way, with all its checks: checking five million messages that
+        differ only in their number takes longer than storing them.
         """
         end = self.start + self.count
         for first in range(self.start, end, self.batch):
@@ -127,7 +107,6 @@ class Workload:
         return made
 
     def parts(self, number: int) -> list[Workload]:
-        """Return ``number`` loads of about the same size that make up this one."""
         bounds = [self.count * part // number for part in range(number + 1)]
         return [
             replace(self, start=self.start + low, count=high - low, first_due=self.first_due + int(low * self.spacing))
@@ -138,7 +117,6 @@ class Workload:
 def load(
     deployment: Deployment, numbers: range, first_due: datetime, spacing: timedelta, batch: int = BATCH
 ) -> Workload:
-    """Return messages of one run, due from ``first_due`` on."""
     apart = spacing / timedelta(microseconds=1)
     return Workload(
         deployment.run, deployment.queue, numbers.start, len(numbers), to_microseconds(first_due), apart, batch

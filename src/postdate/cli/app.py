@@ -1,4 +1,4 @@
-"""All commands in one place. What brings Spark, or measures, is imported when it is called."""
+"""All commands in one place. Those that need Spark, or measure, are imported when they are called."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from postdate.cli import diagnosis, error_queue, messages, sending, service, set
 from postdate.cli.command import keep_common, root_signature
 from postdate.cli.exits import epilog
 
-# As an operator meets them.
+# In the order in which an operator needs them.
 _ORDER: Final = (
     "demo",
     "run",
@@ -64,10 +64,7 @@ _PASS_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True, "he
 
 
 def _later(name: str, module: str, meaning: str) -> None:
-    """Register a command whose module is imported when it is called.
-
-    The module has ``app``, a ``typer.Typer``, or a function of the name of the command.
-    """
+    """Register a command whose module, with an ``app`` or a function of its name, is imported when it is called."""
 
     @app.command(name, help=meaning, context_settings=_PASS_ON, add_help_option=False)
     def pass_on(context: typer.Context) -> None:

@@ -40,7 +40,7 @@ def _instant(text: str) -> datetime:
 
 
 def _name(text: str) -> str:
-    """Refuse what an unset variable of a script becomes: it would be taken for not given, or for another's."""
+    """Refuse a blank name, which a script's unset variable leaves: it would count as not given, or as another name."""
     from postdate.errors import InvalidMessage
 
     if not text.strip():

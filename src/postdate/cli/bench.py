@@ -1,4 +1,4 @@
-"""``postdate bench``: measures here what our own figures come from."""
+"""``postdate bench``: the benchmarks behind our own figures."""
 
 from __future__ import annotations
 
@@ -61,12 +61,7 @@ def _common(
 
 
 def measures(app: typer.Typer, targets: Mapping[str, str] = MappingProxyType({})) -> Callable[[Benchmark], Benchmark]:
-    """Register a benchmark as a command: its own options, and the common ones.
-
-    Args:
-        app: group of the command.
-        targets: see :class:`postdate.bench.targets.BenchmarkOptions`.
-    """
+    """Register a benchmark as a command with its own and the common options; ``targets`` as in `BenchmarkOptions`."""
 
     def register(benchmark: Benchmark) -> Benchmark:
         def run(context: typer.Context, **values: Any) -> None:
@@ -178,7 +173,7 @@ def schedule(
 
 @contextmanager
 def _interrupted_by_termination() -> Generator[None]:
-    """Take the signal to end as an interrupt from the keyboard, so that nothing is left on the servers."""
+    """Turn SIGTERM into a KeyboardInterrupt, so that cleaning up leaves nothing on the servers."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -192,7 +187,7 @@ def _interrupted_by_termination() -> Generator[None]:
 
 @contextmanager
 def _progress(*, quiet: bool) -> Generator[Callable[[str], None]]:
-    """Show what is going on: in one line that changes on a terminal, one line for each step elsewhere."""
+    """Yield a function that shows progress: in one changing line on a terminal, elsewhere one line for each step."""
     console = Console(stderr=True, quiet=quiet)
     if console.is_terminal:
         with console.status("") as status:

@@ -1,4 +1,4 @@
-"""What every command has in common: its options, its settings, and how it reports."""
+"""Common parts of all commands: options, settings, reports."""
 
 from __future__ import annotations
 
@@ -47,12 +47,7 @@ _JSON: Final[Any] = Annotated[bool, typer.Option("--json", help="Print one JSON 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """How a command is used: what every command is given besides its own arguments.
-
-    Args:
-        config, store, transport: the common options; ``None`` when not given.
-        as_json: whether to report as JSON.
-    """
+    """The common options of one call of a command; ``None`` when not given."""
 
     config: str | None = None
     store: str | None = None
@@ -60,18 +55,13 @@ class Use:
     as_json: bool = False
 
     def settings(self) -> Settings:
-        """Return the settings, options of the command line included.
-
-        Raises:
-            ConfigurationError: a setting is wrong or unknown.
-        """
         from postdate.config import load_settings
 
         options = {"store.address": self.store, "transport.address": self.transport}
         return load_settings(self.config, os.environ, options)
 
     def work(self, work: Callable[[OpenDeployment, datetime], Awaitable[T]], *, create: bool = False) -> T:
-        """Open store and queues, do ``work`` and return its result."""
+        """Open store and queues, run ``work`` and return its result."""
         import anyio
 
         from postdate.operations import present
@@ -86,7 +76,7 @@ class Use:
         return anyio.run(working)
 
     def report(self, found: object, lines: Callable[[], None]) -> None:
-        """Print what was found: as one JSON object, or as ``lines`` prints it."""
+        """Print ``found`` as one JSON object, or call ``lines`` to print it as text."""
         if not self.as_json:
             lines()
             return
@@ -101,16 +91,10 @@ Command = Callable[Concatenate[Use, P], None]
 def command(
     app: typer.Typer, name: str, *, reports: bool = True, **settings: Any
 ) -> Callable[[Command[P]], Command[P]]:
-    """Register a function as the command ``name`` of ``app``; it is given a :class:`Use` first.
+    """Register a function as the command ``name`` of ``app``; its first argument is a :class:`Use`.
 
     A parameter whose type is a dataclass is a group of options: its fields are options like other parameters. So
-    options that several commands have are written once.
-
-    Args:
-        app: group of the command.
-        name: of the command.
-        reports: whether it takes ``--json``.
-        settings: further arguments of ``typer.Typer.command``.
+    options that several commands have are written once. With ``reports``, the command takes ``--json``.
     """
     common = _parameters({**_COMMON, "as_json": _JSON} if reports else _COMMON)
 
@@ -137,15 +121,9 @@ def add_command(
     common: Sequence[inspect.Parameter],
     **settings: Any,
 ) -> None:
-    """Register ``run`` as a command that takes the options of a function, and common ones.
+    """Register ``run`` as a command with the options and the help text of ``function``, and the ``common`` options.
 
-    Args:
-        app: group of the command.
-        name: of the command.
-        function: whose parameters, but for the first, are options; it also gives the help.
-        run: called with the context and with all options by name.
-        common: options besides, as :func:`options_of` returns them.
-        settings: further arguments of ``typer.Typer.command``.
+    ``run`` is called with the context and all options by name; the first parameter of ``function`` is no option.
     """
     run.__doc__ = function.__doc__
     run.__signature__ = inspect.Signature([_CONTEXT, *options_of(function)[1:], *common])
@@ -153,7 +131,7 @@ def add_command(
 
 
 def options_of(function: Callable[..., object]) -> list[inspect.Parameter]:
-    """Return the parameters of a function as typer reads options: with their types resolved, and groups taken apart."""
+    """Return a function's parameters in the form that typer reads: types resolved, groups split into their fields."""
     hints, kind = get_type_hints(function, include_extras=True), inspect.Parameter.KEYWORD_ONLY
     groups, found = _groups(function), list[inspect.Parameter]()
     for each in inspect.signature(function).parameters.values():
@@ -165,7 +143,7 @@ def options_of(function: Callable[..., object]) -> list[inspect.Parameter]:
 
 
 def keep_common(context: typer.Context, **options: Any) -> None:
-    """Keep common options that were given before the command; see :func:`root_signature`."""
+    """Keep common options that stand before the command; see :func:`root_signature`."""
     context.obj = Use(**options)
 
 
@@ -175,7 +153,7 @@ def root_signature() -> inspect.Signature:
 
 
 def _together(before: object, given: dict[str, Any]) -> Use:
-    """Return how a command is used: an option at the command wins over the same one before it."""
+    """Merge common options: one behind the command wins over the same one before it."""
     known = before if isinstance(before, Use) else Use()
     return replace(known, **{option: value for option, value in given.items() if value})
 
@@ -211,12 +189,12 @@ class _WrongUsage(typer.TyperException):
 
 
 def wrong_usage(message: str) -> typer.TyperException:
-    """Return the error of arguments that are each right but do not go together."""
+    """Return the error for arguments that are valid alone but not together."""
     return _WrongUsage(message)
 
 
 def group(name: str, meaning: str) -> typer.Typer:
-    """Return an empty group of commands; named alone, it says which commands it has."""
+    """Return an empty group of commands; called without a command, it lists those it has."""
     app = typer.Typer(name=name, help=meaning, rich_markup_mode=None, add_completion=False)
 
     @app.callback(invoke_without_command=True)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add ``doctor`` and ``version`` to ``app``."""
     command(app, "doctor", short_help="Check this installation, and say how to mend it.")(doctor)
     command(app, "version")(version)
 

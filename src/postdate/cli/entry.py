@@ -1,4 +1,4 @@
-"""The entry point: runs a command, and turns every error into one clear line and an exit code."""
+"""The entry point: runs a command and turns every error into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from postdate.errors import PostdateError
 
 
 def main() -> None:
-    """Run ``postdate`` with the arguments of this process."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str], commands: typer.Typer = app, name: str = "postdate") -> int:
-    """Run ``postdate``, or other commands, with ``arguments`` and return the exit code."""
+    """Run ``postdate``, or other ``commands``, and return the exit code."""
     for stream in (sys.stdout, sys.stderr):
         _write_every_character(stream)
     try:
@@ -49,14 +48,14 @@ def _call(arguments: Sequence[str], commands: typer.Typer, name: str) -> int:
 
 
 def _write_every_character(stream: TextIO) -> None:
-    """Escape what the terminal's encoding lacks: no message may make a report fail."""
+    """Escape characters that the terminal's encoding lacks: no message may make a report fail."""
     reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")
 
 
 def output_closed() -> Exit:
-    """End quietly when whoever read the output went away, as other tools do."""
+    """End quietly when the reader of the output went away, as other tools do."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return Exit.OUTPUT_CLOSED
@@ -81,14 +80,13 @@ def _failed(error: BaseException) -> Exit:
 
 
 def _first(error: BaseException) -> BaseException:
-    """Return the first of errors that tasks raised together: it says why."""
+    """Return the first error of an exception group: it is the cause of the others."""
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     return error
 
 
 def _without_secrets(text: str) -> str:
-    """Hide passwords of addresses, whoever wrote them into the text."""
     from postdate.config import without_secrets
 
     return without_secrets(text)

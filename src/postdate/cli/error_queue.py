@@ -1,4 +1,4 @@
-"""``postdate errors``: what failed, why, and sending it back; what cannot be read, and mending it."""
+"""``postdate errors``: shows and returns failed messages; shows and mends unreadable ones."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def _mending(headers: str | None, due: datetime | None, destination: str | None,
 
 
 def _content(option: str, given: str) -> bytes:
-    """Return the bytes of a file, for ``@FILE``, or of the text itself."""
+    """Return the content of a file, for ``@FILE``, or of the text itself."""
     if not given.startswith("@"):
         return given.encode(errors="surrogateescape")
     path = Path(given[1:])

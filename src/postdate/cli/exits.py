@@ -18,7 +18,7 @@ from postdate.errors import DuplicateMessage as _DuplicateMessage
 
 
 class Exit(enum.IntEnum):
-    """What ``postdate`` ends with; stable."""
+    """Exit codes of ``postdate``; stable."""
 
     OK = 0
     NOT_KEPT = 1
@@ -41,7 +41,6 @@ EXPLANATIONS = {
 
 
 def exit_of(error: PostdateError) -> Exit:
-    """Return the exit code of an error."""
     match error:
         case _DuplicateMessage():
             return Exit.NOT_KEPT
@@ -54,6 +53,6 @@ def exit_of(error: PostdateError) -> Exit:
 
 
 def epilog() -> str:
-    """Return the exit codes as they stand below ``postdate --help``."""
+    """Return the text about exit codes below ``postdate --help``."""
     lines = [f"{code.value:>4}  {meaning}" for code, meaning in EXPLANATIONS.items()]
     return "\b\n" + "\n".join(["Exit codes:", *lines])

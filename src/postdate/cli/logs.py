@@ -1,4 +1,4 @@
-"""What commands that run on and on log: to standard error, in UTC, without passwords."""
+"""Logging of commands that run on and on: to standard error, in UTC, without passwords."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LogLevel = Annotated[
 
 
 class _Formatter(logging.Formatter):
-    """Formats in UTC, and hides passwords, whichever driver logs them."""
+    """Formats times in UTC and hides passwords, whichever driver logs them."""
 
     converter = time.gmtime
 
@@ -38,13 +38,10 @@ class _Formatter(logging.Formatter):
 
 @contextmanager
 def logging_to_stderr(level: str) -> Generator[None]:
-    """Log to standard error for the length of the block, and to nowhere else.
+    """Log to standard error, and nowhere else, for the length of the block; then restore the program's own logging.
 
-    Others than Postdate log warnings only, unless ``level`` is ``DEBUG``: drivers tell of every statement at ``INFO``,
-    and nothing else would be found.
-
-    What was set before is set again afterwards: a program that calls a command keeps its own logging, and nothing logs
-    to a stream that its owner has closed since.
+    Other loggers than Postdate's stay at warnings unless ``level`` is ``DEBUG``: drivers log every statement at
+    ``INFO``.
     """
     handler = logging.StreamHandler(sys.stderr)
     formatter = _Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")

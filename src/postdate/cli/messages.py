@@ -1,4 +1,4 @@
-"""``postdate messages``: what waits, and why something has not arrived."""
+"""``postdate messages``: waiting messages, and why one has not arrived."""
 
 from __future__ import annotations
 

@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _WIDE = 100_000
-"""Columns of what is not a terminal: a pipe is never wrapped and no id is ever cut."""
+"""Columns where the output is no terminal: a pipe is never wrapped and no id is ever cut."""
 
 _KEPT_CONTROLS = "\n\t"
 
 
 def clean(text: str) -> str:
-    """Return ``text`` with control characters written out: a message must not steer the terminal of its reader."""
+    """Return ``text`` with control characters escaped: a message must not steer the terminal of its reader."""
     return "".join(each if each.isprintable() or each in _KEPT_CONTROLS else repr(each)[1:-1] for each in text)
 
 
 def hexdump(content: bytes) -> str:
-    """Return bytes as lines of offset, sixteen hexadecimal pairs, and the characters of ASCII among them."""
+    """Return lines of offset, sixteen hexadecimal pairs, and the ASCII characters."""
     lines: list[str] = []
     for at in range(0, len(content), 16):
         part = content[at : at + 16]
@@ -34,13 +34,11 @@ def hexdump(content: bytes) -> str:
 
 
 def one_line(text: str, limit: int = 100) -> str:
-    """Return ``text`` in one line of at most ``limit`` characters."""
     line = " ".join(clean(text).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def time_or_dash(instant: datetime | None) -> str:
-    """Return a time as it is shown everywhere, or a dash."""
     return "-" if instant is None else shown_time(instant)
 
 
@@ -69,7 +67,7 @@ def _table(columns: Sequence[str], lines: Sequence[Sequence[object]]) -> Table:
 
 
 def print_pairs(pairs: Mapping[str, object]) -> None:
-    """Print names and values below each other; ``None`` and empty values are left out."""
+    """Print names and values below each other, without ``None`` and empty values."""
     width = max((len(name) for name in pairs), default=0)
     for name, value in pairs.items():
         if value is not None and value != "":

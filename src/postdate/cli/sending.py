@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add ``setup`` and ``send`` to ``app``."""
     command(app, "setup", short_help="Create tables and queues.")(setup)
     command(app, "send")(send)
 

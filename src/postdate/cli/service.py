@@ -1,4 +1,4 @@
-"""``postdate run``: delivers delayed messages until it is told to stop."""
+"""``postdate run``: delivers delayed messages until it is stopped."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ if TYPE_CHECKING:
     from postdate.wiring import OpenDeployment
 
 ONE_ORDER_SECONDS = 1.0
-"""Signals so close together are one order: supervisors and terminals signal a process and its group."""
+"""Signals this close together count as one: supervisors and terminals signal a process and its group."""
 
 log = logging.getLogger("postdate.service")
 
 
 def register(app: typer.Typer) -> None:
-    """Add ``run`` to ``app``."""
     command(app, "run", reports=False, short_help="Deliver delayed messages until told to stop.")(run)
 
 
@@ -83,13 +82,7 @@ def _clock(start: datetime | None, speed: float, real_start: float | None) -> Cl
 
 
 class _Service:
-    """One run of the service.
-
-    Args:
-        settings: of the endpoint, its store and its queues.
-        clock: tells when messages are due.
-        exit_on_critical: stop at the first critical error.
-    """
+    """One run of the service; ``exit_on_critical`` stops it at the first critical error."""
 
     def __init__(self, settings: Settings, clock: Clock, *, exit_on_critical: bool) -> None:
         self._settings, self._clock, self._exit_on_critical = settings, clock, exit_on_critical
@@ -98,7 +91,7 @@ class _Service:
         self.critical_errors = 0
 
     async def run(self, create: bool) -> None:
-        """Deliver until told to stop; finishes what is in hand."""
+        """Deliver until a signal comes, then finish the messages in progress."""
         from postdate.core.left_behind import left_behind
         from postdate.operations import check_readable, check_set_up
         from postdate.runtime.collecting import freeze_what_is_loaded
@@ -136,7 +129,6 @@ class _Service:
 
     @property
     def ending(self) -> Exit:
-        """The exit code of a run that was told to stop."""
         return Exit.UNAVAILABLE if self._exit_on_critical and self.critical_errors else Exit.OK
 
     def _say_what_runs(self, deployment: OpenDeployment, modes: Mapping[str, str]) -> None:
@@ -161,7 +153,7 @@ class _Service:
             )
 
     async def _create_queues(self, transport: Transport) -> None:
-        """Before anything is delivered: a message that falls due must find its queue."""
+        """Create queues before delivery starts: a message that falls due must find its queue."""
         if self._settings.queues.create:
             await transport.create_queues(self._settings.queues.create)
 
@@ -175,7 +167,7 @@ class _Service:
             self._first_signal_at = now
             self._alarm.ring()
         elif self._first_signal_at is None or now - self._first_signal_at >= ONE_ORDER_SECONDS:
-            # Safe at any instant, as every end of the process is: what is not committed never happened.
+            # Safe at any instant, as every end of the process is: uncommitted work never happened.
             os.write(2, b"postdate: error [interrupted]: ended at once by a second signal\n")
             os._exit(Exit.INTERRUPTED)
 

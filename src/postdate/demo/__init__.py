@@ -1,1 +1,1 @@
-"""What `postdate demo` shows."""
+"""The demo of ``postdate demo``."""

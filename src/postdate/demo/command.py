@@ -1,4 +1,4 @@
-"""``postdate demo``: the whole main job on real input."""
+"""``postdate demo``: schedule, deliver and audit on real input."""
 
 from __future__ import annotations
 

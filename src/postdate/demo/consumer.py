@@ -1,6 +1,6 @@
 """The consumer process of the demo: an endpoint with a handler for each kind of message.
 
-Run as ``python -m postdate.demo.consumer FILE [STARTS_AT REAL_START SPEED]``. At SIGTERM it finishes what is in hand.
+Run as ``python -m postdate.demo.consumer FILE [STARTS_AT REAL_START SPEED]``. SIGTERM stops it after its messages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CONCURRENCY = 100
 
 
 class FlightMessage(msgspec.Struct):
-    """What every message says about its flight; times are local, with their offset."""
+    """Fields of every message; times are local, with their offset."""
 
     kind: str
     flight: str
@@ -30,26 +30,26 @@ class FlightMessage(msgspec.Struct):
 
 
 class CheckInReminder(FlightMessage):
-    """24 hours before departure."""
+    """Due 24 hours before departure."""
 
 
 class BoardingCall(FlightMessage):
-    """40 minutes before departure; of no use after it."""
+    """Due 40 minutes before departure, at which it expires."""
 
 
 class FollowUp(FlightMessage):
-    """3 hours after arrival."""
+    """Due 3 hours after arrival."""
 
 
 def passengers(file: str, clock: Clock) -> Endpoint:
-    """Return the endpoint that receives what passengers are told."""
+    """Return the endpoint that receives the messages for passengers."""
     endpoint = Endpoint(QUEUE, transport=LocalTransport(file), concurrency=_CONCURRENCY, clock=clock)
 
     @endpoint.handler(CheckInReminder, name="flights.CheckInReminder")
     @endpoint.handler(BoardingCall, name="flights.BoardingCall")
     @endpoint.handler(FollowUp, name="flights.FollowUp")
     async def tell(message: FlightMessage, context: HandlerContext) -> None:
-        """Tell the passenger. Here that needs nothing more than having understood the message."""
+        """Would tell the passenger; here it only checks that the message is not early."""
         if context.due is not None and context.due > clock.now():
             raise AssertionError(f"{message.kind} of {message.flight} arrived early: due {context.due}")
 
@@ -57,7 +57,6 @@ def passengers(file: str, clock: Clock) -> Endpoint:
 
 
 async def run(file: str, clock: Clock) -> None:
-    """Receive until SIGTERM or SIGINT."""
     endpoint = passengers(file, clock)
     async with endpoint:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:

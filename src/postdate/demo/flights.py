@@ -49,7 +49,7 @@ from postdate.pipeline.session import require_utc
 NEW_YORK = ZoneInfo("America/New_York")
 
 BUSIEST_DAY = date(2013, 7, 11)
-"""A Thursday in July: no other day has as many messages due, 3,014."""
+"""A Thursday in July with 3,014 messages due, more than on any other day."""
 
 CHECK_IN_BEFORE_DEPARTURE = timedelta(hours=24)
 BOARDING_BEFORE_DEPARTURE = timedelta(minutes=40)
@@ -63,7 +63,7 @@ ZONES_NOT_IN_THE_FILE: Mapping[str, str] = MappingProxyType(
         "STT": "America/St_Thomas",
     }
 )
-"""Destinations that the airports file leaves out."""
+"""Destinations missing from the airports file."""
 
 _FLIGHT_COLUMNS = (
     "year", "month", "day", "sched_dep_time", "sched_arr_time",
@@ -71,7 +71,7 @@ _FLIGHT_COLUMNS = (
 )  # fmt: skip
 _TEXT_COLUMNS = ("carrier", "tailnum", "origin", "dest")
 _ID_COLUMNS = ("carrier", "flight", "origin")
-"""With the date, what a flight is known by: no two flights of the year share it (a test says so)."""
+"""Together with the date, the key of a flight: no two flights of the year share it (a test says so)."""
 
 _LONGER_THAN_FACTS = 100_000
 _SECONDS_A_DAY = 86_400
@@ -79,11 +79,11 @@ _SECONDS_A_DAY = 86_400
 
 @dataclass(frozen=True, slots=True)
 class FlightMessages:
-    """What the flights of a day or of the year become.
+    """Messages of the flights of a day or of the year.
 
     Args:
         messages: ``message_id string, destination string, due timestamp, expires_at timestamp,
-            headers map<string,string>, body binary``; one row a message; nothing is computed before it is used.
+            headers map<string,string>, body binary``; one row a message, computed lazily.
         rejected: flights without a departure or arrival that can be placed in time, with the reason in ``error``.
     """
 
@@ -113,11 +113,9 @@ def flight_messages(spark: SparkSession, day: date | None = BUSIEST_DAY) -> Flig
 
 
 def flights(spark: SparkSession, day: date | None = None) -> DataFrame:
-    """Return the flights as they stand in the file, with the zone of their destination in ``dest_zone``.
+    """Return the flights of the file, with the zone of their destination in ``dest_zone``.
 
-    Args:
-        spark: any session.
-        day: only flights that can have a message due on that New York day: from two days before to two days after.
+    ``day`` keeps those with messages that can be due on that New York day: two days before to two days after.
     """
     table = _read_flights()
     if day is not None:
@@ -126,7 +124,6 @@ def flights(spark: SparkSession, day: date | None = None) -> DataFrame:
 
 
 def day_bounds(day: date) -> tuple[datetime, datetime]:
-    """Return the UTC instants at which a day begins and ends in New York."""
     midnight = (datetime.combine(which, time.min, NEW_YORK) for which in (day, day + timedelta(days=1)))
     first, end = (instant.astimezone(UTC) for instant in midnight)
     return first, end
@@ -154,7 +151,6 @@ def _read_flights() -> pa.Table:
 
 
 def _near(table: pa.Table, day: date) -> pa.Table:
-    """Keep flights of two days before to two days after ``day``."""
     import pyarrow.compute as pc
 
     near = [day + timedelta(days=offset) for offset in range(-2, 3)]
@@ -182,8 +178,8 @@ def _zones(spark: SparkSession) -> DataFrame:
 def with_schedule(flights: DataFrame) -> DataFrame:
     """Add ``flight_date``, ``departure`` and ``arrival`` (instants), or the ``error`` for which they are null.
 
-    The error is found from what the file says alone. Were it found from the instants, Spark would compute these twice:
-    once to filter by the error and once to use them.
+    The error depends on the file's columns alone. If it depended on the instants, Spark would compute these twice: once
+    to filter by the error and once to use them.
     """
     return (
         flights.withColumn("flight_date", F.try_to_date(F.concat_ws("-", "year", "month", "day"), "y-M-d"))
@@ -234,7 +230,7 @@ def _shown(*names: str) -> Column:
 
 
 def _messages_of(timed: DataFrame) -> DataFrame:
-    """Turn a flight into three messages; what they have in common is computed once, before."""
+    """Turn each flight into three messages; columns that they share are computed once, before."""
     flight_id = F.concat_ws("-", "flight_date", *_ID_COLUMNS)
     common = timed.select("departure", "arrival", flight_id.alias("flight_id"), _facts(flight_id).alias("facts"))
     return common.select("flight_id", "facts", F.explode(_kinds()).alias("kind")).select(
@@ -269,7 +265,7 @@ def _kind(name: str, message_type: str, due: Column, expires_at: Column | None =
 
 
 def _facts(flight_id: Column) -> Column:
-    """Return what every message of a flight says, as compact JSON; local times are ISO 8601 with their offset."""
+    """Return the JSON body that all messages of a flight share; local times are ISO 8601 with their offset."""
     return F.to_json(
         F.struct(
             flight_id.alias("flight_id"),
@@ -285,14 +281,13 @@ def _facts(flight_id: Column) -> Column:
 
 
 def _with_kind(facts: Column) -> Column:
-    """Put the kind of message first into a JSON object."""
     return F.concat(F.lit('{"kind":"'), F.col("kind.name"), F.lit('",'), F.substring(facts, 2, _LONGER_THAN_FACTS))
 
 
 def _iso(instant: Column, zone: Column) -> Column:
-    """Return what clocks in ``zone`` show, and their offset, for example ``2013-11-03T01:30:00-04:00``.
+    """Return the local time in ``zone`` with its offset, for example ``2013-11-03T01:30:00-04:00``.
 
-    The session is in UTC, so the shifted instant is shown as it stands.
+    The session is in UTC, so the shifted instant is formatted as it is.
     """
     local = F.from_utc_timestamp(instant, zone)
     offset = ((F.unix_seconds(local) - F.unix_seconds(instant)) / 60).cast("int")

@@ -1,4 +1,4 @@
-"""The demo itself: schedule with Spark, deliver and handle in processes of their own, prove it with Spark."""
+"""The demo itself: schedule with Spark, deliver and handle in separate processes, prove it with Spark."""
 
 from __future__ import annotations
 
@@ -39,12 +39,7 @@ _NEVER_LATE = timedelta(days=36_500)
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """What to show, and where.
-
-    Args:
-        folder: for the database and the report.
-        console: for people; may be quiet.
-    """
+    """What to show, and where; the console may be quiet."""
 
     folder: Path
     console: Console
@@ -59,11 +54,10 @@ class Demo:
 
     @property
     def report(self) -> Path:
-        """Where the report is written."""
         return self.folder / "postdate-demo-report.html"
 
     def day(self, day: date, minutes: float) -> DemoResult:
-        """Live through one day, in so many minutes."""
+        """Play one day in the given number of minutes."""
         first, end = day_bounds(day)
         with self._spark() as spark:
             scheduled = self._schedule(spark, day, first)
@@ -79,7 +73,7 @@ class Demo:
             return self._audit(spark, scheduled, clock, Pace(speed, late_after), f"Flights of {day:%d %B %Y}")
 
     def year(self, consumers: int) -> DemoResult:
-        """Deliver the messages of the whole year as fast as it goes."""
+        """Deliver the messages of the whole year at full speed."""
         with self._spark() as spark:
             scheduled = self._schedule(spark, None, datetime.now(NEW_YORK))  # noqa: TID251 - a real instant
             clock = SystemClock()
@@ -153,7 +147,7 @@ class Demo:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds of the demo's clock in a real one, and what counts as late on the demo's clock."""
+    """Demo seconds in a real second, and the lateness, on the demo's clock, that counts as late."""
 
     speed: float
     late_after: timedelta
@@ -161,14 +155,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """What the demo found.
-
-    Args:
-        scheduled: by Spark.
-        audit: by Spark.
-        report: the HTML page.
-        speed: seconds of the demo's clock in one real second: lateness is in seconds of that clock.
-    """
+    """Results of the demo; ``speed`` is demo seconds in one real second, and lateness is in demo seconds."""
 
     scheduled: ScheduleResult
     audit: AuditResult
@@ -177,8 +164,6 @@ class DemoResult:
 
 
 class _Patience:
-    """Gives up when nothing has moved for a minute."""
-
     def __init__(self, total: int) -> None:
         self._left, self._since = total, time.monotonic()
 

@@ -1,4 +1,4 @@
-"""The processes of the demo, and what can be seen of them from outside."""
+"""The processes of the demo, observed from outside."""
 
 from __future__ import annotations
 
@@ -27,14 +27,12 @@ _RECENT_RECORDS = 400
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What is going on, at one moment.
+    """The state of the demo at one moment; times and seconds are on its clock.
 
     Args:
-        now: on the clock of the demo.
-        pending: messages that wait.
+        pending: messages that wait in the store.
         queued: messages in the destination queue, not yet handled.
-        next_due: of the messages that wait.
-        recent_lateness: seconds, on the clock of the demo, of messages delivered lately; oldest first.
+        recent_lateness: seconds, of messages delivered lately; oldest first.
     """
 
     now: datetime
@@ -45,13 +43,7 @@ class Scene:
 
 
 class Stage:
-    """Service and consumer as processes of their own, on one file.
-
-    Args:
-        file: with the messages in it.
-        clock: that all processes live by; a :class:`ScaledClock` or the machine's.
-        consumers: how many consumer processes.
-    """
+    """Runs service and consumers as processes on one file; all live by ``clock``."""
 
     def __init__(self, file: Path, clock: Clock, consumers: int = 1) -> None:
         self._file, self._clock, self._consumers = file, clock, consumers
@@ -94,14 +86,7 @@ class Stage:
         return (self._clock.starts_at.isoformat(), repr(self._clock.real_start), repr(self._clock.speed))
 
     def look(self, *, recent: bool = False) -> Scene:
-        """Look at the file.
-
-        Args:
-            recent: also read how late the latest deliveries were.
-
-        Raises:
-            PostdateError: one of the processes has ended.
-        """
+        """Look at the file, with ``recent`` also at the latest deliveries; fail if one of the processes has ended."""
         for name, process in self._processes:
             if process.poll() is not None:
                 raise PostdateError(f"{name} ended with exit status {process.returncode}; see its message above")

@@ -1,6 +1,6 @@
-"""What an operator does, in one place for the command line and the web.
+"""Operators' actions, in one place for the command line and the web.
 
-Every function takes an open :class:`postdate.wiring.Plant` and ``now``, and returns a plain dataclass that can be
+Every function takes an :class:`postdate.wiring.OpenDeployment` and ``now``, and returns a plain dataclass that can be
 written as JSON as it is: times in UTC, names instead of numbers, no secrets.
 """
 

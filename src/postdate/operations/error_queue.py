@@ -1,4 +1,4 @@
-"""The error queue: what failed and why, and sending it back to where it failed."""
+"""The error queue: list failed messages and their reasons, and return them to where they failed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from postdate.wiring import OpenDeployment
 
 _PAGE = 500
 _LAST_MESSAGE_SECONDS = 2.0
-"""How long a queue that cannot be looked into may be silent before it counts as empty."""
+"""Silence after which a queue that cannot be browsed counts as empty."""
 
 _FAILURE_HEADERS = frozenset(
     {
@@ -50,15 +50,11 @@ class ErrorLine:
     """One failed message in a list.
 
     Args:
-        message_id: to name it by.
         failed_queue: where it failed, and where it is returned to.
         failed_at: UTC; ``None`` when the header is missing or malformed.
         reason: the message of the exception.
-        exception_type: class of the exception.
         error_code: of an error of Postdate.
-        message_type: what the message is, if it says so.
-        held_by: process that has it in hand.
-        body_bytes: size of the body.
+        held_by: process that is handling it.
     """
 
     message_id: str
@@ -74,7 +70,7 @@ class ErrorLine:
 
 @dataclass(frozen=True, slots=True)
 class ErrorList:
-    """Failed messages, the oldest first; ``total`` counts the whole queue. And what cannot be read, wherever it was."""
+    """Failed messages, the oldest first, and messages set aside as unreadable; ``total`` counts the whole queue."""
 
     queue: str
     total: int
@@ -84,8 +80,6 @@ class ErrorList:
 
 @dataclass(frozen=True, slots=True)
 class ErrorDetails:
-    """One failed message with all of its headers, the stack trace among them."""
-
     queue: str
     message: ErrorLine
     stack_trace: str | None
@@ -95,14 +89,7 @@ class ErrorDetails:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """What became of a request to return one message.
-
-    Args:
-        message_id: of the message.
-        done: whether it was put back.
-        queue: where it is now.
-        remark: why not.
-    """
+    """Result of returning one message: ``queue`` is where it is now, ``remark`` why it was not returned."""
 
     message_id: str
     done: bool
@@ -111,12 +98,7 @@ class Returned:
 
 
 async def list_errors(deployment: OpenDeployment, queue: str, limit: int) -> ErrorList:
-    """Return up to ``limit`` messages of an error queue.
-
-    Raises:
-        QueueNotFound: there is no such queue.
-        NotSupported: the queues cannot be looked into.
-    """
+    """Return up to ``limit`` failed messages; raise NotSupported where queues cannot be browsed."""
     view = queue_view(deployment, "list failed messages")
     found = await view.browse(queue, limit)
     total = (await view.queue_lengths()).get(queue, 0)
@@ -146,12 +128,7 @@ def _failed_at(headers: Mapping[str, str]) -> datetime | None:
 
 
 async def show_error(deployment: OpenDeployment, queue: str, message_id: str) -> ErrorDetails:
-    """Return one message of an error queue.
-
-    Raises:
-        MessageNotFound: it is not in that queue.
-        NotSupported: the queues cannot be looked into.
-    """
+    """Return one failed message; raise NotSupported where queues cannot be browsed."""
     queued = await _find(deployment, queue, message_id)
     if queued is None:
         raise MessageNotFound(_not_there(queue, message_id))
@@ -181,20 +158,10 @@ async def return_messages(
     to: str | None = None,
     without_expiry: bool = False,
 ) -> list[Returned]:
-    """Put messages of an error queue back to where they failed, without the traces of the failure.
+    """Return failed messages to the queue where each failed, or to ``to``, without the headers of the failure.
 
-    Each is one transaction: afterwards it is in exactly one of the two queues.
-
-    Args:
-        deployment: where.
-        queue: the error queue.
-        message_ids: which.
-        now: UTC.
-        to: another queue than the one in the message's ``NServiceBus.FailedQ`` header.
-        without_expiry: take the end of their use off; with it, what is past its use stays where it is.
-
-    Raises:
-        NotSupported: the queues give out messages in their order only.
+    Each is one transaction: afterwards it is in exactly one of the two queues. ``without_expiry`` removes their expiry;
+    else expired messages stay. Raises NotSupported where queues give out messages in their order only.
     """
     receiver = deployment.transport.receiver(queue)
     returning = _Returning(deployment, receiver, queue, now, to, without_expiry)
@@ -207,11 +174,7 @@ async def return_messages(
 async def return_all(
     deployment: OpenDeployment, queue: str, now: datetime, *, to: str | None = None, without_expiry: bool = False
 ) -> list[Returned]:
-    """Put every message of an error queue back that is in it now; those that cannot be returned stay.
-
-    Raises:
-        QueueNotFound: there is no such queue.
-    """
+    """Return every message that is in the error queue now; messages that cannot be returned stay."""
     if deployment.queue_view is None:
         return await _return_in_order(deployment, queue, now, to, without_expiry=without_expiry)
     seen: set[str] = set()
@@ -231,9 +194,9 @@ async def return_all(
 async def _return_in_order(
     deployment: OpenDeployment, queue: str, now: datetime, to: str | None, *, without_expiry: bool
 ) -> list[Returned]:
-    """Receive what is there, one message after the other; what cannot be returned is held, and given back at the end.
+    """Receive the queue's messages in order; hold messages that cannot be returned, and release them at the end.
 
-    Given back at once, it would come again before the others.
+    Released at once, they would come again before the others.
     """
     counted = await lengths(deployment, [queue])
     limit = None if counted is None else counted.get(queue, 0)
@@ -270,7 +233,7 @@ class _Returning:
     without_expiry: bool
 
     async def put_back(self, message_id: str) -> Returned:
-        """Move a message by its id in the queue, or by the one that its sender gave it: a retry has one of its own."""
+        """Move a message by its id in the queue, or by its sender's id: a retry has a new one in the queue."""
         receiver = taking(self.deployment, self.receiver, "return one message by its id")
         received = await receiver.take(message_id)
         if received is None:
@@ -284,7 +247,7 @@ class _Returning:
         return replace(result, message_id=message_id)
 
     async def try_to_move(self, received: Received) -> Returned:
-        """Move a message; when that fails it is still held."""
+        """Move a message; if that fails, it is still held."""
         try:
             return await self._move(received)
         except PostdateError as error:
@@ -312,7 +275,7 @@ class _Returning:
         return Returned(message_id, done=False, queue=self.queue, remark=remark)
 
     async def _by_header(self, message_id: str) -> tuple[Sequence[str], str]:
-        """Return the ids of free messages there with an id from their sender, and why there is not one to be moved."""
+        """Return the ids of free messages that a sender gave this id, and the reason when there is not exactly one."""
         if self.deployment.queue_view is None:
             return (), f"it is not in {self.queue!r}, or another process has it in hand"
         everywhere = await self.deployment.queue_view.find_in_queues(message_id)
@@ -326,7 +289,7 @@ class _Returning:
 
 
 def returned_copy(envelope: Envelope, destination: str) -> Envelope:
-    """Return a message as it was before it failed."""
+    """Return a copy for ``destination`` without the headers of the failure."""
     headers = {
         key: value
         for key, value in envelope.headers.items()

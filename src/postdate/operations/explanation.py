@@ -1,4 +1,4 @@
-"""Why has this message not arrived? Looks at everything that is known of one message and says it in words."""
+"""Why has this message not arrived? Gathers all that is known of one message and explains it in words."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from postdate.ports.migrating import MOVED_AWAY
 from postdate.wiring import OpenDeployment
 
 _ENDED_IN_QUEUE = "expired in its queue"
-"""How the detail begins of what a queue itself discards, by a clock of its own and without asking any receiver."""
+"""Start of the detail of messages that a queue itself discards, by its own clock, before any receiver sees them."""
 
 _AGAINST_DISCARDING = (
     "compare the clocks of sender and receiver: the time sent is the sender's, the end is judged by the receiver's",
@@ -47,8 +47,6 @@ _AGAINST_DISCARDING = (
 
 
 class MessageState(enum.Enum):
-    """Where a message stands on its way."""
-
     WAITING = "waiting"
     OVERDUE = "overdue"
     BEING_DELIVERED = "being_delivered"
@@ -72,16 +70,7 @@ class MessageState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The answer.
-
-    Args:
-        message_id: what was asked for.
-        state: in one word.
-        headline: in one sentence.
-        facts: what it rests on.
-        advice: what to do about it; empty when nothing has to be done.
-        history: what was recorded.
-    """
+    """The answer: state, headline, reasons for it, actions (none: nothing has to be done), and history."""
 
     message_id: str
     state: MessageState
@@ -92,10 +81,9 @@ class Explanation:
 
 
 async def explain(deployment: OpenDeployment, message_id: str, now: datetime) -> Explanation:
-    """Say where a message is, why, and what to do. Never fails for an unknown message: that, too, is an answer.
+    """Explain where a message is, why, and what to do; an unknown message is an answer, not an error.
 
-    Raises:
-        NotSupported: the store answers no questions at all.
+    Raises NotSupported if the store answers no questions at all.
     """
     history = await inspectable(deployment, "explain a message").history(message_id)
     explanation = await _Question(deployment, message_id, now, history).answer()
@@ -110,7 +98,7 @@ class _Question:
     history: Sequence[Record]
 
     async def answer(self) -> Explanation:
-        """Look in the order of a message's way, backwards: what is there now counts more than what was recorded."""
+        """Look along a message's way backwards: where it is now counts more than its records."""
         standing = await standing_of(self.deployment, self.message_id)
         if standing is not None:
             return await self._waiting(standing)
@@ -206,7 +194,7 @@ class _Question:
         return f"{headline}; the next attempt is at {shown_time(attempt_at)}, in {shown_span(attempt_at - self.now)}"
 
     async def _destination_facts(self, destination: str) -> list[str]:
-        """A missing queue is found out when the message is due; an operator wants to know it before."""
+        """Warn of a missing queue now: delivery would only find out when the message is due."""
         there = await exists(self.deployment, destination)
         if there is None:
             return [f"whether its queue {destination!r} exists cannot be seen from here"]
@@ -281,7 +269,7 @@ class _Question:
         return self._say(MessageState.IN_ERROR_QUEUE, headline, facts, advice)
 
     async def _retry(self, message_id: str) -> Explanation:
-        """A delayed retry is a send of its own, with an id of its own: explain that one."""
+        """Explain a delayed retry in the message's place: it was sent as a message of its own, with its own id."""
         history = await inspectable(self.deployment, "explain a message").history(message_id)
         follow = _Question(self.deployment, message_id, self.now, history)
         explanation = await follow.answer()
@@ -342,7 +330,7 @@ class _Question:
         return self.deployment.queue_view is not None
 
     def _unseen(self) -> list[str]:
-        """What must be said wherever a message that is in no queue we see may be in one that we do not."""
+        """Return the fact to add where a message may be in a queue that cannot be browsed; none where all can."""
         if self._sees_queues:
             return []
         address = self.deployment.settings.transport.address.shown
@@ -416,7 +404,7 @@ class _Question:
         return self._say(MessageState.UNKNOWN, headline, facts, advice)
 
     async def _unseen_intake(self) -> tuple[list[str], list[str]]:
-        """Return what may have become of a message before the store knew of it, and what to do about it."""
+        """Return facts and advice about a message that may never have reached the store."""
         queues = sources(self.deployment.settings, self.deployment.transport)
         known = await lengths(self.deployment, queues)
         names = " and ".join(repr(queue) for queue in queues)
@@ -460,7 +448,7 @@ def _names(does: str, processes: Sequence[Process]) -> str:
 
 
 def _cancelled(last: Record, at: str) -> tuple[MessageState, str]:
-    """Return state and headline; who moves messages to another store cancels them in this one."""
+    """Return state and headline; a message that moved to another store is recorded here as cancelled."""
     if last.detail.startswith(MOVED_AWAY):
         return MessageState.MOVED_AWAY, f"it was {last.detail} at {at}"
     return MessageState.CANCELLED, f"it was cancelled at {at}"

@@ -1,4 +1,4 @@
-"""Messages that wait: counted, listed, shown, cancelled, rescheduled."""
+"""Pending messages: counted, listed, shown, cancelled, rescheduled."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Statistics:
     """Counts of one store and its queues.
 
     Args:
-        at: when they were taken.
+        at: time of counting.
         store: its address, without secrets.
         pending, overdue, claimed, failing, next_due: see :class:`postdate.ports.StoreStatistics`.
-        records: how many records of each kind there are.
-        queues: how many messages each queue holds; where not every queue can be known, the endpoint's own and those of
-            the settings; ``None`` where none can be counted.
-        services: processes that deliver due messages at the moment; ``None`` where that cannot be seen.
-        set_aside: rows of the store and the queues that cannot be read.
+        records: records by kind.
+        queues: messages by queue: of all queues where these can be listed, else of the endpoint's and the settings';
+            ``None`` where none can be counted.
+        services: processes that deliver due messages now; ``None`` where that cannot be seen.
+        set_aside: unreadable rows of the store and the queues.
     """
 
     at: datetime
@@ -45,7 +45,6 @@ class Statistics:
 
 
 async def statistics(deployment: OpenDeployment, now: datetime) -> Statistics:
-    """Count what is in the store and the queues."""
     store = inspectable(deployment, "count messages")
     counts = await store.statistics(now)
     records = await store.record_counts()
@@ -67,8 +66,6 @@ async def statistics(deployment: OpenDeployment, now: datetime) -> Statistics:
 
 @dataclass(frozen=True, slots=True)
 class MessageLine:
-    """One pending message in a list."""
-
     message_id: str
     due: datetime
     overdue: bool
@@ -87,7 +84,6 @@ class MessageList:
 
 
 async def list_messages(deployment: OpenDeployment, where: MessageFilter, limit: int, now: datetime) -> MessageList:
-    """Return up to ``limit`` pending messages, the next due first."""
     found = await inspectable(deployment, "list messages").list_pending(where, limit + 1)
     return MessageList([_line(message, now) for message in found[:limit]], more=len(found) > limit)
 
@@ -110,11 +106,10 @@ class MessageLocation:
 
     Args:
         where: ``waiting`` in the store, or ``queue``.
-        queue: the queue it is in, or the one it waits for.
-        due: its due time, if it has one.
-        next_attempt_at: of a waiting message, ``None`` while a process holds it.
+        queue: the queue it is in, or its destination.
+        next_attempt_at: of a waiting message; ``None`` while a process holds it.
         number_of_failures: failed deliveries of a waiting message, failed handlings of a queued one.
-        held_by: process that has it in hand.
+        held_by: process that is delivering or handling it.
     """
 
     where: str
@@ -130,7 +125,7 @@ class MessageLocation:
 
 @dataclass(frozen=True, slots=True)
 class MessageDetails:
-    """All that is known of one message; no place once it has left, no history when nothing was recorded."""
+    """One message; without places when it has left, without history when nothing was recorded."""
 
     message_id: str
     places: Sequence[MessageLocation]
@@ -138,11 +133,7 @@ class MessageDetails:
 
 
 async def show_message(deployment: OpenDeployment, message_id: str) -> MessageDetails:
-    """Return where a message is, what it says, and what happened to it.
-
-    Raises:
-        MessageNotFound: it is nowhere and never was.
-    """
+    """Return places, content and history of a message; raise MessageNotFound if it has neither place nor history."""
     standing = await standing_of(deployment, message_id)
     places = [] if standing is None else [_waiting(standing)]
     places += [_in_queue(queued) for queued in await in_queues(deployment, message_id)]
@@ -187,14 +178,7 @@ def _in_queue(queued: Queued) -> MessageLocation:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What became of a request to change one message.
-
-    Args:
-        message_id: of the message.
-        done: whether it was changed.
-        reason: why not, in a sentence; empty when done.
-        due: its due time after rescheduling.
-    """
+    """Result of changing one message: ``reason`` says why it was not changed, ``due`` is its new due time."""
 
     message_id: str
     done: bool
@@ -203,7 +187,7 @@ class Change:
 
 
 async def cancel(deployment: OpenDeployment, message_ids: Sequence[str], now: datetime) -> list[Change]:
-    """Remove pending messages for good; those that are not pending any more are left alone and explained."""
+    """Remove pending messages for good; for others, return why they cannot be cancelled."""
     store = administrable(deployment, "cancel a message")
     return [
         Change(each, done=True)
@@ -214,11 +198,7 @@ async def cancel(deployment: OpenDeployment, message_ids: Sequence[str], now: da
 
 
 async def reschedule(deployment: OpenDeployment, message_id: str, due: datetime, now: datetime) -> Change:
-    """Give a pending message another due time.
-
-    Raises:
-        InvalidMessage: it expires before ``due``; nothing was changed.
-    """
+    """Give a pending message another due time; raise InvalidMessage, unchanged, if it expires before ``due``."""
     if await administrable(deployment, "reschedule a message").reschedule(message_id, due, now):
         return Change(message_id, done=True, due=due)
     return Change(message_id, done=False, reason=await _why_not(deployment, message_id, now))

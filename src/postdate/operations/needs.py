@@ -1,4 +1,4 @@
-"""What an operation needs of a store or its queues, and what is said when an adapter does not offer it."""
+"""Abilities that operations need of a store or its queues, and the error when an adapter lacks one."""
 
 from __future__ import annotations
 
@@ -22,15 +22,7 @@ from postdate.wiring import OpenDeployment, delay_exchange, intake_queues
 
 
 def inspectable(deployment: OpenDeployment, purpose: str) -> AdministrableStore:
-    """Return the store if it answers questions.
-
-    Args:
-        deployment: whose.
-        purpose: what it is needed for, for the error: ``list messages`` …
-
-    Raises:
-        NotSupported: it does not; says so.
-    """
+    """Return the store if it can be inspected, or raise NotSupported; ``purpose`` as in ``list messages``."""
     store = deployment.kept
     if isinstance(store, AdministrableStore):
         return store
@@ -46,7 +38,7 @@ def administrable(deployment: OpenDeployment, purpose: str) -> AdministrableStor
 
 
 def queue_view(deployment: OpenDeployment, purpose: str) -> Observer:
-    """Return the look into the queues if there is one; see :func:`inspectable`."""
+    """Return the queues' observer if there is one; see :func:`inspectable`."""
     if deployment.queue_view is not None:
         return deployment.queue_view
     raise _cannot(
@@ -57,7 +49,7 @@ def queue_view(deployment: OpenDeployment, purpose: str) -> Observer:
 
 
 def taking(deployment: OpenDeployment, receiver: Receiver, purpose: str) -> Receiver:
-    """Return a receiver that takes one message by its id; see :func:`inspectable`."""
+    """Return the receiver if it can take one message by its id; see :func:`inspectable`."""
     if deployment.transport.capabilities.takes_by_id:
         return receiver
     raise _cannot(
@@ -72,11 +64,7 @@ def _cannot(purpose: str, why: str) -> NotSupported:
 
 
 async def present(deployment: OpenDeployment) -> datetime:
-    """Return the time, UTC, by which services judge what is due: that of the store where it has one.
-
-    Raises:
-        StoreUnavailable: it does not answer.
-    """
+    """Return the time, UTC, by which services judge due times: the store's own where it has a clock."""
     if (
         deployment.settings.delayed_delivery.use_store_clock
         and deployment.store is not None
@@ -93,10 +81,9 @@ async def present(deployment: OpenDeployment) -> datetime:
 
 
 async def lengths(deployment: OpenDeployment, names: Sequence[str]) -> Mapping[str, int] | None:
-    """Return how many messages the queues hold: of those named that exist, or of all where that can be known.
+    """Return the lengths of existing queues: of all where they can be listed, else of those in ``names``.
 
-    Returns:
-        Queues that do not exist are left out; ``None`` where a transport does not even tell which exist.
+    ``None`` where a transport does not even say which queues exist.
     """
     if deployment.queue_view is not None:
         return await deployment.queue_view.queue_lengths()
@@ -104,7 +91,7 @@ async def lengths(deployment: OpenDeployment, names: Sequence[str]) -> Mapping[s
 
 
 def sources(settings: Settings, transport: Transport) -> list[str]:
-    """Return the queues from which the service takes what is to be delayed, those of an exchange included."""
+    """Return the queues from which the service takes delayed messages, those of an exchange included."""
     queues, exchange = intake_queues(settings, transport.capabilities), delay_exchange(settings, transport)
     if exchange is not None and isinstance(transport, ForeignIntake):
         queues += [each.name for each in transport.intake_queues(exchange)]
@@ -112,7 +99,7 @@ def sources(settings: Settings, transport: Transport) -> list[str]:
 
 
 async def exists(deployment: OpenDeployment, queue: str) -> bool | None:
-    """Return whether there is such a queue; ``None`` where that cannot be known."""
+    """Return whether the queue exists; ``None`` where that cannot be known."""
     known = await lengths(deployment, [queue])
     return None if known is None else queue in known
 
@@ -128,7 +115,7 @@ async def users_of_queues(deployment: OpenDeployment) -> Sequence[Process] | Non
 
 
 async def standing_of(deployment: OpenDeployment, message_id: str) -> Standing | None:
-    """Return how a pending message stands: as much as the store tells; ``None`` when it does not wait."""
+    """Return a pending message with as much as the store knows of it; ``None`` when it does not wait."""
     if deployment.store_view is not None:
         return await deployment.store_view.standing(message_id)
     message = await inspectable(deployment, "find a message").get(message_id)
@@ -136,10 +123,10 @@ async def standing_of(deployment: OpenDeployment, message_id: str) -> Standing |
 
 
 async def retries_of(deployment: OpenDeployment, message_id: str) -> Sequence[Standing]:
-    """Return the delayed retries of a message that wait; none where that cannot be known."""
+    """Return the pending delayed retries of a message; none where that cannot be known."""
     return () if deployment.store_view is None else await deployment.store_view.retries_of(message_id)
 
 
 async def in_queues(deployment: OpenDeployment, message_id: str) -> Sequence[Queued]:
-    """Return where a message is in the queues; nowhere where they cannot be looked into."""
+    """Return the message's places in queues; none where queues cannot be browsed."""
     return () if deployment.queue_view is None else await deployment.queue_view.find_in_queues(message_id)

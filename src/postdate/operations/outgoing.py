@@ -1,4 +1,4 @@
-"""Setting up, and sending by hand."""
+"""Setting up, and sending a message by hand."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from postdate.wiring import (
 
 @dataclass(frozen=True, slots=True)
 class SetUp:
-    """What there is after setting up.
+    """What exists after setting up.
 
     Args:
         store, transport: addresses, without secrets.
-        queues: the endpoint's own and those asked for.
-        created: of these, the ones that were not there before; ``None`` where that cannot be known.
-        exchange: to which any program publishes what is to be delayed; ``None`` where there is none.
-        timeouts, sagas, outbox: addresses of those whose tables were made, too.
+        queues: the endpoint's own, the configured ones, and ``queues`` of the call.
+        created: the queues that did not exist before; ``None`` where that cannot be known.
+        exchange: for other programs' delayed messages; ``None`` where there is none.
+        timeouts, sagas, outbox: addresses, if their tables were created, too.
         limits: at which the server drops messages of these queues.
     """
 
@@ -58,13 +58,9 @@ class SetUp:
 async def set_up(
     deployment: OpenDeployment, queues: Sequence[str] = (), *, sagas: bool = False, outbox: bool = False
 ) -> SetUp:
-    """Create the tables, the endpoint's queues, the configured ones and ``queues``; what is there already is left.
+    """Create tables and queues that do not exist; ``queues`` adds some.
 
-    Args:
-        deployment: open.
-        queues: to be created besides.
-        sagas: create their table although no section of the settings says where: in the database of the store.
-        outbox: likewise.
+    ``sagas`` and ``outbox`` create their table even if no section of the settings places it: in the store's database.
     """
     settings = deployment.settings
     wanted = list(dict.fromkeys([*own_queues(settings, deployment.transport.capabilities), *queues]))
@@ -94,7 +90,7 @@ async def set_up(
 
 
 async def _set_up_part(settings: Settings, section: Literal["sagas", "outbox"]) -> str:
-    """Create what sagas or the outbox need, and return where."""
+    """Create the tables of sagas or the outbox, and return their address."""
     chosen = settings.sagas if section == "sagas" else settings.outbox
     key = "store.address" if chosen.address is None else f"{section}.address"
     with placing_errors(settings, key):
@@ -115,14 +111,9 @@ async def _lengths_before(deployment: OpenDeployment, queues: Sequence[str]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message to be sent by hand.
+    """A message to send by hand; ``headers`` override every header that Postdate would write.
 
-    Args:
-        destination: queue.
-        body: bytes, sent as they are.
-        headers: of the sender's own; they win over everything Postdate would write.
-        message_type: name of the type that the receiver knows it by.
-        delay, deliver_at, expires_at, time_to_be_received, message_id: see :class:`postdate.SendOptions`.
+    For ``delay`` and the following see :class:`postdate.SendOptions`.
     """
 
     destination: str
@@ -138,15 +129,12 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class SendReport:
-    """What was sent.
+    """A message that was sent.
 
     Args:
-        message_id: to ask for it later.
-        destination: queue.
-        due: when it falls due; ``None``: it is in its queue already.
-        queue_exists: whether there is such a queue yet; without one it goes to the error queue when due; ``None`` where
-            that cannot be known.
-        services: processes that deliver due messages at the moment; ``None`` where that cannot be seen.
+        due: ``None``: it is in its queue already.
+        queue_exists: ``False``: the message will go to the error queue when due; ``None`` where that cannot be known.
+        services: processes that deliver due messages now; ``None`` where that cannot be seen.
     """
 
     message_id: str

@@ -13,13 +13,7 @@ from postdate.ports import Process, Record
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A body that can be shown.
-
-    Args:
-        size_bytes: of the whole.
-        text: the body when it is UTF-8, else ``None``.
-        base64: the body when it is not.
-    """
+    """A body for display: ``text`` when it is UTF-8, else ``base64``."""
 
     size_bytes: int
     text: str | None
@@ -27,7 +21,6 @@ class Body:
 
 
 def body_of(content: bytes) -> Body:
-    """Return a body as text if it is one."""
     try:
         return Body(len(content), content.decode(), None)
     except UnicodeDecodeError:
@@ -46,19 +39,18 @@ class Event:
 
 
 def events_of(history: Sequence[Record]) -> tuple[Event, ...]:
-    """Return records as events, in the order of writing."""
     return tuple(
         Event(record.at, record.kind.name.lower(), record.due, record.destination, record.detail) for record in history
     )
 
 
 def shown_time(instant: datetime) -> str:
-    """Return ISO 8601 in UTC, with microseconds only where there are some."""
+    """Return ISO 8601 in UTC, with microseconds only where they are not 0."""
     return instant.isoformat().replace("+00:00", "Z")
 
 
 def shown_span(span: timedelta) -> str:
-    """Return a duration, rounded to what a reader needs: ``3h12m``, ``45s``, ``12ms``."""
+    """Return a duration with one or two units, cut off: ``3h12m``, ``45s``, ``12ms``."""
     seconds = abs(span).total_seconds()
     if seconds < 1:
         return f"{seconds * 1000:.0f}ms"
@@ -74,10 +66,8 @@ def shown_count(count: int, what: str) -> str:
 
 
 def delivering(processes: Sequence[Process]) -> list[Process]:
-    """Return the living processes that deliver due messages."""
     return [process for process in processes if process.alive and process.delivers]
 
 
 def receiving(processes: Sequence[Process], queue: str) -> list[Process]:
-    """Return the living processes that receive from ``queue``."""
     return [process for process in processes if process.alive and queue in process.receives]

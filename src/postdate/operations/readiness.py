@@ -1,4 +1,4 @@
-"""Is everything there that a service needs? Asked once, before it starts."""
+"""Checks once, before a service starts, that everything it needs is there."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ from postdate.wiring import OpenDeployment, dispatcher_queues, placing_errors
 
 
 async def check_readable(deployment: OpenDeployment) -> None:
-    """Return if what is due can be looked for, now or after an outage.
+    """Raise the store's error if due messages cannot be looked up and waiting will not help, as with a damaged file.
 
-    Args:
-        deployment: open, with its store initialized and set up.
-
-    Raises:
-        StoreError: no waiting will mend it, as a damaged file: it would be said by the poller only, again and again.
+    Otherwise only the poller would report it, again and again.
     """
     if deployment.store is None:
         return
@@ -28,14 +24,9 @@ async def check_readable(deployment: OpenDeployment) -> None:
 
 
 async def check_set_up(deployment: OpenDeployment) -> None:
-    """Return if a service can start without creating anything.
+    """Raise StoreNotSetUp if tables or queues are missing; otherwise a service can start without creating anything.
 
-    Args:
-        deployment: open; its store need not be initialized.
-
-    Raises:
-        StoreNotSetUp: tables or queues are missing; says which, and how to create them.
-        StoreUnavailable, TransportUnavailable: a server does not answer.
+    The store need not be initialized.
     """
     settings = deployment.settings
     if deployment.store is not None:

@@ -1,4 +1,4 @@
-"""What cannot be read and was set aside: seen, mended and put back, or deleted. Source: ADR 0019."""
+"""Unreadable messages that were set aside: listed, mended and put back, or deleted. Source: ADR 0019."""
 
 from __future__ import annotations
 
@@ -18,20 +18,15 @@ _STORE: Final = "s"
 _QUEUES: Final = "q"
 _NAME: Final = re.compile(rf"(?P<where>[{_STORE}{_QUEUES}])(?P<number>[0-9]{{1,18}})", re.ASCII)
 _LOOKED_THROUGH: Final = 10_000
-"""Of so many the one that is asked for is found; they are few, or something is badly wrong."""
+"""How many are searched for a name or an id; more of them means that something is badly wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """What was set aside, in a list.
+    """One message that was set aside, in a list.
 
-    Args:
-        name: to name it by: ``s`` of the store or ``q`` of the queues, and its number there.
-        queue: it was in; ``None``: it waited in the store.
-        message_id: as far as it can be read; empty where it cannot.
-        reason: why it cannot be read.
-        at: when it was set aside, UTC.
-        size_bytes: of all that it holds.
+    ``name`` is ``s`` (store) or ``q`` (queues) with its number there; ``queue`` is ``None`` for one that waited in the
+    store; ``message_id`` is empty where it cannot be read.
     """
 
     name: str
@@ -44,7 +39,7 @@ class SetAside:
 
 @dataclass(frozen=True, slots=True)
 class SetAsideList:
-    """What was set aside, of the store first, the oldest first; ``total`` counts all of it."""
+    """Messages that were set aside, those of the store first, the oldest first; ``total`` counts all."""
 
     total: int = 0
     messages: Sequence[SetAside] = ()
@@ -52,7 +47,7 @@ class SetAsideList:
 
 @dataclass(frozen=True, slots=True)
 class SetAsideDetails:
-    """What was set aside, with what it holds: by column, as text where it is UTF-8."""
+    """One message that was set aside, with its content by column."""
 
     message: SetAside
     raw: Mapping[str, Body]
@@ -60,13 +55,7 @@ class SetAsideDetails:
 
 @dataclass(frozen=True, slots=True)
 class Mended:
-    """What became of a request about one that was set aside.
-
-    Args:
-        name: of it.
-        done: whether it was done.
-        remark: why not.
-    """
+    """Result of putting back or deleting one message; ``remark`` says why it was not done."""
 
     name: str
     done: bool
@@ -74,18 +63,16 @@ class Mended:
 
 
 def quarantines(deployment: OpenDeployment) -> dict[str, Quarantine]:
-    """Return what sets aside here, by the letter its names begin with."""
+    """Return the store and the transport, if they set messages aside, by the letter that their names begin with."""
     parts = {_STORE: deployment.store, _QUEUES: deployment.transport}
     return {letter: part for letter, part in parts.items() if isinstance(part, Quarantine)}
 
 
 async def count_set_aside(deployment: OpenDeployment) -> int:
-    """Return how much was set aside in the store and the queues."""
     return sum([await each.quarantined_count() for each in quarantines(deployment).values()])
 
 
 async def list_set_aside(deployment: OpenDeployment, limit: int) -> SetAsideList:
-    """Return up to ``limit`` of what was set aside."""
     found = await _found(deployment, limit)
     return SetAsideList(await count_set_aside(deployment), [_line(name, each) for name, each in found[:limit]])
 
@@ -104,7 +91,7 @@ def _line(name: str, each: Quarantined) -> SetAside:
 
 
 async def set_aside_of(deployment: OpenDeployment, message_id: str) -> SetAside | None:
-    """Return what was set aside of a message, the latest, or ``None``: nothing was."""
+    """Return the message as it was set aside last, or ``None`` if it never was."""
     lines = [
         _line(name, each) for name, each in await _found(deployment, _LOOKED_THROUGH) if each.message_id == message_id
     ]
@@ -112,11 +99,7 @@ async def set_aside_of(deployment: OpenDeployment, message_id: str) -> SetAside 
 
 
 async def show_set_aside(deployment: OpenDeployment, name: str) -> SetAsideDetails:
-    """Return one with all that it holds.
-
-    Raises:
-        MessageNotFound: there is none of that name.
-    """
+    """Return one message with its content; raise MessageNotFound if there is none of that name."""
     _part(deployment, name)
     for known, each in await _found(deployment, _LOOKED_THROUGH):
         if known == name:
@@ -125,13 +108,9 @@ async def show_set_aside(deployment: OpenDeployment, name: str) -> SetAsideDetai
 
 
 async def put_back(deployment: OpenDeployment, names: Sequence[str], mending: Mending, now: datetime) -> list[Mended]:
-    """Put what is mended back where it was, each in one transaction; what still cannot be read stays.
+    """Put messages back where they were, with ``mending`` in place of unreadable parts, each in one transaction.
 
-    Args:
-        deployment: where.
-        names: which.
-        mending: what takes the place of what cannot be read.
-        now: UTC.
+    Messages that still cannot be read stay.
     """
     return [await _tried(name, _put_back(deployment, name, mending, now)) for name in names]
 
@@ -147,14 +126,14 @@ async def _put_back(deployment: OpenDeployment, name: str, mending: Mending, now
 
 
 def _check_size(mending: Mending, limit: int) -> None:
-    """Refuse what could not be stored; what is not mended was, by the limits of its time."""
+    """Refuse parts too large to be stored; parts that are not mended were stored once."""
     size = size_in_bytes(encode_headers(mending.headers or {}), mending.body or b"")
     if size > limit:
         raise MessageTooLarge(f"what is to take its place has {size:,} bytes, at most {limit:,} are taken")
 
 
 async def delete_set_aside(deployment: OpenDeployment, names: Sequence[str], now: datetime) -> list[Mended]:
-    """Delete what was set aside for good; recorded as discarded where its id can be read."""
+    """Delete messages that were set aside; recorded as discarded where the id can be read."""
     return [await _tried(name, _delete(deployment, name, now)) for name in names]
 
 
@@ -174,11 +153,7 @@ async def _tried(name: str, doing: Awaitable[None]) -> Mended:
 
 
 def _part(deployment: OpenDeployment, name: str) -> tuple[Quarantine, int]:
-    """Return where one of that name would be, and its number there.
-
-    Raises:
-        MessageNotFound: it is no name, or nothing is set aside there.
-    """
+    """Return the store or transport, and the number there; raise MessageNotFound for anything but such a name."""
     match = _NAME.fullmatch(name)
     part = None if match is None else quarantines(deployment).get(match["where"])
     if match is None or part is None:

@@ -1,7 +1,7 @@
 """Bulk work on Spark: schedule, sweep, audit …, and the ``postdate`` data source. Only this package imports PySpark.
 
-For jobs of one's own: :func:`end_of_use`, :func:`lapsed` and :func:`malformed_end_of_use` say of a column of headers
-when messages are past their use.
+For jobs of one's own: :func:`end_of_use`, :func:`lapsed` and :func:`malformed_end_of_use` read the expiry of messages
+from a column of headers.
 """
 
 from __future__ import annotations

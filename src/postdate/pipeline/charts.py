@@ -21,7 +21,7 @@ _MILLISECOND, _MINUTE, _HOUR, _DAY = 1e-3, 60.0, 3_600.0, 86_400.0
 
 
 def curve_chart(points: Sequence[CurvePoint], width_seconds: int) -> str:
-    """Return what was due (area) and what was delivered (line) over time, as one SVG element."""
+    """Return due (area) and delivered (line) messages over time, as one SVG element."""
     with svg_axes("curve", _CSS_COLOURS) as (axes, done):
         edges, due, delivered = _steps(points, timedelta(seconds=width_seconds))
         axes.fill_between(edges, due, step="post", color=_DUE, alpha=0.35, linewidth=0, label="due")
@@ -34,7 +34,7 @@ def curve_chart(points: Sequence[CurvePoint], width_seconds: int) -> str:
 
 
 def lateness_chart(bins: Sequence[LatenessBin], lateness: Lateness) -> str:
-    """Return how late deliveries were, on a logarithmic scale, with the percentiles, as one SVG element."""
+    """Return the distribution of lateness on a logarithmic scale, with percentiles, as one SVG element."""
     with svg_axes("lateness", _CSS_COLOURS) as (axes, done):
         left = [each.from_seconds for each in bins]
         widths = [each.to_seconds - each.from_seconds for each in bins]
@@ -49,7 +49,7 @@ def lateness_chart(bins: Sequence[LatenessBin], lateness: Lateness) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time in the unit that suits it: ``250 ms``, ``1.5 s``, ``2 min``, ``3 h``."""
+    """Return a length of time in a suitable unit: ``250 ms``, ``1.5 s``, ``2 min``, ``3 h``."""
     for unit, size in (("d", _DAY), ("h", _HOUR), ("min", _MINUTE), ("s", 1.0), ("ms", _MILLISECOND)):
         if abs(seconds) >= size:
             return f"{seconds / size:.3g} {unit}"
@@ -57,7 +57,7 @@ def duration(seconds: float) -> str:
 
 
 def _steps(points: Sequence[CurvePoint], width: timedelta) -> tuple[list[Any], list[int], list[int]]:
-    """Return edges and heights of steps; they go down to 0 for intervals that the points leave out."""
+    """Return edges and heights of steps, with 0 for intervals without a point."""
     edges, due, delivered = list[Any](), list[int](), list[int]()
     for point in points:
         if edges and edges[-1] == point.at:

@@ -1,4 +1,4 @@
-"""Whose checkpoint is it? Spark finds out late, in words of its own, or not at all. Runs on the driver."""
+"""Ties a checkpoint to its job, because Spark notices a wrong one late, or never. Runs on the driver."""
 
 from __future__ import annotations
 
@@ -15,15 +15,9 @@ _OF_ANY_QUERY = "metadata"
 
 
 def claim_checkpoint(spark: SparkSession, checkpoint: str, job: Mapping[str, str | int]) -> None:
-    """Write down in a checkpoint which job it belongs to, or see that it belongs to this one.
+    """Note in a checkpoint the job that it belongs to, or raise PipelineError if it is another's.
 
-    Args:
-        spark: any session.
-        checkpoint: folder on any file system of Spark; made when it is missing.
-        job: what must be the same whenever the query is started with the checkpoint; no secrets.
-
-    Raises:
-        PipelineError: it is that of another job; says what differs.
+    ``job`` has the values that must be the same at every start of the query with this checkpoint; no secrets.
     """
     ours = f"{checkpoint}/{_OURS}"
     found = _text(spark, ours)

@@ -1,4 +1,4 @@
-"""The columns in which Spark sees messages, records and queues, and how pages of a store become Arrow batches."""
+"""The columns in which Spark sees messages, records and queues; turns pages of a store into Arrow batches."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # Arrow's stubs make schemas, fields and arrays generic in a type that only the running program knows.
@@ -26,7 +26,7 @@ MESSAGE_SCHEMA = (
     "message_id string, destination string, due timestamp, expires_at timestamp, "
     "headers map<string,string>, body binary"
 )
-"""What is written to a store, in Spark's words."""
+"""Columns that are written to a store, as a Spark schema."""
 
 _ARROW_SCHEMAS: Mapping[str, pa.Schema] = MappingProxyType(
     {
@@ -73,11 +73,7 @@ _DECODE_ALL = msgspec.json.Decoder(list[dict[str, str]]).decode
 
 
 def arrow_schema(what: str, columns: Sequence[str] = ()) -> pa.Schema:
-    """Return the columns of ``pending``, ``records`` or ``queued``; all of them, or those named, in that order.
-
-    Raises:
-        PipelineError: there is no such thing to read, or it has no such column.
-    """
+    """Return the given columns, or all, of ``pending``, ``records`` or ``queued``; refuse unknown names."""
     if what not in _ARROW_SCHEMAS:
         raise PipelineError(f"there is nothing called {what!r} to read; choose one of {', '.join(_ARROW_SCHEMAS)}")
     schema = _ARROW_SCHEMAS[what]
@@ -88,21 +84,18 @@ def arrow_schema(what: str, columns: Sequence[str] = ()) -> pa.Schema:
 
 
 def quoted(name: str) -> str:
-    """Return the name of a column as Spark SQL takes it, whatever is in it."""
+    """Return a column's name quoted for Spark SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def spark_schema(schema: pa.Schema) -> str:
-    """Return an Arrow schema of this module in Spark's words."""
     return ", ".join(f"{field.name} {_SPARK_TYPES[field.type]}" for field in schema)
 
 
 def to_batch(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
     """Return a page of a scan as one Arrow batch.
 
-    Args:
-        rows: plain rows with the columns of ``schema``; times in microseconds since 1970 UTC, headers as JSON text.
-        schema: from :func:`arrow_schema`.
+    ``rows`` have the columns of ``schema``; times in microseconds since 1970 UTC, headers as JSON text.
     """
     columns = zip(*rows, strict=True)
     arrays = [_to_array(field, column) for field, column in zip(schema, columns, strict=True)]
@@ -110,12 +103,7 @@ def to_batch(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBat
 
 
 def from_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return a batch that a store gave as Spark sees it.
-
-    Args:
-        batch: see :class:`postdate.ports.ScannableStore`; with the columns of ``schema``.
-        schema: from :func:`arrow_schema`.
-    """
+    """Return a batch of :class:`postdate.ports.ScannableStore` with Spark's types."""
     return pa.record_batch([_seen(field, batch.column(field.name)) for field in schema], schema=schema)
 
 
@@ -128,7 +116,7 @@ def _seen(field: pa.Field[Any], column: pa.Array[Any]) -> pa.Array[Any]:
 
 
 def _maps(texts: pa.Array[Any]) -> pa.Array[Any]:
-    """Return JSON objects as maps: all are parsed as one list, and no pair becomes a tuple."""
+    """Return JSON objects as maps, parsed as one list, which creates no tuple for each pair."""
     whole = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts), ",")[0]
     try:
         headers = _DECODE_ALL(b"[" + whole.as_buffer().to_pybytes() + b"]")

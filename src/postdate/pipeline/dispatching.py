@@ -1,7 +1,7 @@
-"""The service's own poller and dispatcher inside a Spark task: what a sweep consists of. Source: ADR 0011.
+"""The service's own poller and dispatcher inside a Spark task: the core of a sweep. Source: ADR 0011.
 
 Runs on executors; nothing here needs Spark. A dispatcher here makes the same claims as a running service and writes the
-same records, so both may run at once; what a killed task had claimed is free when its connection is gone.
+same records, so both may run at once; the claims of a killed task are free when its connection is gone.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ LEDGER_ARROW: Final = pa.schema(
     ]
 )
 LEDGER_SCHEMA: Final = "kind string, message_id string, at timestamp, due timestamp, destination string, detail string"
-"""The same in Spark's words: columns of records, see :class:`postdate.ports.ScannableStore`."""
+"""The ledger's columns as a Spark schema; see records of :class:`postdate.ports.ScannableStore`."""
 
 _KEPT_AT_MOST: Final = 50_000
-"""Lines of the ledger that Spark has not taken yet; the dispatcher waits then."""
+"""Lines of the ledger that Spark has not taken yet; above that the dispatcher waits."""
 
 _HANDED_OVER_EVERY_SECONDS: Final = 0.25
 _LOOKS_FOR_A_STOP_EVERY_SECONDS: Final = 0.1
@@ -62,7 +62,7 @@ _LOOKS_FOR_A_STOP_EVERY_SECONDS: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class SweepSpec:
-    """From which store to which queues, as a value that travels to executors; see :class:`StoreSpec` for secrets.
+    """A sweep from a store to queues, as a value that travels to executors; see :class:`StoreSpec` for secrets.
 
     Args:
         store: where due messages are.
@@ -70,7 +70,7 @@ class SweepSpec:
         transport_settings: of its adapter.
         error_queue: for messages that cannot be sent.
         number_of_retries: attempts after the first.
-        patience: how long the store, or everything that is sent to, may fail before the job does.
+        patience: how long the store, or every destination, may fail before the job does.
     """
 
     store: StoreSpec
@@ -88,10 +88,10 @@ class SweepSpec:
 
     @classmethod
     def of(cls, settings: Settings) -> SweepSpec:
-        """Return the sweep that does what ``postdate run`` with these settings does to due messages.
+        """Return the sweep that delivers as ``postdate run`` with these settings does.
 
         Raises:
-            ConfigurationError: something was set that the store or the queues do not have.
+            ConfigurationError: a setting does not exist for this store or these queues.
         """
         chosen = settings.transport
         return cls(
@@ -104,7 +104,7 @@ class SweepSpec:
         )
 
     def open_transport(self) -> Transport:
-        """Return the queues; they are connected to at first use.
+        """Return the queues, which connect at first use.
 
         Raises:
             ConfigurationError: a reference leads nowhere here, or the driver is not installed here.
@@ -116,34 +116,28 @@ class SweepSpec:
 
 
 class Counts(NoMetrics):
-    """Counts by the kind of record."""
-
     def __init__(self) -> None:
         self.of: Counter[str] = Counter()
 
     @override
     def delivered(self, messages: int, lateness_seconds: Sequence[float]) -> None:
-        """Count deliveries."""
         self.of["delivered"] += messages
 
     @override
     def expired(self, messages: int) -> None:
-        """Count messages that nobody wanted any more when they were due."""
         self.of["expired"] += messages
 
     @override
     def retried(self, messages: int) -> None:
-        """Count messages that were given back for a later attempt."""
         self.of["retried"] += messages
 
     @override
     def moved_to_error(self, messages: int) -> None:
-        """Count messages that went to the error queue."""
         self.of["failed"] += messages
 
 
 class DispatchJournal:
-    """A journal that Spark's thread takes Arrow batches from while the dispatcher writes on."""
+    """A journal of Arrow batches that the dispatcher writes and Spark's thread takes."""
 
     def __init__(self) -> None:
         self._waiting: deque[pa.RecordBatch] = deque()
@@ -152,7 +146,6 @@ class DispatchJournal:
         self._changed = threading.Condition()
 
     def ended(self, kind: RecordKind, messages: Sequence[DelayedMessage], at: datetime, detail: str = "") -> None:
-        """See :class:`postdate.core.journal.Journal`."""
         n = len(messages)
         self._add(
             pa.array([kind.name.lower()] * n),
@@ -164,7 +157,6 @@ class DispatchJournal:
         )
 
     def moved(self, moved: Moved, at: datetime) -> None:
-        """See :class:`postdate.core.journal.Journal`."""
         if moved.message_ids:
             kinds = pa.array(["expired" if expired else "delivered" for expired in moved.expired])
             self._add(kinds, moved.message_ids, moved.dues, moved.destinations, at, None)
@@ -196,17 +188,16 @@ class DispatchJournal:
 
     @property
     def is_full(self) -> bool:
-        """Whether Spark should take what there is before more is dispatched."""
         return self._lines > _KEPT_AT_MOST
 
     def complete(self) -> None:
-        """Say that nothing more comes."""
+        """Note that no more lines come."""
         with self._changed:
             self._complete = True
             self._changed.notify_all()
 
     def take(self, wait_seconds: float) -> Iterator[pa.RecordBatch]:
-        """Yield what has been written, after the given time, or sooner when there is much, or nothing more comes."""
+        """Yield the lines so far, after ``wait_seconds``, or sooner when the journal is full or complete."""
         with self._changed:
             self._changed.wait_for(lambda: self.is_full or self._complete, wait_seconds)
             batches, self._lines = list(self._waiting), 0
@@ -219,7 +210,7 @@ class DispatchJournal:
 
 
 class _Trouble:
-    """Remembers the error after which hope was given up."""
+    """Keeps the error for which the dispatcher gave up."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
@@ -229,7 +220,7 @@ class _Trouble:
 
 
 class _Sending(RepeatedFailures):
-    """Trips at a failure only: a dispatcher that has nothing more to send does not fail."""
+    """Trips only at a failure, not for lack of successes: a dispatcher without messages does not fail."""
 
     failed_at: float | None = None
 
@@ -239,7 +230,7 @@ class _Sending(RepeatedFailures):
         return super().failure(error, seconds)
 
     def fails_still(self, seconds: float) -> bool:
-        """Return whether the next attempt of what failed may be yet to come."""
+        """Return whether a retry of the last failure may be yet to come."""
         patience = 2 * LONGEST_OUTAGE_DELAY.total_seconds()
         recently = self.failed_at is not None and seconds - self.failed_at < patience
         return self.state is not BreakerState.DISARMED and recently
@@ -247,7 +238,7 @@ class _Sending(RepeatedFailures):
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """What looks for due messages, and what trips when that goes wrong for too long."""
+    """Due work, with the circuit breakers for looking and sending."""
 
     work: DueWork
     clock: Clock
@@ -258,17 +249,17 @@ class _Machine:
 
     @property
     def fails(self) -> bool:
-        """Whether it goes wrong at the moment."""
+        """Whether looking or sending fails at the moment."""
         return self.fetching.state is BreakerState.ARMED or self.sending.fails_still(SystemClock().monotonic())
 
     def check(self) -> None:
-        """Raise what it went wrong with for too long."""
+        """Raise the error for which a breaker tripped."""
         if self.trouble.error is not None:
             raise self.trouble.error
 
 
 class _HeldBackWork:
-    """Due work that waits while the ledger is full: what Spark does not take, is not dispatched."""
+    """Due work that waits while the ledger is full: messages that Spark could not record are not dispatched."""
 
     def __init__(self, work: DueWork, ledger: DispatchJournal) -> None:
         self._work, self._ledger = work, ledger
@@ -312,20 +303,20 @@ async def _machine(spec: SweepSpec, counts: Counts, journal: Journal) -> AsyncGe
 
 
 async def _whole(close: Callable[[], Awaitable[None]]) -> None:
-    """Close although the task is being cancelled: Python's worker goes on to the next one."""
+    """Close even while the task is being cancelled: Python's worker goes on to the next task."""
     with anyio.CancelScope(shield=True):
         await close()
 
 
 async def _drain(machine: _Machine) -> None:
-    """Dispatch what is due, until nothing is that this process could have."""
+    """Dispatch until no due message is left that this process could claim."""
     while True:
         async with machine.work.running():  # whose end waits for what is in flight
             count, next_attempt, error = await _round(machine)
         if error is not None:  # raised only here: a task group would wrap it up
             raise error
         soon = later(machine.clock.now(), LONGEST_OUTAGE_DELAY)
-        # Whoever took what was given back may have sent it: it is not this process that must have succeeded.
+        # Another process may have claimed and sent the released messages, so this one need not have succeeded.
         nothing_left = count == 0 and (next_attempt is None or next_attempt > soon)
         if machine.sending.state is BreakerState.DISARMED or nothing_left:
             return
@@ -333,10 +324,9 @@ async def _drain(machine: _Machine) -> None:
 
 
 async def _round(machine: _Machine) -> tuple[int, datetime | None, BaseException | None]:
-    """Take until there is no more, or sending goes wrong: taking more would only give more back.
+    """Take until nothing is left, or sending fails: then further claims would only be released again.
 
-    Returns:
-        How many were taken, when the next may be attempted, and what it went wrong with for too long.
+    Returns the number of messages taken, the time of the next attempt, and the error of a tripped breaker.
     """
     clock, count = SystemClock(), 0
     while machine.trouble.error is None:
@@ -358,7 +348,7 @@ async def _round(machine: _Machine) -> tuple[int, datetime | None, BaseException
 
 
 async def _reside(machine: _Machine, seconds: float, stop: Callable[[], bool]) -> None:
-    """Be a poller for some seconds; longer while it fails, so that patience is not counted anew in each task."""
+    """Poll for some seconds; longer while it fails, so that patience does not start anew in each task."""
     clock = SystemClock()
     poller = Poller(machine.work, machine.clock, machine.fetching)
     until = clock.monotonic() + seconds
@@ -381,11 +371,9 @@ async def _run(
 
 
 def drain_due(spec: SweepSpec) -> Counter[str]:
-    """Dispatch everything that is due and that nobody else holds; return counts by the kind of what happened.
+    """Dispatch all due messages that no other process holds; return counts by kind of record.
 
-    Raises:
-        StoreUnavailable, TransportUnavailable: for longer than patience lasts.
-        PostdateError: the store is not set up, or anything else that waiting does not mend.
+    Raises PostdateError, transient only if store or transport failed for longer than patience lasts.
     """
     counts = Counts()
     anyio.run(_run, spec, counts, NO_JOURNAL, None, _never)
@@ -393,15 +381,9 @@ def drain_due(spec: SweepSpec) -> Counter[str]:
 
 
 def swept(spec: SweepSpec, seconds: float | None, stop_file: Path | None = None) -> Generator[pa.RecordBatch]:
-    """Dispatch in another thread, and yield the ledger of it meanwhile.
+    """Dispatch in another thread, and yield its ledger meanwhile; ``None`` seconds: until nothing is due.
 
-    Args:
-        spec: what to do.
-        seconds: how long; ``None``: until nothing is due.
-        stop_file: ends it early once it is there.
-
-    Raises:
-        PostdateError: see :func:`drain_due`; after everything that was done has been yielded.
+    The sweep ends early once ``stop_file`` exists. Raises as :func:`drain_due` does, after the whole ledger.
     """
     ledger, given_up = DispatchJournal(), threading.Event()
 

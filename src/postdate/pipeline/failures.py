@@ -1,4 +1,4 @@
-"""What Spark says when a job fails, in one line: the error of ours that a task raised, or the first line of Spark's."""
+"""A failed Spark job in one line: Postdate's own error from a task, or the first line of Spark's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _REASONS: Final = tuple(
         (r"^([A-Z]\w*(?:Error|Exception)): (.*)", r"\1: \2"),
     )
 )
-"""What is looked for in the texts of an error, first things first, and what is said of the last that is found."""
+"""Patterns in the texts of an error, the best first, and the sentence for the last match of each."""
 
 _NAMED: Final = re.compile(r"\[[A-Z][A-Z_.]+\] .*?SQLSTATE: \w+", re.DOTALL)
 
@@ -57,11 +57,7 @@ def cause(error: BaseException) -> str:
 
 
 def watched(query: StreamingQuery, what: str, stop: threading.Event) -> None:
-    """Wait until a query ends or ``stop`` is set, and stop it then.
-
-    Raises:
-        PipelineError: it has failed.
-    """
+    """Wait until a query ends or ``stop`` is set, and stop it; raise PipelineError if it has failed."""
     while query.isActive and not stop.wait(0.1):
         pass
     query.stop()
@@ -72,13 +68,9 @@ def watched(query: StreamingQuery, what: str, stop: threading.Event) -> None:
 
 @contextmanager
 def told_in_one_line(what: str) -> Generator[None]:
-    """Raise what Spark raises in the block as an error of ours: what is wrong, and why.
+    """Raise PipelineError for errors of Spark in the block; ``what`` begins its text, as in ``the sweep has failed``.
 
-    Args:
-        what: is wrong, as in ``the sweep has failed``.
-
-    Raises:
-        PipelineError: from Spark's own error, or that of the bridge to Java, which has one type for most of Java's.
+    Also for errors of the bridge to Java, which has one type for most of Java's.
     """
     try:
         yield

@@ -1,6 +1,6 @@
-"""Files of rows, as a table or as a stream, by the same rules: columns go by their names, or are refused by them.
+"""Files of rows, as a table or as a stream, by the same rules: columns are matched by name, and wrong names refused.
 
-A CSV file begins with a line of names, which must be those that the first file or the schema has, in the same order.
+A CSV file begins with a line of names, the same and in the same order as in the first file or the schema.
 A quote inside quotes is written twice, or the file is refused, and a line may break inside them. JSON has one object a
 line. The files of a folder of Parquet need not have the same columns, only the same types. Runs on the driver.
 """
@@ -23,7 +23,7 @@ from postdate.pipeline.columns import quoted
 from postdate.pipeline.failures import told_in_one_line
 
 MALFORMED: Final = "_corrupt_record"
-"""Spark's name of a column that has, of a line of text that is no row, all of it, and is null in rows."""
+"""Spark's name of the column that holds the whole of a malformed line, and is null in rows."""
 
 _RULES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
@@ -41,9 +41,9 @@ _RULES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
 _JSON_LINES = frozenset({"jsonl", "ndjson"})
 
 _ANY_AGE = "1000000d"
-"""Files are read however old they are: tools that move, copy or unpack files keep their times. Spark would ignore
-without a word those that are a week older than the newest. It remembers the names of all instead, which its log in the
-checkpoint does anyhow."""
+"""Files are read whatever their age: tools that move, copy or unpack files keep their times, and by default Spark
+silently ignores files a week older than the newest. With this it remembers all names, as its checkpoint's log does.
+"""
 
 _NANOSECONDS: Final = re.compile(r"(timestamp_[ln]tz)\([789]\)", re.IGNORECASE)
 """Spark's types of times below a microsecond, which only its Java knows."""
@@ -55,11 +55,11 @@ def read_input(spark: SparkSession, path: str, input_format: str | None = None) 
     Args:
         spark: any session.
         path: of a file or directory.
-        input_format: ``csv``, ``json`` (one object a line) or ``parquet``; by the end of the name by default.
+        input_format: ``csv``, ``json`` (one object a line) or ``parquet``; by default from the name's ending.
 
     Raises:
-        PipelineError: the format is none of these or cannot be told, or the files do not agree on a type. That a CSV
-            file has other columns than the first is found when it is read.
+        PipelineError: the format is unknown, or the files do not agree on a type. A CSV file with other columns than
+            the first fails only when it is read.
     """
     name = input_format or Path(path).name.removesuffix(".gz").rpartition(".")[2].lower()
     name = "json" if name in _JSON_LINES else name
@@ -83,21 +83,21 @@ def read_directory(
     format: str = "json",  # noqa: A002 - Spark's word
     files_at_once: int = 100,
 ) -> DataFrame:
-    """Return the stream of the files of a directory: those that are there, then those that come, whatever their times.
+    """Return the stream of a directory's files: existing ones, then new ones, whatever their times.
 
     Put files in by renaming them, whole: Spark reads each name once.
 
     Args:
         spark: a session in UTC.
         path: of the directory.
-        schema: in Spark's words, such as ``id string, due timestamp``. The header line of a CSV file must have these
+        schema: a Spark schema, such as ``id string, due timestamp``. The header line of a CSV file must have these
             names in this order. Times that Parquet has in nanoseconds are ``timestamp_ltz(9)``, or ``timestamp_ntz(9)``
-            without a zone; they come rounded up to microseconds.
+            without a zone; they are rounded up to microseconds.
         format: ``json`` (one object a line), ``csv`` or ``parquet``.
         files_at_once: how many files a micro-batch takes at most, which bounds the memory it needs.
 
     Raises:
-        PipelineError: the directory is missing, or the format or the schema is none.
+        PipelineError: the directory is missing, or the format or the schema is invalid.
     """
     if format not in _RULES:
         raise PipelineError(f"rows are read from json, csv or parquet, not {format!r}")
@@ -114,12 +114,12 @@ def read_directory(
 
 
 def _know_nanoseconds(spark: SparkSession) -> None:
-    """Switch on what Spark 4.3 calls a preview; for as long as the session lives, because plans are made later."""
+    """Switch on a preview of Spark 4.3; for as long as the session lives, because plans are made later."""
     spark.conf.set("spark.sql.timestampNanosTypes.enabled", "true")
 
 
 def _in_microseconds(rows: DataFrame) -> DataFrame:
-    """Return rows whose times all are of types that Python knows, rounded up: no message is early."""
+    """Return rows with times in microseconds, which Python knows, rounded up: no message is early."""
     described = rows.sparkSession.sql("DESCRIBE QUERY SELECT * FROM {rows}", rows=rows).collect()
     types = {row["col_name"]: row["data_type"] for row in described}
     if not any(map(_NANOSECONDS.search, types.values())):

@@ -1,8 +1,8 @@
-"""What falls due when and where, and what that asks of the dispatcher: load, herds, the rate needed, time to drain.
+"""Forecasts what falls due when and where, and the dispatching it takes: load, herds, needed rate, time to drain.
 
-Spark counts messages by second and destination, once; everything else is made from these counts. By second alone they
-come to the driver, where :mod:`postdate.pipeline.forecast_rates` works with them. Changes nothing; services may go on
-meanwhile, and a message that moves while the store is read is counted or not.
+Spark counts messages by second and destination, once; everything else is made from these counts. Counts by second alone
+come to the driver, for :mod:`postdate.pipeline.forecast_rates`. Changes nothing; services may run meanwhile, and a
+message that moves while the store is read is counted or not.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ MOST_INTERVALS = 400
 """Intervals in JSON and on the page, at most."""
 
 MOST_STEPS = 4_000_000
-"""Different due times that come to the driver, at most; of more seconds than that, ten or more are counted as one."""
+"""Due times that come to the driver, at most; beyond that, ten seconds or more are counted as one."""
 
 _STEPS_SECONDS = (1, 10, 60, 300, 600, 3_600, 86_400, 864_000, 31_536_000)
 _MOST_DESTINATIONS, _DESTINATIONS_APART = 400, 8
@@ -77,19 +77,19 @@ def forecast(
     *,
     partitions: int = 4,
 ) -> ForecastResult:
-    """Forecast what waits in a store.
+    """Forecast the pending messages of a store.
 
     Without a rate in the options it is measured: the most that the records say was delivered within ten seconds by the
     clock, as a rate a second. A shorter burst counts as if it had taken the ten seconds, so a store that never had much
-    to do gives a low rate. All records are read for it; a given rate spares that.
+    to do gives a low rate. This reads all records; a given rate spares that.
 
     Runs on the driver; the store is read and counted on the executors.
 
     Args:
         spark: a session in UTC.
-        store: what to forecast; retried messages count at the time they were first due.
+        store: retried messages count at the time they were first due.
         now: what overdue is measured against, and when dispatching begins; aware.
-        options: how; the defaults if left out.
+        options: the defaults if left out.
         partitions: tasks that read at the same time, at least 1.
 
     Raises:
@@ -113,16 +113,16 @@ def forecast_frame(
     due: str = "due",
     destination: str = "destination",
 ) -> ForecastResult:
-    """Forecast any table of messages: a plan that is not scheduled yet.
+    """Forecast any table of messages, such as a plan that is not scheduled yet.
 
-    There is no rate to be measured here: without one in the options, the result has no ``drain``. Runs on the driver;
+    No rate can be measured: without one in the options, the result has no ``drain``. Runs on the driver;
     the table is read once, on the executors.
 
     Args:
         messages: one message a row, in a session in UTC. Rows without a due time, or with one outside the years 1 to
             9999, are counted and left out.
         now: what overdue is measured against, and when dispatching begins; aware.
-        options: how; the defaults if left out.
+        options: the defaults if left out.
         due: name of the column with due times, of the type timestamp.
         destination: name of the column with destinations, of the type string; may be null.
 
@@ -146,9 +146,9 @@ def forecast_frame(
 
 
 def measured_rate(spark: SparkSession, store: StoreSpec, partitions: int = 4) -> float | None:
-    """Return the most that a store delivered in a second, sustained for ten; ``None`` if it never delivered anything.
+    """Return the store's highest rate of delivery over ten seconds, as :func:`forecast` measures it.
 
-    See :func:`forecast` for what is measured.
+    In messages a second; ``None`` if it never delivered anything.
 
     Raises:
         StoreError: the store is missing or unreachable.
@@ -217,7 +217,7 @@ def _forecast(messages: DataFrame, asked: _ForecastRequest, rate: float | None) 
 
 @contextmanager
 def _counted(messages: DataFrame, as_of: datetime) -> Generator[DataFrame]:
-    """Count by second and destination, and keep the counts; those of rows without a due time have no second."""
+    """Count by second and destination, and keep the counts; rows without a due time have no second."""
     due = F.unix_micros("due")
     known = due.between(_FIRST_MICROSECOND, _LAST_MICROSECOND)
     second = F.when(known, F.unix_seconds("due")).alias("second")
@@ -259,7 +259,7 @@ def _total(counts: DataFrame) -> Row:
 
 
 def _step(counts: DataFrame, groups: int) -> int:
-    """Return how many seconds have to be counted as one, so that few enough counts come to the driver."""
+    """Return the smallest step, in seconds, of which at most ``MOST_STEPS`` come to the driver."""
     if groups <= MOST_STEPS:
         return 1
 
@@ -270,7 +270,7 @@ def _step(counts: DataFrame, groups: int) -> int:
 
 
 def _upcoming(counts: DataFrame, step: int) -> Load:
-    """Return what is not overdue, by step."""
+    """Return the load by step, without overdue messages."""
     by_step = counts.where("messages > overdue").where("second IS NOT NULL")
     by_step = by_step.groupBy(_floored(F.col("second"), step).alias("step"))
     table = by_step.agg(F.sum(F.col("messages") - F.col("overdue")).alias("messages")).toArrow()
@@ -363,7 +363,7 @@ def _intervals(
 
 
 def _herds(counts: DataFrame, spans: Sequence[HerdSpan], step: int) -> tuple[Herd, ...]:
-    """Find out for whom the herds are."""
+    """Add to each herd the destinations of its messages."""
     if not spans:
         return ()
     table = pa.table(
@@ -404,7 +404,7 @@ def _herds(counts: DataFrame, spans: Sequence[HerdSpan], step: int) -> tuple[Her
 
 
 def _needed(upcoming: Load, to_do: Load, tolerance: timedelta) -> tuple[NeededRate, ...]:
-    """Work out the rates; nobody can promise less than the length of a step."""
+    """Return the needed rates; no tolerance can be shorter than a step."""
     told = {max(seconds, float(to_do.step)) for seconds in (tolerance.total_seconds(), *_TOLERANCES_TOLD_SECONDS)}
     return tuple(
         NeededRate(seconds, needed_rate(upcoming, seconds), needed_rate(to_do, seconds)) for seconds in sorted(told)
@@ -412,7 +412,7 @@ def _needed(upcoming: Load, to_do: Load, tolerance: timedelta) -> tuple[NeededRa
 
 
 def _drain(to_do: Load, rate: float, asked: _ForecastRequest, overdue: int, last: int) -> Drain:
-    """Dispatch everything at a rate; ``last`` is the last second that a picture shows."""
+    """Dispatch everything at a rate; ``last`` is the last second that a chart shows."""
     measured = asked.options.rate is None
     if not len(to_do):
         return Drain(rate, measured)
@@ -446,7 +446,7 @@ def _drain(to_do: Load, rate: float, asked: _ForecastRequest, overdue: int, last
 def _curve(
     queue: FluidQueue, bounds: tuple[int, int], rate: float, sharp: Sequence[BusyPeriod]
 ) -> tuple[DrainPoint, ...]:
-    """Follow the queue until what is due within the bounds is dispatched, with the corners of some backlogs."""
+    """Follow the queue until everything due within the bounds is dispatched, with the corners of some backlogs."""
     first, last = bounds
     left = float(queue.backlog_at(np.array([last], np.int64))[0])
     end = min(last + math.ceil(left / rate), _LAST_SECOND)
@@ -465,6 +465,6 @@ def _curve(
 
 
 def _instant(second: float) -> datetime | None:
-    """Return an instant rounded up to the second, if there is such a date."""
+    """Return an instant rounded up to the second, or ``None`` after the year 9999."""
     whole = math.ceil(min(second, _LAST_SECOND + 1))
     return from_microseconds(whole * 1_000_000) if whole <= _LAST_SECOND else None

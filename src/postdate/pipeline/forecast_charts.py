@@ -33,14 +33,14 @@ _LAST_DAY = to_microseconds(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)) / _D
 
 
 def stacked_colours(result: ForecastResult) -> list[tuple[str | None, str]]:
-    """Return the destinations that the chart of the load sets apart, with their colours as CSS; most messages first."""
+    """Return the destinations that the load chart shows apart, with their CSS colours; most messages first."""
     apart = {share.destination for interval in result.intervals for share in interval.destinations}
     names = [each.destination for each in result.destinations if each.destination in apart]
     return [(name, _CSS_COLOURS[colour]) for name, colour in zip(names, _STACKED, strict=False)]
 
 
 def load_chart(result: ForecastResult) -> str:
-    """Return what falls due over time, stacked by destination, with the biggest herds marked, as one SVG element."""
+    """Return the load over time, stacked by destination, with the biggest herds marked, as one SVG element."""
     with svg_axes("load", _CSS_COLOURS) as (axes, done):
         starts = _instants(interval.start for interval in result.intervals)
         names = [name for name, _ in stacked_colours(result)]
@@ -57,7 +57,7 @@ def load_chart(result: ForecastResult) -> str:
 
 
 def drain_chart(points: Sequence[DrainPoint]) -> str:
-    """Return what is due and what is dispatched by then, both from the beginning on, as one SVG element."""
+    """Return due and dispatched messages, both cumulative, as one SVG element."""
     with svg_axes("drain", _CSS_COLOURS) as (axes, done):
         instants = _instants(point.at for point in points)
         due, dispatched = [point.due for point in points], [point.dispatched for point in points]
@@ -71,7 +71,7 @@ def drain_chart(points: Sequence[DrainPoint]) -> str:
 
 
 def backlog_chart(points: Sequence[DrainPoint]) -> str:
-    """Return how many messages wait over time, at most, as one SVG element."""
+    """Return the greatest backlog over time, as one SVG element."""
     with svg_axes("backlog", _CSS_COLOURS, height=2.4) as (axes, done):
         instants, backlog = list[float](), list[int]()
         for before, point in pairwise((points[0], *points)):

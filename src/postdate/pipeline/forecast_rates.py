@@ -1,9 +1,8 @@
-"""What a load of messages over time asks of a dispatcher: rates, backlogs, herds. Pure, on arrays; runs on the driver.
+"""The dispatching that a load over time takes: rates, backlogs, herds. Pure, on arrays; runs on the driver.
 
 **The model.** All messages that are due within one step (a second, unless there are too many) are due at its
 beginning, and a dispatcher takes them in the order of their due times at a constant rate: a fluid queue with one
-server. A lateness worked out this way differs from that of the same dispatcher with due times to the microsecond by
-less than one step.
+server. A lateness in this model differs by less than one step from that of the same dispatcher with exact due times.
 """
 
 from __future__ import annotations
@@ -28,17 +27,14 @@ WIDTHS_SECONDS = (
 """Lengths of intervals that people find round, up to a thousand years."""
 
 _DUST = 1e-6
-"""Messages; less than that is what rounding leaves of a backlog that has ended."""
+"""Messages; a smaller backlog is a rounding error of one that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How many messages are due when.
+    """Numbers of messages by due time.
 
-    Args:
-        seconds: beginnings of steps since 1970 UTC, ascending, each once.
-        counts: messages due in each of these steps, at least 1.
-        step: length of a step in seconds.
+    ``seconds`` since 1970 UTC begin steps of ``step`` seconds, ascending, each once, with at least one message each.
     """
 
     seconds: Integers
@@ -47,7 +43,6 @@ class Load:
 
     @classmethod
     def of(cls, seconds: Sequence[int], counts: Sequence[int], step: int = 1) -> Load:
-        """Return a load from plain numbers."""
         return cls(np.array(seconds, np.int64), np.array(counts, np.int64), step)
 
     def __len__(self) -> int:
@@ -55,20 +50,17 @@ class Load:
 
     @property
     def total(self) -> int:
-        """All messages."""
         return int(self.counts.sum())
 
     def bounds(self, last: int) -> tuple[int, int]:
-        """Return the first second, and ``last`` unless that is before it; of at least one message."""
+        """Return the first second, and ``last`` or the first if that is later; needs at least one message."""
         first = int(self.seconds[0])
         return first, max(first, last)
 
     def after(self, second: int, overdue: int) -> Load:
-        """Return this load as a dispatcher meets it that begins at ``second`` with ``overdue`` messages at once.
+        """Return the load of a dispatcher that begins at ``second`` (since 1970) with ``overdue`` messages more.
 
-        Args:
-            second: since 1970; what is due before counts as due then.
-            overdue: messages besides those of this load.
+        Messages due before count as due then.
         """
         seconds = np.concatenate([np.array([second], np.int64), np.maximum(self.seconds, second)])
         counts = np.concatenate([np.array([overdue], np.int64), self.counts])
@@ -89,9 +81,7 @@ def needed_rate(load: Load, tolerance_seconds: float) -> float:
     rate, find the demand that exceeds it most, take the rate of that demand, until none exceeds it. Each round is
     linear in the number of steps, and there are few rounds.
 
-    Args:
-        load: what is due; an empty one needs nothing.
-        tolerance_seconds: greater than 0.
+    An empty load needs rate 0; ``tolerance_seconds`` is greater than 0.
     """
     if not len(load):
         return 0.0
@@ -111,9 +101,9 @@ def needed_rate(load: Load, tolerance_seconds: float) -> float:
 
 
 def _times(load: Load, rate: float) -> Numbers:
-    """Return the steps as seconds since the first, with gaps cut to a length in which all there is would drain.
+    """Return the steps as seconds since the first, with gaps cut to the time in which the whole load would drain.
 
-    What is beyond such a gap does not depend on what is before it. Without the cut one message in the year 9998 would
+    Steps after such a gap do not depend on those before it. Without the cut one message in the year 9998 would
     make the numbers so large that they lose the messages of today.
     """
     gaps = np.minimum(np.diff(load.seconds).astype(np.float64), np.ceil(load.total / rate) + 1)
@@ -125,14 +115,7 @@ def _times(load: Load, rate: float) -> Numbers:
 
 @dataclass(frozen=True, slots=True)
 class BusyPeriod:
-    """A time during which there always was a backlog.
-
-    Args:
-        start: second since 1970 in which it began.
-        end: when the last of it was dispatched; seconds since 1970.
-        messages: due in it.
-        greatest_backlog: messages.
-    """
+    """A time with a backlog throughout, in seconds since 1970; ``greatest_backlog`` is in messages."""
 
     start: int
     end: float
@@ -141,12 +124,7 @@ class BusyPeriod:
 
 
 class FluidQueue:
-    """A load that is dispatched at a constant rate, in messages a second.
-
-    Args:
-        load: at least one message.
-        rate: greater than 0.
-    """
+    """A load of at least one message that is dispatched at a constant rate above 0, in messages a second."""
 
     def __init__(self, load: Load, rate: float) -> None:
         self._load, self._rate = load, rate
@@ -158,7 +136,6 @@ class FluidQueue:
 
     @property
     def greatest_backlog(self) -> float:
-        """Messages that wait, at most."""
         return float(self._backlog.max())
 
     @property
@@ -172,9 +149,9 @@ class FluidQueue:
         return int(self._load.seconds[-1]) + float(self._backlog[-1]) / self._rate
 
     def busy_periods(self, more_than: float = 0.0) -> list[BusyPeriod]:
-        """Return those with a backlog of more than so many messages at some time, in order.
+        """Return the periods whose backlog ever exceeds ``more_than`` messages, in order.
 
-        One touches the next where the backlog was nought for an instant only.
+        Two periods touch where the backlog was 0 for an instant only.
         """
         starts = np.flatnonzero(self._left == 0.0)
         last = np.append(starts[1:], len(self._load)) - 1
@@ -186,18 +163,18 @@ class FluidQueue:
         return [BusyPeriod(*row) for row in zip(*(column[chosen].tolist() for column in columns), strict=True)]
 
     def due_by(self, instants: Integers) -> Integers:
-        """Return how many messages are due by each of these seconds since 1970, these included."""
+        """Return the number of messages due up to and including each of these seconds since 1970."""
         return np.concatenate([np.zeros(1, np.int64), self._until])[self._steps_by(instants)]
 
     def backlog_at(self, instants: Integers) -> Numbers:
-        """Return how many messages wait at each of these seconds since 1970; what is due then, waits."""
+        """Return the number of waiting messages at each of these seconds since 1970, including those due then."""
         place = np.maximum(self._steps_by(instants) - 1, 0)
         passed = instants - self._load.seconds[place]
         left = self._backlog[place] - self._rate * passed
         return np.where((passed < 0) | (left < _DUST), 0.0, left)
 
     def greatest_since(self, instants: Integers) -> Numbers:
-        """Return the greatest backlog from the instant before (at first: from the beginning) to each instant."""
+        """Return the greatest backlog from the previous instant (first: from the beginning) to each instant."""
         backlog = self.backlog_at(instants)
         greatest = np.maximum(backlog, np.concatenate([np.zeros(1), backlog[:-1]]))
         first = 0
@@ -216,15 +193,7 @@ class FluidQueue:
 
 @dataclass(frozen=True, slots=True)
 class HerdSpan:
-    """Steps in a row, each of which has far more than the usual load.
-
-    Args:
-        start: second since 1970.
-        seconds: length.
-        messages: due in it.
-        peak: most messages in one step of it.
-        usual: load of one step that counts as usual there.
-    """
+    """Consecutive steps, each of which has far more than the usual load; ``peak`` and ``usual`` are of one step."""
 
     start: int
     seconds: int
@@ -237,14 +206,11 @@ def find_herds(load: Load, factor: float, least: int) -> list[HerdSpan]:
     """Return the herds of a load, biggest first.
 
     A step belongs to a herd when at least ``least`` messages are due in it, and more than ``factor`` times the usual
-    load. Usual in an hour (of UTC) is what nine in ten of its steps do not exceed, empty ones counted; or what is usual
-    in the hour before or after, if that is more, so that a plan is no herd where it begins or ends. Steps of a herd
-    that follow each other are one herd. With steps above 6 minutes there are no herds to be seen.
+    load. Usual in an hour (of UTC) is the load that nine in ten of its steps do not exceed, empty ones counted; or the
+    usual load of the hour before or after, if that is more, so that a plan is no herd where it begins or ends.
+    Consecutive steps are one herd. With steps above 6 minutes no herds can be seen.
 
-    Args:
-        load: what is due.
-        factor: greater than or equal to 1.
-        least: messages, at least 1.
+    ``factor`` and ``least`` are at least 1.
     """
     if not len(load):
         return []
@@ -267,7 +233,7 @@ def find_herds(load: Load, factor: float, least: int) -> list[HerdSpan]:
 
 
 def _usual(load: Load) -> Integers:
-    """Return for each step the usual load where it is; see :func:`find_herds`."""
+    """Return the usual load around each step; see :func:`find_herds`."""
     hours = load.seconds // HOUR_SECONDS
     by_size = load.counts[np.lexsort((-load.counts, hours))]
     distinct, first, where, steps = np.unique(hours, return_index=True, return_inverse=True, return_counts=True)
@@ -285,13 +251,10 @@ def _usual(load: Load) -> Integers:
 
 
 def horizon(load: Load) -> int:
-    """Return the last second that a picture should show: the last of all, unless a few messages are far out.
+    """Return the last second that a chart should show: the last of all, unless a few messages are far out.
 
     A few are one in a hundred, or ten if that is no more than one in ten. They are far out when the last is due more
-    than ten times as far from the first as all others; then those up to twice as far are shown.
-
-    Args:
-        load: at least one message.
+    than ten times as far from the first as all others; then those up to twice as far are shown. Needs a message.
     """
     spare = max(load.total // 100, min(10, load.total // 10))
     until = np.cumsum(load.counts)
@@ -303,12 +266,9 @@ def horizon(load: Load) -> int:
 
 
 def round_width(span_seconds: int, most: int, at_least: int = 1) -> int:
-    """Return the smallest round width of intervals, in seconds, of which ``most`` cover the span wherever they begin.
+    """Return the smallest round width, in seconds, of which ``most`` intervals cover the span wherever they begin.
 
-    Args:
-        span_seconds: from the first second to the last, both included.
-        most: intervals, at least 2.
-        at_least: no shorter than this.
+    ``span_seconds`` includes the first and the last second; ``most`` is at least 2.
     """
     fitting = (width for width in WIDTHS_SECONDS if width >= at_least and span_seconds <= (most - 1) * width)
     return next(fitting, WIDTHS_SECONDS[-1])

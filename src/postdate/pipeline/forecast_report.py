@@ -17,16 +17,11 @@ from postdate.pipeline.forecast_result import (
 from postdate.pipeline.page import rendered
 
 _MOST_ROWS = 100
-"""Destinations and backlogs shown, at most: beyond that nobody reads a table, and the JSON has more."""
+"""Destinations and backlogs shown, at most: nobody reads a longer table, and the JSON has more."""
 
 
 def render_forecast(result: ForecastResult, title: str = "What falls due") -> str:
-    """Return a forecast as a complete HTML page.
-
-    Args:
-        result: what is forecast.
-        title: heading of the page.
-    """
+    """Return a forecast as a complete HTML page; ``title`` is its heading."""
     curve = () if result.drain is None else result.drain.curve
     charts = {
         "load_chart": load_chart(result) if result.intervals else None,
@@ -50,7 +45,6 @@ def render_forecast(result: ForecastResult, title: str = "What falls due") -> st
 
 
 def write_forecast(result: ForecastResult, path: Path, title: str = "What falls due") -> None:
-    """Write a forecast to an HTML file; see :func:`render_forecast`."""
     path.write_text(render_forecast(result, title), encoding="utf-8")
 
 
@@ -63,5 +57,5 @@ def _mood(result: ForecastResult) -> str:
 
 
 def _worth_showing(herd: Herd) -> list[DestinationShare]:
-    """Leave out what would be shown as 0 %."""
+    """Leave out destinations that would be shown as 0 %."""
     return [share for share in herd.destinations if 200 * share.messages >= herd.messages]

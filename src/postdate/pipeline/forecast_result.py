@@ -1,4 +1,4 @@
-"""What is asked of a forecast, and what it says. Plain values; runs on the driver."""
+"""Options and results of a forecast. Plain values; runs on the driver."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _LOAD_FORMATS = ("parquet", "csv", "json")
 _LEAST_RATE, _MOST_RATE = 1e-6, 1e12
 _UNKNOWN = "(unknown)"
 _LONGEST_SECONDS = 86_400.0 * 999_999_998
-"""Python knows no longer times; nobody waits for them either."""
+"""The longest span that Python can represent; nobody waits longer either."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForecastOptions:
-    """How to forecast. What is wrong with it is said at once, before Spark does any work.
+    """How to forecast. Wrong values are refused at once, before Spark does any work.
 
     Args:
         width: of the intervals of the table: ``minute``, ``hour``, ``day``, or ``auto``: the shortest of them of which
-            at most 400 cover the plan, else days. The intervals of JSON and page are never shorter than a width that is
-            named, and longer where there would be more than 400 of them.
-        rate: messages dispatched in a second, to see what becomes of the plan at it; ``None``: the rate measured in the
+            at most 400 cover the plan, else days. The intervals of JSON and page are never shorter than a named width,
+            and longer where there would be more than 400 of them.
+        rate: messages dispatched in a second, to see the plan drain at it; ``None``: the rate measured in the
             records of the store, see :func:`postdate.pipeline.forecast.forecast`.
         tolerance: how late a message may be; at least 1 s, since due times are counted by the second.
         herd_factor: how many times the usual load makes a herd; at least 1.
         herd_least: messages within one second that make a herd; at least 1.
 
     Raises:
-        PipelineError: one of them is not what is said here.
+        PipelineError: a value is out of its bounds.
     """
 
     width: str = AUTO
@@ -72,14 +72,12 @@ class ForecastOptions:
 
 @dataclass(frozen=True, slots=True)
 class DestinationLoad:
-    """What one destination is to get; ``destination`` is ``None`` for rows that name none.
+    """Load of one destination; ``destination`` is ``None`` for rows that name none.
 
     Args:
-        destination: queue.
         messages: in all, overdue ones too.
         overdue: due before now.
-        first_due: to the microsecond; UTC.
-        last_due: likewise.
+        first_due, last_due: to the microsecond; UTC.
         most_in_a_second: messages due within one second.
     """
 
@@ -93,7 +91,7 @@ class DestinationLoad:
 
 @dataclass(frozen=True, slots=True)
 class DestinationShare:
-    """So many messages of something are for this destination."""
+    """Number of messages for one destination."""
 
     destination: str | None
     messages: int
@@ -101,12 +99,11 @@ class DestinationShare:
 
 @dataclass(frozen=True, slots=True)
 class LoadInterval:
-    """What falls due within one interval.
+    """Messages due within one interval.
 
     Args:
         start: of the interval; UTC.
-        messages: due in it.
-        destinations: for the destinations that have most in all, at most 8, without those that have none here.
+        destinations: shares of the destinations with most messages in all, at most 8, without those with none here.
         others: messages for all other destinations.
     """
 
@@ -124,8 +121,7 @@ class Herd:
         start: first second of it; UTC.
         seconds: length.
         messages: due in it.
-        most_in_a_second: messages.
-        usual_in_a_second: messages; what it was compared with.
+        usual_in_a_second: messages; the usual load for comparison.
         destinations: those with most of it, at most 5.
     """
 
@@ -142,12 +138,12 @@ class Herd:
 
 @dataclass(frozen=True, slots=True)
 class NeededRate:
-    """The smallest constant rate at which nothing is later than so many seconds.
+    """The smallest constant rate at which no message is later than the tolerance.
 
     Args:
         tolerance_seconds: how late a message may be.
-        per_second: messages, for what still falls due.
-        with_overdue_per_second: the same if what is overdue already counts as due now.
+        per_second: messages, for those that still fall due.
+        with_overdue_per_second: the same if overdue messages count as due now.
     """
 
     tolerance_seconds: float
@@ -157,7 +153,7 @@ class NeededRate:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """A time during which messages wait for their turn, and some of them longer than is tolerated.
+    """A time during which messages wait, some of them longer than tolerated.
 
     Args:
         start: when it begins; UTC.
@@ -176,10 +172,10 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class DrainPoint:
-    """How far the dispatcher is.
+    """Progress of the dispatcher at one instant.
 
     Args:
-        at: instant; UTC.
+        at: UTC.
         due: messages due by then, overdue ones too.
         dispatched: of these.
         greatest_backlog: messages waiting, at most, since the point before.
@@ -193,18 +189,18 @@ class DrainPoint:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """What becomes of the plan at a constant rate. What is overdue waits from now on, not from its due time.
+    """The plan dispatched at a constant rate. Overdue messages wait from now on, not from their due time.
 
     Args:
         rate_per_second: messages.
-        measured: the rate was not given but seen in the records.
+        measured: the rate was not given but taken from the records.
         greatest_backlog: messages waiting, at most.
-        greatest_backlog_at: when; messages that are due then wait longest; ``None`` if there are no messages.
+        greatest_backlog_at: when; messages due then wait longest; ``None`` if there are no messages.
         greatest_wait_seconds: lateness, at most.
-        overdue_drained_at: when what is overdue is dispatched, rounded up to the second; ``None`` if nothing is
-            overdue, or not before the year 10000.
-        drained_at: when everything is dispatched, likewise; ``None`` if there are no messages, or not before the
-            year 10000.
+        overdue_drained_at: when all overdue messages are dispatched, rounded up to the second; ``None`` if there are
+            none, or not before the year 10000.
+        drained_at: when everything is dispatched, rounded up to the second; ``None`` if there are no messages, or not
+            before the year 10000.
         backlogs: those with the longest wait first, at most 100.
         backlogs_found: how many there are.
         curve: over time, at most 500 points.
@@ -227,12 +223,12 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class ForecastResult:
-    """The whole picture.
+    """The result of a forecast.
 
     Args:
-        source: address of the store, without password, or what else was forecast.
-        as_of: the instant against which overdue is meant; UTC.
-        options: what was asked for.
+        source: address of the store, without password, or the name of another source.
+        as_of: the instant against which overdue is measured; UTC.
+        options: of the call.
         load: the table: ``start`` (timestamp), ``destination``, ``messages``, ``overdue`` (long), in no order; kept by
             Spark until ``load.unpersist()`` or the end of the session.
         load_width_seconds: length of the intervals of the table.
@@ -240,19 +236,17 @@ class ForecastResult:
         messages: in all.
         overdue: due before now.
         without_due: rows left out: without a due time, or with one outside the years 1 to 9999.
-        first_due: to the microsecond, overdue or not; UTC; ``None`` without messages.
-        last_due: likewise.
+        first_due, last_due: to the microsecond, overdue or not; UTC; ``None`` without messages.
         destinations: those with most messages first, at most 400.
         destinations_found: how many there are.
-        intervals: what still falls due, in order, without empty ones; at most 400.
+        intervals: of messages that still fall due, in order, without empty ones; at most 400.
         interval_seconds: length of these.
         beyond: messages due after the last interval: a few that are far out, see
             :func:`postdate.pipeline.forecast_rates.horizon`.
         herds: biggest first, at most 100.
         herds_found: how many there are.
-        needed: for the tolerance asked for, 10 s and 60 s; in order.
+        needed: for the given tolerance, 10 s and 60 s; in order.
         drain: ``None`` if no rate is known.
-        took_seconds: how long the forecast took.
     """
 
     source: str
@@ -283,7 +277,6 @@ class ForecastResult:
         return self.messages - self.overdue
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain values for JSON, without the table; instants in ISO 8601."""
         shown = [each.name for each in fields(self) if each.name not in {"load", "options"}]
         return {name: plain(getattr(self, name)) for name in [*shown, "options"]}
 
@@ -312,7 +305,7 @@ class ForecastResult:
             load_format: ``parquet``, ``csv`` (with a header) or ``json``.
 
         Raises:
-            PipelineError: the directory is there already, or there is no such format.
+            PipelineError: the directory exists, or there is no such format.
         """
         if load_format not in _LOAD_FORMATS:
             raise PipelineError(f"the table is written as {' or '.join(_LOAD_FORMATS)}, not {load_format!r}")
@@ -323,7 +316,7 @@ class ForecastResult:
 
 
 def headlines(result: ForecastResult) -> list[str]:
-    """Return what an operator wants to know first, in sentences."""
+    """Return the most important results for an operator, in sentences."""
     if not result.messages:
         return ["Nothing waits: there is nothing to forecast."]
     waiting = f"{result.messages:,} messages wait, due from {shown_instant(result.first_due)}"
@@ -366,7 +359,7 @@ def _drain_words(drain: Drain, tolerance: timedelta) -> list[str]:
 
 
 def _span(seconds: float) -> str:
-    """Return a length of time rounded up, to what a reader needs."""
+    """Return a length of time in one or two units, rounded up."""
     exact = min(seconds, _LONGEST_SECONDS)
     unit = next((unit for least, unit in ((86_400, 3_600), (3_600, 60), (1, 1)) if exact >= least), 0.001)
     return shown_span(timedelta(seconds=math.ceil(round(exact / unit, 6)) * unit))
@@ -389,10 +382,9 @@ def shown_instant(instant: datetime | None) -> str:
 
 
 def shown_rate(per_second: float) -> str:
-    """Return a rate for people, rounded up: what is needed is never shown as less than it is."""
+    """Return a rate for people, rounded up: a needed rate is never shown as less than it is."""
     return f"{math.ceil(per_second):,}" if per_second > 10 else f"{math.ceil(per_second * 1_000) / 1_000:g}"
 
 
 def shown_destination(destination: str | None) -> str:
-    """Return a destination for people."""
     return _UNKNOWN if destination is None else destination

@@ -1,7 +1,7 @@
 """A store as a Spark data frame, without the format ``postdate``: for jobs of this package.
 
-Spark plans a Python data source in processes of its own, which start anew for each ``load`` and cost a second or two
-each. Here the shares are planned where the job runs, on the driver, and read by the executors' ordinary Python workers.
+Spark plans a Python data source in separate processes, which start anew for each ``load`` and take a second or two.
+Here a job plans the :class:`ScanPart` of each task on the driver, and ordinary Python workers of executors read them.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ _PARTS = pa.schema([("first", pa.int64()), ("end", pa.int64())])
 
 @contextmanager
 def held_snapshot(spec: StoreSpec) -> Generator[str | None]:
-    """Hold one instant of the store for the length of the block; runs on the driver.
+    """Hold a snapshot of the store for the length of the block; runs on the driver.
 
-    Yields:
-        What names it in :func:`scan_frame`; ``None`` where the store cannot be held, and each share is read as it is
-        when its turn comes. Plan the shares inside the block: rows may move beyond shares that were planned before.
+    Yields its name for :func:`scan_frame`; ``None`` for a store without snapshots, whose parts are each read as they
+    are at that time. Plan parts inside the block: rows may move out of parts planned before.
     """
     with opened(spec) as store, store.scannable().snapshot() as snapshot:
         yield snapshot
 
 
 def scan_parts(spec: StoreSpec, what: str, parts: int) -> list[ScanPart]:
-    """Return the shares of what is in the store now, at most ``parts``; runs on the driver."""
+    """Return at most ``parts`` parts that cover the store's present rows; runs on the driver."""
     with opened(spec) as store:
         return list(store.scannable().scan_parts(what, parts))
 
@@ -50,16 +49,9 @@ def scan_frame(  # noqa: PLR0913 - what to read, and how
     where: ScanFilter = ScanFilter(),  # noqa: B008 - a frozen value
     snapshot: str | None = None,
 ) -> DataFrame:
-    """Return what the store holds in the given shares, one task a share. Nothing is read before the frame is used.
+    """Return the rows of the given parts, one task a part. Nothing is read before the frame is used.
 
-    Args:
-        spark: a session in UTC.
-        spec: which store.
-        what: ``pending``, ``records`` or ``queued``.
-        columns: see :class:`postdate.ports.ScannableStore`; none: all.
-        parts: from :func:`scan_parts`; an empty one makes an empty frame.
-        where: which rows; the store leaves out the others.
-        snapshot: from :func:`held_snapshot`, which must be held until the frame has been used.
+    No ``columns`` are all; without ``parts`` the frame is empty. Hold the ``snapshot`` until the frame was used.
     """
     schema = arrow_schema(what, columns)
     scan = Scan(what, tuple(schema.names), where, snapshot)
@@ -75,13 +67,6 @@ def scan_frame(  # noqa: PLR0913 - what to read, and how
 
 
 def read_part(spec: StoreSpec, scan: Scan, schema: pa.Schema, part: ScanPart) -> Iterator[pa.RecordBatch]:
-    """Read one share of a store, from one snapshot; runs on executors.
-
-    Args:
-        spec: which store.
-        scan: what to read.
-        schema: from :func:`postdate.pipeline.columns.arrow_schema`, with the columns of the scan.
-        part: the share.
-    """
+    """Read one part from one snapshot, with the columns of ``schema``; runs on executors."""
     with opened(spec) as store:
         yield from store.scan(scan, part, schema)

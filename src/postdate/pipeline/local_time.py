@@ -1,8 +1,7 @@
-"""Times as people write them, as instants: on the executors, as Spark SQL without Python.
+"""Times as people write them, turned into instants: on the executors, as Spark SQL without Python.
 
-A text with an offset (``2026-03-29T02:30:00+01:00``, ``…Z``) is an instant. One without is what clocks in some zone
-showed, and that can go wrong twice a year: in spring an hour of clock times never occurs, in autumn an hour of them
-occurs twice.
+A text with an offset (``2026-03-29T02:30:00+01:00``, ``…Z``) is an instant. One without is a clock time in some zone:
+in spring an hour of clock times never occurs, in autumn an hour of them occurs twice.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _AT_MOST_A_DAY = timedelta(hours=25)
 
 
 class Ambiguous(enum.Enum):
-    """What a clock time that occurs twice means."""
+    """How to read a clock time that occurs twice."""
 
     EARLIER = "earlier"
     LATER = "later"
@@ -41,7 +40,7 @@ class Ambiguous(enum.Enum):
 
 
 class Nonexistent(enum.Enum):
-    """What a clock time that does not occur means.
+    """How to read a clock time that does not occur.
 
     ``FORWARD``: as long after the gap began as the clock time says; 02:30 becomes 03:30 where clocks go from 2 to 3.
     """
@@ -52,12 +51,12 @@ class Nonexistent(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class LocalTimes:
-    """How times without an offset are to be read.
+    """How to read times without an offset.
 
     Args:
         zone: name of a time zone, for example ``Europe/Paris``.
-        ambiguous: the first of the two instants, unless said otherwise.
-        nonexistent: set aside with that reason, unless said otherwise.
+        ambiguous: by default the first of the two instants.
+        nonexistent: by default the row is set aside for that reason.
 
     Raises:
         PipelineError: there is no such zone.
@@ -79,8 +78,8 @@ class ReadTime:
     """A column of times as instants.
 
     Args:
-        instant: timestamp; null where there is none, or where ``problem`` says why not.
-        problem: code of what is wrong, or null: ``malformed_time``, ``time_without_zone``, ``nonexistent_local_time``,
+        instant: timestamp; null without a time, or where ``problem`` is not null.
+        problem: code, or null: ``malformed_time``, ``time_without_zone``, ``nonexistent_local_time``,
             ``ambiguous_local_time``, ``time_out_of_range`` (outside the years 1 to 9999, which a message can have).
     """
 
@@ -91,13 +90,7 @@ class ReadTime:
 def read_time(column: Column, data_type: DataType, local_times: LocalTimes | None) -> ReadTime:
     """Return a column of instants, of clock times, of dates (their midnight) or of texts as instants.
 
-    Args:
-        column: what to read; the session is in UTC.
-        data_type: of the column.
-        local_times: how to read times without offset; without it they are a problem.
-
-    Raises:
-        PipelineError: the column has another type.
+    The session is in UTC. Without ``local_times``, times without an offset are a problem. Other types are refused.
     """
     if isinstance(data_type, TimestampType):
         return _in_calendar(ReadTime(column), ~_within(F.unix_micros(column), _MICROSECONDS))
@@ -125,9 +118,7 @@ def _within(number: Column, bounds: tuple[int, int]) -> Column:
 def _in_calendar(read: ReadTime, near_the_ends: Column) -> ReadTime:
     """Return only instants that a message can have.
 
-    Args:
-        read: what was read.
-        near_the_ends: which are to be looked at, told from what costs little: Spark reads a time anew for each look.
+    ``near_the_ends`` is a cheap condition for rows that need the check: Spark reads a time anew for each check.
     """
     within = F.coalesce(_within(F.unix_micros(read.instant), _MICROSECONDS), F.lit(False))
     outside = F.when(near_the_ends, F.when(~within, F.lit("time_out_of_range")))
@@ -154,7 +145,7 @@ def _read_text(column: Column, local_times: LocalTimes | None) -> ReadTime:
 
 
 def _read_local(shown: Column, local_times: LocalTimes | None) -> ReadTime:
-    """Return when clocks showed ``shown``, a clock time dressed as a UTC instant."""
+    """Return the instants at which clocks showed ``shown``, a clock time stored as a UTC instant."""
     if local_times is None:
         problem = F.when(shown.isNotNull(), F.lit("time_without_zone"))
         return ReadTime(F.lit(None).cast("timestamp"), problem)

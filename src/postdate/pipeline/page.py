@@ -1,6 +1,6 @@
 """A report as one HTML file: nothing to fetch, readable in light and dark, on paper, and by a screen reader.
 
-Runs on the driver. What the pages share stands in the template ``page.html``.
+Runs on the driver. All pages share the template ``page.html``.
 """
 
 from __future__ import annotations
@@ -16,15 +16,7 @@ from postdate.pipeline.charts import duration
 def rendered(
     kind: str, title: str, charts: Mapping[str, str | None], filters: Mapping[str, Callable[..., str]], **values: object
 ) -> str:
-    """Return a complete HTML page.
-
-    Args:
-        kind: of the report; names its template.
-        title: heading of the page.
-        charts: SVG elements by the names that the template has for them; ``None``: there is none.
-        filters: of the template, besides ``duration``.
-        values: what the template shows.
-    """
+    """Return a complete HTML page from the template ``kind``; charts are SVG elements, ``None`` where there is none."""
     environment = Environment(
         loader=PackageLoader("postdate.pipeline"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )

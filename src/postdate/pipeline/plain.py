@@ -10,7 +10,7 @@ from typing import Any, cast
 
 
 def plain(value: object) -> Any:
-    """Return a dictionary for a dataclass, and so on inside: instants in ISO 8601, durations in seconds, enums by name.
+    """Return a dictionary for a dataclass, recursively: instants in ISO 8601, durations in seconds, enums by name.
 
     Not ``msgspec.to_builtins``: it writes UTC as ``Z`` and durations as ``PT1S``, and readers of the JSON know them as
     ``+00:00`` and as numbers.

@@ -11,7 +11,7 @@ from postdate.pipeline.charts import curve_chart, lateness_chart
 from postdate.pipeline.page import rendered
 
 _MOST_HOURS = 400
-"""Hours shown in the table, at most: beyond that nobody reads a table, and the JSON has them all."""
+"""Hours shown in the table, at most: nobody reads a longer table, and the JSON has them all."""
 
 _BAD = frozenset(BROKEN_PROMISES)
 _WORRYING = frozenset({"overdue", "failed", "late"})
@@ -53,12 +53,7 @@ class _Tile:
 
 
 def render_html(result: AuditResult, title: str = "Delayed messages") -> str:
-    """Return an audit as a complete HTML page.
-
-    Args:
-        result: what the audit found.
-        title: heading of the page.
-    """
+    """Return an audit as a complete HTML page; ``title`` is its heading."""
     charts = {
         "curve": curve_chart(result.curve, result.curve_seconds) if result.curve else None,
         "bins": lateness_chart(result.lateness_bins, result.lateness) if result.lateness_bins else None,
@@ -84,7 +79,6 @@ def render_html(result: AuditResult, title: str = "Delayed messages") -> str:
 
 
 def write_html(result: AuditResult, path: Path, title: str = "Delayed messages") -> None:
-    """Write an audit to an HTML file; see :func:`render_html`."""
     path.write_text(render_html(result, title), encoding="utf-8")
 
 
@@ -94,7 +88,7 @@ def _tiles(result: AuditResult) -> list[_Tile]:
 
 
 def _columns(result: AuditResult) -> list[str]:
-    """Return the columns of the tables: what matters most first, and nothing that is nought everywhere."""
+    """Return the columns of the tables, most important first, without those that are 0 everywhere."""
     counts: dict[str, int] = asdict(result.counts)
     return [name for name in _TABLE_ORDER if counts[name] or name in _ALWAYS_SHOWN]
 
@@ -106,7 +100,7 @@ def _mood(name: str, count: int) -> str:
 
 
 def _verdict(result: AuditResult) -> tuple[str, str]:
-    """Return the mood and the words of the line that says it all."""
+    """Return mood and text of the headline."""
     bad: Sequence[Finding] = [finding for finding in result.findings if finding.name in _BAD]
     if bad:
         return "bad", ", ".join(f"{finding.count:,} {finding.name}" for finding in bad)

@@ -1,10 +1,10 @@
-"""From Arrow rows to messages that a store takes; runs on executors.
+"""Turns Arrow rows into messages for a store; runs on executors.
 
 Rows have the columns of :data:`postdate.pipeline.columns.MESSAGE_SCHEMA`, in any order; ``expires_at``, ``headers`` and
 ``body`` may be missing or null. Headers are a map, or text that is a JSON object of texts.
 
-Most rows never become Python objects: Arrow says of a whole batch which rows are messages beyond doubt. The others,
-good or bad, are looked at one by one, by the message itself.
+Most rows never become Python objects: Arrow decides for a whole batch which rows are surely messages. The others,
+good or bad, are checked one by one, by the message itself.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -50,7 +50,7 @@ MESSAGE_COLUMNS: Final = pa.schema(
         "body": pa.binary(),
     }
 )
-"""What :meth:`postdate.ports.ScannableStore.store_columns` takes."""
+"""Columns of :meth:`postdate.ports.ScannableStore.store_columns`."""
 
 _FIRST = to_microseconds(datetime.min.replace(tzinfo=UTC))
 _LAST = to_microseconds(datetime.max.replace(tzinfo=UTC))
@@ -59,18 +59,12 @@ _NUL: Final = r"\x00"
 _CHARACTER: Final = r'(?:[^"\\\x00-\x1f]|\\["\\bfnrt])'
 _HEADER: Final = f'"{_CHARACTER}+":"{_CHARACTER}*"'
 _HEADERS: Final = rf"^\{{(?:{_HEADER}(?:,{_HEADER})*)?\}}\z"
-"""What :func:`postdate.messages.encode_headers` writes, but for characters that need ``\\u``."""
+r"""Headers as :func:`postdate.messages.encode_headers` writes them, except for characters that need ``\u``."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that is no message.
-
-    Args:
-        position: in its batch, from 0.
-        code: of the error, see :mod:`postdate.errors`.
-        detail: what is wrong, with the value.
-    """
+    """A row that is no message: its position in the batch from 0, and code and detail of the error."""
 
     position: int
     code: str
@@ -78,7 +72,7 @@ class BadRow:
 
 
 def restored(batch: pa.RecordBatch) -> list[DelayedMessage]:
-    """Return the messages of a batch with :data:`MESSAGE_COLUMNS`, which :func:`checked` has let pass."""
+    """Return the messages of a batch with :data:`MESSAGE_COLUMNS` from :func:`checked`."""
     return [
         DelayedMessage.restored(
             message_id,
@@ -94,12 +88,10 @@ def restored(batch: pa.RecordBatch) -> list[DelayedMessage]:
 
 
 def checked(batch: pa.RecordBatch, largest_message_bytes: int) -> tuple[pa.RecordBatch, list[BadRow]]:
-    """Return the messages of a batch as columns, and the rows that are none: those that :func:`sort_out` finds.
+    """Return the messages of a batch as columns, and the rows that are none, as :func:`sort_out` finds them.
 
-    Args:
-        batch: rows as described above, with headers as text. A name that may stand in it twice is not seen by the whole
-            batch: a column ``doubtful``, if there is one, says which rows are to be looked at whatever they seem.
-        largest_message_bytes: what the store takes, headers and body together.
+    Headers are text. Checks of whole batches miss a header that is there twice: an optional column ``doubtful`` marks
+    rows that must be checked one by one.
     """
     columns = pa.record_batch([_column(batch, field) for field in MESSAGE_COLUMNS], schema=MESSAGE_COLUMNS)
     doubt = _doubt(columns, largest_message_bytes)
@@ -134,12 +126,7 @@ def to_columns(messages: Sequence[DelayedMessage]) -> pa.RecordBatch:
 
 
 def sort_out(batch: pa.RecordBatch, largest_message_bytes: int) -> tuple[list[DelayedMessage], list[BadRow]]:
-    """Return the messages of a batch, and the rows that are none, each by itself.
-
-    Args:
-        batch: rows as described above.
-        largest_message_bytes: what the store takes, headers and body together.
-    """
+    """Return the messages of a batch, and the rows that are none, each checked by itself."""
     messages, bad = list[DelayedMessage](), list[BadRow]()
     for position, row in enumerate(_rows(batch)):
         try:
@@ -176,7 +163,7 @@ def _column(batch: pa.RecordBatch, field: pa.Field[Any]) -> pa.Array[Any]:
 
 
 def _doubt(columns: pa.RecordBatch, largest_message_bytes: int) -> _Mask:
-    """Return which rows may be no messages; of the others it is certain that they are."""
+    """Return a mask of rows that may be no messages; all others surely are."""
     due, expires_at = columns.column("due").cast(pa.int64()), columns.column("expires_at").cast(pa.int64())
     headers, body = columns.column("headers"), columns.column("body")
     size = pc.add(pc.cast(pc.binary_length(headers), pa.int64()), pc.cast(pc.binary_length(body), pa.int64()))
@@ -262,5 +249,5 @@ def _headers(given: _Headers | None) -> Mapping[str, str]:
         found = json.loads(given)
     except ValueError:
         found = None
-    # What is an object is judged by the message, in the same words as everywhere.
+    # An object is checked by the message itself, in the same words as everywhere.
     return cast("Mapping[str, str]", found) if isinstance(found, dict) else decode_headers(given)

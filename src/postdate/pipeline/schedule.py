@@ -1,8 +1,8 @@
 """Any table of messages into a store: millions of rows, idempotent by message id, bad rows set aside with the reason.
 
-The input is read twice: once for the ids that stand in it with differing content, which only the whole input can tell,
-and once to store. Rows are checked by Spark SQL where it can (times, headers), then by Arrow in whole batches; only
-what is in doubt is looked at row by row. A store that takes columns gets them as they are.
+The input is read twice: once for ids with differing content, which only the whole input can tell, and once to store.
+Rows are checked by Spark SQL where it can (times, headers), then by Arrow in whole batches; only doubtful ones are
+checked row by row. A store that takes columns gets them as they are.
 
 Nothing is half-done after a failure: every batch is a transaction, ids stored before are left as they are, so the same
 job is simply run again.
@@ -48,10 +48,10 @@ _REJECTED_FORMATS = frozenset({"json", "parquet"})
 
 @dataclass(frozen=True, slots=True)
 class ColumnMapping:
-    """Which column of the input is what; a column named here must be there.
+    """The input's columns; a column named here must exist.
 
     Args:
-        message_id: text, 1 to 250 characters; what the job is idempotent by.
+        message_id: text, 1 to 250 characters; the job is idempotent by it.
         due: timestamp, or text in ISO 8601.
         destination: a column; or a fixed queue for all rows, written ``=queue``.
         body: text (stored as UTF-8) or binary; ``None`` for messages without one.
@@ -79,12 +79,12 @@ class ColumnMapping:
 
 @dataclass(frozen=True, slots=True)
 class Rejects:
-    """Where rows go that are no message.
+    """Where to write rows that are no message.
 
     Args:
         path: of a directory, which must not exist yet.
-        format: ``json`` or ``parquet``. Columns: ``reason`` (a stable code), ``detail``, and the row as texts; of a
-            line of a file that is no row all of it, as ``row``.
+        format: ``json`` or ``parquet``. Columns: ``reason`` (a stable code), ``detail``, and the row as texts; a
+            malformed line of a file is written whole, as ``row``.
     """
 
     path: Path
@@ -99,7 +99,7 @@ class Rejects:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleResult:
-    """What a schedule job did. ``read`` is the sum of ``accepted``, ``already_there`` and all that was set aside.
+    """Result of a schedule job. ``read`` is the sum of ``accepted``, ``already_there`` and all of ``set_aside``.
 
     Args:
         read: rows of the input.
@@ -121,11 +121,10 @@ class ScheduleResult:
 
     @property
     def rows_per_second(self) -> float:
-        """Rows read in one second, everything included."""
+        """Rows read a second, over the whole time."""
         return self.read / self.seconds if self.seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain values for JSON."""
         return {**plain(self), "rows_per_second": round(self.rows_per_second, 1)}
 
 
@@ -136,11 +135,11 @@ class ScheduleJob:
     Args:
         store: where the messages go; created when it is missing.
         now: recorded as the time of scheduling; aware.
-        columns: which column is what; by default columns of the usual names.
+        columns: of the input; by default columns of the usual names.
         local_times: how to read times without an offset; without it such rows are set aside.
         rejects: where to put rows that are no message; without it they are only counted.
-        batch: messages stored in one transaction; by default what suits the store.
-        report: directory, which must not exist yet, for a Parquet table of what became of the rows: ``outcome``
+        batch: messages stored in one transaction; by default a good number for the store.
+        report: directory, which must not exist yet, for a Parquet table of results: ``outcome``
             (``accepted``, ``already_there`` or ``set_aside``), ``reason`` (null unless set aside), ``rows``.
     """
 
@@ -167,12 +166,11 @@ def schedule(messages: DataFrame, job: ScheduleJob) -> ScheduleResult:
         job: see :class:`ScheduleJob`.
 
     Returns:
-        Counts of everything that was read. When Spark has to repeat a task, what the first attempt stored counts as
-        already there.
+        Counts of all rows. When Spark repeats a task, messages that its first attempt stored count as already there.
 
     Raises:
         PipelineError: a column is missing or of a wrong type; nothing was stored.
-        StoreError: the store failed; what was stored by then stays, and the job can be run again.
+        StoreError: the store failed; messages stored by then stay, and the job can be run again.
     """
     started = time.perf_counter()
     spark = messages.sparkSession
@@ -202,7 +200,7 @@ def schedule(messages: DataFrame, job: ScheduleJob) -> ScheduleResult:
 def _checked(messages: DataFrame, columns: ColumnMapping, local_times: LocalTimes | None, limit: int) -> DataFrame:
     """Return the columns of a message, ``reason`` (null for good rows), and in ``shown`` a bad row in texts.
 
-    Headers are text, a JSON object, whatever they were; ``doubtful`` says that a name may stand in it twice. A body
+    Headers become text, a JSON object; ``doubtful`` says that a name may be twice in it. A body
     over ``limit`` bytes goes no further than this: a few of them would fill the memory of every later step.
     """
     types = {column.name: column.dataType for column in messages.schema}
@@ -217,7 +215,7 @@ def _checked(messages: DataFrame, columns: ColumnMapping, local_times: LocalTime
     body = _body(messages, columns.body)
     too_large = F.octet_length(body) > limit
     # The time to be received counts from the time sent and not from when it is due: such a message would never be
-    # handled (specification row 75). One whose end cannot be told is accepted, and fails with its receiver.
+    # handled (specification row 75). One with a malformed end is accepted, and fails with its receiver.
     lapses = end_of_time_to_be_received(headers) < due.instant
     reasons += [
         headers_problem,
@@ -262,7 +260,7 @@ def _missing(columns: ColumnMapping) -> list[Column]:
 
 
 def _headers(messages: DataFrame, name: str | None) -> tuple[Column, Column]:
-    """Return the headers as a map, and the reason why they are none."""
+    """Return the headers as a map, and the reason for null in invalid ones."""
     no_problem = F.lit(None).cast("string")
     if name is None:
         return F.lit(None).cast("map<string,string>"), no_problem
@@ -288,7 +286,7 @@ def _body(messages: DataFrame, name: str | None) -> Column:
 
 
 def _shown(messages: DataFrame, columns: ColumnMapping, too_large: Column) -> Column:
-    """Return the row in texts, as it was, for what is set aside; of a body that is too large, its beginning."""
+    """Return a row as texts, unchanged, for setting it aside; only the beginning of a body that is too large."""
     named = {name: F.lit(None).cast("string") for name in _SHOWN}
     for name, column in asdict(columns).items():
         if column is None:
@@ -307,7 +305,7 @@ def _shown(messages: DataFrame, columns: ColumnMapping, too_large: Column) -> Co
 
 
 def _candidates(messages: DataFrame, columns: ColumnMapping) -> DataFrame:
-    """Return the checksums of the ids that may stand in the input more than once; nearly always none.
+    """Return the checksums of ids that may be in the input more than once; nearly always none.
 
     Only the column of ids is read, and eight bytes of each are shuffled.
     """
@@ -317,9 +315,9 @@ def _candidates(messages: DataFrame, columns: ColumnMapping) -> DataFrame:
 
 
 def _without_conflicts(rows: DataFrame, candidates: DataFrame) -> DataFrame:
-    """Give rows whose id stands in the input with differing content the reason ``conflicting_rows``, all of them.
+    """Set the reason ``conflicting_rows`` for all rows whose id is in the input with differing content.
 
-    Nobody can tell which of them is meant. Only good rows count, and only ids and checksums are shuffled, never bodies.
+    None of them can be preferred. Only good rows count, and only ids and checksums are shuffled, never bodies.
     """
     headers = F.array_sort(F.map_entries(F.from_json("headers", "map<string,string>")))
     content = _checksum(*map(F.col, ("due", "destination", "expires_at")), headers, F.col("body"))
@@ -339,7 +337,7 @@ def _without_conflicts(rows: DataFrame, candidates: DataFrame) -> DataFrame:
 
 
 def _checksum(*columns: Column) -> Column:
-    """Return a checksum that also tells which of the columns are null."""
+    """Return a checksum that also depends on which of the columns are null."""
     return F.xxhash64(*columns, *(column.isNull() for column in columns))
 
 
@@ -347,7 +345,7 @@ def _checksum(*columns: Column) -> Column:
 
 
 def _storing(job: ScheduleJob) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return what each task does. It takes a store address along, never a connection."""
+    """Return the function of each task. It takes a store address along, never a connection."""
     spec, now, chosen = job.store, job.now, job.batch
 
     def store_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -372,7 +370,7 @@ def _store(store: OpenStore, batch: pa.RecordBatch, now: datetime) -> pa.RecordB
 
 
 def _set_aside(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return the rows that Spark SQL found a reason against; those in conflict have no texts of their own."""
+    """Return the rows that Spark SQL found a reason against; conflicting ones have no ``shown`` texts."""
     rows = list[dict[str, Any]]()
     for row in batch.to_pylist():
         shown: Mapping[str, str | None] = row["shown"] or {}
@@ -382,7 +380,6 @@ def _set_aside(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def _refused(batch: pa.RecordBatch, bad: list[BadRow]) -> list[dict[str, Any]]:
-    """Return the rows that are no valid message."""
     return [
         {"reason": row.code, "detail": row.detail, **_in_texts(batch.slice(row.position, 1).to_pylist()[0])}
         for row in bad
@@ -390,7 +387,6 @@ def _refused(batch: pa.RecordBatch, bad: list[BadRow]) -> list[dict[str, Any]]:
 
 
 def _in_texts(row: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the columns of a message in texts."""
     due, expires_at, headers, body = row["due"], row["expires_at"], row["headers"], row["body"]
     return {
         "message_id": row["message_id"],

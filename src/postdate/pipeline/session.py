@@ -1,4 +1,4 @@
-"""Starts Spark with settings that suit one machine. Everything here runs on the driver.
+"""Starts Spark with settings for one machine. Everything here runs on the driver.
 
 One process has one Java virtual machine for Spark. Memory, Java and the start-up options are those of the first
 session; a later call returns the running session, with the SQL settings of the call applied.
@@ -85,13 +85,13 @@ def spark_session(
         app_name: shown in logs and in a cluster's web interface.
         cores: threads of a local Spark, at least 1; all cores of the machine by default.
         master: a cluster, or any other Spark master URL; local by default. Excludes ``cores``.
-        with_format: make ``postdate`` a known format at once. It takes Spark a second or two, and jobs of this package
-            do without; :func:`postdate.pipeline.source.register` does it later.
-        java_home: see :func:`postdate.pipeline.java.find_java_home` for what is used by default.
-        conf: Spark settings; they win over all the defaults here. On a cluster ``spark.pyspark.python`` names the
+        with_format: register the format ``postdate`` at once. It takes Spark a second or two, and jobs of this package
+            do not need it; :func:`postdate.pipeline.source.register` does it later.
+        java_home: default: see :func:`postdate.pipeline.java.find_java_home`.
+        conf: Spark settings; they override all defaults here. On a cluster ``spark.pyspark.python`` names the
             Python of the executors; else it is that of ``PYSPARK_PYTHON``, or the path of the driver's own.
-            ``spark.log.level`` set to ``INFO`` or ``WARN``
-            shows what Spark logs. Java options are added to those here; see :data:`FOR_LONG_JOBS`.
+            ``spark.log.level`` set to ``INFO`` or ``WARN`` shows Spark's log. Java options are added to those
+            here; see :data:`FOR_LONG_JOBS`.
 
     Raises:
         PipelineError: settings exclude each other, or there is no Java to run.
@@ -112,11 +112,7 @@ def spark_session(
 
 
 def require_utc(spark: SparkSession) -> None:
-    """Refuse a session that would show or parse times in another zone than UTC.
-
-    Raises:
-        PipelineError: ``spark.sql.session.timeZone`` is something else.
-    """
+    """Raise PipelineError for a session that shows or parses times in another zone than UTC."""
     zone = spark.conf.get("spark.sql.session.timeZone")
     if zone not in {"UTC", "Etc/UTC", "Z", "+00:00"}:
         raise PipelineError(
@@ -154,7 +150,7 @@ def _settings(master: str, conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def _local_settings(directory: Path, cores: int) -> dict[str, str]:
-    """Return what only suits a Spark in this process: nothing listens beyond loopback, nothing is left behind.
+    """Return settings only for a local Spark: nothing listens beyond loopback, no file is left behind.
 
     Python workers are reached over loopback with a secret. Unix domain sockets would do as well, but a worker that is
     stopped while it waits then prints a broken pipe.
@@ -202,7 +198,7 @@ def _apply_sql_settings(session: SparkSession, settings: Mapping[str, str]) -> N
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Generator[None]:
-    """Set environment variables for as long as the block runs: Spark's launcher and its JVM inherit them."""
+    """Set environment variables for the length of the block: Spark's launcher and its JVM inherit them."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

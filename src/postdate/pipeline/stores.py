@@ -46,16 +46,16 @@ _RELATIVE_FILE = re.compile(r"([a-z]+:///)([^/].*)", re.DOTALL)
 
 
 def absolute(address: str) -> str:
-    """Return an address whose file, if it is one, is named by an absolute path: executors run in other directories."""
+    """Return an address with an absolute path, if it is of a file: executors run in other directories."""
     relative = _RELATIVE_FILE.fullmatch(address)
     return relative[1] + str(Path(relative[2]).expanduser().resolve()) if relative else address
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSpec:
-    """Which store, as a value: no connection, picklable, without its password when shown.
+    """A store's address and settings, as a value: no connection, picklable, without its password when shown.
 
-    A password in ``address`` travels with the value. To keep it out, name where it is: ``env:NAME`` and ``file:PATH``
+    A password in ``address`` travels with the value. To keep it out, use a reference: ``env:NAME`` and ``file:PATH``
     are followed in each process that opens the store, so the variable or the file must be there on every executor.
 
     Args:
@@ -89,7 +89,7 @@ class StoreSpec:
         """Return the store of the settings; an address that was read from elsewhere stays a reference.
 
         Raises:
-            ConfigurationError: something was set that this store does not have.
+            ConfigurationError: a setting does not exist for this store.
         """
         own = dict(settings.store.values)
         address = own.pop("address")
@@ -131,11 +131,10 @@ class OpenStore:
 
     @property
     def itself(self) -> ClaimingStore:
-        """The store."""
         return self._store
 
     def ask(self, question: Callable[[Any], Awaitable[T]]) -> T:
-        """Return the answer to a question, which is called with the store, in its event loop."""
+        """Call ``question`` with the store, in its event loop, and return the answer."""
         return self._portal.call(question, self._store)
 
     @property
@@ -145,41 +144,27 @@ class OpenStore:
 
     @property
     def good_batch(self) -> int:
-        """How many messages in one transaction it takes fastest without keeping others waiting for long."""
+        """Messages in one transaction that the store takes fastest without making others wait for long."""
         return PAGE_ROWS if self._columnar is None else _COLUMNS_AT_ONCE
 
     def setup(self) -> None:
-        """Create what is missing."""
         self._portal.call(self._store.setup)
 
     def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        """See :meth:`postdate.ports.ClaimingStore.store_many`."""
         store: ClaimingStore = self._store
         return self._portal.call(store.store_many, messages, now)
 
     def store_batch(self, batch: pa.RecordBatch, now: datetime) -> StoreReport:
-        """Store a batch of messages in one transaction, idempotent by message id; as columns where the store can.
+        """Store valid messages in one transaction, idempotent by message id; as columns where the store can.
 
-        Args:
-            batch: with the columns of :data:`postdate.pipeline.rows.MESSAGE_COLUMNS`, valid messages: see
-                :func:`postdate.pipeline.rows.checked`.
-            now: recorded as the time of scheduling.
+        ``batch`` comes from :func:`postdate.pipeline.rows.checked`.
         """
         if self._columnar is not None:
             return self._columnar.store_columns(batch, now)
         return self.store_many(restored(batch), now)
 
     def scan(self, scan: Scan, part: ScanPart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Read one share of the store, from one snapshot; as columns where the store can.
-
-        Args:
-            scan: what to read.
-            part: the share.
-            schema: from :func:`postdate.pipeline.columns.arrow_schema`, with the columns of the scan.
-
-        Raises:
-            PipelineError: this store cannot be read in bulk.
-        """
+        """Read the columns of ``schema`` in one part, from one snapshot; as columns where the store can."""
         if self._columnar is not None:
             for batch in self._columnar.scan_columns(scan, part):
                 yield from_columns(batch, schema)
@@ -188,16 +173,12 @@ class OpenStore:
             yield to_batch(page, schema)
 
     def overdue(self, as_of: datetime) -> int:
-        """Return how many messages were due at ``as_of`` and are held by nobody."""
+        """Return how many messages were due at ``as_of`` and are not claimed."""
         store = self._store
         return self._portal.call(store.statistics, as_of).overdue if isinstance(store, AdministrableStore) else 0
 
     def scannable(self) -> ScannableStore:
-        """Return the side of the store that pages through everything; its calls block.
-
-        Raises:
-            PipelineError: this store cannot be paged through.
-        """
+        """Return the store for bulk reading, whose calls block, or raise PipelineError if it has none."""
         if not isinstance(self._store, ScannableStore):
             raise PipelineError(f"{type(self._store).__name__} cannot be read in bulk")
         return self._store
@@ -207,12 +188,7 @@ class OpenStore:
 def opened(spec: StoreSpec, *, create: bool = False) -> Generator[OpenStore]:
     """Open the store for the length of the block. Runs once in each task, and on the driver for set-up and planning.
 
-    Args:
-        spec: which store.
-        create: create the store when it is missing, for jobs that write.
-
-    Raises:
-        StoreError: it is missing, unreachable, or something else.
+    With ``create``, a missing store is created; else StoreError.
     """
     with start_blocking_portal() as portal:
         store = spec.open(create=create)

@@ -48,13 +48,7 @@ _STYLE: dict[Any, Any] = {
 
 @contextmanager
 def svg_axes(name: str, colours: Mapping[str, str], height: float = 3.4) -> Generator[tuple[Axes, list[str]]]:
-    """Give axes to draw on; afterwards the list has the SVG element.
-
-    Args:
-        name: of the drawing; no other on the page has it.
-        colours: what stands in CSS for each placeholder that is drawn with.
-        height: in inches, of a drawing that is 9.6 inches wide.
-    """
+    """Yield axes, 9.6 by ``height`` inches, and a list that has the SVG element after the block; ``name`` is unique."""
     done: list[str] = []
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=(9.6, height), layout="constrained")
@@ -68,14 +62,14 @@ def svg_axes(name: str, colours: Mapping[str, str], height: float = 3.4) -> Gene
 
 
 def time_axis(axes: Axes) -> None:
-    """Let the axis show times, in UTC."""
+    """Show times in UTC on the x axis."""
     locator = AutoDateLocator(maxticks=9)
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
 
 
 def count_axis(axes: Axes, label: str) -> None:
-    """Let the axis show whole numbers from 0 on."""
+    """Show whole numbers from 0 on the y axis."""
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
@@ -83,7 +77,7 @@ def count_axis(axes: Axes, label: str) -> None:
 
 
 def _for_page(svg: str, name: str, colours: Mapping[str, str]) -> str:
-    """Make an SVG document an element: no prologue, the page's colours, and ids that no other drawing has."""
+    """Return an SVG document as an element: no prologue, the page's colours, and ids unique on the page."""
     element = svg[svg.index("<svg") :]
     element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
     element = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", element)

@@ -1,10 +1,10 @@
-"""Due messages to their queues by Spark: once, or continuously as a streaming query. Source: ADR 0011.
+"""Delivers due messages by Spark: once, or continuously as a streaming query. Source: ADR 0011.
 
-Each task is a dispatcher as ``postdate run`` has one; several tasks, executors, and services work on one store at the
+Each task is a dispatcher like that of ``postdate run``; several tasks, executors, and services work on one store at the
 same time, and no message is claimed by two of them. So a task that Spark repeats, or starts a second time elsewhere
-because it seems slow, finds what is left to do and nothing else. What is promised is what the store and the queues
-together can promise: exactly once where they share a database; at least once, with the same message id, elsewhere, and
-then only what a killed process was sending may be doubled.
+because it seems slow, finds only undone work. The promise is that of store and queues together: exactly once where they
+share a database; at least once, with the same message id, elsewhere, and then only messages that a killed process was
+sending may be doubled.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from postdate.pipeline.stores import opened
 RESIDENCY: Final = timedelta(seconds=30)
 """How long a task of a continuous sweep dispatches before it hands over to the next.
 
-Between two of them nobody of the sweep looks, for some tenths of a second: the longer they stay, the fewer messages
-meet that gap; what they did becomes visible in the ledger when they end.
+Between two tasks no dispatcher of the sweep looks, for some tenths of a second: the longer tasks are, the fewer
+messages meet that gap; but the ledger shows their deliveries only when they end.
 """
 
 _COUNTED: Final = ("delivered", "expired", "retried", "failed")
@@ -62,17 +62,17 @@ _LOOKS_EVERY_SECONDS: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """What a sweep did, as far as its tasks lived to tell; the records of the store are the whole truth.
+    """Result of a sweep, from the tasks that were not killed; only the store's records are complete.
 
     Args:
         delivered: messages that are in their queues now.
-        expired: messages that nobody wanted any more when they were due.
+        expired: messages that had expired when they were due.
         retried: attempts that failed; the message waits for the next one.
         failed: messages that went to the error queue.
-        left: messages that were due when it began, were not dispatched, and are held by nobody: they wait for another
+        left: messages that were due at the start, were not dispatched, and are not claimed: they wait for another
             attempt.
         seconds: from the start to the end.
-        ledger: where the lines are that were written; ``None``: none were asked for.
+        ledger: folder of the ledger; ``None``: none was asked for.
     """
 
     delivered: int
@@ -85,24 +85,22 @@ class SweepResult:
 
     @property
     def per_second(self) -> float:
-        """Messages delivered in one second, everything included."""
+        """Messages delivered a second, over the whole time."""
         return self.delivered / self.seconds if self.seconds else 0.0
 
     @property
     def complete(self) -> bool:
-        """Whether everything that was due has been delivered or has expired."""
+        """Whether every due message has been delivered or has expired."""
         return not (self.failed or self.left)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain values for JSON."""
         return {**plain(self), "per_second": round(self.per_second, 1), "complete": self.complete}
 
 
 def check_sweep(spec: SweepSpec) -> None:
-    """Look, on the driver and before any task, whether store and queues are there.
+    """Check on the driver, before any task, that store and queues are there.
 
-    Raises:
-        StoreNotSetUp, StoreUnavailable, TransportUnavailable, ConfigurationError: says which, and how to mend it.
+    Raises StoreNotSetUp, StoreUnavailable, TransportUnavailable or ConfigurationError, with what to do.
     """
     with opened(spec.store) as store:
         store.overdue(SystemClock().now())
@@ -124,13 +122,13 @@ def sweep(
 
     Args:
         spark: a session in UTC.
-        spec: from where to where.
+        spec: store and queues.
         slots: dispatchers at the same time; by default as many as Spark has cores.
-        ledger: a folder to which Parquet files are added with one line for each thing that happened.
+        ledger: a folder to which Parquet files are added with one line for each record.
 
     Raises:
         StoreUnavailable, TransportUnavailable, StoreNotSetUp, ConfigurationError: before any task.
-        PipelineError: ``slots`` is less than one, or a task failed; what was done by then is done.
+        PipelineError: ``slots`` is less than one, or a task failed; messages delivered by then stay delivered.
     """
     require_utc(spark)
     check_sweep(spec)
@@ -185,7 +183,7 @@ def _counting(spec: SweepSpec) -> Callable[[_Batches], _Batches]:
 def _sweeping(
     spec: SweepSpec, seconds: float | None = None, stop_file: Path | None = None
 ) -> Callable[[_Batches], _Batches]:
-    """Return what each task does: be a dispatcher until the time is up, or until nothing is due; see :func:`swept`."""
+    """Return the function of each task: dispatch until the time is up, or until nothing is due; see :func:`swept`."""
 
     def sweep_all(slots: _Batches) -> _Batches:
         for slot in slots:
@@ -199,13 +197,7 @@ def _sweeping(
 
 
 class SweepQuery:
-    """A continuous sweep. A context manager: at the end it is stopped, and what it has in hand is finished.
-
-    Args:
-        query: Spark's own.
-        stop_file: what tells the tasks to come to an end.
-        residency: how many seconds tasks go on that do not see the file.
-    """
+    """A continuous sweep. A context manager: at the end it stops after the messages in progress."""
 
     def __init__(self, query: StreamingQuery, stop_file: Path, residency: float) -> None:
         self.query = query
@@ -234,7 +226,6 @@ class SweepQuery:
 
     @property
     def _batches(self) -> int:
-        """Number of the last micro-batch that has ended."""
         last = self.query.lastProgress
         return -1 if last is None else int(last["batchId"])
 
@@ -244,7 +235,7 @@ class SweepQuery:
             raise PipelineError(f"the sweep has failed: {cause(error)}") from error
 
     def stop(self) -> None:
-        """Let the dispatchers finish what they have in hand, and have the ledger of it written; then end the query.
+        """Let the dispatchers finish the messages in progress, and write their ledger; then end the query.
 
         Executors that do not share this machine's files end when their time is up, see :data:`RESIDENCY`.
 
@@ -277,9 +268,9 @@ def sweep_continuously(
 
     Args:
         spark: a session in UTC.
-        spec: from where to where.
-        checkpoint: folder of the query; started again with it, the query goes on. Losing it costs nothing but the
-            order of the ledger's files: what is due is known by the store.
+        spec: store and queues.
+        checkpoint: folder of the query; started again with it, the query goes on. Losing it costs only the
+            order of the ledger's files: the store knows what is due.
         slots: dispatchers at the same time, by default as many as Spark has cores; more than there are free cores
             would wait for each other.
         ledger: a folder of Parquet files, each line written once, for :func:`postdate.pipeline.audit.audit`.
@@ -287,7 +278,7 @@ def sweep_continuously(
 
     Raises:
         StoreUnavailable, TransportUnavailable, StoreNotSetUp, ConfigurationError: before the query starts.
-        PipelineError: ``slots`` or ``residency`` cannot be.
+        PipelineError: ``slots`` is less than one, or ``residency`` is not above zero.
     """
     require_utc(spark)
     seconds = residency.total_seconds()
@@ -309,7 +300,7 @@ def sweep_continuously(
 
 @contextmanager
 def _quick_hand_overs(spark: SparkSession) -> Generator[None]:
-    """Have a query that starts in the block write its checkpoint in the quickest way: nothing in it is worth more."""
+    """Let a query that starts in the block write its checkpoint in the quickest way: its loss costs nothing."""
     before = {name: spark.conf.get(name, None) for name in _QUICK_CHECKPOINTS}
     for name, value in _QUICK_CHECKPOINTS.items():
         spark.conf.set(name, value)

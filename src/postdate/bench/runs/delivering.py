@@ -1,4 +1,4 @@
-"""How fast what is due is delivered: alone, by two services, beside a writer, above a backlog."""
+"""The rate at which due messages are delivered: by one service, by two services, beside a writer, above a backlog."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNTIL_AT_FULL_SPEED_SECONDS = 0.3
 
 
 def drain(bench: Bench, n: int, *, services: int = 1, beside_writer: bool = False) -> BenchmarkResult:
-    """Deliver ``n`` messages that are due; with several services, ``of_one`` compares their rate with that of one."""
+    """Deliver ``n`` due messages; with several services, ``of_one`` is their rate divided by the rate of one."""
     if services == 1:
         return _drain(bench, "drain", n, beside_writer=beside_writer)
     one = _drain(bench, "drain", n, beside_writer=beside_writer)
@@ -30,7 +30,7 @@ def drain(bench: Bench, n: int, *, services: int = 1, beside_writer: bool = Fals
 
 
 def backlog(bench: Bench, n: int, pending: int) -> BenchmarkResult:
-    """Drain ``n`` with an empty store and above ``pending`` messages; ``of_empty`` is the second by the first."""
+    """Drain ``n`` from an empty store, then above ``pending`` messages; ``of_empty`` divides second by first rate."""
     empty = _drain(bench, "backlog", n)
     above = _drain(bench, "backlog", n, pending=pending, limited=False)
     found = {"pending": pending, "empty_rate": empty.rate or 0, "of_empty": (above.rate or 0) / (empty.rate or 1)}
@@ -38,7 +38,7 @@ def backlog(bench: Bench, n: int, pending: int) -> BenchmarkResult:
 
 
 def _both(first: BenchmarkResult, second: BenchmarkResult) -> BenchmarkResult:
-    """Return the second result with the limit of the first; what either of them lost or doubled counts."""
+    """Return the second result with the limit of the first, and the lost, duplicated and early messages of both."""
     return replace(
         second,
         limit=first.limit,

@@ -1,4 +1,4 @@
-"""How fast an endpoint handles what is in its queue, when its handler has nothing to do."""
+"""The rate at which an endpoint with an empty handler handles the messages of its queue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _IDLE_SECONDS = 1.0
 
 
 def handle(bench: Bench, n: int, concurrency: int) -> BenchmarkResult:
-    """Handle ``n`` messages that are in the queue before the endpoint starts, until none of them is left there."""
+    """Handle ``n`` messages that are queued before the endpoint starts, until the queue is empty."""
     with bench.targets() as targets:
         queues = targets.queues
         _fill(bench, targets, n)
@@ -55,7 +55,6 @@ def handle(bench: Bench, n: int, concurrency: int) -> BenchmarkResult:
 
 
 def _fill(bench: Bench, targets: Targets, n: int) -> float:
-    """Put the messages into the queue of the endpoint, and return the seconds that it took."""
     bench.report(f"sending {n:,} messages")
     started = time.monotonic()
     anyio.run(partial(_send, targets.deployment, n))
@@ -90,13 +89,10 @@ async def _send(deployment: Deployment, n: int) -> None:
 def _wait(
     bench: Bench, deployment: Deployment, queues: Measured, n: int, tally: SharedCount, partner: Partner
 ) -> float:
-    """Wait until the queue is empty and return the machine time of that.
+    """Wait until the queue is empty and return the machine time of that moment.
 
-    The queue is looked at only when all messages were handled, or nothing went on for a second: a look that finds many
-    takes time of the server.
-
-    Raises:
-        PostdateError: the process has ended, or nothing went on for two minutes.
+    Looks at the queue only when all messages were handled or nothing moved for a second, because counting a long queue
+    costs the server time. Raises PostdateError when the process ended, or nothing moved for two minutes.
     """
     text = f"handling {n:,} messages"
     bench.report(text)

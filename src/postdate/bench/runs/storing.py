@@ -1,4 +1,4 @@
-"""How fast messages are stored in bulk."""
+"""The rate at which messages are stored in bulk."""
 
 from __future__ import annotations
 

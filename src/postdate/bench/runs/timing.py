@@ -1,4 +1,4 @@
-"""How late what is due is delivered: at an even rate, and all at one instant."""
+"""The lateness of deliveries: at an even rate, and all at one instant."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ _STORED_A_SECOND_AT_LEAST = 10_000
 _TRIES = 4
 
 
-class _StoredTooLate(PostdateError):
-    """The first message was due before everything was stored and the service had started."""
+class _StoredTooLate(PostdateError): ...
 
 
 def _with_time(measured: Callable[[int], BenchmarkResult]) -> BenchmarkResult:
-    """Return what is measured, which is given twice as much time to store beforehand as often as it was too little."""
+    """Measure again with twice the time for storing beforehand, as often as that time was too short."""
     for number in range(_TRIES - 1):
         try:
             return measured(2**number)
@@ -48,7 +47,7 @@ def _with_time(measured: Callable[[int], BenchmarkResult]) -> BenchmarkResult:
 
 
 def even(bench: Bench, rate: int, seconds: float, *, stored_by: str, receiver: bool) -> BenchmarkResult:
-    """Deliver ``rate`` messages a second that the service, another process, or somebody before stored."""
+    """Deliver ``rate`` messages a second, stored by the service, another process, or beforehand (``STORED_BY``)."""
     if stored_by not in STORED_BY:
         raise ConfigurationError(f"--stored-by must be one of {', '.join(STORED_BY)}, not {stored_by!r}")
     return _with_time(partial(_even, bench, rate, seconds, stored_by, receiver))
@@ -96,9 +95,9 @@ def _by(ours: LatenessInMilliseconds, floor: LatenessInMilliseconds, name: str) 
 def _stored(
     bench: Bench, targets: Targets, stack: ExitStack, rate: int, n: int, stored_by: str, patience: int
 ) -> tuple[Workload, Services, Partner | None]:
-    """Return the messages, and services that have them, or will have each a second before it is due."""
+    """Return the messages, and services that have stored each, or will a second before it is due."""
     apart, clock = timedelta(seconds=1) / rate, SystemClock()
-    # Storing one message and delivering another do not meet each time.
+    # So that storing one message does not coincide with delivering another each time.
     lead = _LEAD_SECONDS + 0.37 / rate
     if stored_by == "before":
         messages = load(targets.deployment, range(n), clock.now() + _time_to_store(n) * patience, apart)
@@ -121,11 +120,7 @@ def _time_to_store(n: int) -> timedelta:
 
 
 def _sleep_until(instant: datetime) -> None:
-    """Sleep until then; there must be some time left.
-
-    Raises:
-        _StoredTooLate: the instant has passed.
-    """
+    """Sleep until ``instant``; raise _StoredTooLate if it has passed."""
     left = (instant - SystemClock().now()).total_seconds()
     if left < 0:
         raise _StoredTooLate(
@@ -135,7 +130,7 @@ def _sleep_until(instant: datetime) -> None:
 
 
 async def _receive(running: Services, messages: Workload, patience: float) -> list[tuple[str, float]]:
-    """Receive all messages and return their ids and the seconds since each was due; fewer when patience ends."""
+    """Receive all messages and return ids with seconds since due; fewer when ``patience`` (seconds) ends first."""
     targets = running.targets
     transport = targets.deployment.seen_as("receiving").open_transport()
     receiver, clock = transport.receiver(targets.deployment.queue), SystemClock()
@@ -157,7 +152,7 @@ async def _receive(running: Services, messages: Workload, patience: float) -> li
 
 
 def herd(bench: Bench, n: int) -> BenchmarkResult:
-    """Deliver ``n`` messages that are due at one instant; the limit is the time in which the barest way moves them."""
+    """Deliver ``n`` messages due at one instant; the limit is the time in which the barest way moves them."""
     return _with_time(partial(_herd, bench, n))
 
 

@@ -1,4 +1,4 @@
-"""``postdate pipeline audit``: what was scheduled against what became of it."""
+"""``postdate pipeline audit``: compares scheduled messages with their outcomes."""
 
 from __future__ import annotations
 

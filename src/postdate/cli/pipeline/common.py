@@ -1,4 +1,4 @@
-"""What the pipeline commands have in common: the group, Spark's options, and Spark, imported when it is needed."""
+"""Common parts of the pipeline commands. Spark is imported when it is needed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ class SparkOptions:
 
 
 def store_of(use: Use) -> StoreSpec:
-    """Return the store of the settings, as a job takes it along."""
     with extra_installed():
         from postdate.pipeline.stores import StoreSpec
     return StoreSpec.of(use.settings())
@@ -47,7 +46,7 @@ def store_of(use: Use) -> StoreSpec:
 
 @contextmanager
 def extra_installed() -> Generator[None]:
-    """Say of a missing package which extra brings it."""
+    """Turn a missing package into an error that names the extra to install."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -63,7 +62,7 @@ def on_spark(
     *,
     long: bool = False,
 ) -> T:
-    """Start Spark, do the job, stop Spark; what Spark says is wrong is said in one line."""
+    """Start Spark, run the job, stop Spark; errors of Spark become one line."""
     with extra_installed():
         from postdate.pipeline.failures import told_in_one_line
         from postdate.pipeline.session import FOR_LONG_JOBS, spark_session
@@ -80,7 +79,7 @@ def on_spark(
 
 @contextmanager
 def told_to_stop() -> Generator[threading.Event]:
-    """Give an event that SIGTERM and Ctrl-C set, so that a query comes to an end in an orderly way."""
+    """Yield an event that SIGTERM and Ctrl-C set, so that a query ends in order."""
     stop = threading.Event()
 
     def signalled(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""``postdate pipeline forecast``: what falls due when and where, and what it takes."""
+"""``postdate pipeline forecast``: messages by due time and destination, and the rate they need."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 class Width(enum.Enum):
-    """Intervals of the table."""
-
     AUTO = "auto"
     MINUTE = "minute"
     HOUR = "hour"
@@ -28,8 +26,6 @@ class Width(enum.Enum):
 
 
 class LoadFormat(enum.Enum):
-    """Formats of the table."""
-
     PARQUET = "parquet"
     CSV = "csv"
     JSON = "json"

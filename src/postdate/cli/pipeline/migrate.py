@@ -70,7 +70,7 @@ Margin = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class OriginOptions:
-    """From where messages come: options of every command here."""
+    """Where messages come from: options of every ``migrate`` command."""
 
     source: From = None
     from_store: FromStore = None
@@ -78,7 +78,7 @@ class OriginOptions:
     prefixes: Prefixes = None
 
     def store(self) -> StoreSpec | None:
-        """Return the store that messages come out of; ``None``: no store was named, or something else as well."""
+        """Return the store given with ``--from-store``; ``None`` without it, or with ``--from`` as well."""
         with extra_installed():
             from postdate.pipeline.stores import StoreSpec
         if self.from_store is None or self.source is not None:
@@ -86,11 +86,7 @@ class OriginOptions:
         return StoreSpec(self.from_store, schema=self.schema)
 
     def spec(self) -> OriginSpec:
-        """Return a timeout manager's storage as a job takes it along.
-
-        Raises:
-            TyperException: there are none or two origins, or a prefix is none.
-        """
+        """Return the timeout manager's storage given with ``--from``, which excludes ``--from-store``."""
         if self.source is None or self.from_store is not None:
             raise wrong_usage("say from where: either --from ADDRESS, a timeout manager's, or --from-store ADDRESS")
         named = dict[str, str]()
@@ -112,11 +108,6 @@ class Whose:
     all_endpoints: AllEndpoints = False
 
     def chosen(self) -> list[str] | None:
-        """Return the endpoints; ``None``: all.
-
-        Raises:
-            TyperException: neither or both were said.
-        """
         if bool(self.endpoints) == self.all_endpoints:
             raise wrong_usage("say whose messages: either --endpoint NAME or --all-endpoints")
         return self.endpoints
@@ -124,7 +115,7 @@ class Whose:
 
 @dataclass(frozen=True, slots=True)
 class MoveOptions:
-    """How a run moves: options of commands that move."""
+    """How a run moves messages: options of commands that move."""
 
     batch_size: BatchSize = None
     margin: Margin = None
@@ -252,11 +243,7 @@ def _job(
     pace: MoveOptions,
     cluster: SparkOptions | None = None,
 ) -> MigrateJob | StoreMove:
-    """Return what moves.
-
-    Raises:
-        TyperException: an option is not for where it comes from.
-    """
+    """Return the job of a timeout manager or a store; wrong usage if an option is only for the other."""
     old = origin.store()
 
     from postdate.pipeline.migrate import BATCH_SIZE, EVERYTHING, MARGIN, MigrateJob, StoreMove

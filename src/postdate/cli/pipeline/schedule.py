@@ -25,15 +25,13 @@ _LARGE_BYTES = 64 * 1024 * 1024
 
 
 class InputFormat(enum.Enum):
-    """Formats of input."""
-
     CSV = "csv"
     PARQUET = "parquet"
     JSON = "json"
 
 
 class AmbiguousTimes(enum.Enum):
-    """What a clock time means that occurs twice; see :class:`postdate.pipeline.local_time.Ambiguous`."""
+    """How to read a clock time that occurs twice; see :class:`postdate.pipeline.local_time.Ambiguous`."""
 
     EARLIER = "earlier"
     LATER = "later"
@@ -41,7 +39,7 @@ class AmbiguousTimes(enum.Enum):
 
 
 class NonexistentTimes(enum.Enum):
-    """What a clock time means that does not occur; see :class:`postdate.pipeline.local_time.Nonexistent`."""
+    """How to read a clock time that does not occur; see :class:`postdate.pipeline.local_time.Nonexistent`."""
 
     FORWARD = "forward"
     REJECT = "reject"
@@ -122,7 +120,7 @@ def schedule(
 
 
 def _size(source: str) -> int:
-    """Return the bytes of a file, or of a folder's files; what is elsewhere is taken to be large."""
+    """Return the bytes of a file, or of a folder's files; input elsewhere counts as large."""
     if "://" in source:
         return _LARGE_BYTES
     path = Path(source)

@@ -27,7 +27,7 @@ _HABITS: Final = {
     "Cleo": {},
     "Dan": {"reminder 1": GrantMoreTime, "reminder 3": PaymentReceived},
 }
-"""What each customer does upon which mail. Cleo does nothing."""
+"""How each customer answers which mail. Cleo does nothing."""
 
 _MORE_MINUTES: Final = 75
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -35,12 +35,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @dataclass
 class Customers:
-    """Read their mails, and act as they are used to.
-
-    Args:
-        orders: name of the endpoint of the orders.
-        clock: tells when a mail came.
-    """
+    """Read their mails and answer by :data:`_HABITS`; ``orders`` is the endpoint of the orders."""
 
     orders: str
     clock: ScaledClock
@@ -50,11 +45,10 @@ class Customers:
     all_ended: anyio.Event = field(default_factory=anyio.Event)
 
     def order_of(self, customer: str) -> str:
-        """Return the id of a customer's order, which no other run has."""
+        """Return the id of a customer's order, unique to this run."""
         return f"{customer}-{self.run}"
 
     async def read(self, mail: SendMail, context: HandlerContext) -> None:
-        """Handle a mail."""
         if mail.order_id != self.order_of(mail.to):  # of an earlier run, which was interrupted
             return
         if mail.order_id in self.ends:  # delivered twice, as it may be where not all is one transaction

@@ -1,4 +1,4 @@
-"""The order: its messages, what is remembered of it, and what happens when. Knows no database and no broker."""
+"""The order: its messages, its state, and its timeouts. Knows no database and no broker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIME_TO_PAY = timedelta(hours=1)
 
 @dataclass
 class PlaceOrder:
-    """A customer wants something."""
+    """A customer orders."""
 
     order_id: str
     customer: str
@@ -32,7 +32,7 @@ class PaymentReceived:
 
 @dataclass
 class CancelOrder:
-    """The customer does not want it any more."""
+    """The customer withdraws the order."""
 
     order_id: str
 
@@ -47,7 +47,7 @@ class GrantMoreTime:
 
 @dataclass
 class SendMail:
-    """To a customer; for whoever sends mails."""
+    """To a customer; handled by the endpoint that sends mails."""
 
     to: str
     order_id: str
@@ -60,7 +60,7 @@ class SendMail:
 
 @dataclass
 class ReminderDue:
-    """The customer is to be reminded for the n-th time."""
+    """Time for the reminder of this number."""
 
     number: int
 
@@ -75,13 +75,13 @@ class PaymentDue:
 
 @dataclass
 class OrderState:
-    """What is remembered of an order."""
+    """The saga's state."""
 
     order_id: str
     customer: str = ""
     amount: int = 0
     payment_due: str = ""
-    """Id of the timeout, by which it is moved."""
+    """Id of the timeout, needed to move it."""
 
 
 class OrderSaga(Saga[OrderState], correlated_by="order_id"):
@@ -89,7 +89,7 @@ class OrderSaga(Saga[OrderState], correlated_by="order_id"):
 
     @started_by(PlaceOrder)
     async def place(self, message: PlaceOrder, context: HandlerContext) -> None:
-        """Take the order; remind of the payment, and wait for it so long and no longer."""
+        """Take the order, schedule the first reminder, and wait an hour for the payment."""
         self.state.customer, self.state.amount = message.customer, message.amount
         self.state.payment_due = await self.request_timeout(PaymentDue, within=TIME_TO_PAY)
         await self.request_timeout(ReminderDue(1), within=BETWEEN_REMINDERS)
@@ -97,46 +97,38 @@ class OrderSaga(Saga[OrderState], correlated_by="order_id"):
 
     @handles_timeout(ReminderDue)
     async def remind(self, timeout: ReminderDue, context: HandlerContext) -> None:
-        """Remind, and come again until it was often enough."""
+        """Send a reminder, and schedule the next one up to ``REMINDERS``."""
         await self.mail(context, f"reminder {timeout.number}: please pay {self.state.amount} euros")
         if timeout.number < REMINDERS:
             await self.request_timeout(ReminderDue(timeout.number + 1), within=BETWEEN_REMINDERS)
 
     @handles(GrantMoreTime)
     async def wait_longer(self, message: GrantMoreTime, context: HandlerContext) -> None:
-        """Give the payment another due time."""
+        """Move the payment's timeout."""
         await self.move_timeout(self.state.payment_due, within=timedelta(minutes=message.minutes))
         await self.mail(context, f"you have {message.minutes} minutes more")
 
     @handles(PaymentReceived)
     async def paid(self, message: PaymentReceived, context: HandlerContext) -> None:
-        """End well: what is still pending is cancelled."""
+        """End the saga, which cancels its pending timeouts."""
         await self.mail(context, "thank you for your payment", final=True)
         self.complete()
 
     @handles(CancelOrder)
     async def cancelled(self, message: CancelOrder, context: HandlerContext) -> None:
-        """End as the customer wishes."""
         await self.mail(context, "your order is cancelled, as you wished", final=True)
         self.complete()
 
     @handles_timeout(PaymentDue)
     async def not_paid(self, timeout: PaymentDue, context: HandlerContext) -> None:
-        """End without a payment."""
         await self.mail(context, "your order is cancelled: it was not paid", final=True)
         self.complete()
 
     async def mail(self, context: HandlerContext, text: str, *, final: bool = False) -> None:
-        """Have a mail sent to the customer: it leaves with the end of the message that is being handled."""
+        """Send a mail to the customer: it leaves when the handled message commits."""
         await context.send(SendMail(self.state.customer, self.state.order_id, text, final))
 
 
 def configure(endpoint: Endpoint, mails: str) -> None:
-    """Register what belongs to orders.
-
-    Args:
-        endpoint: of the orders.
-        mails: queue that mails are sent to.
-    """
     endpoint.saga(OrderSaga)
     endpoint.route(SendMail, mails)

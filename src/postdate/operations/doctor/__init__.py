@@ -1,4 +1,4 @@
-"""What is wrong here? Checks everything that a working installation rests on, without changing anything."""
+"""Checks everything that a working installation rests on, without changing anything."""
 
 from __future__ import annotations
 
@@ -44,19 +44,13 @@ from postdate.wiring import (
 )
 
 _NAMES_IN_FILES = TransportCapabilities(durable=True, transaction_modes=frozenset())
-"""How queues in a file are called, for whom does not open it."""
+"""How queues in a file are named, for code that does not open the file."""
 
 __all__ = ["Diagnosis", "Probe", "Verdict", "diagnose", "file_system", "loopback"]
 
 
 async def diagnose(settings: Settings, environment: Mapping[str, str], clock: Clock) -> Diagnosis:
-    """Check this installation. Looks at files in passing, which blocks for a moment.
-
-    Args:
-        settings: as the service would use them.
-        environment: variables, for where Java is.
-        clock: of this machine.
-    """
+    """Check this installation. Reading files blocks for a moment; ``environment`` says where Java is."""
     checks = [python(), sqlite(sqlite_version()), settings_read(settings)]
     checks += await _store_and_queues(settings, clock)
     return Diagnosis([*checks, pipeline(environment)])
@@ -83,7 +77,7 @@ async def _store_and_queues(settings: Settings, clock: Clock) -> list[Probe]:
 
 @dataclass
 class _Looking:
-    """What has been looked at so far; each step adds to it."""
+    """Collects checks; each step adds some."""
 
     settings: Settings
     clock: Clock
@@ -96,7 +90,6 @@ class _Looking:
     _store_answers: bool = False
 
     def at_files(self) -> None:
-        """Look at the files, if there are any."""
         settings = self.settings
         store = self._file(settings.store.address) if settings.delayed_delivery.enabled else None
         transport = self._file(settings.transport.address)
@@ -120,7 +113,7 @@ class _Looking:
         return None if path is None else (path.expanduser().resolve(), looks_into(address))
 
     def _is_done_with(self, address: str) -> bool:
-        """Return whether all there is was seen in passing: a file is opened only where nothing else helps."""
+        """Return whether :meth:`at_files` covers the address: its file has a `Look`, or does not exist."""
         file = self._file(address)
         return file is not None and (file[1] is not None or not file[0].exists())
 
@@ -128,7 +121,7 @@ class _Looking:
         self.set_aside = count + (self.set_aside or 0)
 
     async def at_store(self) -> None:
-        """Look at the store, if it is on a server."""
+        """Check the store, if it is on a server."""
         address = self.settings.store.address
         if not self.settings.delayed_delivery.enabled or self._is_done_with(address):
             return
@@ -153,7 +146,7 @@ class _Looking:
             self._cannot_be_read("store", error)
 
     async def at_transport(self) -> None:
-        """Look at the queues, if they are on a server; at one server only once."""
+        """Check the queues, if they are on a server; one server only once."""
         address = self.settings.transport.address
         if self._is_done_with(address):
             self.needed = own_queues(self.settings, _NAMES_IN_FILES)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 
 class Verdict(enum.Enum):
-    """How a check came out."""
-
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
@@ -17,14 +15,7 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One check.
-
-    Args:
-        name: what was looked at.
-        result: how it came out.
-        found: what was found.
-        mend: what to do about it; empty when nothing has to be done.
-    """
+    """One check; ``mend`` says how to repair it, and is empty when nothing has to be done."""
 
     name: str
     result: Verdict
@@ -40,6 +31,5 @@ class Diagnosis:
 
     @property
     def worst(self) -> Verdict:
-        """The worst of the results."""
         order = list(Verdict)
         return max((check.result for check in self.checks), key=order.index, default=Verdict.OK)

@@ -1,4 +1,4 @@
-"""SQLite files: whether they are there, whole, where they must be, and how safe what is in them is."""
+"""Checks of SQLite files: there, whole, on a local disk, and durable."""
 
 from __future__ import annotations
 
@@ -32,12 +32,7 @@ Look = Callable[[Path, int], FileFacts]
 
 
 def look_at_files(files: Mapping[Path, Look | None], now: datetime) -> tuple[list[Probe], dict[Path, FileFacts]]:
-    """Return the checks of some files, and what was found in those that can be read.
-
-    Args:
-        files: absolute paths, and what looks into each; ``None``: nothing can.
-        now: UTC.
-    """
+    """Return the checks of all files and the facts of readable ones; a ``None`` look means that nothing can read it."""
     checks: list[Probe] = []
     facts: dict[Path, FileFacts] = {}
     for path, look in files.items():
@@ -51,7 +46,6 @@ def look_at_files(files: Mapping[Path, Look | None], now: datetime) -> tuple[lis
 
 
 def synchronous(settings: Settings) -> Probe:
-    """Say what a commit survives."""
     if settings.store.synchronous == "full":
         return Probe("synchronous", Verdict.OK, "full: a commit survives loss of power")
     return Probe(
@@ -74,12 +68,7 @@ def _disk_space(path: Path) -> Probe:
 
 
 def file_system(path: Path, mounts: Path) -> Probe:
-    """Check that ``path`` is on a disk of this machine.
-
-    Args:
-        path: absolute.
-        mounts: the system's list of mounts, as Linux writes it; elsewhere it is missing.
-    """
+    """Check that ``path``, absolute, is on a local disk; ``mounts`` is Linux' list of mounts, missing elsewhere."""
     if str(path).startswith(("\\\\", "//")):
         return _on_network(path, "a network share")
     try:
@@ -142,7 +131,7 @@ def _write_ahead_log(facts: FileFacts) -> Probe:
 
 
 def _clock(path: Path, processes: Sequence[Process], now: datetime) -> Probe:
-    """A clock behind what the file remembers was set back, and holds up what is due."""
+    """Warn of a clock behind the file's own times: it was set back, and holds up due messages."""
     changed = datetime.fromtimestamp(path.stat().st_mtime, tz=UTC)
     latest = max([changed, *(process.started_at for process in processes)])
     mend = "set the clock, best by NTP: messages are delivered by it"

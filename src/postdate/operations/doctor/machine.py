@@ -1,4 +1,4 @@
-"""What every installation rests on: Python, SQLite, the settings, datagrams; and what the pipeline needs."""
+"""Checks of every installation: Python, SQLite, settings, datagrams; and of the pipeline's needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ _LOOPBACK: Final = "127.0.0.1"
 
 
 def python() -> Probe:
-    """Check the version of Python."""
     version = sys.version_info[:2]
     found = ".".join(str(part) for part in sys.version_info[:3])
     if _OLDEST_PYTHON <= version <= _NEWEST_PYTHON:
@@ -30,7 +29,6 @@ def python() -> Probe:
 
 
 def sqlite(version: tuple[int, ...]) -> Probe:
-    """Check the version of SQLite."""
     found = ".".join(str(part) for part in version)
     if version >= OLDEST_SQLITE:
         return Probe("SQLite", Verdict.OK, found)
@@ -39,17 +37,12 @@ def sqlite(version: tuple[int, ...]) -> Probe:
 
 
 def settings_read(settings: Settings) -> Probe:
-    """Say where the settings are from."""
     file = "no postdate.toml here" if settings.file is None else str(settings.file)
     return Probe("settings", Verdict.OK, f"{file}; {shown_count(settings.given, 'value')} set, the others are defaults")
 
 
 def loopback(attempt: Callable[[], None] | None = None) -> Probe:
-    """Check that processes here can wake each other.
-
-    Args:
-        attempt: sends a datagram to itself, or raises ``OSError``.
-    """
+    """Check that processes here can wake each other; ``attempt`` sends a datagram to itself, or raises ``OSError``."""
     try:
         (attempt or round_trip)()
     except OSError as error:
@@ -62,7 +55,6 @@ def loopback(attempt: Callable[[], None] | None = None) -> Probe:
 
 
 def round_trip() -> None:
-    """Send a datagram from this machine to itself."""
     with (
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,

@@ -1,6 +1,6 @@
-"""Servers: whether they answer, whether their tables fit, and how safe what is in them is.
+"""Checks of servers: whether they answer, whether their tables fit, and how durable they are.
 
-Adapters say what a server says of itself; what follows from it is said here, in functions that need no server.
+Adapters report a server's facts; this module judges them, in functions that need no server.
 """
 
 from __future__ import annotations
@@ -29,21 +29,17 @@ _OR_BY_STORE: Final = f"{_BY_NTP}, or set delayed_delivery.use_store_clock = tru
 
 _LIMITS: Final = "queue limits"
 _ISOLATION: Final = ("isolation", "transaction_isolation", "tx_isolation")
-"""The level of Postdate's own sessions, or else the server's; its name differs from version to version."""
+"""Isolation of Postdate's own sessions, or else of the server; its name differs from version to version."""
 
 _TAKES_NO_WRITES: Final = re.compile("on|1|slave|read_only.*", re.IGNORECASE)
 _WRITES: Final = ("in_recovery", "transaction_read_only", "read_only", "updateability", "role")
-"""What says so, of each server."""
+"""Settings by which a server says that it takes no writes."""
 
 
 async def look_at_server(name: str, adapter: object, clock: Clock, *, judges: bool = False) -> tuple[list[Probe], bool]:
-    """Return the checks of the server that an adapter uses, and whether there is any use in asking on.
+    """Return the checks of the server that an adapter uses, and whether it answers further questions.
 
-    Args:
-        name: of the first check.
-        adapter: the store or transport.
-        clock: of this machine.
-        judges: whether services go by the clock of the server.
+    ``judges``: services go by the clock of the server.
     """
     silent = [Probe(name, Verdict.OK, "it tells nothing about itself")]
     if not isinstance(adapter, AdministrableStore | Transport):
@@ -74,7 +70,7 @@ async def look_at_server(name: str, adapter: object, clock: Clock, *, judges: bo
 
 
 async def limits_on_server(transport: Transport, names: Sequence[str]) -> Sequence[Probe]:
-    """Return what is to be said of limits at which queues drop messages without a word (ADR 0028)."""
+    """Return a check for each limit at which queues silently drop messages (ADR 0028)."""
     try:
         limits = await transport.limits_of(names)
     except TransportError as error:
@@ -90,7 +86,6 @@ async def limits_on_server(transport: Transport, names: Sequence[str]) -> Sequen
 
 
 def version(name: str, facts: ServerFacts) -> Probe:
-    """Check that the server is not too old."""
     found = f"{facts.product} {facts.version} answers"
     oldest = next((each.oldest_version for each in backends() if each.product == facts.product), ())
     digits = re.match(r"\d+(?:\.\d+)*", facts.version)
@@ -101,7 +96,6 @@ def version(name: str, facts: ServerFacts) -> Probe:
 
 
 def judged(facts: ServerFacts) -> Iterator[Probe]:
-    """Yield what follows from what a server says of itself."""
     if facts.schema_version is not None and facts.newest_schema_version is not None:
         yield schema(facts.schema_version, facts.newest_schema_version)
     if any(_TAKES_NO_WRITES.fullmatch(facts.settings.get(name, "")) for name in _WRITES):
@@ -114,7 +108,6 @@ def judged(facts: ServerFacts) -> Iterator[Probe]:
 
 
 def schema(there: int, newest: int) -> Probe:
-    """Check that the tables are those of this version."""
     if there == 0:
         return Probe("schema", Verdict.FAIL, "there are no tables yet", "run `postdate setup`")
     if there < newest:
@@ -127,15 +120,10 @@ def schema(there: int, newest: int) -> Probe:
 
 
 def clocks(before: datetime, server: datetime, after: datetime, *, judges: bool = False) -> Probe:
-    """Compare the clock of a server, read between ``before`` and ``after`` on ours, with ours.
+    """Compare a server's clock, read between ``before`` and ``after`` on ours, with ours.
 
-    What the answer's way explains does not count: the difference is at least as large as is said.
-
-    Args:
-        before: our time before the question, UTC.
-        server: its time, UTC.
-        after: our time after the answer, UTC.
-        judges: whether services go by the clock of the server.
+    The time that the answer took is not counted: the real difference is at least as large as reported. ``judges``:
+    whether services go by the clock of the server.
     """
     difference = server - after if server > after else min(server - before, timedelta(0))
     if abs(difference) <= _CLOCK_TOLERANCE:
@@ -151,12 +139,7 @@ def clocks(before: datetime, server: datetime, after: datetime, *, judges: bool 
 
 
 def service_clocks(ahead: Mapping[str, timedelta], *, judges: bool) -> Probe:
-    """Name each process whose machine's clock differs from the server's by more than a second.
-
-    Args:
-        ahead: of the server's, by ``machine:pid``.
-        judges: whether services go by the clock of the server.
-    """
+    """Name each process whose clock is more than a second off; ``ahead`` of the server's, by ``machine:pid``."""
     wrong = {who: span for who, span in sorted(ahead.items()) if abs(span) > WORTH_SAYING}
     if not wrong:
         found = f"{shown_count(len(ahead), 'service')}, none off by more than {shown_span(WORTH_SAYING)}"
@@ -171,7 +154,7 @@ def service_clocks(ahead: Mapping[str, timedelta], *, judges: bool) -> Probe:
 
 
 def old_snapshot(snapshot: OldSnapshot, product: str) -> Probe:
-    """Say which session keeps a server from cleaning up, and how to end it."""
+    """Name the session that keeps a server from cleaning up, and how to end it."""
     user = f"user {snapshot.user}" if snapshot.user else ""
     who = ", ".join(part for part in (snapshot.application, user) if part)
     holder = f"session {snapshot.pid} ({who})" if snapshot.pid else who
@@ -186,7 +169,7 @@ def old_snapshot(snapshot: OldSnapshot, product: str) -> Probe:
 
 
 def queue_limit(queue: str, name: str, limit: int) -> Probe:
-    """Say what follows from a limit of a queue, by its name in policies of RabbitMQ."""
+    """Judge a queue's limit, by its name in policies of RabbitMQ."""
     found, mend = f"{queue!r} has {name} {limit:,}", f"take {name} off the queue, or out of the policy that sets it"
     if name != "delivery-limit":
         return Probe(_LIMITS, Verdict.WARN, f"{found}: what is beyond it is dropped without a word", mend)

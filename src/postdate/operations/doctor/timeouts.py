@@ -1,4 +1,4 @@
-"""Timeout managers: whether their storage answers, and whether somebody dispatches what is due there."""
+"""Checks of timeout managers: whether their storage answers, and whether due timeouts are dispatched."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LATE: Final = timedelta(minutes=1)
 
 
 async def timeouts(settings: Settings, now: datetime) -> list[Probe]:
-    """Return a check for each endpoint whose timeouts are managed here; none without a timeout manager."""
+    """Return a check for each endpoint with a timeout manager here."""
     address = settings.timeout_manager.address
     path = None if address is None else file_of(address)
     if path is not None and not path.expanduser().exists():  # which looking would create

@@ -1,4 +1,4 @@
-"""Who is there, what waits, and whether it can get where it is meant to go."""
+"""Checks of processes, of waiting messages, and of the queues that these need."""
 
 from __future__ import annotations
 
@@ -19,24 +19,16 @@ from postdate.ports import (
 )
 
 _EXCHANGES = ("exchange:", "exchange-or-queue:")
-"""So begin destinations on RabbitMQ that are no queues."""
+"""Prefixes of destinations on RabbitMQ that are no queues."""
 
 _LOOK_AHEAD = 10_000
 _READ_AHEAD = 200
-"""Where a store cannot name destinations alone, messages are read with their bodies: fewer of them."""
+"""Messages read where a store cannot list destinations alone; fewer, because they come with their bodies."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreTraffic:
-    """What waits in a store.
-
-    Args:
-        pending: messages.
-        overdue: of these, past their due time.
-        oldest: the earliest due time, UTC, where it is known.
-        processes: that use the store; ``None`` where that cannot be seen.
-        destinations: queues for which the next messages are.
-    """
+    """Messages that wait in a store; ``processes`` is ``None`` where they cannot be seen."""
 
     pending: int
     overdue: int
@@ -47,12 +39,9 @@ class StoreTraffic:
 
 @dataclass(frozen=True, slots=True)
 class Queues:
-    """What there is in the way of queues.
+    """The queues that exist, and those that a service cannot do without.
 
-    Args:
-        needed: those that a service cannot do without.
-        lengths: of those that are there, and of other destinations that can be reached.
-        listable: whether one can look into them without taking messages out.
+    ``lengths`` also has other destinations that can be reached; ``listable``: without taking messages out.
     """
 
     needed: Sequence[str]
@@ -61,16 +50,10 @@ class Queues:
 
 
 def stored_in_file(facts: FileFacts) -> StoreTraffic:
-    """Return what waits in a file."""
     return StoreTraffic(facts.pending, facts.overdue, None, facts.processes, facts.next_destinations)
 
 
 async def stored_on_server(store: AdministrableStore, view: Observer | None, now: datetime) -> StoreTraffic:
-    """Return what waits in the store of a server.
-
-    Raises:
-        StoreError: it cannot be read.
-    """
     counts = await store.statistics(now)
     processes = None if view is None else await view.processes()
     destinations = None if view is None else await view.next_destinations(_LOOK_AHEAD)
@@ -83,11 +66,7 @@ async def stored_on_server(store: AdministrableStore, view: Observer | None, now
 async def lengths_on_server(
     transport: Transport, view: Observer | None, names: Sequence[str]
 ) -> Mapping[str, int] | None:
-    """Return how long the queues are; ``None`` where not even their being there can be seen.
-
-    Raises:
-        TransportError: they cannot be read.
-    """
+    """Return the lengths of queues; ``None`` where not even their existence can be seen."""
     if view is not None:
         return await view.queue_lengths()
     return await transport.lengths_of(names)
@@ -103,15 +82,7 @@ def traffic(
     now: datetime,
     set_aside: int | None = None,
 ) -> Iterator[Probe]:
-    """Yield what is to be said of who is there and what waits.
-
-    Args:
-        settings: which queue is the error queue.
-        queues: what there is; ``None`` when they could not be seen.
-        stored: what waits; ``None`` when the store could not be read.
-        now: UTC.
-        set_aside: rows that cannot be read; ``None`` where nothing sets them aside, or could be asked.
-    """
+    """Yield the checks of processes, service, queues and set-aside rows; ``None`` arguments could not be read."""
     if stored is not None:
         if stored.processes is not None:
             yield _processes(stored.processes)

@@ -1,4 +1,4 @@
-"""Records of messages whose story is over, out of the store into Parquet by day, and back."""
+"""Moves records of ended messages out of the store into Parquet by day, and back."""
 
 from postdate.pipeline.archive.job import archive
 from postdate.pipeline.archive.restoring import restore

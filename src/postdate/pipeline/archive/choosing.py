@@ -1,4 +1,4 @@
-"""Which records go: those of messages whose story is over, and long enough ago."""
+"""Which records are archived: those of messages that ended long enough ago."""
 
 from __future__ import annotations
 
@@ -25,17 +25,13 @@ _KEPT = StorageLevel.MEMORY_AND_DISK
 _TURNS = (
     "delivered", "handled", "discarded", "expired", "cancelled", "retried", "failed", "returned", "rescheduled",
 )  # fmt: skip
-"""Records that say where a message has gone; the last of them says where it is."""
+"""Records of where a message went; the last of them says where it is."""
 
 _PARTS = pa.schema([("first", pa.int64()), ("end", pa.int64())])
 
 
 def prunable(store: OpenStore) -> ArchivableStore:
-    """Return the side of a store that records are taken out of.
-
-    Raises:
-        PipelineError: this store cannot do that.
-    """
+    """Return the store's archivable side, or raise PipelineError."""
     scannable = store.scannable()
     if not isinstance(scannable, ArchivableStore):
         raise PipelineError(f"{type(scannable).__name__} cannot be archived: its records cannot be taken out")
@@ -44,12 +40,7 @@ def prunable(store: OpenStore) -> ArchivableStore:
 
 @dataclass(frozen=True, slots=True)
 class StoreContents:
-    """What a store held.
-
-    Args:
-        records: with the place of each, ``first`` and ``end`` of a share that is pruned at once; kept.
-        waiting: ids of messages that wait, or are in a queue; kept.
-    """
+    """Contents of a store, kept; records have the bounds of the :class:`ScanPart` that is pruned at once."""
 
     records: DataFrame
     waiting: DataFrame
@@ -57,10 +48,10 @@ class StoreContents:
 
 @contextmanager
 def read_contents(spark: SparkSession, store: StoreSpec, partitions: int) -> Generator[StoreContents]:
-    """Read what waits, what is in the queues, and then all records; it is kept for the length of the block.
+    """Read pending messages, then queues, then all records; keep them for the length of the block.
 
-    In that order a message that is on its way from one to the next is seen at least once, also where the store cannot
-    be held at one instant: whoever has no record of an end waits or is in a queue, or it is not taken for ended.
+    In this order, a message that moves on meanwhile is seen at least once, even where the store has no snapshots: a
+    message without a record of its end is seen waiting or in a queue, or else is not taken for ended.
     """
     with ExitStack() as kept:
         with held_snapshot(store) as snapshot:
@@ -78,11 +69,7 @@ def read_contents(spark: SparkSession, store: StoreSpec, partitions: int) -> Gen
 
 
 def keep(stack: ExitStack, frame: DataFrame) -> tuple[DataFrame, int]:
-    """Compute a frame now, and keep it until the stack is unwound: computed again, it might differ.
-
-    Returns:
-        The frame, and how many rows it has.
-    """
+    """Compute a frame now, as it may differ later; keep it until the stack is unwound; return it and its row count."""
     frame = frame.persist(_KEPT)
     stack.callback(frame.unpersist)
     return frame, frame.count()
@@ -91,15 +78,7 @@ def keep(stack: ExitStack, frame: DataFrame) -> tuple[DataFrame, int]:
 def placed_records(
     spark: SparkSession, store: StoreSpec, columns: Sequence[str], partitions: int, snapshot: str | None = None
 ) -> DataFrame:
-    """Return records with the share that each is in, as ``first`` and ``end``, small enough to be pruned at once.
-
-    Args:
-        spark: a session in UTC.
-        store: which store.
-        columns: of records.
-        partitions: tasks that read at the same time.
-        snapshot: from :func:`postdate.pipeline.frames.held_snapshot`.
-    """
+    """Return records with ``first`` and ``end`` of their :class:`ScanPart`, each small enough to be pruned at once."""
     schema = arrow_schema("records", columns)
     scan = Scan("records", tuple(schema.names), snapshot=snapshot)
 
@@ -130,16 +109,16 @@ def _with_place(batch: pa.RecordBatch, part: ScanPart) -> pa.RecordBatch:
 
 
 def ended_stories(contents: StoreContents, archived: DataFrame, before: datetime) -> DataFrame:
-    """Return message_id and ``day`` (of its end, as text) of each message whose records go.
+    """Return ``message_id`` and ``day`` (of its end, as text) of each message to be archived.
 
-    A story is over when the message neither waits nor is in a queue of this database, and it expired, was cancelled,
-    handled or discarded, went on as another message (a delayed retry), or was delivered to where nothing is ever
-    recorded as handled. Over, but not taken: what is in the error queue, from where it may come back, and what
-    has come back from there and has not ended again.
+    A message has ended when it neither waits nor is in a queue of this database, and it expired, was cancelled, handled
+    or discarded, went on as another message (a delayed retry), or was delivered to a destination where handling is
+    never recorded. Not archived are messages in the error queue, because they may be returned, and messages returned
+    from there that have not ended again.
 
     Args:
         contents: of the store.
-        archived: what is in the archive already; it, too, says which receivers record what they handle.
+        archived: records already in the archive; they, too, show which receivers record their handling.
         before: every record of the message is older.
     """
     is_scheduled = F.col("kind") == "scheduled"
@@ -163,7 +142,7 @@ def ended_stories(contents: StoreContents, archived: DataFrame, before: datetime
         .distinct()
         .withColumn("recording", F.lit(True))
     )
-    # The last number of all stays in the store with its message: some stores number new records after it.
+    # The highest number stays in the store with its message: some stores number new records after it.
     newest = contents.records.agg(F.max("number").alias("last_number"))
     went_on = F.col("delivered") & (F.col("recording").isNull() | (F.col("last_turn") == "retried"))
     may_come_back = F.col("last_turn").isin("failed", "returned", "rescheduled")
@@ -178,15 +157,15 @@ def ended_stories(contents: StoreContents, archived: DataFrame, before: datetime
 
 
 def doubled_numbers(records: DataFrame) -> DataFrame:
-    """Return the numbers that more than one record has; a store gives each once, unless somebody has interfered.
+    """Return the numbers that several records share; a store gives each once, unless somebody has interfered.
 
-    Records are taken out by their numbers, so one of two that share a number must not go: the other might, instead.
+    Records are pruned by number, so neither of two with the same number may go: the other might go instead.
     """
     return records.groupBy("number").count().where("count > 1").select("number")
 
 
 def is_marked() -> str:
-    """Return the condition that a record is a *scheduled* one whose message is in the archive."""
+    """Return the SQL condition for a *scheduled* record whose message is in the archive."""
     return f"(kind = 'scheduled' AND coalesce(detail, '') = '{ARCHIVED}')"
 
 

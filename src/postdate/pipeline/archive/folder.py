@@ -1,8 +1,7 @@
-"""The folder of an archive: ``day=2026-11-20/*.parquet``, and what keeps it whole. Runs on the driver.
+"""The folder of an archive: ``day=2026-11-20/*.parquet``, and how it stays whole. Runs on the driver.
 
-A run writes to a folder of its own, whose name begins with ``_run-`` so that readers do not see it. What was verified
-is moved, file by file: a file is either there or not, and whole. A run that was killed leaves its folder behind; the
-next one removes it.
+A run writes to its own folder, whose name begins with ``_run-`` so that readers ignore it. Verified files are moved
+one by one: a file is either missing or whole. The next run removes the folder of a run that was killed.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from postdate.pipeline.stores import StoreSpec
 RECORD_SCHEMA = (
     "number long, kind string, message_id string, at timestamp, due timestamp, destination string, detail string"
 )
-"""The columns of an archive but for ``endpoint`` and the ``day`` that folders are named after."""
+"""The columns of an archive except ``endpoint`` and ``day``, which folders are named after."""
 
 COLUMNS = ("number", "kind", "message_id", "at", "due", "destination", "detail")
 _FORMAT = 1
@@ -36,11 +35,7 @@ _RUN = "_run-"
 
 
 class ArchiveFolder:
-    """An archive on a disk that the driver and all executors share.
-
-    Args:
-        path: of the folder.
-    """
+    """An archive on a disk that the driver and all executors share."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -48,11 +43,7 @@ class ArchiveFolder:
     # --- whose it is --------------------------------------------------------------------------------------------
 
     def found(self, store: StoreSpec, endpoint: str) -> None:
-        """Make the folder the archive of a store, or check that it is.
-
-        Raises:
-            PipelineError: it has something else in it, or is the archive of another store.
-        """
+        """Make the folder the archive of a store; raise PipelineError if it holds something else or another store's."""
         mark = self.path / ARCHIVE_MARK
         whose = {"format": _FORMAT, "endpoint": endpoint, "store": store.shown}
         if mark.exists():
@@ -75,11 +66,7 @@ class ArchiveFolder:
             raise PipelineError(f"the archive {self.path} cannot be written: {error}") from error
 
     def check(self) -> None:
-        """Refuse a folder that is no archive.
-
-        Raises:
-            PipelineError: there is none, or one that a later Postdate has written.
-        """
+        """Raise PipelineError for a folder that is no archive, or one that a later Postdate has written."""
         if not (self.path / ARCHIVE_MARK).exists():
             raise PipelineError(f"{self.path} is no archive: it has no {ARCHIVE_MARK}")
         self._said()
@@ -97,10 +84,9 @@ class ArchiveFolder:
 
     @contextmanager
     def alone(self) -> Generator[None]:
-        """Keep other runs on this archive out for the length of the block; a killed one keeps nobody out.
+        """Keep other runs on this archive out for the length of the block, or raise PipelineError if one is at work.
 
-        Raises:
-            PipelineError: another run is at work.
+        The lock ends with its process, even if that is killed.
         """
         lock = FileLock(self.path / _LOCK, timeout=0)
         try:
@@ -117,13 +103,13 @@ class ArchiveFolder:
     # --- what is in it ------------------------------------------------------------------------------------------
 
     def records(self, spark: SparkSession) -> DataFrame:
-        """Return everything that was published: :data:`RECORD_SCHEMA` and ``day`` (text)."""
+        """Return all published records: :data:`RECORD_SCHEMA` and ``day`` (text)."""
         if not any(self.path.glob("day=*/*.parquet")):
             return spark.createDataFrame([], f"{RECORD_SCHEMA}, day string")
         return self._read(spark, self.path)
 
     def written(self, spark: SparkSession, run: Path) -> DataFrame:
-        """Return what a run has written and not published, read from the disk."""
+        """Return the unpublished records of a run, read from the disk."""
         return self._read(spark, run)
 
     def _read(self, spark: SparkSession, path: Path) -> DataFrame:
@@ -134,15 +120,15 @@ class ArchiveFolder:
     # --- a run --------------------------------------------------------------------------------------------------
 
     def begin(self) -> Path:
-        """Remove what killed runs have left, and return the folder of a new one, which does not exist yet."""
+        """Remove the folders of killed runs; return the path of a new one, which does not exist yet."""
         for left in self.path.glob(f"{_RUN}*"):
             shutil.rmtree(left)
         return self.path / f"{_RUN}{uuid.uuid4().hex}"
 
     def publish(self, run: Path) -> Sequence[Path]:
-        """Move what a run has written to where readers see it, onto the disk itself; return the files.
+        """Move a run's files to where readers see them, synced to the disk; return the files.
 
-        Names are those that Spark gave, which no other run has: what is there already is never replaced.
+        Spark's file names are unique to the run: no existing file is ever replaced.
         """
         moved = list[Path]()
         for written in sorted(run.glob("day=*/*.parquet")):

@@ -1,11 +1,11 @@
 """Archiving: choose, write, verify, publish, mark, prune. Each step may be cut off at any moment and run again.
 
 - Cut off while writing or verifying: the run's folder is hidden from readers, and removed by the next run.
-- While publishing: files that were moved are in the archive, whole. The next run leaves out the records that the
-  archive has, and writes the others.
-- While marking or pruning: everything is in the archive, on the disk, read back and compared. The *scheduled* record of
-  a message is marked before any other of its records goes, and goes last, if it goes; so an audit at any moment sees a
-  message that is in the archive, and never one that is lost or comes from nowhere. The next run prunes what is left.
+- While publishing: files already moved are in the archive, whole. The next run leaves out the records in the archive,
+  and writes the others.
+- While marking or pruning: everything is in the archive, synced, read back and compared. A message's *scheduled* record
+  is marked before its other records go, and goes last, if at all; so an audit at any moment sees an archived message,
+  and never takes it for lost or orphaned. The next run prunes the rest.
 """
 
 from __future__ import annotations
@@ -58,28 +58,28 @@ def archive(  # noqa: PLR0913 - what to archive, and how
     keep_ids: bool = True,
     partitions: int = 4,
 ) -> ArchiveResult:
-    """Move the records of messages whose story is over from the store into Parquet, by the UTC day of their end.
+    """Move the records of ended messages from the store into Parquet, by the UTC day of their end.
 
-    Runs on the driver; records are read, written, and taken out of the store on the executors. Services may go on:
-    records are taken out in short transactions. Run it again after a failure of any kind: no record is in the archive
-    twice, and none is lost. See :func:`postdate.pipeline.archive.choosing.ended_stories` for what is over.
+    Runs on the driver; executors read, write, and prune records in short transactions. Services may run meanwhile. Run
+    it again after a failure of any kind: no record is in the archive twice, and none is lost. See
+    :func:`postdate.pipeline.archive.choosing.ended_stories` for when a message has ended.
 
     Args:
         spark: a session in UTC.
         store: SQLite, PostgreSQL or MariaDB.
-        to: folder of the archive, on a disk that the driver and all executors share; made when it is missing. One
+        to: folder of the archive, on a disk that the driver and all executors share; created if missing. One
             store has one archive.
         before: messages that ended before go; aware, not after ``now``.
         now: aware.
-        keep_ids: keep the *scheduled* record, marked: an id stays known, and is refused when it is sent again. Without,
-            all ids that ended before ``before`` are forgotten, those that earlier runs have kept as well: whoever sends
-            one of them again has the message delivered again, and an audit that reads the archive calls it duplicated.
+        keep_ids: keep the *scheduled* record, marked: the id stays known, and sending it again is refused. Without it,
+            all ids that ended before ``before`` are forgotten, also those that earlier runs kept: a message sent
+            again under such an id is delivered again, and an audit that reads the archive calls it duplicated.
         partitions: tasks that work on the store at the same time.
 
     Raises:
         StoreError: the store failed; run it again.
         PipelineError: ``before`` lies in the future, the folder is no archive of this store, another run is at work on
-            it, or what was written does not compare with the store. Nothing was taken out then.
+            it, or the written records differ from the store's. Nothing was removed from the store.
     """
     started = time.perf_counter()
     require_utc(spark)
@@ -114,13 +114,7 @@ def archive(  # noqa: PLR0913 - what to archive, and how
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What goes.
-
-    Args:
-        rows: records of the store that go, with ``day`` and their places; kept.
-        count: how many.
-        fresh: those of them that the archive does not have yet.
-    """
+    """Records to archive, with ``day``, ``first`` and ``end``; ``fresh`` ones are not in the archive yet."""
 
     rows: DataFrame
     count: int
@@ -129,7 +123,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One run on one archive; the steps in order."""
+    """One run on one archive; the methods are its steps, in order."""
 
     spark: SparkSession
     store: StoreSpec
@@ -138,15 +132,11 @@ class _Run:
     partitions: int
 
     def choose(self, kept: ExitStack, before: datetime) -> Chosen:
-        """Read the store, and choose.
-
-        Raises:
-            PipelineError: in the archive a number belongs to another record.
-        """
+        """Read the store and choose records; raise PipelineError if the archive has another record under a number."""
         contents = kept.enter_context(read_contents(self.spark, self.store, self.partitions))
         archived = self.folder.records(self.spark)
         stories = ended_stories(contents, archived, before)
-        # What a run that was cut off has left: of a marked message, everything that the archive has.
+        # A run that was cut off left marked messages: of these, every record that is in the archive goes.
         marked = contents.records.where(is_marked()).select("message_id").distinct().withColumn("marked", F.lit(True))
         known = archived.select("number", F.struct(*_IDENTITY).alias("known")).dropDuplicates(["number"])
         doubled = contents.records.join(doubled_numbers(contents.records), "number", "left_semi")
@@ -174,7 +164,7 @@ class _Run:
             )
 
     def write(self, chosen: Chosen) -> tuple[ArchivedDay, ...]:
-        """Write what the archive does not have, compare it with the store, and publish it."""
+        """Write records that the archive lacks, compare them with the store, and publish them."""
         days = _tallies(chosen.fresh)
         run = self.folder.begin()
         if days:
@@ -202,9 +192,9 @@ class _Run:
             )
 
     def take_out(self, kept: ExitStack, chosen: Chosen) -> tuple[int, int]:
-        """Mark what was scheduled, and then remove all else; return how many of each.
+        """Mark the *scheduled* records, then remove all others; return both counts.
 
-        Only what is read back from the archive goes, and of it only messages whose mark is read back from the store.
+        Removes only records read back from the archive, of messages whose mark was read back from the store.
         """
         safe = self.folder.records(self.spark).select(*_IDENTITY).distinct()
         chosen_ones = chosen.rows.select(*_IDENTITY, "first", "end")
@@ -213,19 +203,19 @@ class _Run:
             missing = chosen.count - count
             raise PipelineError(f"{missing} records are missing in {self.folder.path}; nothing was taken out")
         marked = self._change(going.where("kind = 'scheduled'"), "mark_archived")
-        # Records may have moved since they were read (VACUUM FULL, CLUSTER), and marks have missed them.
+        # Records may have moved since they were read (VACUUM FULL, CLUSTER), and marking may have missed them.
         safe_ids, _ = keep(kept, self._marked().select("message_id").distinct())
         others = going.where("kind != 'scheduled'").join(safe_ids, "message_id", "left_semi")
         pruned = self._change(others, "prune")
         return marked, pruned
 
     def _marked(self) -> DataFrame:
-        """Return the *scheduled* records that are marked in the store, as it is when this is used."""
+        """Return the *scheduled* records marked in the store at the time of use."""
         records = placed_records(self.spark, self.store, ("number", "kind", "message_id", "detail"), self.partitions)
         return records.where(is_marked())
 
     def forget(self, kept: ExitStack, before: datetime) -> int:
-        """Remove the marked records of all messages in the archive that ended before; return how many."""
+        """Remove the marked records of all archived messages that ended before; return their number."""
         archived = self.folder.records(self.spark)
         ended = (
             archived.groupBy("message_id").agg(F.max("at").alias("ended_at")).where(F.col("ended_at") < F.lit(before))
@@ -239,14 +229,14 @@ class _Run:
         return self._change(going.join(doubled_numbers(there), "number", "left_anti"), "prune")
 
     def _change(self, records: DataFrame, change: str) -> int:
-        """Mark or prune records, one short transaction a share, on the executors."""
+        """Mark or prune records on the executors, one short transaction for each :class:`ScanPart`; return how many."""
         by_place = records.select("first", "end", "number").repartitionByRange(self.partitions, "first")
         done = by_place.sortWithinPartitions("first").mapInArrow(_changing(self.store, change), _COUNT)
         return total(done, "changed")
 
 
 def _tallies(records: DataFrame) -> dict[str, tuple[int, int, int]]:
-    """Return of each day: records, messages, and a sum over everything that is in the records."""
+    """Return for each day the number of records, the number of messages, and a checksum of all columns."""
     checksum = F.sum(F.xxhash64(*COLUMNS).cast("decimal(38,0)"))
     rows = records.groupBy("day").agg(
         F.count("*").alias("records"), F.count_distinct("message_id").alias("messages"), checksum.alias("checksum")
@@ -258,7 +248,7 @@ def _tallies(records: DataFrame) -> dict[str, tuple[int, int, int]]:
 
 
 def _changing(store: StoreSpec, change: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return what each task does with the numbers it gets, which are in the order of their shares."""
+    """Return the function of each task, which gets record numbers ordered by their :class:`ScanPart`."""
 
     def change_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with opened(store) as found:
@@ -271,7 +261,7 @@ def _changing(store: StoreSpec, change: str) -> Callable[[Iterator[pa.RecordBatc
 
 
 def _by_share(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[ScanPart, list[int]]]:
-    """Yield the numbers of each share, a limited number at a time."""
+    """Yield the numbers of each :class:`ScanPart`, at most ``_NUMBERS_AT_ONCE`` at a time."""
     part, numbers = ScanPart(0, 0), list[int]()
     for batch in batches:
         for row in batch.to_pylist():

@@ -25,7 +25,7 @@ from postdate.ports import RecordKind
 from postdate.ports.archives import StoredRecord
 
 _RECORDS_AT_ONCE = 5_000
-"""Records in one transaction; a message is never split."""
+"""Records in one transaction; a message's records are never split."""
 
 _COUNT = "restored long"
 _COUNT_ARROW = pa.schema([("restored", pa.int64())])
@@ -43,25 +43,25 @@ def restore(  # noqa: PLR0913 - what to restore, and how
 ) -> RestoreResult:
     """Put messages' records back into the store, under their numbers; the archive stays as it is.
 
-    Idempotent by message: what came back before, was never taken out, or was scheduled again under the same id since,
-    is left out. The next run of ``archive`` takes out again what ended before its ``before``.
+    Idempotent by message: messages that were restored before, never removed, or scheduled again under the same id are
+    left out. The next run of ``archive`` removes restored messages again if they ended before its ``before``.
 
-    Services may go on: before anything is compared, the store is told to number new records after those that come back.
-    A new store in PostgreSQL takes that only from the owner of its tables.
+    Services may run meanwhile: before comparing anything, the store is told to number new records after the restored
+    ones. A new store in PostgreSQL accepts that only from the owner of its tables.
 
     Args:
         spark: a session in UTC.
-        store: where they came from, or a new one that is set up.
+        store: the store that was archived, or a new one that is set up.
         from_: folder of an archive.
         ids: messages; ``None``: all.
-        ended_from: messages whose last record in the archive is of then or later; aware.
-        ended_to: of before; aware.
+        ended_from: only messages whose last archived record is of this instant or later; aware.
+        ended_to: only messages whose last archived record is earlier; aware.
         partitions: tasks that work on the store at the same time.
 
     Raises:
         StoreError: the store failed; run it again.
         PipelineError: it is no archive, another run is at work on it, or a number in it belongs to another record of
-            the store. No record was changed then.
+            the store. No record was changed.
     """
     started = time.perf_counter()
     require_utc(spark)
@@ -93,7 +93,6 @@ def restore(  # noqa: PLR0913 - what to restore, and how
 def _wanted(
     archived: DataFrame, ids: Sequence[str] | None, ended_from: datetime | None, ended_to: datetime | None
 ) -> DataFrame:
-    """Return all records of the messages that are asked for."""
     if ids is not None:
         asked_for = archived.sparkSession.createDataFrame([(each,) for each in ids], "message_id string")
         archived = archived.join(F.broadcast(asked_for), "message_id", "left_semi")
@@ -124,26 +123,26 @@ def _refuse_others(wanted: DataFrame, there: DataFrame, folder: ArchiveFolder) -
 
 
 def _missing(wanted: DataFrame, there: DataFrame) -> DataFrame:
-    """Return what is to be put back: the *scheduled* records, by which the store decides, and all others it lacks."""
+    """Return the records to restore: the *scheduled* ones, by which the store decides, and the others that it lacks."""
     known = there.where(f"kind = 'scheduled' AND NOT {is_marked()}").select("message_id")
     others = there.where("kind != 'scheduled'").select("number")
     return wanted.join(known, "message_id", "left_anti").join(others, "number", "left_anti")
 
 
 def _reserve_numbers(store: StoreSpec, wanted: DataFrame) -> None:
-    """Have the store give none of these numbers to a new record, where it counts them by itself; nothing comes back."""
+    """Make a store that numbers records itself skip the restored numbers; restores nothing."""
     newest = wanted.select("number", "message_id").orderBy(F.desc("number")).first()
     if newest is not None:
-        # Not a scheduled record, and so nothing that could come back.
+        # Not a scheduled record, and so the store does not restore it.
         alone = StoredRecord(newest[0], RecordKind.DELIVERED, newest[1], at=0, due=None, destination=None, detail=None)
         with opened(store) as found:
             prunable(found).restore([alone])
 
 
 def _put_newest_back(store: StoreSpec, missing: DataFrame) -> int:
-    """Put the message with the highest number back before all others; return how many came back.
+    """Restore the message with the highest number before all others; return the number of restored messages.
 
-    Where new records are numbered after the last one, they are from then on numbered after everything that comes back.
+    A store that numbers new records after its last one then numbers them after everything restored.
     """
     newest = missing.select("message_id").orderBy(F.desc("number")).first()
     if newest is None:
@@ -171,7 +170,7 @@ def _restoring(store: StoreSpec) -> Callable[[Iterator[pa.RecordBatch]], Iterato
 
 
 def _whole_messages(batches: Iterator[pa.RecordBatch]) -> Iterator[list[StoredRecord]]:
-    """Yield records, which are in the order of their messages, some messages at a time."""
+    """Yield records, which come ordered by message, in lists that never split a message."""
     records = list[StoredRecord]()
     for batch in batches:
         for row in batch.to_pylist():

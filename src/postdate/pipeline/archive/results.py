@@ -1,4 +1,4 @@
-"""What archiving and restoring say: values, without Spark."""
+"""Results of archiving and restoring: values, without Spark."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from postdate.pipeline.plain import plain
 
 @dataclass(frozen=True, slots=True)
 class ArchivedDay:
-    """What one run added to one day of an archive.
+    """Records that one run added to one day of an archive.
 
     Args:
         day: UTC, ISO 8601; on which the messages ended.
-        records: of them.
-        messages: with any of these records.
+        records: number of records.
+        messages: number of messages with any of these records.
     """
 
     day: str
@@ -26,20 +26,19 @@ class ArchivedDay:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveResult:
-    """What one run did.
+    """Result of one run.
 
     Args:
         store: address, without password.
         archive: the folder.
-        before: what ended before that instant was moved; UTC.
+        before: messages that ended before this instant were moved; UTC.
         messages: whose records were written to the archive.
         records: that were written there.
-        already_there: records of the store that the archive had already: of a run that was ended, or restored since.
-        pruned: records that were removed from the store, kept ids apart.
+        already_there: records that the archive had already, from a run that was cut off or because they were restored.
+        pruned: records removed from the store, except the *scheduled* ones of kept ids.
         ids_kept: *scheduled* records that were marked, and stay in the store.
         ids_forgotten: *scheduled* records that were removed.
-        days: what was added, by day.
-        took_seconds: how long it took.
+        days: added records, by day.
     """
 
     store: str
@@ -55,21 +54,19 @@ class ArchiveResult:
     took_seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain values for JSON; instants in ISO 8601."""
         return plain(self)
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreResult:
-    """What was put back.
+    """Result of restoring.
 
     Args:
         store: address, without password.
         archive: the folder.
         messages: that came back with all their records.
-        left_out: messages that were asked for and whose ids are in use in the store: they came back before, or were
-            never taken out, or the id was scheduled again.
-        took_seconds: how long it took.
+        left_out: requested messages whose ids are in use in the store: they were restored before, never removed, or the
+            id was scheduled again.
     """
 
     store: str
@@ -79,5 +76,4 @@ class RestoreResult:
     took_seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain values for JSON."""
         return plain(self)

@@ -1,4 +1,4 @@
-"""What was scheduled against what became of it: lost, duplicated, early, orphaned, overdue; how late; and where."""
+"""Compares scheduled messages with their outcomes: lost, duplicated, early, orphaned, overdue; how late; and where."""
 
 from postdate.pipeline.audit.job import audit
 from postdate.pipeline.audit.reading import endpoints_of

@@ -1,4 +1,4 @@
-"""The audit itself: what was read becomes one row a message, which is judged and added up."""
+"""The audit itself: turns events into one row a message, judges each, and adds them up."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from postdate.pipeline.stores import StoreSpec
 
 @dataclass(frozen=True, slots=True)
 class _Terms:
-    """What messages are measured against."""
+    """Limits by which messages are judged."""
 
     as_of: datetime
     late_after: timedelta
@@ -51,22 +51,21 @@ def audit(  # noqa: PLR0913 - what to audit, and how
     records: Sequence[str | Path] = (),
     findings_to: Path | None = None,
 ) -> AuditResult:
-    """Compare what was scheduled with what became of it.
+    """Compare scheduled messages with their outcomes.
 
-    Runs on the driver; stores and Parquet are read, and the comparison is made, on the executors. Nothing is changed,
-    and services may go on: see :mod:`postdate.pipeline.audit.reading` for how the picture stays one picture.
+    Runs on the driver; executors read stores and Parquet and compare. Nothing is changed, and services may run
+    meanwhile: see :mod:`postdate.pipeline.audit.reading` for how the picture stays consistent.
 
-    Where a message that has left its queue is missed: at destinations where the store has recorded at least one
-    message as handled. Elsewhere (queues of another database or broker, receivers that record nothing) what becomes of
-    a delivered message is not known, and it is never called lost.
+    A message that left its queue without a record is only called lost at destinations where the store has at least one
+    record of handling. Elsewhere (queues of another database or broker, receivers that record nothing) the outcome of a
+    delivered message is not known.
 
     An event that is in several places (a store and a ledger of it, a store and an archive) counts once; one that a
     single place has twice has happened twice.
 
     Args:
         spark: a session in UTC.
-        store: what to audit: one store, or several (see :func:`endpoints_of` for all of one database); none at all
-            if ``records`` tell everything.
+        store: one store, or several (see :func:`endpoints_of` for all of one database); none if ``records`` suffice.
         now: what overdue is measured against; aware.
         late_after: how late a delivery may be before it counts as late.
         partitions: tasks that read one store at the same time.
@@ -76,8 +75,8 @@ def audit(  # noqa: PLR0913 - what to audit, and how
 
     Raises:
         StoreError: a store is missing or unreachable.
-        PipelineError: a store cannot be read in bulk, or stands there twice; records are missing, no Parquet, or have
-            other columns; the folder for findings exists. Nothing was read then.
+        PipelineError: a store cannot be read in bulk, or is named twice; records are missing, no Parquet, or have
+            other columns; the folder for findings exists. Nothing was read.
     """
     started = time.perf_counter()
     require_utc(spark)
@@ -119,7 +118,7 @@ class _Sources:
 
 
 def _judge(spark: SparkSession, stack: ExitStack, sources: _Sources, terms: _Terms) -> tuple[DataFrame, Summary]:
-    """Return judged messages, kept for as long as the stack stands, and what they add up to."""
+    """Return judged messages, kept until the stack is unwound, and their summary."""
     messages, picture = _messages(spark, sources, terms)
     verdict = _kept(stack, judged(messages, terms.as_of, terms.late_after))
     summary = summary_of(verdict)
@@ -132,9 +131,9 @@ def _judge(spark: SparkSession, stack: ExitStack, sources: _Sources, terms: _Ter
 
 
 def _messages(spark: SparkSession, sources: _Sources, terms: _Terms) -> tuple[DataFrame, Picture]:
-    """Read everything, and let go of the stores: no snapshot is held while the comparison is made.
+    """Read everything, and release the stores: no snapshot is held during the comparison.
 
-    So nothing that comes of the messages may lead back to a store: that would be another picture.
+    So no frame derived from the messages may read a store again: it would see another state.
     """
     with taken_picture(spark, sources.endpoints, sources.records, terms.partitions) as picture:
         messages = read_now(one_row_a_message(picture.events))

@@ -1,4 +1,4 @@
-"""One row a message: what happened to it, and which lines of the audit are true of it."""
+"""One row a message: its events, and the lines of the audit that apply to it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ _KEY = ("endpoint", "message_id")
 
 
 def one_row_a_message(events: DataFrame) -> DataFrame:
-    """Return what happened to each message that was known when the audit began.
-
-    Args:
-        events: of :class:`postdate.pipeline.audit.reading.Picture`.
-    """
+    """Return one row of counts and times for each message in a picture's events that was known when the audit began."""
 
     def total(column: str, *kinds: str) -> Column:
         return F.coalesce(F.sum(F.when(F.col("kind").isin(*kinds), F.col(column))), F.lit(0))
@@ -42,7 +38,7 @@ def one_row_a_message(events: DataFrame) -> DataFrame:
         ).alias("due"),
         F.max("due").isNull().alias("never_due"),
         F.min(F.when(of_delivery, F.col("at"))).alias("delivered_at"),
-        # Each is measured against the due time of its own: a message that came back has been due more than once.
+        # Each delivery is measured against its own due time: a message that came back was due more than once.
         F.max(F.when(of_delivery, after_due)).alias("late_microseconds"),
         F.min(F.when(of_delivery, after_due)).alias("earliest_microseconds"),
         F.min(F.when(of_handling, after_due)).alias("handled_microseconds"),
@@ -54,7 +50,7 @@ def one_row_a_message(events: DataFrame) -> DataFrame:
         total("before", *_ENDS).alias("ended_before"),
         total("before", "handled", "discarded", "failed", "returned", "retried", "sent_again").alias("received_before"),
         F.coalesce(F.min(F.when(there, F.col("archived"))), F.lit(False)).alias("archived"),
-        # Whoever keeps no record of what it handled may still keep one of what it discarded.
+        # A receiver that records no handling may still record discarding, so only handling counts here.
         F.coalesce(F.max(F.when(of_handling, F.col("native"))), F.lit(False)).alias("recorded_here"),
     )
     known = (F.col("scheduled_before") > 0) | (F.col("pending") > 0)
@@ -62,44 +58,37 @@ def one_row_a_message(events: DataFrame) -> DataFrame:
 
 
 def judged(messages: DataFrame, as_of: datetime, late_after: timedelta) -> DataFrame:
-    """Say of each message which lines of :class:`postdate.pipeline.audit.AuditCounts` are true of it.
+    """Judge for each message which lines of :class:`postdate.pipeline.audit.AuditCounts` apply to it.
 
-    A message is early when its record of delivery is from before its due time. When it was handled decides only where
-    there is no such record: the receiver's clock may be a little behind, and must not make an early message of one
-    that was delivered on time.
+    A message is early when its record of delivery is from before its due time. Its time of handling decides only
+    without such a record: the receiver's clock may be a little behind, and must not make a punctual message early.
 
-    Args:
-        messages: from :func:`one_row_a_message`; kept, as it is read twice.
-        as_of: what overdue is measured against.
-        late_after: how late a delivery may be.
-
-    Returns:
-        endpoint, message_id, destination, due, delivered_at, late_microseconds, a column for each line, and for each
-        of :data:`postdate.pipeline.audit.FINDINGS` a text ``about_…`` that says more, null where it is not true.
+    Reads ``messages`` twice. Returns endpoint, message_id, destination, due, delivered_at, late_microseconds, a column
+    for each line, and for each of :data:`postdate.pipeline.audit.FINDINGS` a text ``about_…`` with details, else null.
     """
     there = messages.join(F.broadcast(_destinations(messages)), ["endpoint", "destination"], "left")
     recording, fed = (F.coalesce(name, F.lit(False)) for name in ("recording", "fed"))
 
     known = (F.col("scheduled") > 0) | (F.col("pending") > 0)
-    # What is recorded beside a queue says nothing of its own: another store may fill that queue. But one that this
-    # store fills as well is taken for its own.
+    # Records beside a queue alone prove nothing: another store may fill that queue. But a queue that this store fills
+    # as well is taken for its own.
     from_nowhere = (F.col("ended_by_store_before") > 0) | ((F.col("received_before") > 0) & fed)
-    # That a message was discarded is recorded also where it was sent without a delay: it was never promised to anybody.
+    # Discarding is also recorded for messages sent without a delay, for which nothing was promised.
     undelayed = ~known & (F.col("scheduled_before") == 0) & (F.col("discarded") > 0) & F.col("never_due")
     orphaned = ~known & (F.col("scheduled_before") == 0) & from_nowhere & ~undelayed
     seen = F.col("handled") + F.col("discarded") + F.col("queued")
     nowhere = (F.col("scheduled_before") > 0) & (F.col("scheduled") > 0) & (
         F.col("ended") + F.col("pending") + seen == 0
     )  # fmt: skip
-    # Of those that were retried, only what a receiver has sent again under another id has left its queue for that.
+    # Of retried messages, only those that a receiver sent again under another id have left their queue for that.
     unhandled = seen + F.col("failed") + F.col("sent_again") == 0
     vanished = recording & (F.col("delivered_before") > 0) & unhandled
-    # Each time that a message came back from the error queue, one more end of it is in order.
+    # Each return from the error queue allows one more end.
     ends_in_order = 1 + F.col("came_back")
     repeated = (F.col("delivered") > ends_in_order) | (F.col("handled") + F.col("discarded") > ends_in_order)
     waits_after_its_end = (F.col("ended_before") > F.col("came_back")) & (F.col("pending") > 0)
     waits = (F.col("pending") > 0) & (F.col("ended") <= F.col("came_back"))
-    # Whoever handles it may be a machine whose clock is behind: a record of delivery, if there is one, decides.
+    # The receiver's clock may be behind: a record of delivery, if there is one, decides.
     early = F.coalesce("earliest_microseconds", "handled_microseconds")
     given_up = F.col("failed") > F.col("returned") + F.col("came_back")
     true_of = {
@@ -153,10 +142,10 @@ def judged(messages: DataFrame, as_of: datetime, late_after: timedelta) -> DataF
 
 
 def _destinations(messages: DataFrame) -> DataFrame:
-    """Return of each destination whether what becomes of a message there is recorded, and whether this store fills it.
+    """Return for each destination whether handling there is recorded, and whether this store delivers to it.
 
-    Only some receivers record what became of a delivered message. One handled message shows that those of its
-    destination do; without any, a message that has left its queue is not missed.
+    Only some receivers record handling. One handled message shows that those of its destination do; without any, a
+    message that has left its queue is not missed.
     """
     return (
         messages.where(F.col("destination").isNotNull() & (F.col("scheduled") + F.col("delivered") > 0))

@@ -1,21 +1,19 @@
-"""Everything that happened, read as one picture from stores that others work with, and from Parquet.
+"""Reads all events as one consistent picture, from stores in use and from Parquet.
 
-**One picture of a live store.** Messages move while the audit reads. What makes up for it depends on the store:
+**One picture of a live store.** Messages move while the audit reads. How it copes depends on the store:
 
-- It can be held at one instant (PostgreSQL): everything is read as of then.
-- Its records are numbered in the order of commits (SQLite): (1) the number of the last record is noted; what was
-  scheduled or has ended up to here is what is audited; (2) what waits is read, then what is in the queues; (3) all
-  records are read, also those written since.
-- Neither (MariaDB, SQL Server): the same, but instead of a number being noted in step 1, all records are read there
-  too: a number that was drawn early may be committed late.
+- It has snapshots (PostgreSQL): everything is read from one.
+- Its records are numbered in the order of commits (SQLite): (1) the last record's number is noted; messages scheduled
+  or ended up to it are audited; (2) pending messages are read, then queues; (3) all records are read, also newer ones.
+- Neither (MariaDB, SQL Server): the same, but step 1 reads all records instead of noting a number: a number that was
+  drawn early may be committed late.
 
 A message that had not ended by step 3 waited during the whole of step 2, so step 2 saw it; one that was delivered
-before step 1 and not handled by step 3 was in its queue during the whole of step 2. So what is found nowhere is lost,
+before step 1 and not handled by step 3 was in its queue during the whole of step 2. So a message found nowhere is lost,
 however busy the store is; and nothing is stopped or locked.
 
-What was read becomes rows of one kind, *events*: waiting and queued messages join the records as if they were records.
-What is read now is read once: see :func:`read_now`.
-Parquet is listed before any store is read: what it has was recorded before.
+Everything becomes rows of one kind, *events*: pending and queued messages join the records as if they were records.
+Each is read only once: see :func:`read_now`. Parquet is listed before any store is read: its events are older.
 """
 
 from __future__ import annotations
@@ -36,31 +34,25 @@ from postdate.ports.archives import ARCHIVED, ArchivableStore
 from postdate.ports.migrating import GIVEN_BACK
 
 KEPT = StorageLevel.MEMORY_AND_DISK
-"""Where frames are kept that must not be read again: that would be another picture."""
+"""Storage of frames that must not be read again: the store would be in another state."""
 
 _RECORD_COLUMNS = ("kind", "message_id", "at", "due", "destination", "detail")
 _CAME_BACK = "came back from the error queue"
 """Detail of the *rescheduled* record of a message that was stored anew after it had failed."""
 
 _SENT_AGAIN = "retried as "
-"""How the detail of a *retried* record begins whose message goes on as another."""
+"""Start of the detail of a *retried* record whose message goes on as another."""
 
 _NEVER_DELAYED = "(never delayed)"
-"""What counts apart where several stores are audited together, as it belongs to none of them."""
+"""Where several stores are audited together, the endpoint of messages that belong to none of them."""
 
 _RECEIVERS_KINDS = ("handled", "discarded", "failed", "returned", "retried", "sent_again", "queued")
-"""What is recorded beside the queue, which may be in another database than the store."""
+"""Kinds recorded beside the queue, which may be in another database than the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditedStore:
-    """A store and the name under which it is counted.
-
-    Args:
-        name: of its endpoint.
-        store: where its messages are.
-        held: whether the store is read at one instant.
-    """
+    """A store and the name of its endpoint; ``held``: it is read from a snapshot."""
 
     name: str
     store: StoreSpec
@@ -69,7 +61,7 @@ class AuditedStore:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What was read.
+    """All events.
 
     Args:
         events: one row an event: endpoint, kind, message_id, at, due, destination; ``archived`` (of a *scheduled*
@@ -101,11 +93,7 @@ def endpoints_of(store: StoreSpec) -> tuple[StoreSpec, ...]:
 
 
 def named(stores: Sequence[StoreSpec]) -> tuple[AuditedStore, ...]:
-    """Give each store a name: that of its endpoint, with its address where two are called the same.
-
-    Raises:
-        PipelineError: one stands there twice.
-    """
+    """Name each store after its endpoint, with the address where two are equal; refuse a store given twice."""
     keys = [(store.address, store.schema, _table(store)) for store in stores]
     twice = [store for number, store in enumerate(stores) if keys[number] in keys[:number]]
     if twice:
@@ -129,14 +117,7 @@ def _name(store: StoreSpec) -> str:
 def taken_picture(
     spark: SparkSession, endpoints: Sequence[AuditedStore], records: Sequence[DataFrame], partitions: int
 ) -> Generator[Picture]:
-    """Read everything; the events must be used inside the block, and once only.
-
-    Args:
-        spark: a session in UTC.
-        endpoints: from :func:`named`.
-        records: from :func:`postdate.pipeline.audit.sources.open_records`, and opened before.
-        partitions: tasks that read one store at the same time.
-    """
+    """Read everything, Parquet as opened before; the events must be used inside the block, and once only."""
     with ExitStack() as stack:
         frames, known = list[DataFrame](), list[AuditedStore]()
         for endpoint in endpoints:
@@ -164,15 +145,13 @@ def _united(frames: Sequence[DataFrame]) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """How one store is read; see the module."""
-
     spark: SparkSession
     endpoint: AuditedStore
     snapshot: str | None
     partitions: int
 
     def events(self) -> list[DataFrame]:
-        """Return the frames of the store; what has to be read now is read."""
+        """Return the frames of the store; those that must not be read later are already read."""
         if self.snapshot is not None:
             return [
                 self._records(self._parts("records"), before=1, times=1),
@@ -192,13 +171,13 @@ class _Reading:
         return [self._records(seen, before=1, times=1), self._records(since, before=0, times=1), *waiting]
 
     def _read_twice(self) -> list[DataFrame]:
-        """Of the first reading nothing counts but that it was there."""
+        """Read records before and after; the first reading only shows which records existed when the audit began."""
         first = read_now(self._records(self._parts("records"), before=1, times=0))
         waiting = self._now()
         return [first, *waiting, self._records(self._parts("records"), before=0, times=1)]
 
     def _now(self) -> list[DataFrame]:
-        """Read what waits, and then what is in the queues."""
+        """Read pending messages, then queues."""
         return [read_now(self._waiting(what, self._scan(what, self._parts(what)))) for what in ("pending", "queued")]
 
     def _parts(self, what: str) -> list[ScanPart]:
@@ -216,7 +195,7 @@ class _Reading:
         return _events(self._scan("records", parts), F.lit(self.endpoint.name), before=before, times=times)
 
     def _waiting(self, what: str, frame: DataFrame) -> DataFrame:
-        # What was sent without a delay is in the queues as well, without a due time, and none of the audit's business.
+        # Queues also hold messages sent without a delay, which have no due time and are not audited.
         frame = frame.where(F.col("due").isNotNull()).select(
             F.lit(what).alias("kind"),
             "message_id",
@@ -229,17 +208,17 @@ class _Reading:
 
 
 def read_now(frame: DataFrame) -> DataFrame:
-    """Read a frame now, once: what an executor loses of it later is an error, and is not read again as it is by then.
+    """Read a frame now, once: if an executor loses it, that is an error; it is never read again in a later state.
 
-    Nothing has to be given back: Spark lets go of it once nobody uses the frame.
+    Nothing has to be released: Spark drops the frame when it is not used any more.
     """
     return frame.localCheckpoint(eager=True, storageLevel=KEPT)
 
 
 def is_sent_again() -> Column:
-    """Return the condition that a record says of a handling that failed: it goes on under another id, after a delay.
+    """Return the condition for a failed handling whose message was sent again under another id, after a delay.
 
-    Records of the same kind, without that, say that the dispatcher could not send the message, which waits on.
+    Other records of this kind say that the dispatcher could not send the message, which keeps waiting.
     """
     return (F.col("kind") == "retried") & F.coalesce(F.col("detail").startswith(_SENT_AGAIN), F.lit(False))
 
@@ -268,7 +247,7 @@ def _events(records: DataFrame, endpoint: Column, *, before: int, times: int) ->
 
 
 def _from_parquet(records: DataFrame, endpoints: Sequence[AuditedStore]) -> DataFrame:
-    """Return events whose endpoint is null where Parquet does not say it, or says one that is not audited."""
+    """Return events; the endpoint is null where Parquet does not name one, or names one that is not audited."""
     said = F.col("endpoint") if "endpoint" in records.columns else F.lit(None).cast("string")
     match endpoints:
         case []:
@@ -283,8 +262,7 @@ def _from_parquet(records: DataFrame, endpoints: Sequence[AuditedStore]) -> Data
 def _at_home(events: DataFrame, endpoints: Sequence[AuditedStore]) -> DataFrame:
     """Give each event to the endpoint whose store knows the message.
 
-    A queue may be in the database of another store than the message came from: then what is recorded beside the queue
-    is found in a store that has never heard of the message.
+    A queue may be in another database than the message's store; its records are then in a store without the message.
     """
     if len(endpoints) <= 1:
         return events
@@ -293,7 +271,7 @@ def _at_home(events: DataFrame, endpoints: Sequence[AuditedStore]) -> DataFrame:
     known_in = F.min(F.when(F.col("kind").isin("scheduled", "pending"), F.col("endpoint"))).over(elsewhere)
     known_here = F.max((~F.col("kind").isin(*_RECEIVERS_KINDS)).cast("int")).over(here) == 1
     stays = F.col("endpoint").isNotNull() & known_here
-    # What was discarded without ever having been delayed is seen in every store of the database, and is of none.
+    # A discarded message that was never delayed is recorded for every store of the database, and belongs to none.
     of_no_store = (F.col("kind") == "discarded") & F.col("due").isNull()
     return (
         events.withColumn(
@@ -308,7 +286,7 @@ def _at_home(events: DataFrame, endpoints: Sequence[AuditedStore]) -> DataFrame:
 
 
 def _once_each(events: DataFrame) -> DataFrame:
-    """Count an event once that several sources have: it is a copy. What one source has twice has happened twice."""
+    """Count events that several sources have once, as copies; an event that one source has twice happened twice."""
     identity = ("endpoint", "message_id", "kind", "at")
     of_each = events.groupBy(*identity, "source").agg(
         F.max("due").alias("due"),

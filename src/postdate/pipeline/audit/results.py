@@ -1,4 +1,4 @@
-"""What an audit says: values, without Spark."""
+"""Results of an audit: values, without Spark."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from postdate.pipeline.plain import plain
 
 BROKEN_PROMISES = ("lost", "duplicated", "early", "orphaned")
-"""Findings that must not be: with any of them an audit is not clean."""
+"""Broken promises: with any of these findings an audit is not clean."""
 
 FINDINGS = (*BROKEN_PROMISES, "overdue", "failed", "late")
 """Lines of :class:`AuditCounts` whose messages are named."""
@@ -17,7 +17,7 @@ FINDINGS = (*BROKEN_PROMISES, "overdue", "failed", "late")
 
 @dataclass(frozen=True, slots=True)
 class AuditCounts:
-    """How many messages; a message counts once in each line that is true of it.
+    """Numbers of messages; a message counts once in each line that applies to it.
 
     Args:
         scheduled: stored to be delivered.
@@ -27,14 +27,14 @@ class AuditCounts:
         pending: waiting to be due, or for another attempt.
         overdue: pending and past the due time.
         expired: past their expiry: not delivered when due, or delivered and discarded by the receiver.
-        discarded: received, or come to an end in their queue, past their expiry or time to be received; those that had
-            been delayed are among the expired.
+        discarded: past their expiry or time to be received when received, or while in their queue; delayed ones
+            are among the expired.
         undelayed: of the discarded, sent without a delay: never scheduled, and in no other line.
         cancelled: withdrawn before they were due.
         failed: moved to the error queue, and not returned from there.
         retried: with at least one failed attempt.
-        archived: what became of them was moved to an archive that is not read here.
-        lost: scheduled, and nowhere to be found; or delivered, gone from the queue, and not handled (see
+        archived: their outcome is in an archive that is not read here.
+        lost: scheduled, and found nowhere; or delivered, gone from the queue, and not handled (see
             :func:`postdate.pipeline.audit.audit` for where that can be told).
         duplicated: delivered or handled more than once, or still pending after they ended.
         early: delivered, or handled by the receiver, before they were due.
@@ -74,7 +74,7 @@ class Lateness:
 
 @dataclass(frozen=True, slots=True)
 class AuditRow:
-    """Counts of one endpoint, of one destination, or of what was due within one hour.
+    """Counts of one endpoint, of one destination, or of one hour of due times.
 
     Args:
         key: the name; of an hour its beginning, ISO 8601, UTC, or ``(never due)``.
@@ -89,13 +89,7 @@ class AuditRow:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that should not be.
-
-    Args:
-        name: of the line in :class:`AuditCounts`.
-        count: messages.
-        sample: ids of some of them, in order.
-    """
+    """Messages that should not exist, by their line in :class:`AuditCounts`; ``sample`` has some ids, in order."""
 
     name: str
     count: int
@@ -104,7 +98,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """How many messages were due, and how many were delivered, in one interval that begins ``at`` (UTC)."""
+    """Numbers of messages due, and delivered, in one interval that begins ``at`` (UTC)."""
 
     at: datetime
     due: int
@@ -122,24 +116,23 @@ class LatenessBin:
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """The whole picture.
+    """The result of an audit.
 
     Args:
-        store: address, without password; of several, with commas between.
-        as_of: the instant against which overdue is meant; UTC.
+        store: address, without password; of several, separated by commas.
+        as_of: the instant against which overdue is measured; UTC.
         late_after_seconds: how late a delivery may be.
         counts: of all messages.
         lateness: of all deliveries.
         by_destination: in order of the name.
         by_hour: of the due time, in order.
-        findings: what should not be, in the order of :data:`FINDINGS`; empty ones are left out.
+        findings: in the order of :data:`FINDINGS`, without empty ones.
         curve: due and delivered over time.
         curve_seconds: length of one interval of the curve.
         lateness_bins: distribution of the lateness, in bins of equal width on a logarithmic scale.
-        took_seconds: how long the audit took.
         by_endpoint: in order of the name; an endpoint is a store.
-        records: what was read besides the stores.
-        findings_to: where all findings were written.
+        records: folders that were read besides the stores.
+        findings_to: folder of all findings.
     """
 
     store: str
@@ -160,11 +153,10 @@ class AuditResult:
 
     @property
     def clean(self) -> bool:
-        """No message was lost, duplicated, or delivered early, and none came from nowhere."""
+        """Whether no message was lost, duplicated, early or orphaned."""
         return not any(getattr(self.counts, name) for name in BROKEN_PROMISES)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain values for JSON; instants in ISO 8601."""
         return {"clean": self.clean, **plain(self)}
 
     def table(self) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Records that are in Parquet instead of a store: archives, and ledgers of sweeps. Runs on the driver."""
+"""Records in Parquet instead of a store: archives, and ledgers of sweeps. Runs on the driver."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from postdate.errors import PipelineError
 from postdate.pipeline.failures import told_in_one_line
 
 ARCHIVE_MARK = "_archive.json"
-"""File in a folder that says that it is an archive, even if there is nothing in it yet."""
+"""File that marks a folder as an archive, even if it is empty."""
 
 _TYPES = {
     "kind": StringType(),
@@ -28,15 +28,8 @@ _OF_NONE = "kind string, message_id string, at timestamp, due timestamp, destina
 def open_records(spark: SparkSession, path: str | Path) -> DataFrame:
     """Return the records in a folder; which files are read is settled now.
 
-    Args:
-        spark: a session in UTC.
-        path: a folder, or a file, or an address that Spark can read.
-
-    Returns:
-        The columns kind, message_id, at, due, destination, detail, and whatever else is there.
-
-    Raises:
-        PipelineError: there is nothing, it is no Parquet, or it has other columns.
+    Returns kind, message_id, at, due, destination, detail, and any other columns. Raises PipelineError where there is
+    nothing, no Parquet, or other columns.
     """
     shown = str(path)
     if "://" not in shown:
@@ -69,11 +62,7 @@ def _check_columns(shown: str, schema: StructType) -> None:
 
 
 def shown_paths(paths: Sequence[str | Path]) -> tuple[str, ...]:
-    """Return where records were read from, as texts.
-
-    Raises:
-        PipelineError: one stands there twice; its events would count once all the same, but somebody has erred.
-    """
+    """Return the paths as texts; raise PipelineError for one named twice, which is surely a mistake."""
     texts = tuple(str(path) for path in paths)
     twice = [text for number, text in enumerate(texts) if text in texts[:number]]
     if twice:

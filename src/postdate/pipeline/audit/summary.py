@@ -1,4 +1,4 @@
-"""Judged messages added up: counts in all, by endpoint, by destination and by hour; findings; curves."""
+"""Adds up judged messages: counts in all, by endpoint, by destination and by hour; findings; curves."""
 
 from __future__ import annotations
 
@@ -39,14 +39,7 @@ _PERCENTILE_ACCURACY = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Counts of everything.
-
-    Args:
-        total: of all messages.
-        by_endpoint, by_destination, by_hour: in order of the key.
-        first_second: the earliest due time or delivery, in seconds since 1970 UTC; ``None`` without any.
-        last_second: the latest.
-    """
+    """All counts, in order of the key; the two seconds, since 1970 UTC, bound due times and deliveries."""
 
     total: AuditRow
     by_endpoint: tuple[AuditRow, ...]
@@ -57,7 +50,7 @@ class Summary:
 
 
 def summary_of(judged: DataFrame) -> Summary:
-    """Count everything at once: in all, by endpoint, by destination, by hour of the due time."""
+    """Count in one pass: in all, by endpoint, by destination, by hour of the due time."""
     names = [field.name for field in fields(AuditCounts)]
     keyed = judged.withColumn("hour", F.date_trunc("hour", "due"))
     groups = ("endpoint", "destination", "hour")
@@ -93,7 +86,7 @@ def _audit_row(row: Row, key: str | None, names: Sequence[str]) -> AuditRow:
 
 
 def findings_of(judged: DataFrame, counts: AuditCounts) -> tuple[Finding, ...]:
-    """Name what should not be, with a sample of the ids."""
+    """Return a finding for each line of :data:`FINDINGS` that is not 0, with a sample of ids."""
     found = [(name, count) for name in FINDINGS if (count := getattr(counts, name))]
     return tuple(
         Finding(name, count, tuple(row[0] for row in _ids(judged, name).take(SAMPLE_SIZE))) for name, count in found
@@ -105,11 +98,7 @@ def _ids(judged: DataFrame, name: str) -> DataFrame:
 
 
 def check_findings_folder(path: Path | None) -> None:
-    """Refuse a folder for findings that exists, or whose parent does not.
-
-    Raises:
-        PipelineError: says which.
-    """
+    """Raise PipelineError for a folder for findings that exists, or whose parent does not."""
     if path is not None and path.exists():
         raise PipelineError(f"there is something at {path} already; findings are written to a new folder")
     if path is not None and not path.absolute().parent.is_dir():
@@ -119,10 +108,8 @@ def check_findings_folder(path: Path | None) -> None:
 def write_findings(judged: DataFrame, path: Path) -> None:
     """Write every finding as a row: finding, message_id, destination, due, detail, endpoint.
 
-    Args:
-        judged: see :func:`postdate.pipeline.audit.judging.judged`.
-        path: a new folder, which the executors reach as well; of JSON lines if its name ends in ``.json``, else of
-            Parquet. It is written even when there is nothing to find.
+    ``path`` is a new folder that executors can reach, written even without findings; JSON lines if its name ends in
+    ``.json``, else Parquet.
     """
     found = F.filter(
         F.array(*(F.struct(F.lit(name).alias("finding"), F.col(f"about_{name}").alias("detail")) for name in FINDINGS)),
@@ -140,7 +127,7 @@ def write_findings(judged: DataFrame, path: Path) -> None:
 
 
 def curve_of(judged: DataFrame, width: int) -> tuple[CurvePoint, ...]:
-    """Count what was due and what was delivered in each interval of ``width`` seconds in which anything was."""
+    """Count due and delivered messages in each interval of ``width`` seconds; empty intervals are left out."""
 
     def events(column: str, due: int, delivered: int) -> Column:
         second = F.unix_seconds(column).alias("second")
@@ -161,7 +148,7 @@ def curve_of(judged: DataFrame, width: int) -> tuple[CurvePoint, ...]:
 
 
 def width_of(summary: Summary) -> int:
-    """Return a round number of seconds that cuts the time of the audit into few enough intervals."""
+    """Return a round number of seconds that cuts the audit's time span into at most ``_CURVE_POINTS`` intervals."""
     span = (summary.last_second or 0) - (summary.first_second or 0)
     return next((width for width in _WIDTHS_SECONDS if span / width <= _CURVE_POINTS), _WIDTHS_SECONDS[-1])
 

@@ -1,8 +1,7 @@
-"""A second look at what seems lost or orphaned in a store that could not be held at one instant.
+"""A second look at messages that seem lost or orphaned in a store read without a snapshot.
 
-An archive takes records away while others read. Its first step marks the *scheduled* record, and its last step, if it
-has that one, removes it; so whoever finds it there and unmarked knows that nothing of the message had been taken, and
-that what was seen before is true.
+An archive removes records while others read. It first marks the *scheduled* record, and removes that one last, if at
+all; so an unmarked *scheduled* record proves that no record of the message was removed yet, and the finding is true.
 """
 
 from __future__ import annotations
@@ -24,17 +23,7 @@ _ASKED_FOR_BY_ID = 1_000
 def without_pruned(
     spark: SparkSession, judged: DataFrame, endpoints: Sequence[AuditedStore], partitions: int
 ) -> DataFrame | None:
-    """Leave out messages that were being archived while they were read.
-
-    Args:
-        spark: a session in UTC.
-        judged: see :func:`postdate.pipeline.audit.judging.judged`.
-        endpoints: of the audit, in order; those that were held at one instant need no second look.
-        partitions: tasks that read at the same time.
-
-    Returns:
-        The others; ``None`` when there is nothing to leave out.
-    """
+    """Return ``judged`` without messages archived while they were read; ``None`` if there are none."""
     unheld = [endpoint for endpoint in endpoints if not endpoint.held]
     suspects = judged.where((F.col("lost") | F.col("orphaned")) & F.col("endpoint").isin(*(e.name for e in unheld)))
     if not unheld or suspects.isEmpty():

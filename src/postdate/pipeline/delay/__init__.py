@@ -10,9 +10,8 @@
         go_on(spark, "state")
         delay(orders, due="due").writeStream.option("checkpointLocation", "state").start("due-orders", "parquet")
 
-``wheel`` says which bucket of due time a row belongs to, ``packing`` makes packages of rows that share one,
-``processor`` keeps packages in Spark's state, ``cancels`` keeps the ids that were cancelled, ``operator`` puts them
-together, and ``job`` runs it from one directory to another.
+``wheel`` maps due times to buckets, ``packing`` packs rows of one bucket, ``processor`` keeps packages in Spark's
+state, ``cancels`` keeps cancelled ids, ``operator`` joins them, and ``job`` runs it between two directories.
 """
 
 from postdate.pipeline.delay.job import DelayTarget, go_on, run_delay

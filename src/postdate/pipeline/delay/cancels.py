@@ -1,7 +1,7 @@
-"""The ids that a slot has been told to cancel, as they lie in its state: some thousands in one value.
+"""Cancelled ids of one slot, in its state: some thousands in one value.
 
-A cancel takes away what waits when it arrives, and what arrives within ``keep_ms`` after it. So it is kept until that
-time is over and the last row that was there by then has been due.
+A cancel removes rows that wait when it arrives, and rows that arrive within ``keep_ms`` after it. So it is kept until
+that time is over and every row that had arrived by then has been due.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from postdate.pipeline.delay.packing import ARRIVED, CANCELS_SCHEMA_NAMES, from_content, joined, to_content
 
 CHUNK_IDS = 4_096
-"""Ids in one value of the state, about: a value is written anew for each micro-batch with cancels until it is full."""
+"""Ids in one value, about; a value is rewritten in each micro-batch with cancels until it is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,11 @@ class Chunk:
     """Some cancelled ids.
 
     Args:
-        content: a record batch of ids and of when each was cancelled, in milliseconds.
-        newest_ms: when the latest of them was cancelled.
-        hold_until_ms: when the last row that it may concern is due; ``None`` as long as such rows may still arrive.
-        over_ms: the micro-batch that first saw this time gone by; it let the last rows go, so the next forgets the ids.
+        content: a record batch of ids and of their times of cancelling, in milliseconds.
+        newest_ms: the latest of these times.
+        hold_until_ms: due time of the last row that it may concern; ``None`` while such rows may still arrive.
+        over_ms: time of the first micro-batch after ``hold_until_ms``; it released the last rows, so the next one
+            forgets the ids.
     """
 
     content: bytes
@@ -40,29 +41,21 @@ class Chunk:
 
 
 class ChunkStore(Protocol):
-    """The state of one slot, as far as cancels are concerned."""
+    """The chunks in the state of one slot."""
 
     def chunks(self) -> Iterator[tuple[int, Chunk]]:
-        """Return all chunks with their numbers, oldest first."""
+        """Yield all chunks with their numbers, oldest first."""
         ...
 
-    def put(self, number: int, chunk: Chunk) -> None:
-        """Store a chunk under its number."""
-        ...
+    def put(self, number: int, chunk: Chunk) -> None: ...
 
     def remove(self, number: int) -> None:
-        """Forget the chunk with this number; it need not be the oldest."""
+        """Remove the chunk with this number; it need not be the oldest."""
         ...
 
 
 class Cancelled:
-    """The cancelled ids of one slot, during one micro-batch.
-
-    Args:
-        store: where they are kept; read once.
-        id_type: of the ids, in Arrow's words.
-        keep_ms: how long a cancel also concerns rows that arrive after it.
-    """
+    """The cancelled ids of one slot, during one micro-batch; ``keep_ms`` as in the module's docstring."""
 
     def __init__(self, store: ChunkStore, id_type: pa.DataType, keep_ms: int) -> None:
         self._store, self._keep_ms = store, keep_ms
@@ -71,7 +64,6 @@ class Cancelled:
         self._ids: pa.Table | None = None
 
     def add(self, content: bytes | bytearray) -> None:
-        """Take a package of ids up."""
         added = from_content(content, self._schema)
         newest = int(pc.max(added.column(1)).as_py())
         number = max(self._chunks, default=-1)
@@ -84,11 +76,11 @@ class Cancelled:
         self._put(number + 1, Chunk(bytes(content), newest))
 
     def forget(self, now_ms: int, latest_due_ms: int) -> None:
-        """Forget what can concern no row any more.
+        """Forget cancels that can concern no row any more.
 
         Args:
-            now_ms: of the micro-batch; what was due before the one before is gone.
-            latest_due_ms: when the last of all rows that ever came into the slot is due.
+            now_ms: of this micro-batch; rows due before the previous one are gone.
+            latest_due_ms: the latest due time of all rows that ever came into the slot.
         """
         for number, chunk in list(self._chunks.items()):
             if chunk.over_ms is not None and chunk.over_ms < now_ms:
@@ -120,7 +112,7 @@ class Cancelled:
         self._store.put(number, chunk)
 
     def _known(self) -> pa.Table:
-        """Return each id once, with the latest time it was cancelled."""
+        """Return each id once, with its latest time of cancelling."""
         if self._ids is None:
             batches = [from_content(chunk.content, self._schema) for chunk in self._chunks.values()]
             everything = pa.Table.from_batches(batches, schema=self._schema)

@@ -1,4 +1,4 @@
-"""From one directory to another: files of rows come in, files of the rows that are due go out. Runs on the driver."""
+"""Delays rows between two directories of files. Runs on the driver."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _WRITTEN = ("json", "parquet")
 
 @dataclass(frozen=True, slots=True)
 class DelayTarget:
-    """Where rows go when they are due.
+    """Where due rows go.
 
     Args:
-        path: of a directory, of this query alone. Read it with Spark: only what its log of commits names counts, and a
-            killed micro-batch may leave other files.
+        path: of a directory, of this query alone. Read it with Spark: only files named by its commit log count, and a
+            killed micro-batch may leave others.
         checkpoint: of a directory, of this query alone; the rows wait there. Both may be on any file system of Spark.
         format: ``json`` or ``parquet``.
         trigger: how often a micro-batch begins; above zero.
@@ -55,17 +55,11 @@ def run_delay(
 
     To stop it gracefully call ``stop()``; it may as well be killed. Started again with the same target it goes on.
 
-    Args:
-        source: as :func:`postdate.pipeline.delay.delay` takes it, for example from
-            :func:`postdate.pipeline.files.read_directory`.
-        target: where the rows go, and where they wait.
-        due: see :func:`postdate.pipeline.delay.delay`, likewise the others.
-        id: the column that ``cancel`` refers to.
-        cancel: a stream of ids.
-        options: how rows wait.
+    ``source`` is a stream, for example from :func:`postdate.pipeline.files.read_directory`; ``target`` is where the
+    rows go, and where they wait. For the other arguments see :func:`postdate.pipeline.delay.delay`.
 
     Raises:
-        PipelineError: something does not fit together; nothing was started.
+        PipelineError: the arguments do not fit together; nothing was started.
     """
     rows = delay(source, due, id, cancel, options)
     go_on(source.sparkSession, target.checkpoint)
@@ -76,13 +70,14 @@ def run_delay(
 
 
 def go_on(spark: SparkSession, checkpoint: str) -> None:
-    """Have what waits in a checkpoint go on as soon as its query is started again, before there is news for it.
+    """Let rows in a checkpoint go on as soon as their query starts again, without waiting for new input.
 
     Call it before each start of a query of your own with :func:`postdate.pipeline.delay.delay`; :func:`run_delay` does.
-    Spark asks what it has last done whether to go on without news. Where a query was stopped between two micro-batches,
-    it has done nothing yet, and what waits would wait until the source has something new, however long it has been due.
-    So the last micro-batch is done once more, as after a kill just before it was committed: into files once, by the
-    batch id; a ``foreachBatch`` of your own sees its id again.
+
+    Spark runs a micro-batch without new input only if its last one asks for that. A query that starts again
+    after a stop between two micro-batches has no last one yet, and rows would wait until the source has something new.
+    So the last micro-batch is repeated, as after a kill just before its commit: files get its rows once, by
+    the batch id; a ``foreachBatch`` of your own sees its id again.
 
     Args:
         spark: the session that will start the query, which is not running.

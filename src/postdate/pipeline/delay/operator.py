@@ -1,4 +1,4 @@
-"""The operator itself: what is checked on the driver before a query starts, and the plan that Spark runs."""
+"""The operator itself: checks on the driver before a query starts, and the plan that Spark runs."""
 
 from __future__ import annotations
 
@@ -90,7 +90,6 @@ class DelayOptions:
 
     @property
     def resolution_ms(self) -> int:
-        """The resolution in milliseconds."""
         return self.resolution // timedelta(milliseconds=1)
 
 
@@ -210,11 +209,7 @@ def _require_cancels(df: DataFrame, id_column: str | None, cancel: DataFrame | N
 
 
 def _arrow_schema(df: DataFrame) -> pa.Schema:
-    """Return the columns as executors will see them.
-
-    Raises:
-        PipelineError: Arrow cannot carry one of them.
-    """
+    """Return the columns as executors see them; raise PipelineError if Arrow cannot carry one."""
     large = df.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes") == "true"
     try:
         return to_arrow_schema(df.schema, timezone="UTC", prefers_large_types=large)
@@ -223,10 +218,10 @@ def _arrow_schema(df: DataFrame) -> pa.Schema:
 
 
 def _slot_keys(spark: SparkSession, count: int) -> tuple[int, ...]:
-    """Return the keys of the slots: number ``n`` is hashed by Spark to the ``n``-th of ``count`` partitions.
+    """Return the keys of the slots: Spark hashes the ``n``-th key to the ``n``-th of ``count`` partitions.
 
-    Keys ``0, 1, 2…`` would leave a third of the partitions without any. They depend on the count alone, so they are the
-    same whenever a query starts again.
+    Keys ``0, 1, 2…`` would leave a third of the partitions empty. Keys depend on ``count`` alone, so they are the same
+    whenever a query starts again.
     """
     tried = count * (int(math.log(count)) + 2)
     keys: dict[int, int] = {}

@@ -1,8 +1,7 @@
-"""Rows to packages and back, on executors: Spark's state sees one row for hundreds of messages.
+"""Packs rows and unpacks them, on executors: Spark's state sees one row for hundreds of messages.
 
 A call from Python into Spark's state costs some 100 µs however much it carries, and a timer costs more. So the rows of
-a task are gathered, sorted by slot and place, and each run of them becomes one record batch in Arrow's own format,
-without its schema.
+a task are gathered, sorted by slot and place, and each run of them becomes one Arrow record batch, without its schema.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -25,13 +24,13 @@ from postdate.errors import PipelineError
 from postdate.pipeline.delay.wheel import Wheel
 
 PACKED = "slot int, place long, last_due_us long, content binary"
-"""One row a package. ``place`` is one of :class:`Wheel`, or one of the three below zero."""
+"""One row a package. ``place`` is a place of :class:`Wheel`, or one of the negative constants."""
 
 CANCELS, HELLO = -2, -3
-"""Places of packages that are no rows: ids to cancel; and nothing at all, so that every slot compares its options."""
+"""Places of packages without rows: ids to cancel; and empty ones that make every slot compare its options."""
 
 SLOT, ARRIVED = "postdate_slot", "postdate_arrived_ms"
-"""Columns that are added to the rows on their way and taken off again; only for jobs with cancels."""
+"""Columns added to the rows while they wait; only in jobs with cancels."""
 
 CANCELS_SCHEMA_NAMES = ("id", "cancelled_at_ms")
 PACKAGE_BYTES = 1 << 20
@@ -41,7 +40,7 @@ _PACKED_ARROW = pa.schema(
     [("slot", pa.int32()), ("place", pa.int64()), ("last_due_us", pa.int64()), ("content", pa.binary())]
 )
 _BEFORE_ALL = -(2**62)
-"""A due time of rows without one, which are due at once; far enough from the least integer to reckon with."""
+"""Stands for a null due time, which is due at once; arithmetic on it cannot overflow."""
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -50,13 +49,8 @@ Batches = Iterator[pa.RecordBatch]
 class Packing:
     """How rows become packages; pickled to executors.
 
-    Args:
-        wheel: which place is whose.
-        schema: of the rows as Arrow sees them, without the columns added here.
-        due: name of the column with the due time.
-        slots: the keys of the state; rows are spread over them.
-        null_due: ``fail``, ``now`` or ``drop``.
-        cancelling: rows come with their slot in :data:`SLOT`, and get the time of their arrival.
+    ``schema`` lacks the columns added here; ``slots`` are the keys of the state; with ``cancelling``, rows come with
+    their slot in :data:`SLOT`, and get their time of arrival.
     """
 
     wheel: Wheel
@@ -68,12 +62,12 @@ class Packing:
 
     @property
     def packed_schema(self) -> pa.Schema:
-        """What is in a package of rows."""
+        """The columns in a package of rows."""
         return self.schema.append(pa.field(ARRIVED, pa.int64())) if self.cancelling else self.schema
 
 
 def packs_rows(packing: Packing) -> Callable[[Batches], Batches]:
-    """Return what each task does with its rows."""
+    """Return the function of each task that packs rows."""
 
     def pack(batches: Batches) -> Batches:
         share = _share_of_task()
@@ -86,7 +80,7 @@ def packs_rows(packing: Packing) -> Callable[[Batches], Batches]:
 
 
 def packs_cancels(slots: Sequence[int]) -> Callable[[Batches], Batches]:
-    """Return what each task does with the ids to cancel: two columns, the id and its slot; ids that are null go."""
+    """Return the function of each task that packs ids to cancel: two columns, id and slot; null ids are dropped."""
 
     def pack(batches: Batches) -> Batches:
         hello = [(slot, HELLO, 0, b"") for slot in slots]
@@ -107,7 +101,7 @@ def packs_cancels(slots: Sequence[int]) -> Callable[[Batches], Batches]:
 
 
 def unpacks(packing: Packing) -> Callable[[Batches], Batches]:
-    """Return what each task does with packages that are due: the rows again, as they were."""
+    """Return the function of each task that unpacks due packages into their rows."""
 
     def unpack(batches: Batches) -> Batches:
         for batch in batches:
@@ -120,22 +114,18 @@ def unpacks(packing: Packing) -> Callable[[Batches], Batches]:
 
 
 def now_ms() -> int:
-    """Return the time of this executor, in milliseconds since 1970."""
     return to_microseconds(SystemClock().now()) // 1000
 
 
 def to_content(batch: pa.RecordBatch) -> bytes:
-    """Return a batch in Arrow's format, without its schema."""
     return batch.serialize().to_pybytes()
 
 
 def from_content(content: bytes | bytearray, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the batch that :func:`to_content` was given."""
     return pa.ipc.read_record_batch(pa.py_buffer(content), schema)
 
 
 def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Return the rows of one or more batches in one."""
     return batches[0] if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
@@ -148,7 +138,7 @@ def parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def spread(batch: pa.RecordBatch, *keys: NDArray[np.int64]) -> Iterator[tuple[tuple[int, ...], pa.RecordBatch]]:
-    """Return the rows by key, in the order of the keys, each in parts of about :data:`PACKAGE_BYTES`."""
+    """Yield the rows of each key, in the order of the keys, in parts of about :data:`PACKAGE_BYTES`."""
     order = np.lexsort(keys[::-1])
     ordered = batch.take(pa.array(order, pa.int64()))
     columns = [key[order] for key in keys]
@@ -162,7 +152,7 @@ def spread(batch: pa.RecordBatch, *keys: NDArray[np.int64]) -> Iterator[tuple[tu
 
 
 def due_us(batch: pa.RecordBatch, due: str) -> NDArray[np.int64]:
-    """Return the due times in microseconds; a null is before all times."""
+    """Return the due times in microseconds; ``_BEFORE_ALL`` for null."""
     column = batch.column(batch.schema.get_field_index(due))
     return column.cast(pa.int64()).fill_null(_BEFORE_ALL).to_numpy(zero_copy_only=False)
 
@@ -183,8 +173,8 @@ def _packages(
         numbers = _int64(rows.column(rows.schema.get_field_index(SLOT)))
         content = content.append_column(ARRIVED, pa.array(np.full(rows.num_rows, arrived_ms, dtype=np.int64)))
     else:
-        # Only from what never changes when Spark repeats a task, in whatever order its rows come then: a row that
-        # changed its slot between two attempts could be lost or doubled.
+        # Computed only from values that stay the same when Spark repeats a task with its rows in another order: a row
+        # that changed its slot between two attempts could be lost or doubled.
         numbers = (due // (packing.wheel.resolution_ms * 1000) + share) % len(packing.slots)
     for (number, place), part in spread(content, numbers, places):
         last = int(due_us(part, packing.due).max())
@@ -192,11 +182,7 @@ def _packages(
 
 
 def _with_due_times(packing: Packing, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the rows that will be due some time.
-
-    Raises:
-        PipelineError: there are others, and that is to fail.
-    """
+    """Handle null due times as ``null_due`` says: keep them, drop them, or raise PipelineError."""
     column = rows.column(rows.schema.get_field_index(packing.due))
     if not column.null_count or packing.null_due == "now":
         return rows
@@ -216,7 +202,7 @@ def _share_of_task() -> int:
 
 
 def _gathered(batches: Batches) -> Batches:
-    """Return fewer, larger batches, within what fits into memory easily."""
+    """Join small batches up to ``_GATHERED_ROWS`` or ``_GATHERED_BYTES``."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         if batch.num_rows:

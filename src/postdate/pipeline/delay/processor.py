@@ -1,7 +1,7 @@
-"""What waits, in Spark's state: one key a slot, and in it packages by place. Runs on executors, one object a task.
+"""Waiting rows in Spark's state: one key a slot, with packages by place. Runs on executors, one object a task.
 
-Spark hands over the packages that arrived, then the timers that have expired by the time of the micro-batch, which is
-the driver's. A timer of level 0 lets its rows go; a timer above it spreads them over narrower buckets.
+Spark passes the packages that arrived, then the timers that expired by the time of the micro-batch, which is the
+driver's. A timer of level 0 releases its rows; a timer above it spreads them over narrower buckets.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -40,10 +40,10 @@ from postdate.pipeline.delay.wheel import OVERDUE
 EMITTED = "content binary"
 
 ROWS_TAKEN_APART = 100_000
-"""After so many rows of wide buckets a task leaves the rest to the next micro-batch: rows that are due do not wait."""
+"""Rows of wide buckets that a task spreads in one micro-batch; more would hold up rows that are due."""
 
 _MERGED_PACKAGES, _MERGED_BYTES = 64, 256 << 10
-"""Packages that came one by one into a wide bucket are made one when there are so many and they are no larger."""
+"""Small packages in a wide bucket are merged when there are this many of them, up to this size."""
 
 
 _PLACE = struct(place=LongType())
@@ -54,7 +54,7 @@ _PACKAGE = struct(content=BinaryType())
 
 @dataclass
 class _Index:
-    """Which packages a place holds: numbers from ``first`` up to ``next``, those from ``fresh`` on not merged yet."""
+    """Numbers of a place's packages: from ``first`` up to ``next``; those from ``fresh`` on are not merged yet."""
 
     first: int = 0
     fresh: int = 0
@@ -66,13 +66,7 @@ class _Index:
 
 
 class Delaying(StatefulProcessor):
-    """Keeps packages until they are due.
-
-    Args:
-        packing: how the rows were packed.
-        options: what must stay the same as long as rows wait; compared with what is in the state.
-        cancelling: ``None`` without cancels.
-    """
+    """Keeps packages until they are due; ``options`` must stay the same as long as rows wait."""
 
     def __init__(self, packing: Packing, options: Mapping[str, Any], cancelling: Cancelling | None) -> None:
         self._packing, self._wheel = packing, packing.wheel
@@ -95,7 +89,7 @@ class Delaying(StatefulProcessor):
         rows: Iterator[Any],
         timerValues: TimerValues,  # noqa: N803
     ) -> Iterator[pd.DataFrame]:
-        """Keep what waits, and let go what is due already; the cancels of the same micro-batch are taken up before."""
+        """Keep rows that wait and release due ones, after the cancels of the same micro-batch."""
         now_ms = timerValues.getCurrentProcessingTimeInMs()
         slot = self._slot(key[0], now_ms)
         due_already = self._arriving(slot, rows, now_ms)
@@ -110,7 +104,7 @@ class Delaying(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
     ) -> Iterator[pd.DataFrame]:
-        """Let the rows of a narrow bucket go, or spread those of a wide one."""
+        """Release the rows of a narrow bucket, or spread those of a wide one."""
         now_ms = timerValues.getCurrentProcessingTimeInMs()
         slot = self._slot(key[0], now_ms)
         place = self._wheel.place_of(expiredTimerInfo.getExpiryTimeInMs())
@@ -124,7 +118,7 @@ class Delaying(StatefulProcessor):
         """Do nothing: the state is Spark's."""
 
     def _arriving(self, slot: Slot, frames: Iterator[Any], now_ms: int) -> Iterator[bytes]:
-        """Keep the packages that wait and take cancels up; return the packages that are due already."""
+        """Keep packages that wait and add cancels; yield packages that are due already."""
         indexes: dict[int, _Index] = {}
         for frame in frames:
             for _, place, last_due_us, content in frame.itertuples(index=False):
@@ -137,7 +131,7 @@ class Delaying(StatefulProcessor):
                 if last_due_us <= now_ms * 1000:
                     yield content
                 else:
-                    # Due by the executor's clock, and not yet by the driver's: it waits at the place that is next.
+                    # Due by the executor's clock, but not yet by the driver's: it waits at the next place.
                     kept_in = self._wheel.place_near(int(last_due_us)) if place == OVERDUE else int(place)
                     self._keep(indexes, kept_in, content)
         self._save(indexes)
@@ -145,7 +139,7 @@ class Delaying(StatefulProcessor):
     # --- slots -----------------------------------------------------------------------------------------------------
 
     def _slot(self, number: int, now_ms: int) -> Slot:
-        """Return the slot as this micro-batch knows it; looked up once."""
+        """Return the slot, loaded once in a micro-batch."""
         if number not in self._slots:
             slot = Slot(self._values, self._cancelled, self._packing, self._cancelling)
             slot.compare(self._options)
@@ -154,7 +148,7 @@ class Delaying(StatefulProcessor):
         return self._slots[number]
 
     def _emitted(self, slot: Slot, contents: Iterator[bytes]) -> Iterator[pd.DataFrame]:
-        """Return packages without what was cancelled, some in one frame."""
+        """Yield packages without cancelled rows, several in one frame."""
         held: list[bytes] = []
         size = 0
         for content in contents:
@@ -175,7 +169,7 @@ class Delaying(StatefulProcessor):
         return _Index() if row is None else _Index(*row)
 
     def _keep(self, indexes: dict[int, _Index], place: int, content: bytes) -> None:
-        """Add a package to a place; the indexes are for :meth:`_save`."""
+        """Add a package to a place; :meth:`_save` writes the indexes."""
         if place not in indexes:
             indexes[place] = self._index(place)
             if not indexes[place].next:
@@ -192,7 +186,7 @@ class Delaying(StatefulProcessor):
             self._indexes.updateValue((place,), index.as_row())
 
     def _merge(self, place: int, index: _Index) -> None:
-        """Make one package of the fresh ones if they are small: rows that trickle in would else be a package each."""
+        """Merge the fresh packages if they are small: rows that trickle in would otherwise be a package each."""
         if index.fresh_bytes <= _MERGED_BYTES:
             start = index.fresh
             batches = [self._opened(content) for content in self._taken(place, _Index(first=start, next=index.next))]
@@ -201,7 +195,7 @@ class Delaying(StatefulProcessor):
         index.fresh, index.fresh_bytes = index.next, 0
 
     def _taken(self, place: int, index: _Index) -> Iterator[bytes]:
-        """Return the packages of a place one by one, and remove them."""
+        """Yield the packages of a place, and remove them."""
         while index.first < index.next:
             key = (place, index.first)
             row = self._packages.getValue(key)
@@ -211,10 +205,10 @@ class Delaying(StatefulProcessor):
             yield bytes(row[0])
 
     def _take_apart(self, slot: Slot, place: int, now_ms: int) -> Iterator[bytes]:
-        """Spread the rows of a wide bucket over narrower ones; return those that are due by now.
+        """Spread the rows of a wide bucket over narrower ones; yield those that are due by now.
 
-        It stops after :data:`ROWS_TAKEN_APART` and goes on in the next micro-batch, but never into the time of the
-        bucket: so no row that is due stays behind in a wide one.
+        Stops after :data:`ROWS_TAKEN_APART` rows and goes on in the next micro-batch, but always finishes before the
+        bucket begins: so no due row stays behind in a wide one.
         """
         index = self._index(place)
         later = self._wheel.later_timer_ms(place, now_ms)

@@ -1,4 +1,4 @@
-"""One slot of the state, apart from its packages: the options it was written with, and the ids that were cancelled."""
+"""One slot of the state without its packages: the options it was written with, and the cancelled ids."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # Spark leaves the types in its state open.
@@ -19,7 +19,6 @@ from postdate.pipeline.delay.packing import Packing, from_content, to_content
 
 
 def struct(**fields: DataType) -> StructType:
-    """Return the schema of a key or a value in the state."""
     return StructType([StructField(name, kind) for name, kind in fields.items()])
 
 
@@ -30,19 +29,14 @@ CANCELLED = struct(content=BinaryType(), newest_ms=LongType(), hold_until_ms=Lon
 
 @dataclass(frozen=True, slots=True)
 class Cancelling:
-    """How rows are cancelled; pickled to executors.
-
-    Args:
-        id_column: of the rows.
-        keep_ms: how long a cancel also concerns rows that arrive after it.
-    """
+    """How rows are cancelled, up to ``keep_ms`` after a cancel; pickled to executors."""
 
     id_column: str
     keep_ms: int
 
 
 class Slot:
-    """One key of the state during one micro-batch, apart from its packages. The key is set by Spark."""
+    """One key of the state during one micro-batch, without its packages. Spark sets the key."""
 
     def __init__(self, value: ValueState, chunks: MapState, packing: Packing, cancelling: Cancelling | None) -> None:
         self._value, self._packing, self._cancelling = value, packing, cancelling
@@ -53,11 +47,7 @@ class Slot:
         self._known: Cancelled | None = None
 
     def compare(self, options: Mapping[str, Any]) -> None:
-        """Take the options of the query over, or make sure that they are those the state was written with.
-
-        Raises:
-            PipelineError: they differ.
-        """
+        """Keep the query's options in a new state; raise PipelineError if an old one was written with others."""
         if self._options is None:
             self._options = json.dumps(dict(options))
             return
@@ -75,7 +65,6 @@ class Slot:
             )
 
     def save(self) -> None:
-        """Write what has changed."""
         row = (self._options, self.latest_due_us, self._first, self._next)
         if row != self._saved:
             self._value.update(row)
@@ -84,7 +73,6 @@ class Slot:
     # --- cancels: :class:`postdate.pipeline.delay.cancels.ChunkStore` ------------------------------------------------
 
     def chunks(self) -> Iterator[tuple[int, Chunk]]:
-        """Return all chunks with their numbers, oldest first."""
         for number in range(self._first, self._next):
             row = self._chunk_states.getValue((number,))
             if row is not None:
@@ -92,28 +80,24 @@ class Slot:
                 yield number, Chunk(bytes(content), newest_ms, hold_until_ms, over_ms)
 
     def put(self, number: int, chunk: Chunk) -> None:
-        """Store a chunk under its number."""
         self._chunk_states.updateValue((number,), (chunk.content, chunk.newest_ms, chunk.hold_until_ms, chunk.over_ms))
         self._next = max(self._next, number + 1)
 
     def remove(self, number: int) -> None:
-        """Forget the chunk with this number."""
         self._chunk_states.removeKey((number,))
         while self._first < self._next and self._chunk_states.getValue((self._first,)) is None:
             self._first += 1
 
     def cancel(self, content: bytes) -> None:
-        """Take a package of ids up."""
         self._cancelled.add(content)
 
     def forget(self, now_ms: int) -> None:
-        """Forget cancels that can concern no row any more."""
         if self._first < self._next:
             self._cancelled.forget(now_ms, -(-self.latest_due_us // 1000) + self._packing.wheel.resolution_ms)
             self.save()
 
     def left_of(self, content: bytes) -> bytes | None:
-        """Return a package without the rows that were cancelled; ``None`` if nothing is left."""
+        """Return a package without its cancelled rows; ``None`` if no row is left."""
         if self._cancelling is None or self._first == self._next:
             return content
         rows = from_content(content, self._packing.packed_schema)

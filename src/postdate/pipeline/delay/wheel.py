@@ -1,9 +1,9 @@
-"""Where a row waits: in buckets of due time, narrow near by and wide far off, as in a hierarchical timing wheel.
+"""Where a row waits: in buckets of due time, narrow for near times and wide for far ones: a hierarchical timing wheel.
 
 Level 0 has buckets of one resolution, and each level above has buckets 256 times as wide. A row goes to the lowest
 level that reaches its due time, so one load of rows makes a few hundred buckets at most, whether they are due within a
-minute or within a decade. Before a wide bucket begins, its rows are taken out and spread over narrower ones; only
-level 0 lets rows go. Pure arithmetic; every time is in UTC since 1970.
+minute or within a decade. Before a wide bucket begins, its rows are spread over narrower ones; only level 0 releases
+rows. Pure arithmetic; every time is in UTC since 1970.
 """
 
 from __future__ import annotations
@@ -22,18 +22,14 @@ FEWEST_MS, MOST_MS = 10, 60_000
 _FACTOR = 256
 _PLACES_PER_BUCKET = 8
 _WIDEST_MS = 40 * 365 * 86_400_000
-"""Less than the time since 1970, so that the bucket of no row that waits is the first one, with a timer before 1970."""
+"""Less than the time since 1970: otherwise a waiting row could be in bucket 0, whose timer is before 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
     """Maps due times to places, and places to timers. A place is a level and the number of a bucket, in one integer.
 
-    Args:
-        resolution_ms: width of the narrowest bucket, 10 to 60,000 milliseconds.
-
-    Raises:
-        PipelineError: the resolution is out of these bounds.
+    ``resolution_ms`` is the width of the narrowest bucket, 10 to 60,000 milliseconds; else PipelineError.
     """
 
     resolution_ms: int
@@ -46,7 +42,7 @@ class Wheel:
 
     @property
     def top(self) -> int:
-        """The highest level; it also takes what is due beyond its reach."""
+        """The highest level; it also takes rows due beyond its reach."""
         level = 0
         while self.width_ms(level + 1) <= _WIDEST_MS:
             level += 1
@@ -57,7 +53,7 @@ class Wheel:
         return self.resolution_ms * _FACTOR**level
 
     def lead_ms(self, level: int) -> int:
-        """Return how long before its beginning a bucket above level 0 is taken apart: a quarter of its width."""
+        """Return how long before its beginning a bucket above level 0 is spread: a quarter of its width."""
         return self.width_ms(level) // 4
 
     def places(self, due_us: NDArray[np.int64], now_ms: int, below: int | None = None) -> NDArray[np.int64]:
@@ -66,7 +62,7 @@ class Wheel:
         Args:
             due_us: due times in microseconds.
             now_ms: decides how far off a row is, and so only its level: a wrong clock costs time, never a row.
-            below: the level whose bucket is being taken apart; rows go to lower ones.
+            below: the level whose bucket is being spread; rows go to lower ones.
         """
         top = self.top if below is None else below - 1
         distance_ms = -(-due_us // 1000) - now_ms
@@ -83,7 +79,6 @@ class Wheel:
         return -(-due_us // (self.resolution_ms * 1000)) * _PLACES_PER_BUCKET
 
     def level(self, place: int) -> int:
-        """Return the level of a place."""
         return place % _PLACES_PER_BUCKET
 
     def begins_ms(self, place: int) -> int:
@@ -93,7 +88,7 @@ class Wheel:
     def timer_ms(self, place: int) -> int:
         """Return when a place is opened: at level 0 the end of its bucket, above it the lead before its beginning.
 
-        The rest of a timer by the resolution is its level, so that no two levels share a timer.
+        A timer modulo the resolution is its level, so that no two levels share a timer.
         """
         level = self.level(place)
         if level == 0:
@@ -108,7 +103,7 @@ class Wheel:
         return (timer_ms - level + self.lead_ms(level)) // self.width_ms(level) * _PLACES_PER_BUCKET + level
 
     def later_timer_ms(self, place: int, now_ms: int) -> int | None:
-        """Return another timer of a place above level 0, from ``now_ms`` on; ``None`` if its bucket begins before."""
+        """Return a timer at or after ``now_ms`` for a place above level 0; ``None`` if its bucket begins before."""
         level = self.level(place)
         timer = -(-(now_ms - level) // self.resolution_ms) * self.resolution_ms + level
         return timer if timer <= self.begins_ms(place) else None

@@ -1,4 +1,4 @@
-"""Migrating: delayed messages from a timeout manager's tables, or another store, into a store. Source: ADR 0015."""
+"""Moves delayed messages from a timeout manager's tables, or another store, into a store. Source: ADR 0015."""
 
 from postdate.pipeline.migrate.aborting import abort
 from postdate.pipeline.migrate.between_stores import StoreMove, status_of_store

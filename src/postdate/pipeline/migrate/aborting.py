@@ -1,4 +1,4 @@
-"""Aborting: what has not been given to the target goes back; what may have been given goes forward. Without Spark."""
+"""Aborts a migration: unmoved batches go back to the old manager, begun ones are finished. Without Spark."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _TRIES: Final = 20
 
 
 def abort(job: MigrateJob) -> MigrateResult:
-    """End what is on its way: each message is then either with the old manager or in the target, and never in both.
+    """End the runs on their way: each message is then either with the old manager or in the target, and never in both.
 
-    Batches that the target knows nothing of are given back, those of all endpoints first: they are the ones that nobody
-    delivers. One that was being moved may be in the target, in part, and may be delivered already: it is finished. What
-    has moved stays where it is, and is compared.
+    Batches unknown to the target are given back, those of all endpoints first, because meanwhile nothing delivers them.
+    A batch that was being moved may be in the target, in part, and may be delivered already: it is finished. Moved
+    messages stay in the target, and are compared.
 
     Args:
         job: as it was begun; its cut-off does not matter.
 
     Raises:
-        PipelineError: nothing is on its way.
+        PipelineError: no run is on its way.
         MigrationConflict: it was begun with another target; nothing was changed.
-        StoreError: the target failed while batches were finished. All that can be given back has been; abort again.
+        StoreError: the target failed while batches were finished. Everything else was given back; abort again.
     """
     started = time.perf_counter()
     with job.origin.opened() as source:
         runs = going_on(source, job, "to abort")
         for run in runs:
-            # A driver that is still alive hides no more of it, and what goes back stays there.
+            # Then a driver that is still alive hides no more messages, and returned ones stay returned.
             source.set_status(run, MigrationStatus.PREPARED, SystemClock().now())
             _give_back(source, run)
         results = tuple(_aborted(source, job, run) for run in runs)
@@ -65,7 +65,7 @@ def _aborted(source: MigrationSource, job: MigrateJob, run: MigrationRun) -> End
 
 
 def _end(source: MigrationSource, job: MigrateJob, run: MigrationRun, tally: Tally) -> None:
-    """Give back and finish until nothing is between, and then say so: a driver that still runs may move meanwhile."""
+    """Give back and finish batches until none is open, then mark the run aborted: a live driver may still move some."""
     for tries_left in reversed(range(_TRIES)):
         _give_back(source, run)
         staged = tasks_of(run, source.batches(run), BatchStatus.STAGED)

@@ -1,17 +1,17 @@
-"""From one Postdate store into another, by what every store can do: claim, store, finish. Without Spark.
+"""Moves messages from one Postdate store into another by methods of every store: claim, store, finish. Without Spark.
 
-A batch moves in five steps; the order is what keeps a message from being delivered twice or not at all, whenever the
-process ends, or stands still and goes on later:
+A batch moves in five steps; their order keeps a message from being delivered twice or not at all, whenever the
+process ends, or pauses and goes on later:
 
-1. the old store gives it out by a claim, so that no service of it has it in hand;
-2. the *intent* is kept in the old store: a message of its own, due in the year 9999, whose body is the batch;
+1. the old store gives the batch out by a claim, so that none of its services is delivering it;
+2. the *intent* is stored in the old store: a message, due in the year 9999, whose body is the batch;
 3. the old store finishes the claims, recorded as moved away by this intent: it will never deliver them;
-4. the new store keeps the messages, idempotent by id; what it knew before is compared;
+4. the new store stores the messages, idempotent by id; those that it knew before are compared;
 5. the intent is cancelled.
 
-Whoever finds an intent asks the old store about each message of it. What was moved away goes forward, for the new store
-may have it. What was not is given its due time anew, which is refused while anybody has a claim on it, and so ends the
-right to finish it by a claim of before. Only then may the intent go. Source: ADR 0015, "Another store".
+A process that finds an intent looks up each of its messages in the old store. Messages that were moved away go forward,
+for the new store may have them. Others are rescheduled to the due time that they have: this is refused while
+there is a claim, and it voids older claims. Only then may the intent go. Source: ADR 0015, "Another store".
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -75,17 +75,17 @@ _NAMED: Final = "migration-"
 
 _NEVER: Final = datetime(9999, 1, 1, tzinfo=UTC)
 _ALL: Final = datetime(9000, 1, 1, tzinfo=UTC)
-"""What may be attempted earlier moves."""
+"""Messages with an earlier next attempt move."""
 
 _INTENT_BYTES: Final = 8 * 1024 * 1024
 _BESIDE_BYTES: Final = 8_000
-"""What an intent has besides the content of its messages, where it is but one."""
+"""Size of an intent besides the content of its messages, if there is only one."""
 
 _LOOKS: Final = 6
-"""How often it is looked for what waits and is held, half a second apart: a dead process may have held it."""
+"""How often waiting but claimed messages are looked for, half a second apart: the claims may be of a dead process."""
 
 _PATIENCE_SECONDS: Final = 90
-"""How long claims are waited for that nobody may have any more: stores free those of a dead process within a minute."""
+"""How long to wait for claims of others: stores free those of a dead process within a minute."""
 
 log = logging.getLogger("postdate.pipeline")
 
@@ -95,10 +95,10 @@ class StoreMove:
     """Moves messages from one store into another. The services of both may run meanwhile.
 
     Args:
-        source: the old store; the endpoints below say of whom.
-        target: the new one; it must exist.
+        source: the old store; ``endpoints`` override its endpoint and table.
+        target: the new store; it must exist.
         endpoints: whose messages, by name in any case; ``None``: of all that have a store there. A file is one store,
-            and goes by its own name.
+            named after the file.
         batch_size: messages that move together, at most.
     """
 
@@ -112,7 +112,7 @@ class StoreMove:
             raise PipelineError(f"batches have at least one message, not batch_size={self.batch_size}")
 
     def preview(self) -> PreviewResult:
-        """Say what would move, and what is in its way; changes nothing.
+        """Return the messages that would move, and reasons why they cannot; changes nothing.
 
         Raises:
             StoreError: one of the stores is missing or unreachable.
@@ -121,19 +121,19 @@ class StoreMove:
         return PreviewResult(self.source.shown, self.target.shown, tuple(each.preview() for each in self._passages()))
 
     def run(self) -> MigrateResult:
-        """Move what waits, what is due first first, and end what a run before has left on its way.
+        """Move waiting messages, the next due first, and finish the batches of earlier runs.
 
-        Run it again after a failure of any kind, and for what was stored meanwhile.
+        Run it again after a failure of any kind, and for messages stored meanwhile.
 
         Raises:
-            PipelineError: something is in the way of one of the endpoints: nothing was moved.
+            PipelineError: one of the endpoints cannot move: nothing was moved.
             StoreError: one of the stores failed; run it again.
         """
         nothing_new(self.preview())
         return self._done(_Passage.move)
 
     def resume(self) -> MigrateResult:
-        """Do the same as :meth:`run`, with those endpoints of which a batch is on its way.
+        """Do the same as :meth:`run` for the endpoints with a batch on its way.
 
         Raises:
             PipelineError: there is none.
@@ -144,12 +144,12 @@ class StoreMove:
         return replace(self, endpoints=going).run()
 
     def abort(self) -> MigrateResult:
-        """End what is on its way: each message is then either in the old store or in the new one, and never in both.
+        """End the batches on their way: each message is then either in the old store or in the new one, never in both.
 
-        What the old store has finished goes forward, for the new one may have it. End a run that is alive first.
+        Messages that the old store has finished go forward, for the new one may have them. End a live run first.
 
         Raises:
-            MigrationConflict: it is on its way to another store; nothing was changed.
+            MigrationConflict: a batch is on its way to another store; nothing was changed.
             StoreError: one of the stores failed; abort again.
         """
         return self._done(_Passage.abort)
@@ -166,7 +166,7 @@ class StoreMove:
 
 
 def status_of_store(source: StoreSpec, endpoints: Sequence[str] | None = None) -> StatusResult:
-    """Say which batches are on their way out of a store, each as a run of its own; changes nothing.
+    """Return the batches on their way out of a store, each as a run of its own; changes nothing.
 
     Raises:
         StoreError: the store is missing or unreachable.
@@ -182,9 +182,8 @@ def status_of_store(source: StoreSpec, endpoints: Sequence[str] | None = None) -
 def _chosen(source: StoreSpec, endpoints: Sequence[str] | None) -> dict[str, StoreSpec]:
     """Return the stores of endpoints by name; see :class:`StoreMove`.
 
-    Raises:
-        PipelineError: there is no such endpoint, or the stores there cannot be listed and none was named.
-        MigrationConflict: an older version has left a run on its way there.
+    Raises MigrationConflict if an older version has left a run on its way there, and PipelineError without such an
+    endpoint, or if none was named and the stores there cannot be listed.
     """
     for run_id in moves_of_older_versions(source.address, source.schema):
         raise MigrationConflict(
@@ -220,7 +219,7 @@ def _history(store: TargetStore, id_: str) -> Sequence[Record]:
 
 
 async def _look_soon(store: ClaimingStore) -> None:
-    """Wait a little, and look: then a store frees what the dead have held."""
+    """Wait half a second, then look: by that a store frees the claims of dead processes."""
     await anyio.sleep(0.5)
     await store.next_attempt()
 
@@ -259,15 +258,6 @@ def _status(endpoint: str, intent: DelayedMessage) -> RunStatus:
 
 @dataclass(slots=True)
 class _Passage:
-    """The messages of one endpoint on their way from one store into another.
-
-    Args:
-        plan: what moves where.
-        endpoint: its name.
-        source: the old store.
-        target: the new one.
-    """
-
     plan: StoreMove
     endpoint: str
     source: TargetStore
@@ -280,7 +270,6 @@ class _Passage:
     # --- looking -------------------------------------------------------------------------------------------------
 
     def preview(self) -> EndpointPreview:
-        """Say what would move, and what is in its way."""
         now = SystemClock().now()
         self.target.overdue(now)  # it is there
         counted, intents = self.source.ask(lambda store: store.statistics(now)), _intents(self.source)
@@ -330,7 +319,7 @@ class _Passage:
     # --- moving --------------------------------------------------------------------------------------------------
 
     def move(self) -> EndpointResult:
-        """End what is on its way, and move what waits; return what became of it."""
+        """Finish batches on their way, and move waiting messages."""
         self._settle(patience_seconds=0)
         before = self.source.ask(lambda store: store.statistics(SystemClock().now()))
         left, aside = before.pending - len(_intents(self.source)), list[Claim]()
@@ -354,7 +343,7 @@ class _Passage:
         return self._result("completed", 0)
 
     def abort(self) -> EndpointResult:
-        """End what is on its way; return what became of it."""
+        """Finish batches on their way."""
         self._settle(patience_seconds=_PATIENCE_SECONDS)
         return self._result("aborted", self._stayed)
 
@@ -368,7 +357,7 @@ class _Passage:
         self._tally.problems.append(f"{count:,} {why}")
 
     def _take(self, claims: Sequence[Claim]) -> list[Claim]:
-        """Move what is claimed; return what must stay, of which nothing was changed."""
+        """Move claimed messages; return the claims that must stay, unchanged."""
         messages = to_columns([claim.message for claim in claims])
         largest = min(self.target.largest_message_bytes, self.source.largest_message_bytes - _BESIDE_BYTES)
         bad = {row.position: row.detail for row in checked(messages, largest)[1]}
@@ -380,7 +369,7 @@ class _Passage:
         return [claims[place] for place in bad]
 
     def _ship(self, claims: Sequence[Claim], batch: pa.RecordBatch) -> None:
-        """Move claimed messages, by one intent, or by more of them where that would be too large."""
+        """Move claimed messages by one intent, or by several where one would be too large."""
         if len(claims) > 1 and batch.nbytes > min(_INTENT_BYTES, self.source.largest_message_bytes - _BESIDE_BYTES):
             half = len(claims) // 2
             self._ship(claims[:half], batch.slice(0, half))
@@ -401,7 +390,7 @@ class _Passage:
         self._forward(intent, batch)
 
     def _forward(self, intent: DelayedMessage, batch: pa.RecordBatch) -> None:
-        """Store what has left the old store, compare what the target knew before, and let go of the intent."""
+        """Store messages that left the old store, compare those that the target knew before, and cancel the intent."""
         now, refused = SystemClock().now(), list[str]()
         there = self._store(batch, now, refused)
         known = only(batch, there)
@@ -416,7 +405,7 @@ class _Passage:
             self.source.ask(lambda store: store.cancel(intent.message_id, now))
 
     def _store(self, batch: pa.RecordBatch, now: datetime, refused: list[str]) -> list[str]:
-        """Store messages; return the ids that were known. One that the target refuses keeps no others from it."""
+        """Store messages; return the ids known before. Refused messages go to ``refused`` and hold up no others."""
         try:
             return list(self.target.store_batch(batch, now).already_there)
         except MessageError as error:
@@ -431,10 +420,9 @@ class _Passage:
     # --- ending --------------------------------------------------------------------------------------------------
 
     def _settle(self, *, patience_seconds: float) -> None:
-        """End what is on its way, whoever has left it there; what somebody may still finish is waited for.
+        """Finish all batches on their way, whoever began them; wait for claims that others may still finish.
 
-        Raises:
-            MigrationConflict: it is on its way to another store.
+        Raises MigrationConflict for a batch on its way to another store.
         """
         until = time.monotonic() + patience_seconds
         for intent in _intents(self.source):
@@ -454,7 +442,7 @@ class _Passage:
                 self._refuse(batch.num_rows, "are held by another process: end it, and run this again")
 
     def _left(self, intent: DelayedMessage, batch: pa.RecordBatch) -> list[str] | None:
-        """Return the ids of what has left the old store by an intent; ``None``: somebody may still finish others."""
+        """Return the ids that left the old store by this intent; ``None`` while somebody may still finish others."""
         left = list[str]()
         for id_ in map(str, batch.column("message_id").to_pylist()):
             if self._has_left(intent, id_):
@@ -471,7 +459,7 @@ class _Passage:
         return left
 
     def _is_free(self, id_: str) -> bool:
-        """Return whether a message waits that nobody holds; who held it before holds it no more."""
+        """Return whether a message waits without a claim; if so, older claims of it are void."""
         found, now = self._waiting(id_), SystemClock().now()
         return found is not None and self.source.ask(lambda store: store.reschedule(id_, found.due, now))
 

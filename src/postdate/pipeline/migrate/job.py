@@ -1,9 +1,8 @@
-"""Migrating: hide a round, move it while the next is being hidden, compare everything, and only then say it is done.
+"""Migrating: hide a round, move it while the next is being hidden, compare everything, and only then mark it completed.
 
-Source: specification 4.12; ADR 0015. Everything that was done is written down in the source before the next thing is
-done, so the job may end at any moment, and be gone on with, or aborted, from what is written there. Hidden messages are
-those that are due first, and only a few rounds of them are ahead of what has moved: so none waits for long where nobody
-delivers it.
+Source: specification 4.12; ADR 0015. Each step is written down in the source before the next, so the job may end at any
+moment, and be resumed, or aborted, from there. Messages due first are hidden first, and only a few rounds ahead of
+those that have moved: so none waits for long where nobody delivers it.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ T = TypeVar("T")
 
 _ROUNDS_AHEAD: Final = 2
 _SOON: Final = 12
-"""The part of the margin in which a job of Spark moves what it is given, or it is given less."""
+"""The part of the margin in which a job of Spark moves its batches; a slower job gets fewer."""
 
 _REMEMBERED: Final = 5_000_000
-"""Messages whose checksums the driver keeps from moving to comparing; those of others are read and summed up again."""
+"""Messages whose checksums the driver keeps for comparing; others are read and summed up again."""
 
 _OPEN: Final = (BatchStatus.PENDING, BatchStatus.STAGED)
 
@@ -54,7 +53,7 @@ log = logging.getLogger("postdate.pipeline")
 
 
 def migrate(spark: SparkSession, job: MigrateJob) -> MigrateResult:
-    """Move messages, and compare what the target has; go on with what was begun with the same parameters.
+    """Move messages, and compare the target's; resume a run that was begun with the same parameters.
 
     Runs on the driver, which hides; batches are moved and compared on the executors. The old manager and the services
     of the target may run meanwhile. Run it again, or :func:`resume` it, after a failure of any kind.
@@ -65,8 +64,8 @@ def migrate(spark: SparkSession, job: MigrateJob) -> MigrateResult:
 
     Raises:
         MigrationConflict: one of the endpoints has a migration on its way with other parameters; nothing was changed.
-        PipelineError: something is in the way of one of the endpoints: none of them was begun. Or a task failed.
-        StoreError: the source or the target failed; go on later.
+        PipelineError: one of the endpoints cannot move: none of them was begun. Or a task failed.
+        StoreError: the source or the target failed; resume later.
     """
     started = time.perf_counter()
     require_utc(spark)
@@ -77,7 +76,7 @@ def migrate(spark: SparkSession, job: MigrateJob) -> MigrateResult:
             same_parameters(run, job.parameters)
         driver = _MigrationSteps(spark, source, job)
         driver.move_hidden(runs)
-        # What is prepared needs no look: nothing more of it will be hidden.
+        # Prepared runs need no preview: they hide no more messages.
         hiding = [name for name in names if name not in going or going[name].status is MigrationStatus.PREPARING]
         counts = driver.ready_and(lambda: _unhindered(source, job, hiding))
         fresh = [_new_run(job, name) for name in hiding if name not in going and counts[name]]
@@ -90,16 +89,16 @@ def migrate(spark: SparkSession, job: MigrateJob) -> MigrateResult:
 
 
 def resume(spark: SparkSession, job: MigrateJob) -> MigrateResult:
-    """Go on with what is on its way, each with the cut-off that it was begun with.
+    """Resume the runs on their way, each with the cut-off that it was begun with.
 
     Args:
         spark: a session in UTC.
         job: as it was begun; its cut-off does not matter.
 
     Raises:
-        PipelineError: nothing is on its way; or a task failed.
-        MigrationConflict: it was begun with another target; nothing was changed.
-        StoreError: the source or the target failed; go on later.
+        PipelineError: no run is on its way; or a task failed.
+        MigrationConflict: a run was begun with another target; nothing was changed.
+        StoreError: the source or the target failed; resume later.
     """
     started = time.perf_counter()
     require_utc(spark)
@@ -118,11 +117,7 @@ def resume(spark: SparkSession, job: MigrateJob) -> MigrateResult:
 
 
 def _unhindered(source: MigrationSource, job: MigrateJob, names: Sequence[str]) -> dict[str, int]:
-    """Return how many messages of each endpoint there are to hide.
-
-    Raises:
-        PipelineError: something is in the way of one of them.
-    """
+    """Return the number of messages to hide by endpoint; raise PipelineError if one of them cannot move."""
     looked = look(source, job, names, SystemClock().now())
     nothing_new(looked)
     return {each.endpoint: each.count for each in looked.endpoints}
@@ -141,13 +136,7 @@ def _new_run(job: MigrateJob, endpoint: str) -> MigrationRun:
 
 @dataclass(slots=True)
 class _MigrationSteps:
-    """What the driver does, step by step.
-
-    Args:
-        spark: a session in UTC.
-        source: open, for the driver alone.
-        job: what moves where.
-    """
+    """The steps of the driver, which alone uses the open ``source``."""
 
     spark: SparkSession
     source: MigrationSource
@@ -158,11 +147,10 @@ class _MigrationSteps:
     _room: int = _REMEMBERED
 
     def get_ready(self) -> None:
-        """Get Spark ready: what is hidden waits for nothing then."""
+        """Start Spark's workers now, so that hidden messages need not wait for them."""
         self._tasks().get_ready()
 
     def ready_and(self, work: Callable[[], T]) -> T:
-        """Do some work while Spark gets ready."""
         with ThreadPoolExecutor(1, "postdate-migrate") as other:
             ready = other.submit(self.get_ready)
             result = work()
@@ -170,13 +158,13 @@ class _MigrationSteps:
         return result
 
     def move_hidden(self, runs: Sequence[MigrationRun]) -> None:
-        """Move what an attempt before has hidden: the old manager does not deliver it."""
+        """Move batches hidden by an earlier attempt: the old manager does not deliver them."""
         self._know(runs)
         batches = [task for run in runs for task in tasks_of(run, self.source.batches(run), *_OPEN)]
         self._move(batches)
 
     def finish(self, runs: Sequence[MigrationRun]) -> dict[str, EndpointResult]:
-        """Hide and move what is left, compare, and write down that it is done; return what became of each endpoint."""
+        """Hide and move the rest, compare, and mark runs completed; return results by endpoint."""
         self._know(runs)
         self._hide_and_move([run for run in runs if run.status is MigrationStatus.PREPARING])
         self._compare(runs)
@@ -214,10 +202,10 @@ class _MigrationSteps:
     # --- hiding and moving ------------------------------------------------------------------------------------------
 
     def _hide_and_move(self, runs: Sequence[MigrationRun]) -> None:
-        """Hide rounds in this thread, and have Spark move what is hidden in another.
+        """Hide rounds in this thread, and have Spark move hidden batches in another.
 
-        How much may be hidden ahead grows while it is moved in a small part of the margin: each job costs Spark some
-        tenths of a second, however much it moves, and nothing that is hidden may become due meanwhile.
+        The number of batches hidden ahead grows while a job moves them in a small part of the margin: each job costs
+        Spark some tenths of a second, however much it moves, and no hidden message may become due meanwhile.
         """
         a_round = max(self.spark.sparkContext.defaultParallelism, 2)
         ahead, soon = _ROUNDS_AHEAD * a_round, self.job.margin / _SOON
@@ -246,7 +234,7 @@ class _MigrationSteps:
         return timedelta(seconds=time.perf_counter() - started)
 
     def _rounds(self, run: MigrationRun, a_round: int) -> Iterable[list[BatchTask]]:
-        """Hide round after round, until one is not full: what is added all the time would never come to an end."""
+        """Hide rounds until one is not full: messages that are added all the time would never come to an end."""
         count = sum(batch.count for batch in self.source.batches(run))
         full = True
         while full:
@@ -276,11 +264,7 @@ class _MigrationSteps:
             self._ended_by_another(run)
 
     def _ended_by_another(self, run: MigrationRun) -> None:
-        """Say who has ended the run; what another process has completed is as good as completed here.
-
-        Raises:
-            MigrationConflict: it was aborted.
-        """
+        """Accept a run that another process has completed; raise MigrationConflict for an aborted one."""
         if status_of(self.source, run) is MigrationStatus.COMPLETED:
             log.info("%s: another process has completed migration %s meanwhile", run.endpoint, run.run_id)
             return
@@ -292,7 +276,7 @@ class _MigrationSteps:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _finished(self, run: MigrationRun) -> EndpointResult:
-        """Write down that a run is done, if it is."""
+        """Mark a run completed, if it is."""
         result = self._tallies[run.run_id].result_of(run, status_of(self.source, run), self.source.batches(run))
         if status_of(self.source, run) is not MigrationStatus.PREPARED or not result.exact:
             return result

@@ -1,4 +1,4 @@
-"""What can be said without moving anything: previews, which runs are on their way, how far they are. On the driver."""
+"""Previews, runs on their way, and their progress: everything that moves nothing. Runs on the driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from postdate.pipeline.stores import StoreSpec
 from postdate.ports.migrating import MigrationPreview, MigrationRun, MigrationStatus
 
 EVERYTHING: Final = datetime(1970, 1, 1, tzinfo=UTC)
-"""The cut-off of whoever wants to leave nothing."""
+"""The cut-off that leaves no message."""
 
 ON_ITS_WAY: Final = frozenset({MigrationStatus.PREPARING, MigrationStatus.PREPARED})
 MARGIN: Final = timedelta(seconds=60)
@@ -29,19 +29,19 @@ _NEAR: Final = timedelta(hours=4)
 
 @dataclass(frozen=True, slots=True)
 class MigrateJob:
-    """What moves where.
+    """A migration from a timeout manager's storage to a store.
 
     Args:
         origin: where messages wait.
         target: where they go; it must exist.
         endpoints: whose messages, by name in any case; ``None``: of all endpoints.
-        cutoff: aware; what is due earlier stays.
+        cutoff: aware; messages due earlier stay.
         batch_size: messages that move together: in one transaction of the source, and one of the target.
-        margin: what is due sooner than so long from now stays, for the old manager may have it in hand.
+        margin: messages due within this time from now stay, for the old manager may be delivering them.
 
     Raises:
         InvalidTimestamp: the cut-off has no time zone.
-        PipelineError: a number makes no sense.
+        PipelineError: ``batch_size`` or ``margin`` is too small.
     """
 
     origin: OriginSpec
@@ -61,12 +61,12 @@ class MigrateJob:
 
     @property
     def parameters(self) -> Mapping[str, str]:
-        """What a run was begun with, and can be gone on with only: the target and the cut-off, to the microsecond."""
+        """Parameters that must be the same when a run is resumed: the target and the cut-off, to the microsecond."""
         return {**target_of(self.target), "cutoff": self.cutoff.isoformat()}
 
 
 def target_of(store: StoreSpec) -> dict[str, str]:
-    """Return what names a target, without its password; the same whether it was given by reference or not."""
+    """Return the names that identify a target, without its password; the same for an address and a reference to it."""
     address = Address(str(resolved(store.address, os.environ)))
     named = {"target": address.shown, "table": store.table or f"{store.endpoint}.timeouts"}
     return named | ({} if store.schema is None else {"schema": store.schema})
@@ -75,13 +75,8 @@ def target_of(store: StoreSpec) -> dict[str, str]:
 def selected(source: MigrationSource, endpoints: Sequence[str] | None, runs: Sequence[MigrationRun]) -> list[str]:
     """Return the names of endpoints as the source writes them.
 
-    Args:
-        source: where they own messages.
-        endpoints: in any case; ``None``: all.
-        runs: of the source; their endpoints are known even when they own nothing any more.
-
-    Raises:
-        PipelineError: there is no such endpoint, or there are several.
+    ``endpoints`` are in any case, ``None``: all. Endpoints of ``runs`` on their way are known even if they have no
+    message left. Raises PipelineError for an unknown or ambiguous endpoint.
     """
     names = sorted({*source.endpoints(), *(run.endpoint for run in runs if run.status in ON_ITS_WAY)})
     if endpoints is None:
@@ -90,12 +85,9 @@ def selected(source: MigrationSource, endpoints: Sequence[str] | None, runs: Seq
 
 
 def meant_by(endpoint: str, names: Sequence[str]) -> str:
-    """Return the one of ``names`` that is meant: as it is written, or in another case, or with underscores for points.
+    """Return the one of ``names`` that is meant: as written, or in another case, or with underscores for points.
 
-    Tables are named after endpoints, and have underscores where those have points.
-
-    Raises:
-        PipelineError: none is, or several may be.
+    Tables are named after endpoints, with underscores for points. Raises PipelineError for none, or several.
     """
     for wanted in (endpoint, endpoint.replace(".", "_")):
         if wanted in names:
@@ -116,21 +108,13 @@ def on_their_way(source: MigrationSource) -> dict[str, MigrationRun]:
 
 
 def status_of(source: MigrationSource, run: MigrationRun) -> MigrationStatus:
-    """Return how far a run is now."""
     return next(each.status for each in source.history() if each.run_id == run.run_id)
 
 
 def going_on(source: MigrationSource, job: MigrateJob, what: str) -> list[MigrationRun]:
-    """Return the runs on their way, of the endpoints of the job, by endpoint.
+    """Return the runs on their way, of the endpoints of the job.
 
-    Args:
-        source: that knows them.
-        job: its endpoints, and the target that the runs must have.
-        what: is to be done with them, for the error.
-
-    Raises:
-        PipelineError: there is none.
-        MigrationConflict: one has another target.
+    Raises PipelineError without any (``what``: ``to abort``), and MigrationConflict for one with another target.
     """
     going = on_their_way(source)
     names = [name for name in selected(source, job.endpoints, source.history()) if name in going]
@@ -142,11 +126,7 @@ def going_on(source: MigrationSource, job: MigrateJob, what: str) -> list[Migrat
 
 
 def same_parameters(run: MigrationRun, wanted: Mapping[str, str]) -> None:
-    """Refuse to go on with a run that was begun with something else.
-
-    Raises:
-        MigrationConflict: names both.
-    """
+    """Raise MigrationConflict for a run that was begun with other parameters."""
     begun = {name: run.parameters.get(name) for name in wanted}
     if begun != dict(wanted):
         raise MigrationConflict(
@@ -156,7 +136,6 @@ def same_parameters(run: MigrationRun, wanted: Mapping[str, str]) -> None:
 
 
 def begun_with(parameters: Mapping[str, str | None]) -> str:
-    """Return parameters as text."""
     return ", ".join(f"{name} {value}" for name, value in sorted(parameters.items()))
 
 
@@ -164,11 +143,7 @@ def begun_with(parameters: Mapping[str, str | None]) -> str:
 
 
 def preview(job: MigrateJob, now: datetime) -> PreviewResult:
-    """Say what a migration would move, and what is in its way; changes nothing.
-
-    Args:
-        job: what would move where.
-        now: aware.
+    """Return the messages that a migration would move, and reasons why they cannot; changes nothing.
 
     Raises:
         StoreError: the source or the target is missing or unreachable.
@@ -180,11 +155,7 @@ def preview(job: MigrateJob, now: datetime) -> PreviewResult:
 
 
 def nothing_new(looked: PreviewResult) -> None:
-    """Refuse to begin where something is in the way.
-
-    Raises:
-        PipelineError: something is in the way of one of the endpoints.
-    """
+    """Raise PipelineError if one of the endpoints cannot move."""
     problems = [f"{each.endpoint}: {problem}" for each in looked.endpoints for problem in each.problems]
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -192,7 +163,7 @@ def nothing_new(looked: PreviewResult) -> None:
 
 
 def look(source: MigrationSource, job: MigrateJob, names: Sequence[str], now: datetime) -> PreviewResult:
-    """Do what :func:`preview` does, with a source that is open."""
+    """Do the same as :func:`preview` with an open source."""
     with opened_target(job.target) as store:
         store.overdue(now)  # its tables are there
         largest = store.largest_message_bytes
@@ -202,7 +173,7 @@ def look(source: MigrationSource, job: MigrateJob, names: Sequence[str], now: da
 
 
 def _in_the_way(found: MigrationPreview, largest_bytes: int) -> tuple[str, ...]:
-    """Return why the target does not take what there is."""
+    """Return the reasons why the target cannot take the messages."""
     if found.largest_bytes <= largest_bytes:
         return ()
     larger = f"{found.largest_id} has {found.largest_bytes:,} bytes of headers and body, and the target takes "
@@ -237,7 +208,7 @@ def _warnings(found: MigrationPreview, now: datetime, margin: timedelta) -> tupl
 
 
 def status(origin: OriginSpec, endpoints: Sequence[str] | None = None) -> StatusResult:
-    """Say how far each run is, of all endpoints or of some; changes nothing.
+    """Return the progress of each run, of all endpoints or of some; changes nothing.
 
     Raises:
         StoreError: the source is missing or unreachable.

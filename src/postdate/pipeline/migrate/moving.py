@@ -1,14 +1,14 @@
 """How one batch moves: in a task of Spark, or on the driver when a migration is aborted.
 
-The order is what keeps a message from being delivered twice or not at all, whenever the process ends:
+The order keeps a message from being delivered twice or not at all, whenever the process ends:
 
-1. read it, and look whether the target takes all of it; if not, it stays PENDING, and the target knows nothing of it;
-2. write down STAGED: from here on it only goes forward, because the target may have it, and may deliver it;
+1. read the batch, and check that the target can take all of it; if not, it stays PENDING, unknown to the target;
+2. mark it STAGED: from here on it only goes forward, because the target may have it, and may deliver it;
 3. store it, in one transaction, idempotent by id;
-4. compare the counts; write down COMPLETED.
+4. compare the counts; mark it COMPLETED.
 
-Whoever finds a batch STAGED does steps 3 and 4 again. He leaves out what the target knows already: a message that went
-to the error queue meanwhile would come back if it were stored again.
+A process that finds a batch STAGED repeats steps 3 and 4. It leaves out messages that the target knows already: one
+that went to the error queue meanwhile would come back if it were stored again.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -38,16 +38,14 @@ pc: Any = pyarrow.compute  # the stubs do not know what its functions do with pl
 
 @dataclass(frozen=True, slots=True)
 class MovedBatch:
-    """What became of one batch.
+    """Result of moving one batch.
 
     Args:
-        run_id: of its run.
-        number: of the batch.
-        already_there: how many ids the target knew that this migration had not stored.
-        stored_late: how many were due when the target got them.
+        already_there: ids that the target knew, not from this migration.
+        stored_late: messages that were due when the target got them.
         problem: why the target does not take it; empty when it has moved.
-        checksums: of its messages, as :func:`postdate.pipeline.migrate.verifying.checksums` writes them; empty: whoever
-            compares them reads them again.
+        checksums: of its messages, from :func:`postdate.pipeline.migrate.verifying.checksums`; if empty, the messages
+            are read again for comparing.
     """
 
     run_id: str
@@ -60,14 +58,7 @@ class MovedBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchTask:
-    """One batch that something is to be done with.
-
-    Args:
-        run_id: of its run.
-        number: of the batch.
-        count: how many messages it has.
-        checksums: of them, if they are known already.
-    """
+    """One batch to move or compare, with the checksums of its messages if they are known."""
 
     run_id: str
     number: int
@@ -76,28 +67,17 @@ class BatchTask:
 
 
 def tasks_of(run: MigrationRun, batches: Iterable[MigrationBatch], *of: BatchStatus) -> list[BatchTask]:
-    """Return those batches of a run that have one of the statuses, as work to do, in the order given."""
+    """Return the tasks for a run's batches that have one of the statuses, in the order given."""
     return [BatchTask(run.run_id, batch.number, batch.count) for batch in batches if batch.status in of]
 
 
 def move_batch(
     source: MigrationSource, target: TargetStore, run: MigrationRun, task: BatchTask, *, summed: bool = False
 ) -> MovedBatch | None:
-    """Move a batch from where it waits to the target, whatever was done of it before.
+    """Move a batch from the source, where it is hidden, to the target, from any state that an attempt left.
 
-    Args:
-        source: where it waits, hidden.
-        target: where it goes.
-        run: that it belongs to.
-        task: which batch.
-        summed: the checksums of its messages are wanted.
-
-    Returns:
-        What became of it; ``None``: it was given back by an abort.
-
-    Raises:
-        PipelineError: the source does not have the messages that it counted, or the target did not take them all.
-        StoreError: one of them failed; do it again.
+    Returns ``None`` if an abort gave it back; with ``summed``, the result has checksums. Raises PipelineError if source
+    or target has fewer messages than counted; StoreError if one of them failed: repeat it.
     """
     number = task.number
     try:
@@ -125,7 +105,7 @@ def move_batch(
 def _again(
     source: MigrationSource, target: TargetStore, run: MigrationRun, number: int, messages: pa.RecordBatch
 ) -> MovedBatch | None:
-    """Go on with a batch that somebody, perhaps another task just now, has begun to move."""
+    """Go on with a batch that another process, perhaps a task just now, has begun to move."""
     match _status(source, run, number):
         case BatchStatus.RETURNED:
             return None
@@ -135,7 +115,7 @@ def _again(
             pass
     ids = messages.column("message_id")
     there = pc.is_in(ids, value_set=pa.array(sorted(target.known(cast("list[str]", ids.to_pylist()))), pa.string()))
-    # What it knows was stored by the attempt before, most likely; that it is the same is seen when all is compared.
+    # Known messages were most likely stored by the previous attempt; comparing shows later whether they are the same.
     return _store(source, target, run, number, messages.filter(pc.invert(there)))
 
 

@@ -1,4 +1,4 @@
-"""Where messages come from, as a value that travels to the executors, and what is opened from it there."""
+"""Where messages come from, as a value that travels to the executors, and is opened there."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from postdate.wiring.migration_sources import migration_source
 
 @dataclass(frozen=True, slots=True)
 class OriginSpec:
-    """Which timeout manager's storage, as a value: no connection, picklable, no password when shown.
+    """A timeout manager's storage, as a value: no connection, picklable, no password when shown.
 
     Args:
         address: as :mod:`postdate.wiring.migration_sources` takes it; or ``env:NAME`` or ``file:PATH``, which is
             followed in each process that opens it. A relative path is made absolute where the value is made.
-        schema: of the tables; ``None``: the default of what is there.
+        schema: of the tables; ``None``: the database's default.
         prefixes: of a timeout manager's tables, by endpoint; ``None``: found by the source.
     """
 

@@ -1,4 +1,4 @@
-"""What the commands of a migration say: values, without Spark."""
+"""Results of the commands of a migration: values, without Spark."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ NAMED = 100
 
 @dataclass(frozen=True, slots=True)
 class EndpointPreview:
-    """What a migration would move of one endpoint.
+    """Preview of one endpoint.
 
     Args:
-        endpoint: the one that owns the messages.
-        count: of those that would move.
-        left: of those that are due before the cut-off, and would stay.
+        endpoint: the owner of the messages.
+        count: messages that would move.
+        left: messages due before the cut-off, which would stay.
         earliest: due time, UTC, of the first that would move; ``None`` without any.
         latest: the same of the last.
-        destinations: how many for each.
-        problems: what keeps all of it from being migrated; empty when nothing does.
-        warnings: what is good to know before.
+        destinations: messages for each.
+        problems: reasons why none of it can be migrated.
+        warnings: what an operator should know before.
     """
 
     endpoint: str
@@ -41,13 +41,7 @@ class EndpointPreview:
 
 @dataclass(frozen=True, slots=True)
 class PreviewResult:
-    """What a migration would do.
-
-    Args:
-        source: address, without password.
-        target: the same.
-        endpoints: of those asked for, by name.
-    """
+    """Preview of a migration; addresses have no password, and endpoints are in order of their names."""
 
     source: str
     target: str
@@ -55,23 +49,17 @@ class PreviewResult:
 
     @property
     def possible(self) -> bool:
-        """Whether nothing is in the way."""
+        """Whether no endpoint has a problem."""
         return not any(each.problems for each in self.endpoints)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain values for JSON; instants in ISO 8601."""
         addresses = {"source": self.source, "target": self.target}
         return {**addresses, "possible": self.possible, "endpoints": plain(self.endpoints)}
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A message that the target does not have as the source had it.
-
-    Args:
-        message_id: of the message.
-        what: differs: ``missing``, or the names of the fields.
-    """
+    """A message that the target does not have as the source had it; ``what`` is ``missing``, or names of fields."""
 
     message_id: str
     what: str
@@ -79,21 +67,21 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class EndpointResult:
-    """What became of one endpoint's messages in one run.
+    """Result of one run for one endpoint.
 
     Args:
-        endpoint: the one that owns them.
-        run_id: of the run; ``None``: there was nothing to move, and no run.
+        endpoint: the owner of the messages.
+        run_id: ``None``: there was nothing to move, and no run.
         status: of the run, in lower case.
         messages: how many were hidden from the old manager.
         moved: of these, in batches that the target has.
         returned: of these, given back by an abort.
-        refused: of these, in batches that hold something the target does not take; they are hidden still.
-        already_there: how many ids the target knew before; what it has of them was compared as well.
-        stored_late: how many were due already when the target got them.
-        verified: how many wait in the target, each field as it was.
-        delivered_meanwhile: how many the target has delivered, or ended otherwise, or rescheduled, by its records.
-        mismatched: how many the target does not have, or not as they were.
+        refused: of these, in batches with a message that the target cannot take; they are still hidden.
+        already_there: ids that the target knew before; its messages were compared as well.
+        stored_late: messages that were due already when the target got them.
+        verified: messages that wait in the target, each field as it was.
+        delivered_meanwhile: messages that the target has delivered, ended otherwise, or rescheduled, by its records.
+        mismatched: messages that the target does not have, or not as they were.
         differences: of these, at most :data:`NAMED`.
         problems: why batches were refused.
     """
@@ -115,20 +103,13 @@ class EndpointResult:
 
     @property
     def exact(self) -> bool:
-        """Whether everything that was moved is accounted for."""
+        """Whether every moved message is accounted for."""
         return not self.refused and not self.mismatched and self.moved == self.verified + self.delivered_meanwhile
 
 
 @dataclass(frozen=True, slots=True)
 class MigrateResult:
-    """What a run, or its abort, did.
-
-    Args:
-        source: address, without password.
-        target: the same.
-        endpoints: of those asked for, by name.
-        took_seconds: how long it took.
-    """
+    """Result of a run, or of its abort; addresses have no password, and endpoints are in order of their names."""
 
     source: str
     target: str
@@ -137,50 +118,37 @@ class MigrateResult:
 
     @property
     def exact(self) -> bool:
-        """Whether everything that was moved is accounted for, and nothing was refused."""
+        """Whether every moved message is accounted for, and none was refused."""
         return all(each.exact for each in self.endpoints)
 
     @property
     def complete(self) -> bool:
-        """Whether all of it has come to its end, exactly; an abort is no such end."""
+        """Whether all runs are completed, exactly; an aborted run is not."""
         return self.exact and all(each.run_id is None or each.status == "completed" for each in self.endpoints)
 
     @property
     def moved(self) -> int:
-        """Messages that the target has of these runs."""
+        """Messages of these runs that the target has."""
         return sum(each.moved for each in self.endpoints)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain values for JSON."""
         return {**plain(self), "exact": self.exact}
 
 
 @dataclass(frozen=True, slots=True)
 class StatusResult:
-    """The runs that a source knows of.
-
-    Args:
-        source: address, without password.
-        runs: the oldest first, each with its batches.
-    """
+    """The runs that a source knows of, the oldest first; ``source`` is its address, without password."""
 
     source: str
     runs: tuple[RunStatus, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain values for JSON; instants in ISO 8601."""
         return {"source": self.source, "runs": [each.to_json() for each in self.runs]}
 
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """How far one run is.
-
-    Args:
-        run: what is written down of it.
-        batches: how many there are of each status.
-        messages: how many they have, of each status.
-    """
+    """Progress of one run: batches, and messages in them, by status."""
 
     run: MigrationRun
     batches: Mapping[BatchStatus, int] = field(default_factory=dict[BatchStatus, int])
@@ -188,7 +156,6 @@ class RunStatus:
 
     @classmethod
     def of(cls, run: MigrationRun, batches: Sequence[MigrationBatch]) -> RunStatus:
-        """Count the batches of a run."""
         return cls(
             run,
             {status: sum(each.status is status for each in batches) for status in BatchStatus},
@@ -196,6 +163,5 @@ class RunStatus:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the run as plain values for JSON; instants in ISO 8601."""
         found = plain(self)
         return {**found.pop("run"), **found}

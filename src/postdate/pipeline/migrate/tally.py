@@ -1,4 +1,4 @@
-"""Adds up what became of the batches of one run."""
+"""Adds up the results of one run's batches."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationRun, 
 
 @dataclass(slots=True)
 class Tally:
-    """What is known of one run so far."""
-
     already_there: int = 0
     stored_late: int = 0
     verified: int = 0
@@ -31,7 +29,6 @@ class Tally:
             self.problems.append(batch.problem)
 
     def compared(self, found: Verified) -> None:
-        """Count a batch that was compared."""
         self.verified += found.verified
         self.delivered_meanwhile += found.moved_on
         self.mismatched += len(found.differences)
@@ -40,7 +37,6 @@ class Tally:
     def result(
         self, endpoint: str, run_id: str | None, status: str, *, moved: int, returned: int, refused: int
     ) -> EndpointResult:
-        """Return what became of the messages of an endpoint."""
         return EndpointResult(
             endpoint,
             run_id,
@@ -61,8 +57,6 @@ class Tally:
     def result_of(
         self, run: MigrationRun, status: MigrationStatus, batches: Sequence[MigrationBatch]
     ) -> EndpointResult:
-        """Return what became of a run."""
-
         def count(*of: BatchStatus) -> int:
             return sum(batch.count for batch in batches if batch.status in of)
 

@@ -1,4 +1,4 @@
-"""The store that messages move to, open in one task or on the driver: what it has of some of them."""
+"""The store that messages move to, open in one task or on the driver, queried by message ids."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # Arrow's stubs make arrays generic in a type that only the running program knows.
@@ -33,23 +33,14 @@ from postdate.ports.archives import ARCHIVED
 from postdate.ports.migrating import MOVED_AWAY
 
 _FEW: Final = 50
-"""So many messages are asked for one by one, by index; for more of them all that there is is read."""
+"""Up to this number, messages are looked up one by one, by index; more of them in one scan."""
 
 _RECORD: Final = ("message_id", "kind", "due", "destination", "detail")
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One record of a message, as far as a migration needs to know it.
-
-    Args:
-        message_id: of the message.
-        kind: what happened.
-        due: the due time then, UTC.
-        destination: where it was meant to go.
-        archived: it stands for the whole story of the message, which is in an archive.
-        is_moved_away: it was moved to another store.
-    """
+    """One record of a message; ``archived`` stands for all records of an archived message."""
 
     message_id: str
     kind: RecordKind
@@ -62,14 +53,11 @@ class Recorded:
     def of(
         cls, message_id: str, kind: int, due: datetime | None, destination: str | None, detail: str | None
     ) -> Recorded:
-        """Return what is of use here of a record."""
         is_moved_away = (detail or "").startswith(MOVED_AWAY)
         return cls(message_id, RecordKind(kind), due, destination, detail == ARCHIVED, is_moved_away)
 
 
 class TargetStore(OpenStore):
-    """An open store that is asked for messages by their ids."""
-
     def waiting(self, ids: Sequence[str]) -> pa.Table:
         """Return those of the messages that wait, with :data:`MESSAGE_COLUMNS`, in any order."""
         store = self._store
@@ -80,20 +68,20 @@ class TargetStore(OpenStore):
         return pa.Table.from_batches([to_columns(self._portal.call(_pending, _inspectable(store), ids))])
 
     def parts(self, count: int) -> list[ScanPart]:
-        """Return the shares, at most ``count``, in which all that waits is read; none where a store has none."""
+        """Return at most ``count`` parts that cover all waiting messages; none where a store cannot be scanned."""
         store = self._store
         return list(store.scan_parts("pending", count)) if isinstance(store, ScannableStore) else []
 
     def part(self, part: ScanPart, where: ScanFilter) -> Iterable[pa.RecordBatch]:
-        """Yield what waits in one share, with :data:`MESSAGE_COLUMNS`."""
+        """Yield the waiting messages of one part, with :data:`MESSAGE_COLUMNS`."""
         return _scanned(self.scannable(), part, where)
 
     def known(self, ids: Sequence[str]) -> set[str]:
-        """Return those of the ids that were stored before, whatever has become of the messages."""
+        """Return the ids that were ever stored, whatever has become of the messages."""
         return {record.message_id for record in self.recorded(ids) if record.kind is RecordKind.SCHEDULED}
 
     def recorded(self, ids: Sequence[str]) -> list[Recorded]:
-        """Return what was recorded of the messages, in any order."""
+        """Return the records of the messages, in any order."""
         store = self._store
         if isinstance(store, ScannableStore) and len(ids) > _FEW:
             return list(_records(store, ids))
@@ -105,11 +93,7 @@ class TargetStore(OpenStore):
 
 @contextmanager
 def opened_target(spec: StoreSpec) -> Generator[TargetStore]:
-    """Open the store for the length of the block; it must exist.
-
-    Raises:
-        StoreError: it is missing, unreachable, or something else.
-    """
+    """Open an existing store for the length of the block; raise StoreError if it is missing or unreachable."""
     with start_blocking_portal() as portal:
         store = spec.open(create=False)
         try:

@@ -36,14 +36,7 @@ _DOUBTFUL = "run_id string, number int, verified long, doubtful array<long>"
 
 @dataclass(frozen=True, slots=True)
 class SparkTasks:
-    """What is done with batches on Spark. A task that Spark repeats, or runs twice at once, changes nothing.
-
-    Args:
-        spark: a session in UTC.
-        origin: where the messages wait.
-        target: where they go.
-        runs: that the batches belong to, by id.
-    """
+    """Moves and compares batches on Spark. A task that Spark repeats, or runs twice at once, changes nothing."""
 
     spark: SparkSession
     origin: OriginSpec
@@ -51,23 +44,15 @@ class SparkTasks:
     runs: Mapping[str, MigrationRun]
 
     def get_ready(self) -> None:
-        """Start what will do the work, and see that it reaches both sides: before anything is hidden.
-
-        Raises:
-            PipelineError: one of them is not reached from there.
-        """
+        """Start the workers, and check that they reach both sides, before anything is hidden; PipelineError if not."""
         slots = self.spark.sparkContext.defaultParallelism
         _collected(self._slots(slots).mapInArrow(_reaching(self.origin, self.target), "found string"), MovedBatch)
 
     def move(self, tasks: Sequence[BatchTask], *, summed: bool = False) -> list[MovedBatch]:
-        """Move batches, those that stand first first; what was given back by an abort is left out.
+        """Move batches, in their order; those that an abort gave back are missing in the result.
 
-        Args:
-            tasks: what to move.
-            summed: the checksums of the messages are wanted, 11 bytes of each in the memory of the driver.
-
-        Raises:
-            PipelineError: a task failed; all that it has not finished can be done again.
+        With ``summed``, results have the messages' checksums, 11 bytes each in the driver's memory. Raises
+        PipelineError if a task failed: run its unfinished batches again.
         """
         if not tasks:
             return []
@@ -78,21 +63,13 @@ class SparkTasks:
         return _collected(moved, MovedBatch)
 
     def verify(self, tasks: Sequence[BatchTask], since: datetime) -> list[Verified]:
-        """Compare batches with what the target has of them.
-
-        Args:
-            tasks: batches that have moved.
-            since: due time of the earliest message in them.
-
-        Raises:
-            PipelineError: a task failed.
-        """
+        """Compare moved batches with the target; ``since`` is the earliest due time in them."""
         known = [task for task in tasks if task.checksums]
         others = [task for task in tasks if not task.checksums]
         return [*self._verify_known(known, since), *self._verify_read(others, since)]
 
     def _verify_known(self, tasks: Sequence[BatchTask], since: datetime) -> list[Verified]:
-        """Look for checksums that are known among those of what waits: no row goes through Spark."""
+        """Look up known checksums among those of waiting messages: no row goes through Spark."""
         if not tasks:
             return []
         of_each = [np.frombuffer(task.checksums, np.int64) for task in tasks]
@@ -110,7 +87,7 @@ class SparkTasks:
         return [*sound, *self._look_closer(self.spark.createDataFrame(rows, _DOUBTFUL))] if rows else sound
 
     def _verify_read(self, tasks: Sequence[BatchTask], since: datetime) -> list[Verified]:
-        """Read batches again, and look for their checksums among those of what waits: however many there are."""
+        """Read batches again, and join their checksums with those of waiting messages: for any number of them."""
         if not tasks:
             return []
         joined = self._given(tasks).join(self._waiting(since), "checksum", "left")
@@ -126,7 +103,7 @@ class SparkTasks:
         return _collected(by_batch.mapInArrow(looking, "found string"), Verified)
 
     def _given(self, tasks: Sequence[BatchTask]) -> DataFrame:
-        """Return a checksum of each message as the target was given it."""
+        """Return a checksum of each message as it was given to the target."""
         shares = self._dealt(tasks)
         summing = _summing(self.origin, dict(self.runs), shares)
         return self._slots(len(shares)).mapInArrow(summing, "checksum long, run_id string, number int")
@@ -142,7 +119,7 @@ class SparkTasks:
             return store.parts(self.spark.sparkContext.defaultParallelism * 2)
 
     def _dealt(self, tasks: Sequence[BatchTask]) -> list[Sequence[BatchTask]]:
-        """Deal batches out like cards, so that what is due first moves first, on whatever core."""
+        """Deal batches out like cards, so that the earliest due move first, on whatever core."""
         slots = min(len(tasks), self.spark.sparkContext.defaultParallelism)
         return [tasks[slot::slots] for slot in range(slots)]
 
@@ -223,7 +200,7 @@ def _summing_waiting(target: StoreSpec, parts: Sequence[ScanPart], where: ScanFi
 
 
 def _searching(target: StoreSpec, parts: Sequence[ScanPart], where: ScanFilter, wanted: Checksums) -> _Task:
-    """Return what finds those of ``wanted``, which are in order, among the checksums of what waits."""
+    """Return the function of each task that finds ``wanted`` (sorted) among the checksums of waiting messages."""
 
     def search(slots: _Batches) -> _Batches:
         with opened_target(target) as store:
@@ -236,7 +213,7 @@ def _searching(target: StoreSpec, parts: Sequence[ScanPart], where: ScanFilter, 
 
 
 def _looking_closer(origin: OriginSpec, target: StoreSpec, runs: Mapping[str, MigrationRun]) -> _Task:
-    """Return what looks at the doubtful messages of each batch; nearly always there are none, and nothing is opened."""
+    """Return the function of each task that checks doubtful messages; without any, nothing is opened."""
 
     def look(batches: _Batches) -> _Batches:
         with ExitStack() as stack:

@@ -1,7 +1,7 @@
-"""Whether the target has what the source had: every field of every message.
+"""Compares source and target: every field of every message.
 
-A checksum over all that is in a message is looked for among those of all messages that wait in the target. What is not
-found there is looked at closer: it may be delivered already, or written differently, or not there.
+A checksum of all fields is looked up among those of all messages that wait in the target. A message not
+found there is checked in detail: it may be delivered already, or written differently, or missing.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -34,7 +34,7 @@ from postdate.ports.migrating import MigrationRun
 pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
 
 _LOOKS: Final = 3
-"""A message may be put back between the look at what waits and the look at its records, as one that is retried is."""
+"""Looks at a missing message: a retried one may come back between looking at waiting messages and at its records."""
 
 _MISSING: Final = "missing"
 _MOVED_ON: Final = ""
@@ -46,14 +46,7 @@ Checksums = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was found of one batch.
-
-    Args:
-        run_id: of its run.
-        verified: how many wait in the target as they were.
-        moved_on: how many the target has delivered, ended otherwise, or rescheduled.
-        differences: all others, by id.
-    """
+    """Result of comparing one batch; ``moved_on`` were delivered, ended otherwise, or rescheduled by the target."""
 
     run_id: str
     verified: int
@@ -62,8 +55,8 @@ class Verified:
 
 
 def expected(source: MigrationSource, run: MigrationRun, number: int) -> pa.RecordBatch:
-    """Return a batch as the target was given it."""
-    # Whatever the target takes at most: it was asked for that when the batch was moved.
+    """Return a batch as it was given to the target."""
+    # No limit here: the target's was checked when the batch was moved.
     messages, bad = checked(to_columns(source.read(run, number)), sys.maxsize)
     if bad:
         raise PipelineError(f"batch {number} of run {run.run_id} has changed since it was moved: {bad[0].detail}")
@@ -71,11 +64,7 @@ def expected(source: MigrationSource, run: MigrationRun, number: int) -> pa.Reco
 
 
 def checksums(batch: pa.RecordBatch) -> Checksums:
-    """Return of each message a checksum over its id and all else that is in it: 64 bits, the same everywhere.
-
-    Args:
-        batch: with :data:`postdate.pipeline.rows.MESSAGE_COLUMNS`.
-    """
+    """Return for each message a checksum of its id and all other fields: 64 bits, the same on every machine."""
     times = [batch.column(name).cast(pa.int64()).cast(pa.string()) for name in ("due", "expires_at")]
     headers = pc.utf8_rtrim(batch.column("headers").cast(pa.string()), characters=" \t")  # older versions left blanks
     texts = [batch.column("message_id"), batch.column("destination"), headers, batch.column("body")]
@@ -87,7 +76,7 @@ def checksums(batch: pa.RecordBatch) -> Checksums:
 
 
 def are_among(some: Checksums, sorted_ones: Checksums) -> npt.NDArray[np.bool_]:
-    """Return which of ``some`` are among others, which are in order: as numpy's own, but those are not sorted again."""
+    """Return which of ``some`` are in ``sorted_ones``, like ``numpy.isin``, but without sorting again."""
     if not len(sorted_ones):
         return np.zeros(len(some), np.bool_)
     places = np.searchsorted(sorted_ones, some)
@@ -97,15 +86,7 @@ def are_among(some: Checksums, sorted_ones: Checksums) -> npt.NDArray[np.bool_]:
 def verify_all(
     source: MigrationSource, target: TargetStore, run: MigrationRun, numbers: Sequence[int], since: datetime
 ) -> Iterable[Verified]:
-    """Compare batches with what the target has of them, one after the other, without Spark.
-
-    Args:
-        source: that has the batches still.
-        target: that was given them.
-        run: of the batches.
-        numbers: of the batches.
-        since: due time of the earliest message in them.
-    """
+    """Compare batches with the target, one by one, without Spark; ``since`` is the earliest due time in them."""
     there = [checksums(batch) for part in target.parts(1) for batch in target.part(part, ScanFilter(due_from=since))]
     waiting = np.unique(np.concatenate([np.empty(0, np.int64), *there]))
     for number in numbers:
@@ -115,16 +96,10 @@ def verify_all(
 
 
 def look_closer(target: TargetStore, run_id: str, doubtful: pa.RecordBatch, verified: int) -> Verified:
-    """Say what became of messages that do not wait in the target as they were, or did not when it was looked at.
+    """Check messages that do not wait in the target as they were, or did not when it was looked at.
 
-    A message that waits is compared in every field. Of one that does not wait any more its records tell: what it was
-    when it was stored (due time and destination), and how it ended.
-
-    Args:
-        target: that was given them.
-        run_id: of the run of their batch.
-        doubtful: as they should be.
-        verified: how many others of their batch wait as they were.
+    A waiting message is compared in every field. The records of any other tell its due time and destination when
+    it was stored, and its end. ``verified`` counts the other messages of the batch, which wait as they were.
     """
     left, moved_on, wrong = doubtful, 0, dict[str, str]()
     for _ in range(_LOOKS):
@@ -141,12 +116,7 @@ def look_closer(target: TargetStore, run_id: str, doubtful: pa.RecordBatch, veri
 
 
 def compare(wanted: pa.RecordBatch, found: pa.Table) -> dict[str, str]:
-    """Return the ids of those that are not found as they are wanted, and what differs.
-
-    Args:
-        wanted: with :data:`postdate.pipeline.rows.MESSAGE_COLUMNS`.
-        found: the same, in any order.
-    """
+    """Return the ids of messages that differ from ``wanted``, with the names of the differing fields."""
     places = pc.index_in(wanted.column("message_id"), value_set=found.column("message_id").combine_chunks())
     doubts = dict.fromkeys(_ids(wanted.filter(pc.is_null(places))), _MISSING)
     there, given = wanted.filter(pc.is_valid(places)), found.take(pc.drop_null(places))
@@ -170,13 +140,7 @@ def _differing(name: str, wanted: pa.Array[Any], given: pa.Array[Any]) -> list[i
 
 
 def judge(doubts: Mapping[str, str], messages: Sequence[DelayedMessage], records: Iterable[Recorded]) -> dict[str, str]:
-    """Return of each message in doubt what is wrong with it; nothing, when the target has gone on with it.
-
-    Args:
-        doubts: ids, and what differs; see :func:`compare`.
-        messages: in doubt, as they should be.
-        records: of the target, of all of them.
-    """
+    """Return the difference of each message in ``doubts``; ``_MOVED_ON`` when the target ended or rescheduled it."""
     of_each = defaultdict[str, list[Recorded]](list)
     for record in records:
         of_each[record.message_id].append(record)
@@ -201,7 +165,6 @@ def _judged(message: DelayedMessage, doubt: str, records: Sequence[Recorded]) ->
 
 
 def only(batch: pa.RecordBatch, ids: Iterable[str]) -> pa.RecordBatch:
-    """Return those messages of a batch that have one of the ids."""
     return batch.filter(pc.is_in(batch.column("message_id"), value_set=pa.array(list(ids), pa.string())))
 
 

@@ -32,11 +32,7 @@ _THERE_WHEN_PENDING: Final = frozenset({"destination", "due", "headers", "body",
 
 @dataclass
 class Pushed:
-    """Collects what the store is asked for; every condition narrows it.
-
-    Args:
-        what: is read.
-    """
+    """Collects the conditions for the store; each narrows the rows of ``what``."""
 
     what: str
     _ids: frozenset[str] | None = None
@@ -45,22 +41,21 @@ class Pushed:
     _due_to: datetime | None = None
 
     def take(self, filters: Iterable[Filter]) -> list[Filter]:
-        """Take those that the store fulfils exactly; return the others."""
+        """Take the filters that the store fulfils exactly; return the others."""
         given = list(filters)
         left = [each for each in given if not isinstance(each, IsNotNull) and not self._takes(each)]
-        # That a column has a value follows from a condition on it that was taken.
+        # A condition that was taken implies that its column is not null.
         left += [each for each in given if isinstance(each, IsNotNull) and not self._has_value(each.attribute)]
         return left
 
     @property
     def is_impossible(self) -> bool:
-        """Whether no row can fulfil what was taken."""
+        """Whether no row can fulfil the conditions."""
         empty_range = self._due_from is not None and self._due_to is not None and self._due_from >= self._due_to
         return self._ids == frozenset() or self._destinations == frozenset() or empty_range
 
     @property
     def where(self) -> ScanFilter:
-        """What was taken."""
         return ScanFilter(_listed(self._ids), _listed(self._destinations), self._due_from, self._due_to)
 
     @property

@@ -36,28 +36,20 @@ class PostdateDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name of the format."""
         return FORMAT
 
     def schema(self) -> str:
-        """Return the columns of what is read."""
-        # Whether it becomes a frame or a stream is not known yet; what is followed are records, unless said otherwise.
+        # It is not known yet whether this becomes a frame or a stream, of which only records can be followed.
         return spark_schema(columns_read(SourceOptions(self.options, StoreUse.READING, StoreUse.FOLLOWING)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of a data frame."""
         return reader_for(Reading.of(SourceOptions(self.options, StoreUse.READING), schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the reader of a stream."""
         return RecordStreamReader(Following.of(SourceOptions(self.options, StoreUse.FOLLOWING), schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """Return the writer of a data frame; tables that are missing have been created then.
-
-        Raises:
-            PipelineError: the mode is ``overwrite``, or a column is missing or of a wrong type.
-        """
+        """Create missing tables, and return the writer of a data frame; refuse ``overwrite`` and wrong columns."""
         _refuse(overwrite)
         writing = Writing.of(SourceOptions(self.options, StoreUse.WRITING))
         check_columns(schema, at_once=writing.sweep is not None)
@@ -65,7 +57,6 @@ class PostdateDataSource(DataSource):
         return StoreWriter(writing, SystemClock().now())
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        """Return the writer of a micro-batch; see :meth:`writer`."""
         _refuse(overwrite)
         writing = Writing.of(SourceOptions(self.options, StoreUse.WRITING_A_STREAM))
         check_columns(schema, at_once=writing.sweep is not None)

@@ -1,4 +1,4 @@
-"""Headers as Spark has them, maps, to headers as stores have them, JSON text. Runs on executors."""
+"""Turns headers from Spark's maps into the JSON text of stores. Runs on executors."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # Arrow's stubs make arrays generic in a type that only the running program knows.
@@ -14,15 +14,11 @@ import pyarrow.compute
 pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
 
 _ESCAPED: Final = r"[\x00-\x1f\x22\\]"
-"""A text with none of these is JSON as it stands, between quotes."""
+"""A text with none of these is JSON as it is, between quotes."""
 
 
 def with_headers_as_text(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows with their headers as JSON text; whether a text is one of headers is not looked at here.
-
-    Args:
-        rows: messages; headers, if there is such a column, are a map or a text.
-    """
+    """Return rows with their headers, if they are a map, as JSON text; headers that are text are not checked here."""
     position = rows.schema.get_field_index("headers")
     if position < 0 or not pa.types.is_map(rows.column(position).type):
         return rows
@@ -43,7 +39,7 @@ def _texts(maps: Any) -> pa.Array[Any]:
 
 
 def _needs_care(offsets: Any, keys: pa.Array[Any], values: pa.Array[Any]) -> bool:
-    """Return whether there is a name without a value, a character that JSON escapes, or a name twice in a row."""
+    """Return whether a name has no value, or is twice in a row, or JSON escapes a character."""
     if values.null_count or any(pc.any(pc.match_substring_regex(each, _ESCAPED)).as_py() for each in (keys, values)):
         return True
     names = pa.ListArray.from_arrays(offsets, keys)

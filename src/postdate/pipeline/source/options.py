@@ -1,6 +1,6 @@
-"""The options of the format ``postdate``: what there is, and what each may be.
+"""The options of the format ``postdate``, and their values.
 
-Spark hands all options over as texts, without their case, together with some of its own.
+Spark passes all options as texts with names in lower case, together with some of its own.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ _FILE: Final = "file:"
 
 
 class StoreUse(Enum):
-    """What a store is opened for."""
-
     READING = "spark.read"
     WRITING = "df.write"
     FOLLOWING = "spark.readStream"
@@ -54,13 +52,7 @@ _WRITES: Final = frozenset({StoreUse.WRITING, StoreUse.WRITING_A_STREAM})
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option.
-
-    Args:
-        name: as it is written; case does not matter.
-        uses: where it means something.
-        read: gives its value from its text, or raises :class:`postdate.config.values.Wrong`.
-    """
+    """One option; ``read`` turns its text into its value, or raises :class:`postdate.config.values.Wrong`."""
 
     name: str
     uses: frozenset[StoreUse]
@@ -68,14 +60,14 @@ class Option:
 
 
 def _as(annotation: Any) -> Callable[[str], Any]:
-    """Return how a text is read that is of an annotation's kind, as settings are."""
+    """Return a function that reads texts of this annotation's type, as settings are read."""
     kind = setting("option", Annotated[annotation, Meta(description="an option")])
     assert kind is not None
     return lambda raw: read(kind, FromText(raw))
 
 
 def _of_store(name: str) -> Callable[[str], Any]:
-    """Return how a text is read that is a setting of a store, as the file has it."""
+    """Return a function that reads texts of a store's setting, as in the settings' file."""
 
     def read_it(raw: str) -> Any:
         found = read(definitions("store")[name], FromText(raw))
@@ -120,14 +112,9 @@ _OF_STORE: Final = ("schema", "table", "recording", "synchronous")
 
 
 class SourceOptions:
-    """The options of one data frame, checked; those that were not given have no value.
+    """The options of one data frame, checked; options that were not given have no value.
 
-    Args:
-        given: as Spark hands them over.
-        uses: what they may be for: all that is still possible.
-
-    Raises:
-        PipelineError: an option that does not exist or means nothing here, or a value that cannot be.
+    ``uses`` are those still possible. Raises PipelineError for a wrong value, and options unknown or for other uses.
     """
 
     def __init__(self, given: Mapping[str, str], *uses: StoreUse) -> None:
@@ -138,26 +125,20 @@ class SourceOptions:
                 self._values[option.name] = _read(option, value)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the value of an option, or ``default``."""
         return self._values.get(name, default)
 
     def what(self, *possible: str) -> str:
-        """Return what is read or written: one of ``possible``, the first by default.
-
-        Raises:
-            PipelineError: something else was chosen.
-        """
+        """Return what is read or written: one of ``possible``, the first by default; else PipelineError."""
         chosen = self.get("what", possible[0])
         if chosen not in possible:
             raise PipelineError(f"the option what must be {' or '.join(possible)} here, not {chosen!r}")
         return chosen
 
     def spec(self) -> StoreSpec:
-        """Return which store is meant.
+        """Return the chosen store.
 
-        Raises:
-            PipelineError: none or two are named, or an address holds a password, which does not belong in an option.
-            ConfigurationError: a reference leads nowhere, or the settings in the file are wrong.
+        Raises PipelineError for none or two, or an address with a password, which does not belong in an option;
+        ConfigurationError if a reference leads nowhere, or the settings in the file are wrong.
         """
         address, config = self.get("store"), self.get("config")
         if (address is None) == (config is None):
@@ -180,11 +161,7 @@ class SourceOptions:
         return StoreSpec(**{**values, **chosen})
 
     def existing(self) -> StoreSpec:
-        """Return which store is meant, for reading: opening a file that is missing would leave an empty one behind.
-
-        Raises:
-            PipelineError: there is no such file, or see :meth:`spec`.
-        """
+        """Return the chosen store for reading; PipelineError for a missing file, which opening would create."""
         spec = self.spec()
         path = file_of(resolved(spec.address, os.environ))
         if path is not None and not path.expanduser().exists():
@@ -192,12 +169,7 @@ class SourceOptions:
         return spec
 
     def sweep(self) -> SweepSpec:
-        """Return how messages of the store go to their queues: those of its database, or those of the settings.
-
-        Raises:
-            PipelineError: there are none.
-            ConfigurationError: a reference leads nowhere, or the settings in the file are wrong.
-        """
+        """Return the sweep to the queues of the store's database, or of the settings; PipelineError without queues."""
         store, config = self.spec(), self.get("config")
         if config is not None:
             settings = _settings(config)
@@ -240,7 +212,7 @@ def _read(option: Option, value: str) -> Any:
 
 
 def _checked_address(address: str) -> str:
-    """Return the address; a relative path of a reference is made absolute, for executors run elsewhere."""
+    """Return the address; a reference's relative path is made absolute, because executors run elsewhere."""
     if address.startswith(_FILE):
         return f"{_FILE}{Path(address.removeprefix(_FILE)).expanduser().absolute()}"
     if address.startswith(_ENV):

@@ -1,4 +1,4 @@
-"""Reading a store in shares: planned in a process of Spark's own on the driver, read by executors."""
+"""Reads a store in parts: planned in a process of Spark's own on the driver, read by executors."""
 
 from __future__ import annotations
 
@@ -27,19 +27,14 @@ _PLANS_FILTERS: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 def columns_read(options: SourceOptions) -> pa.Schema:
-    """Return the columns that the options choose.
-
-    Raises:
-        PipelineError: there is no such thing to read, or it has no such column.
-    """
+    """Return the columns that the options choose, or raise PipelineError if there is no such thing or column."""
     return arrow_schema(options.what(PENDING, RECORDS, QUEUED), options.get("columns", ()))
 
 
 def columns_wanted(options: SourceOptions, schema: StructType) -> pa.Schema:
-    """Return the columns of a schema that was given to Spark; the source's own is one of those.
+    """Return the columns of a schema given to Spark, which may be the source's own.
 
-    Raises:
-        PipelineError: it is not made of columns of what is read, each of its own type.
+    Raises PipelineError unless all are columns of this source, each with its own type.
     """
     what = options.what(PENDING, RECORDS, QUEUED)
     wanted = arrow_schema(what, schema.fieldNames())
@@ -55,15 +50,7 @@ def columns_wanted(options: SourceOptions, schema: StructType) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is read, as a value that travels to executors.
-
-    Args:
-        spec: which store.
-        scan: what to read.
-        schema: the columns of it.
-        partitions: tasks, at most.
-        compares_loosely: the store takes a text for equal to one with spaces behind it, as SQL Server does.
-    """
+    """Rows to read, as a value that travels to executors; ``compares_loosely`` ignores spaces behind texts."""
 
     spec: StoreSpec
     scan: Scan
@@ -73,7 +60,6 @@ class Reading:
 
     @classmethod
     def of(cls, options: SourceOptions, schema: StructType) -> Reading:
-        """Return what the options ask for, in the columns of the schema."""
         spec, snapshot = options.existing(), options.get("snapshot")
         columns = columns_wanted(options, schema)
         scan = Scan(options.what(PENDING, RECORDS, QUEUED), tuple(columns.names), snapshot=snapshot)
@@ -82,11 +68,7 @@ class Reading:
 
 
 class Share(InputPartition):
-    """What one task reads; travels to an executor.
-
-    Args:
-        part: ``None``: nothing.
-    """
+    """The part that one task reads, or ``None``; travels to an executor."""
 
     def __init__(self, part: ScanPart | None) -> None:
         super().__init__(part)
@@ -94,10 +76,10 @@ class Share(InputPartition):
 
 
 class StoreReader(DataSourceReader):
-    """Reads a store in shares. Each share is one snapshot; two shares are snapshots of different instants.
+    """Reads a store in parts. Each part is one snapshot; two parts are snapshots of different instants.
 
-    With the option ``snapshot`` all shares are of one instant. Nothing here could hold one open: Spark ends the process
-    that plans before the first task begins.
+    With the option ``snapshot`` all parts are of one instant. This class could not hold a snapshot: Spark ends the
+    process that plans before the first task begins.
     """
 
     def __init__(self, reading: Reading) -> None:
@@ -105,14 +87,14 @@ class StoreReader(DataSourceReader):
         self._pushed = Pushed(reading.scan.what)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Split what is in the store now; Spark makes at least one task, so there is always a share."""
+        """Split the store's present rows; Spark makes at least one task, so there is always a share."""
         if self._pushed.is_impossible:
             return [Share(None)]
         parts = scan_parts(self._reading.spec, self._reading.scan.what, self._reading.partitions)
         return [Share(part) for part in parts] or [Share(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs on executors, once a task: page through one share."""
+        """Runs on executors, once a task: page through one part."""
         assert isinstance(partition, Share)
         reading = self._reading
         if partition.part is not None:
@@ -124,7 +106,7 @@ class FilteringStoreReader(StoreReader):
     """Asks the store only for the rows that Spark wants."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take the filters that the store fulfils; return those that it does not, or not exactly.
+        """Take the filters that the store fulfils; return those that Spark must apply.
 
         Called before :meth:`partitions`.
         """
@@ -135,8 +117,8 @@ class FilteringStoreReader(StoreReader):
 def reader_for(reading: Reading) -> StoreReader:
     """Return a reader that takes filters where Spark offers some.
 
-    A session in which that is off, as it is by default, refuses every reader that could take filters. It plans in
-    another program than a session that offers them, and that is how the two are told apart: the program is the module
+    A session with filters switched off, the default, refuses every reader that could take them. It plans in
+    another program than a session that offers them, and that tells the two apart: the program is the module
     that Python was started with, or that a daemon of Spark's has loaded.
     """
     started_with = sys.modules["__main__"].__spec__

@@ -1,7 +1,6 @@
 """The records of a store as a stream: each once, in micro-batches, none left out. Source: ADR 0011, point 5.
 
-The reader lives as long as the query, in one Python process of Spark's own on the driver; what it reads, copies of it
-read on executors.
+The reader lives as long as the query, in one Python process of Spark's own on the driver; copies read on executors.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from postdate.ports.record_streams import RecordStreamStore
 from postdate.wiring.record_streams import open_record_stream
 
 WRITERS_ARE_AWAITED_SECONDS: Final = 10.0
-"""How long a run over what is available waits for the transactions that were writing when it began."""
+"""How long a run over the available records waits for transactions that were open when it began."""
 
 _LOOKS_EVERY_SECONDS: Final = 0.02
 _FEWEST_NUMBERS_IN_A_SHARE: Final = 1_000
@@ -47,11 +46,7 @@ log = logging.getLogger("postdate.pipeline")
 
 
 def open_stream(spec: StoreSpec) -> RecordStreamStore:
-    """Return the records of a store as they are written; close it.
-
-    Raises:
-        NotSupported: the records of such a store cannot be followed.
-    """
+    """Return the stream of a store's records, to be closed; raise NotSupported if the store has none."""
     return open_record_stream(
         spec.address,
         schema=spec.schema,
@@ -63,7 +58,7 @@ def open_stream(spec: StoreSpec) -> RecordStreamStore:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """What is followed, as a value that travels to executors."""
+    """Records to follow, as a value that travels to executors."""
 
     spec: StoreSpec
     schema: pa.Schema
@@ -73,11 +68,7 @@ class Following:
 
     @classmethod
     def of(cls, options: SourceOptions, schema: StructType) -> Following:
-        """Return what the options ask for, in the columns of the schema.
-
-        Raises:
-            PipelineError: something else than records was to be followed.
-        """
+        """Return the options' choice in the schema's columns; PipelineError for anything but records."""
         if options.get("what") != RECORDS:
             raise PipelineError("only records can be followed as a stream: write .option('what', 'records')")
         return cls(
@@ -98,7 +89,7 @@ class NumberRange(InputPartition):
 
 
 def split(first: int, end: int, most: int) -> list[NumberRange]:
-    """Return ranges of about equal size, at most so many; few numbers are not worth a second task."""
+    """Return at most ``most`` ranges of about equal size; few numbers are not worth a second task."""
     shares = min(most, -(-(end - first) // _FEWEST_NUMBERS_IN_A_SHARE))
     step = max(-(-(end - first) // max(shares, 1)), 1)
     return [NumberRange(at, min(at + step, end)) for at in range(first, end, step)]
@@ -107,8 +98,7 @@ def split(first: int, end: int, most: int) -> list[NumberRange]:
 class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows the records by their numbers.
 
-    An offset is ``{"store": what tells the store from others, "where": for people, "next": number}``: all records with
-    lower numbers have been read.
+    An offset is ``{"store": identity, "where": text for people, "next": number}``: lower numbers have been read.
     """
 
     def __init__(self, following: Following) -> None:
@@ -122,18 +112,16 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._stream
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return where a query without a checkpoint begins."""
         return self._offset(self._opened().next_number() if self._following.from_the_end else 0)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit of the option ``maxRowsPerBatch``."""
         return ReadMaxRows(self._following.rows_per_batch)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Settle where this run ends: before what is written from now on.
+        """Fix where this run ends: before any record written from now on.
 
-        Those who write at this moment are awaited for a while: the run ends below what they may still commit, which may
-        be below what others have committed long since.
+        Open transactions are awaited for a while: the run ends below the records that they may still commit, even if
+        others have committed higher ones long since.
         """
         stream, deadline = self._opened(), monotonic() + WRITERS_ARE_AWAITED_SECONDS
         end = stream.next_number()
@@ -160,11 +148,10 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offset(end)
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """Return the end of all numbers that are in use: what the query has not read yet shows in its progress."""
+        """Return the end of all numbers in use, by which the query's progress shows what it has not read yet."""
         return self._offset(self._opened().next_number())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Split the numbers of a micro-batch among tasks."""
         return split(self._number(start), self._number(end), self._following.partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -176,7 +163,6 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield to_batch(page, schema)
 
     def stop(self) -> None:
-        """Close the connections; called when the query ends."""
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
@@ -188,8 +174,7 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _number(self, offset: Mapping[str, Any]) -> int:
         """Return the number of an offset, which may come from a checkpoint.
 
-        Raises:
-            PipelineError: the checkpoint is of another store, or the store has lost what the query had read.
+        Raises PipelineError for a checkpoint of another store, or if the store lost records that the query had read.
         """
         stream = self._opened()
         if not {"store", "where", "next"} <= offset.keys():

@@ -51,18 +51,13 @@ _WRITTEN: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 _NEEDED: Final = ("message_id", "destination", "due")
 _NOT_WRITTEN: Final = frozenset({"number_of_failures"})
-"""Columns of what is read from a store that mean nothing when it is written to another."""
+"""Columns of messages read from a store that mean nothing when written to another."""
 
 
 def check_columns(schema: StructType, *, at_once: bool = False) -> None:
-    """Refuse what cannot be written, before anything is.
+    """Raise PipelineError for a column that is missing, unknown or of another type, before anything is written.
 
-    Args:
-        schema: of what is to be written.
-        at_once: messages go to their queues at once, so they are due when they are written.
-
-    Raises:
-        PipelineError: a column is missing, unknown or of a type that would have to be guessed at; says what to write.
+    ``at_once``: messages go to their queues at once, so they have no due time.
     """
     names = schema.fieldNames()
     if at_once and "due" in names:
@@ -115,13 +110,7 @@ def _wrong_type(name: str, kind: DataType) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """What is written where, as a value that travels to executors.
-
-    Args:
-        spec: which store.
-        batch: messages in one transaction, at most.
-        sweep: how the messages go on to their queues; ``None``: they wait until they are due.
-    """
+    """Where to write, as a value that travels to executors; with ``sweep``, messages go on to their queues at once."""
 
     spec: StoreSpec
     batch: int
@@ -129,16 +118,12 @@ class Writing:
 
     @classmethod
     def of(cls, options: SourceOptions) -> Writing:
-        """Return what the options ask for.
-
-        Raises:
-            PipelineError: something else than pending messages or queues is to be written, or there are no queues.
-        """
+        """Return the options' choice; PipelineError for anything but pending messages or queues, or without queues."""
         at_once = options.what(PENDING, QUEUED) == QUEUED
         return cls(options.spec(), options.get("batch", DEFAULT_BATCH), options.sweep() if at_once else None)
 
     def set_up(self) -> None:
-        """Create the tables that are missing: an unreachable store is found out before any task begins."""
+        """Create missing tables, so that an unreachable store fails before any task begins."""
         with opened(self.spec, create=True) as store:
             store.setup()
 
@@ -164,14 +149,14 @@ class Writing:
     def _timed(self, part: pa.RecordBatch, now: datetime) -> pa.RecordBatch:
         if self.sweep is None:
             return part
-        # The driver's clock may be ahead of this one, by which the messages are sent on.
+        # The messages are sent on by this machine's clock, which may be behind the driver's.
         due = pa.array([to_microseconds(min(now, SystemClock().now()))] * part.num_rows, pa.int64()).cast(INSTANT)
         return part.append_column("due", due)
 
 
 @dataclass
 class Stored(WriterCommitMessage):
-    """What one task stored; travels to the driver."""
+    """Counts of one task; travels to the driver."""
 
     stored: int
     already_there: int
@@ -180,7 +165,7 @@ class Stored(WriterCommitMessage):
 class StoreWriter(DataSourceArrowWriter):
     """Stores messages, idempotent by id: a task that Spark repeats stores nothing twice.
 
-    Each batch is a transaction of its own. A job that fails leaves the batches that were stored; run it again. A row
+    Each batch is a transaction. A job that fails leaves the stored batches; run it again. A row
     that is no valid message fails the job; to set such rows aside use :func:`postdate.pipeline.schedule.schedule`.
     """
 
@@ -193,7 +178,7 @@ class StoreWriter(DataSourceArrowWriter):
 
 
 class StreamStoreWriter(DataSourceStreamArrowWriter):
-    """Stores the messages of each micro-batch, idempotent by id: one that is repeated stores nothing twice.
+    """Stores the messages of each micro-batch, idempotent by id: a repeated one stores nothing twice.
 
     Spark makes one for each micro-batch, to write it, and another to commit it; so only tasks open the store.
     """
@@ -221,6 +206,6 @@ def _store_part(store: OpenStore, part: pa.RecordBatch, now: datetime, first_row
 
 
 def _as_messages(part: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows with headers as JSON text and the body as bytes, whatever they came as."""
+    """Return rows with headers as JSON text and the body as bytes."""
     rows, position = with_headers_as_text(part), part.schema.get_field_index("body")
     return rows if position < 0 else rows.set_column(position, "body", rows.column(position).cast(pa.binary()))
