@@ -37,9 +37,7 @@ def setup_statements(names: RowLockNames, wanted: Sequence[Step]) -> str:
 def setup(session: Any, names: RowLockNames, wanted: Sequence[Step]) -> None:
     """Apply the missing migrations of ``wanted``; several processes may do it at once.
 
-    Raises:
-        StoreFromNewerVersion: a newer Postdate was here.
-        StoreUnavailable: another process has been at it for half a minute.
+    Raises `StoreFromNewerVersion`, or `StoreUnavailable` when another process has been at it for half a minute.
     """
     lock = {"name": names.lock("setup"), "wait": _WAIT_SECONDS}
     if session.rows("SELECT GET_LOCK(%(name)s, %(wait)s)", lock)[0][0] != 1:

@@ -90,8 +90,7 @@ class GivenUp:
     def end(self, connection: psycopg.Connection[Any]) -> None:
         """End the remembered sessions as far as the server permits; those that live on are tried again.
 
-        Raises:
-            psycopg.Error: only when the connection was lost.
+        Errors of the driver are raised only when the connection was lost.
         """
         deadline = time.monotonic() + _ENDS_WITHIN_SECONDS
         while waiting := list(self._waiting):

@@ -82,12 +82,8 @@ class PostgresPool:
     def connect(self, answers: Answers, *options: str) -> BoundedConnection:
         """Return a connection that belongs to the caller, in autocommit mode.
 
-        Args:
-            answers: its limit on silence.
-            options: more settings of the session, as ``name=value``; they override the address.
-
-        Raises:
-            psycopg.Error: there is none; at once for a closing adapter, if another one has just waited in vain.
+        ``options`` are more settings of the session, as ``name=value``; they override the address. A closing adapter
+        fails at once if another one has just waited in vain.
         """
         if answers.leaving and time.monotonic() - self._in_vain_at < _IN_VAIN_SECONDS:
             raise NoAnswer("has not answered just now")
@@ -120,9 +116,7 @@ class PostgresPool:
     def take(self, answers: Answers, *, brief: bool) -> BoundedConnection:
         """Return a live connection; give it back with :meth:`put`, or close it with :meth:`drop`.
 
-        Args:
-            answers: its limit on silence while it is lent.
-            brief: for one piece of work that waits for nobody; otherwise the connection may be kept.
+        ``answers`` limit its silence while it is lent; ``brief``: for one piece of work that waits for nobody.
         """
         while True:
             connection = self._idle_or_none(brief=brief)

@@ -139,11 +139,7 @@ class Aside:
     body: bytes | None
 
     def mended(self, mending: Mending, now: datetime) -> dict[str, Any]:
-        """Return the repaired message's values for statements.
-
-        Raises:
-            InvalidMessage, InvalidHeaders: it is still unreadable.
-        """
+        """Return the repaired message's values for statements. Raises `InvalidMessage` or `InvalidHeaders`."""
         body = self.body if mending.body is None else mending.body
         headers = present(self.headers if mending.headers is None else encode_headers(mending.headers))
         due = (mending.due or self.due) if self.was_delayed else None
@@ -177,16 +173,10 @@ class SettingAside:
         """Whether this process keeps claims of unreadable rows, until it ends or gets another number."""
 
     def do(self, connection: Connection, statement: bytes, values: dict[str, Any], bad: Sequence[Unreadable]) -> bool:
-        """Move rows, and log that with the reason of the first.
+        """Move rows by ``statement``, and log that with the reason of the first; ``False``: it was refused.
 
-        Args:
-            connection: in a transaction or not.
-            statement: moves them, in a savepoint: a refusal undoes nothing else.
-            values: of the statement.
-            bad: the rows.
-
-        Returns:
-            ``False``: refused; the caller keeps its claims, so that no process meets the rows again.
+        It runs in a savepoint, so a refusal undoes nothing else. The caller then keeps its claims, so that no process
+        meets the rows again.
         """
         try:
             with connection.transaction():
@@ -292,8 +282,7 @@ class PostgresQuarantine(Quarantine):
 def number_for(connection: Connection, statements: QuarantineStatements, mended: dict[str, Any]) -> int:
     """Return the number under which a repaired message waits again: its former one, if its last record is the failure.
 
-    Raises:
-        DuplicateMessage: it has a later record.
+    Raises `DuplicateMessage` if it has a later record.
     """
     known = connection.execute(statements.number_of, mended).fetchone()
     if known is None:

@@ -44,10 +44,7 @@ class Unreadable:
 def read(cursor: psycopg.Cursor[Row], number_at: int, decode: Callable[[Row], T]) -> tuple[list[T], list[Unreadable]]:
     """Return the rows of an executed statement, decoded and in order, and the unreadable ones.
 
-    Args:
-        cursor: that has executed the statement.
-        number_at: position of the column with the row's number.
-        decode: raises :class:`MessageError` for an unreadable row.
+    ``number_at`` is the position of the row's number; ``decode`` raises :class:`MessageError` for an unreadable row.
     """
     good, bad = list[T](), list[Unreadable]()
     try:

@@ -77,9 +77,7 @@ def check_unpooled(connection: psycopg.Connection[Any]) -> None:
     """Refuse a connection through a pooler, known by a process id that differs from the server's; one round trip.
 
     In its session mode, too: there sessions begin without our settings, and silent ones cannot be ended by number.
-
-    Raises:
-        psycopg.OperationalError: the connection is closed.
+    Raises `psycopg.OperationalError`, with the connection closed.
     """
     with ExitStack() as failing:
         failing.callback(connection.close)

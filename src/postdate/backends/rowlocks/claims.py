@@ -41,8 +41,7 @@ class LeasingTables(Protocol):
     def lease(self, session: Any, numbers: Sequence[int], holder: int) -> None:
         """Let ``holder`` keep messages locked by this transaction beyond its end.
 
-        Raises:
-            StoreUnavailable: the holder was buried; it cannot be while this transaction lasts.
+        Raises `StoreUnavailable` if the holder was buried, which it cannot be while this transaction lasts.
         """
         ...
 

@@ -147,12 +147,8 @@ S = TypeVar("S", bound=ServerSession)
 class DatabaseServer(ABC, Generic[S]):
     """The address of a server, which connects to it.
 
-    Args:
-        url: of a database there.
-        answers_within: a connection is given up after so long a silence of the server; ``None``: 30 s.
-
-    Raises:
-        ConfigurationError: the address is unreadable, or the time not above 0.
+    ``answers_within``: a connection is given up after so long a silence of the server; ``None``: 30 s. Raises
+    `ConfigurationError` if that is not above 0, or ``url`` unreadable.
     """
 
     product: ClassVar[str]
@@ -180,11 +176,9 @@ class DatabaseServer(ABC, Generic[S]):
 
     @abstractmethod
     def connect(self) -> S:
-        """Return a new connection.
+        """Return a new connection. Raises `StoreUnavailable`.
 
-        Raises:
-            ConfigurationError: the server is another product, too old, or not to be trusted.
-            StoreUnavailable: it does not answer.
+        A server that is another product, too old, or not to be trusted raises `ConfigurationError`.
         """
 
     @abstractmethod

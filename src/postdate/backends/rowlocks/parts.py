@@ -144,11 +144,7 @@ def filter_values(where: ScanFilter) -> dict[str, Any]:
 
 
 def from_row(row: MessageRow) -> DelayedMessage:
-    """Return the message of a row, which is not checked against limits again.
-
-    Raises:
-        InvalidMessage, InvalidHeaders: it is unreadable; the error says why.
-    """
+    """Return the message of a row, not checked against limits again. Raises `InvalidMessage` or `InvalidHeaders`."""
     return DelayedMessage.restored(
         row.message_id,
         _instant(row.due, "the due time"),

@@ -177,8 +177,7 @@ class SqlOutbox(OutboxStore, ABC, Generic[C]):
     async def commit(self, connection: C, row: Values, work: Sequence[Work]) -> bool:
         """Run :meth:`write` in a handler's transaction and commit; ``False``: it was rolled back.
 
-        Raises:
-            StoreError: nothing was committed. The transaction is still open, or a handler has ended it.
+        Raises `StoreError` if nothing was committed: the transaction is still open, or a handler has ended it.
         """
 
     @abstractmethod

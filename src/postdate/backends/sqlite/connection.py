@@ -87,13 +87,8 @@ def patiently(
     SQLite's own waiting backs off to 100 ms and so starves processes beside a busy writer
     (facts: 13 instead of 187,000 messages/s); short even waits give every process its turn.
 
-    Args:
-        connection: to the file.
-        statement: SQL.
-        patience: seconds to wait at most; called before each try, because it falls when the file is being closed.
-
-    Raises:
-        StoreUnreachable: the lock was not free in that time: an outage, for no message is to blame.
+    ``patience`` returns the seconds to wait; it is called at each try, as they fall when the file is being closed. Then
+    `StoreUnreachable`: an outage, for no message is to blame.
     """
     started = time.monotonic()
     while True:

@@ -36,7 +36,6 @@ _ABOUT_WHAT_WAS_ASKED = frozenset(
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Return whether another connection holds the lock."""
     return _code(error) in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 

@@ -105,14 +105,8 @@ class SqliteFile:
     ) -> SqliteFile:
         """Return the handle of this process for ``path``; nothing is read or written before the first use.
 
-        Args:
-            path: of the file.
-            synchronous: see :class:`postdate.SqliteStore`.
-            recording: of the store and the queues of this process.
-            create: create the file and its tables when they are missing.
-            rules: of the queues, given by a transport; ``None`` (a store): those of the transport on this file.
-            holds_at_most: a process without a sign of life for this long loses its claims; ``None``: the value of the
-                first opener that gave one, or :data:`~postdate.backends.sqlite.liveness.HELD_AT_MOST`.
+        Args as :class:`postdate.SqliteStore` has them, but ``rules`` are given by transports only. Without ``rules`` or
+        ``holds_at_most`` those of an earlier opener are valid, else defaults.
 
         Raises:
             ConfigurationError: it is open already with other settings, or a setting is invalid.
@@ -224,9 +218,6 @@ class SqliteFile:
         """Run ``work`` in a write transaction and return its result after the commit.
 
         Works that arrive while a transaction runs share the next one; a work that raises is rolled back alone.
-
-        Raises:
-            StoreError: the transaction failed; nothing of it was kept.
         """
         return await group_of(self, _JOBS_IN_ONE_COMMIT).run(self._commit_together, work)
 

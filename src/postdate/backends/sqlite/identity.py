@@ -69,8 +69,7 @@ def refuse_leftover(path: Path) -> None:
 def alone(path: Path) -> Generator[None]:
     """Hold the lock under which a file is opened: a former file's log is moved away first, the log is noted afterwards.
 
-    Raises:
-        StoreUnreachable: another process has had the lock for too long.
+    Raises `StoreUnreachable` when another process has had the lock for too long.
     """
     folder = presence_folder(path)
     lock = FileLock(folder / _LOCK, thread_local=False, is_singleton=False)

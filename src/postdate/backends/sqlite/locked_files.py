@@ -33,9 +33,6 @@ def try_to_hold(folder: Path, name: str) -> LockedFile | None:
 
     The lock is not exclusive while its file is being removed: a process may lock the old file and another one its
     successor. So check afterwards whether the work is still to be done: what was done before the unlocking is visible.
-
-    Raises:
-        StoreNotWritable: no file can be made or locked there.
     """
     path = folder / f"held-{hashlib.md5(name.encode(), usedforsecurity=False).hexdigest()}.lock"
     lock = FileLock(path, thread_local=False, is_singleton=False)

@@ -89,7 +89,6 @@ def nearest_instant(value: object) -> datetime | None:
 
 
 def content_of(headers: object, body: object) -> tuple[Mapping[str, str], bytes]:
-    """Return headers and body."""
     if not isinstance(headers, bytes | str):
         shown = f"the headers are no text: {_short(headers)}"
         raise InvalidHeaders("the headers are gone" if headers is None else shown)

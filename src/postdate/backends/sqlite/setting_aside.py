@@ -74,11 +74,7 @@ _TAKEN: Final = "SELECT message_id, due, destination FROM quarantine WHERE numbe
 def set_aside(tx: Transaction, shelf: QuarantineTable, bad: Mapping[int, str], at: int | None = None) -> None:
     """Move rows to the quarantine and record that.
 
-    Args:
-        tx: that writes.
-        shelf: their table.
-        bad: why each is unreadable, by its number.
-        at: microseconds since 1970 UTC; ``None``: by the clock of the machine.
+    ``bad``: why each is unreadable, by its number; ``at``: microseconds since 1970 UTC, by default now.
     """
     when = tx.rules.now() if at is None else at
     for seq, reason in bad.items():

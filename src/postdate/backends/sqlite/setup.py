@@ -56,7 +56,6 @@ def steps(part: str) -> tuple[Step, ...]:
 
 
 def newest_version() -> int:
-    """Return the version of the tables of store and queues that this Postdate makes."""
     return migrations("postdate.backends.sqlite")[-1].version
 
 
@@ -69,7 +68,6 @@ def mark_done(step: Step) -> str:
 
 
 def setup_script(part: str) -> str:
-    """Return the SQL that makes a part of a file, for an administrator."""
     parts = [f"{_MARKING};"]
     for step in steps(part):
         sql = "".join(step.statements).strip()

@@ -29,9 +29,8 @@ def queue_topic(queue: str) -> str:
 class QueueRules:
     """How the queues of a file treat expired messages.
 
-    Args:
-        clock: of the machine, by which messages expire in queues.
-        expiry: the rules of MSMQ; ``None``: every message has its own time, and expired ones are deleted.
+    ``clock`` is the machine's; ``expiry`` the rules of MSMQ, or ``None``: every message has its own time, and expired
+    ones are deleted.
     """
 
     clock: Clock = _THE_MACHINE

@@ -35,11 +35,7 @@ class Encryption:
 
 
 def encryption_of(options: Mapping[str, str]) -> Encryption:
-    """Return the encryption of an address' options; names in lower case.
-
-    Raises:
-        ConfigurationError: an option is invalid or useless beside others, or the certificates are unreadable.
-    """
+    """Return the encryption of an address' options; names in lower case. Raises `ConfigurationError`."""
     wanted = options.get("encrypt", "yes").lower()
     is_trusting = _is_yes("trustservercertificate", options.get("trustservercertificate", "no"))
     if wanted != _STRICT and not _is_yes("encrypt", wanted, f"yes, no or {_STRICT}"):

@@ -58,9 +58,7 @@ def _guarded(names: RowLockNames, step: Step, statement: str) -> str:
 def setup(session: Any, names: RowLockNames, wanted: Sequence[Step]) -> None:
     """Apply the missing migrations of ``wanted``; several processes may do it at once.
 
-    Raises:
-        StoreFromNewerVersion: a newer Postdate was here.
-        StoreUnavailable: another process has been at it for half a minute.
+    Raises `StoreFromNewerVersion`, or `StoreUnavailable` when another process has been at it for half a minute.
     """
     session.begin()
     try:
@@ -77,8 +75,7 @@ def setup(session: Any, names: RowLockNames, wanted: Sequence[Step]) -> None:
 def wait_for_our_turn(session: Any, lock: str) -> None:
     """Take the lock of all set-ups until the end of the transaction.
 
-    Raises:
-        StoreUnavailable: another process has had it for half a minute.
+    Raises `StoreUnavailable` when another process has had it for half a minute.
     """
     ((granted,),) = session.rows(TAKE_TURN, {"name": lock, "wait": _WAIT_MILLISECONDS})
     if granted < 0:
