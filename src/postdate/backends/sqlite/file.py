@@ -77,8 +77,8 @@ _HOLDERS = """
 _HOLDS = """
     SELECT EXISTS (SELECT 1 FROM delayed_message WHERE claimant = :claimant)
         OR EXISTS (SELECT 1 FROM queue_message WHERE claimant = :claimant)"""
-# At most this counts as silence of others between two looks, as this process may have been frozen itself.
 _PATIENCE_AT_THE_END_SECONDS = 1.0
+# At most this counts as silence of others between two looks, as this process may have been frozen itself.
 _LONGEST_BETWEEN_LOOKS_SECONDS = 2 * _HOUSEKEEPING_SECONDS
 
 T = TypeVar("T")
