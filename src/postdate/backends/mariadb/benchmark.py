@@ -1,4 +1,4 @@
-"""Room for ``postdate bench``: a database of the run, and bare rows into a table of it."""
+"""The target of ``postdate bench``: a database of the run, and bare rows into a table of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROWS_A_STATEMENT: Final = 1_000
 
 
 class MariaDbTarget(BenchmarkTarget):
-    """A database that is made for the run and dropped after it; that of the address is not used."""
+    """A database made for the run and dropped after it; that of the address is not used."""
 
     def __init__(self, address: str, run: BenchmarkRun) -> None:
         super().__init__(address, run)
@@ -33,7 +33,6 @@ class MariaDbTarget(BenchmarkTarget):
 
     @override
     def address_of(self, scheme: str) -> str:
-        """Return the address with the database of the run."""
         return urlsplit(self.address)._replace(scheme=scheme, path=f"/{self.database}").geturl()
 
     def __enter__(self) -> Self:
@@ -51,7 +50,6 @@ class MariaDbTarget(BenchmarkTarget):
     @contextmanager
     @override
     def inserter(self) -> Generator[Inserter]:
-        """Insert many rows with one statement."""
         self.session.change(_TABLE.format(database=self.database))
         yield self._prepared
         self.session.change(f"DROP TABLE {self.database}.bare_pending")

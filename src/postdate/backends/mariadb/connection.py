@@ -1,4 +1,4 @@
-"""A connection to MariaDB as we want it, and the address it goes to. Source: ADR 0008."""
+"""A connection to MariaDB with our settings, and its address. Source: ADR 0008."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MARK: Final = "postdate_handler"
 _TLS: Final = frozenset({"ssl", "ssl_ca", "ssl_cert", "ssl_key"})
 
 # in_predicate_conversion_threshold: a list of more than 999 numbers would become a table of its own, read from its
-# beginning to its end. lock_wait_timeout: of locks on tables; more often than not somebody has one for good.
+# beginning to its end. lock_wait_timeout: of locks on tables, which are mostly held for long.
 _SETTINGS: Final = (
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', innodb_lock_wait_timeout = 3, "
     "lock_wait_timeout = 10, wait_timeout = 28800, idle_transaction_timeout = %(idle)s, "
@@ -42,17 +42,17 @@ _SETTINGS: Final = (
 
 
 class MariaDbServer(DatabaseServer["MariaDbSession"]):
-    """Where a server is.
+    """The address of a server, which connects to it.
 
     Args:
         url: ``mariadb://user:password@host:port/database``; encrypted, and the server's certificate
             checked, with ``?ssl=true`` or ``?ssl_ca=/path``, besides which may stand ``ssl_cert`` and ``ssl_key``.
-        holds_at_most: the server ends a transaction of ours in which nothing is said for so long, and the connection by
-            which a process shows that it lives; whole seconds. ``None``: it does not.
+        holds_at_most: the server ends a silent transaction after so long, and the silent connection by which a process
+            shows that it lives; whole seconds. ``None``: it does not.
         answers_within: see :class:`postdate.backends.rowlocks.connection.DatabaseServer`.
 
     Raises:
-        ConfigurationError: the address cannot be read; the text never has the password.
+        ConfigurationError: the address is unreadable; the text never has the password.
     """
 
     product, schemes, port = "MariaDB", ("mariadb", "mysql"), 3306
@@ -68,7 +68,7 @@ class MariaDbServer(DatabaseServer["MariaDbSession"]):
 
     @override
     def connect(self) -> MariaDbSession:
-        """Return a new connection, which may log in for longer than it may take to answer."""
+        """The login may take longer than an answer."""
         session = self._opened(CLIENT.FOUND_ROWS)  # an UPDATE counts what it found
         try:
             session.set_up()
@@ -124,39 +124,36 @@ def _tls(settings: Mapping[str, str]) -> ssl.SSLContext | None:
 
 
 class _Connection(pymysql.Connection[Any] if TYPE_CHECKING else pymysql.Connection):
-    """The driver's connection, whose limits of time can be changed, and which can be ended from another thread."""
+    """The driver's connection, with adjustable time limits; another thread may end it."""
 
     _sock: socket.socket | None
     largest_packet = 2**30
 
     @property
     def seconds(self) -> float:
-        """How long the server may take to answer."""
         return math.inf if self._read_timeout is None else self._read_timeout
 
     def limit(self, seconds: float) -> None:
-        """Wait no longer for an answer from now on."""
         self._read_timeout = self._write_timeout = None if seconds == math.inf else seconds
 
     def query(self, sql: str | bytes, unbuffered: bool = False) -> int:
-        """Run a statement; refuse one that the server would answer by hanging up."""
+        """Refuse a statement larger than the server's packet, which it would answer by hanging up."""
         text = sql.encode(self.encoding, "surrogateescape") if isinstance(sql, str) else sql
         if len(text) >= self.largest_packet:
             raise pymysql.err.OperationalError(ER.NET_PACKET_TOO_LARGE, f"a statement of {len(text):,} bytes")
         return super().query(text, unbuffered)  # pyright: ignore[reportUnknownMemberType] - it says nothing of its types
 
     def abort(self) -> None:
-        """End the connection; who waits for an answer hears that there is none."""
         if self._sock is not None:
             with suppress(OSError):
                 socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # of TLS, too: nothing is to be said any more
 
 
 def literal(value: str | bytes) -> bytes:
-    """Return a text or bytes as SQL for many rows: the driver's own way takes five times as long.
+    """Return a text or bytes as SQL, for many rows: the driver's own way takes five times as long.
 
     Our sessions read backslashes as escapes (``sql_mode``), and in UTF-8 no byte of a longer character is a quote or a
-    backslash: so these two are all there is to escape.
+    backslash, so only these two need escaping.
     """
     text = value.encode() if isinstance(value, str) else value
     escaped = text.replace(b"\\", b"\\\\").replace(b"'", b"\\'")
@@ -166,10 +163,8 @@ def literal(value: str | bytes) -> bytes:
 class MariaDbSession(ServerSession):
     """One connection; see :class:`postdate.backends.rowlocks.connection.ServerSession`.
 
-    Args:
-        connection: of the driver.
-        where: the address without secrets.
-        silence_seconds: see ``holds_at_most`` of :class:`MariaDbServer`; 0: no limit.
+    Values in statements: a percent sign is doubled if there are any. ``silence_seconds``: see ``holds_at_most`` of
+    :class:`MariaDbServer`; 0: no limit.
     """
 
     def __init__(self, connection: _Connection, where: str, silence_seconds: int = 0) -> None:
@@ -178,7 +173,6 @@ class MariaDbSession(ServerSession):
         self.largest_packet = 0
 
     def check(self) -> None:
-        """Refuse a server that cannot be used."""
         ((version, packet),) = self.rows("SELECT VERSION(), @@max_allowed_packet")
         self.version, self.largest_packet, self._connection.largest_packet = version, packet, packet
         found = re.match(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.\d+-mariadb", version.lower())
@@ -189,7 +183,6 @@ class MariaDbSession(ServerSession):
             )
 
     def set_up(self) -> None:
-        """Set what our own statements need."""
         self.change("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         self.change(_SETTINGS, {"idle": self._silence_seconds})
 
@@ -200,7 +193,7 @@ class MariaDbSession(ServerSession):
 
     @override
     def begin_marked(self) -> object:
-        """Begin a transaction with a savepoint, which ends with it, also where the server rolls it back by itself."""
+        """The mark is a savepoint, which also ends when the server itself rolls the transaction back."""
         self.begin()
         self.change(f"SAVEPOINT {_MARK}")
         return _MARK
@@ -216,79 +209,66 @@ class MariaDbSession(ServerSession):
         return True
 
     def show_life(self) -> None:
-        """Have the server end this connection, and all that it holds, when we fall silent."""
+        """Let the server end this connection, and its locks, when we fall silent."""
         if self._silence_seconds:
             self.change("SET SESSION wait_timeout = %(silence)s", {"silence": self._silence_seconds})
 
     @property
     @override
     def seconds(self) -> float:
-        """How long the server may take to answer."""
         return self._connection.seconds
 
     @override
     def limit(self, seconds: float) -> None:
-        """Wait no longer for an answer from now on."""
         self._connection.limit(seconds)
 
     def _speaking(self) -> AbstractContextManager[None]:
         return translated(self._where, self._connection.seconds)
 
     def rows(self, sql: str, values: Mapping[str, Any] | None = None) -> Sequence[tuple[Any, ...]]:
-        """Run a statement in which percent signs are doubled, and return its rows."""
         with self._speaking(), self._connection.cursor() as cursor:
             cursor.execute(sql, values or {})
             return cursor.fetchall()
 
     def change(self, sql: str, values: Mapping[str, Any] | None = None) -> int:
-        """Run a statement, percent signs doubled if it has ``values``, and return how many rows it found."""
         with self._speaking(), self._connection.cursor() as cursor:
             return cursor.execute(sql, values)
 
     def change_bytes(self, sql: bytes) -> int:
-        """Run a statement that is complete and return how many rows it found."""
         with self._speaking(), self._connection.cursor() as cursor:
             return cursor.execute(sql, None)
 
     def rows_of_bytes(self, sql: bytes) -> Sequence[tuple[Any, ...]]:
-        """Run a statement that is complete and return its rows."""
         with self._speaking(), self._connection.cursor() as cursor:
             cursor.execute(sql, None)
             return cursor.fetchall()
 
     def pages(self, sql: str, values: Mapping[str, Any], page: int) -> Iterable[list[tuple[Any, ...]]]:
-        """Yield the rows of a statement as the server sends them; nothing else may run meanwhile."""
         with self.patient(), self._speaking(), self._connection.cursor(SSCursor) as cursor:
             cursor.execute(sql, dict(values))
             while rows := cursor.fetchmany(page):
                 yield list(rows)
 
     def begin(self) -> None:
-        """Begin a transaction."""
         with self._speaking():
             self._connection.begin()
 
     def commit(self) -> None:
-        """Commit it."""
         with self._speaking():
             self._connection.commit()
 
     def rollback(self) -> None:
-        """Roll it back."""
         with self._speaking():
             self._connection.rollback()
 
     def close(self) -> None:
-        """Close the connection. Never raises."""
         with suppress(pymysql.Error, OSError):
             self._connection.close()
 
     def abort(self) -> None:
-        """End the connection from another thread: whoever waits for an answer hears that none comes. Never raises."""
         self._connection.abort()
 
     @override
     def ping(self) -> None:
-        """Ask the server for any answer."""
         with self._speaking():
             self._connection.ping(reconnect=False)

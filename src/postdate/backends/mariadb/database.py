@@ -1,4 +1,4 @@
-"""MariaDB as applications name it: one object for all that Postdate keeps in a database there."""
+"""MariaDB as one object, from which an endpoint's adapters on a database are made."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from postdate.backends.mariadb.timeouts import MariaDbTimeouts
 
 
 class MariaDb(MariaDbSchema):
-    """A database of MariaDB 10.6 or newer: one pool of connections for what is kept there.
+    """A database of MariaDB 10.6 or newer: one pool of connections for all adapters on it.
 
-    A store or timeouts with settings of their own are made from it, too: ``MariaDbStore(database, recording=…)``.
+    Adapters with settings of their own are made from it, too: ``MariaDbStore(database, recording=…)``.
 
     Args:
         url: ``mariadb://user:password@host:port/database``; for TLS, ``?ssl=true`` (see
             :class:`postdate.backends.mariadb.connection.MariaDbServer`).
-        schema: the database that the tables are in; ``None``: that of ``url``.
-        holds_at_most: a process that shows no life for so long (frozen, swapped out, cut off) loses what it holds: the
+        schema: the database of the tables; ``None``: that of ``url``.
+        holds_at_most: a process that shows no life for so long (frozen, swapped out, cut off) loses its claims: the
             server ends its connections. Whole seconds, 1 at least; ``None``: 60 s.
-        answers_within: after so long a silence of the server a connection is given up; above 0. ``None``: 30 s.
+        answers_within: a connection is given up after so long a silence of the server; above 0. ``None``: 30 s.
 
     Raises:
-        ConfigurationError: the address, the schema or a time cannot be.
+        ConfigurationError: the address, the schema or a time is invalid.
     """
 
     @cached_property

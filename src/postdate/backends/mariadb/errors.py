@@ -26,7 +26,7 @@ from postdate.errors import (
 
 
 class LockedTooLong(Conflict):
-    """Somebody had a row locked for longer than we wait."""
+    """Another transaction held a row lock for longer than we wait."""
 
 
 _MEANINGS: Final[Meanings] = {
@@ -48,11 +48,10 @@ _MEANINGS: Final[Meanings] = {
     # It ended our statement, or gave up by itself. Classes: connection, a general error, login, transaction, ended.
     StoreTroubled: frozenset({"08", "HY", "28", "40", "70"}),
 }
-"""What the server says of itself. The other classes are about what was asked for, or a trigger of somebody else."""
+"""Errors about the server. Other classes are about the statement, or come from a trigger."""
 
 
 def translate(error: pymysql.Error, where: str) -> PostdateError:
-    """Return what went wrong with the database ``where`` (without its password) and what to do about it."""
     number, said = _number_and_text(error)
     # Some general errors are about the data, such as a text that its column cannot have: the driver knows which.
     is_of_data = isinstance(error, pymysql.DataError | pymysql.IntegrityError | pymysql.NotSupportedError)
@@ -75,7 +74,7 @@ def _number_and_text(error: pymysql.Error) -> tuple[int, str]:
 
 @contextmanager
 def translated(where: str, seconds: float | None = None) -> Generator[None]:
-    """Raise errors of MariaDB and of its connection as errors of Postdate; it has ``seconds`` to answer."""
+    """Raise errors of MariaDB, and of its connection, as errors of Postdate; ``seconds``: the limit on its answer."""
     try:
         yield
     except pymysql.Error as error:

@@ -11,12 +11,11 @@ LONGEST_NAME: Final = 64
 
 
 def quoted(name: str) -> str:
-    """Return a name as SQL, whatever is in it."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def literal(text: str) -> str:
-    """Return a text as SQL, whatever the server thinks of backslashes."""
+    """Return a text literal that is safe whatever the server makes of backslashes."""
     return f"CONVERT(X'{text.encode().hex()}' USING utf8mb4)" if "\\" in text else "'" + text.replace("'", "''") + "'"
 
 
@@ -24,8 +23,8 @@ def check_name(name: str, what: str) -> str:
     """Return ``name`` if MariaDB can have it.
 
     Raises:
-        ConfigurationError: blank, over 64 characters, with a NUL, a space at its end, or a character that MariaDB
-            keeps out of names (emoji and the like), or a table that would be mistaken for one of Postdate's own.
+        ConfigurationError: blank, over 64 characters, with a NUL, a space at its end, or a character outside the basic
+            plane (emoji and the like), or it could be mistaken for one of Postdate's own tables.
     """
     if not name.strip() or "\0" in name or name.endswith(" "):
         raise ConfigurationError(f"{what} must not be blank, end in a space or have NUL characters: {name!r}")
@@ -41,6 +40,6 @@ def check_name(name: str, what: str) -> str:
 
 
 class MariaDbNames(RowLockNames):
-    """The names of one store; its schema is a database, and locks have names for the whole server."""
+    """The names of one store; its schema is a database, and names of locks are server-wide."""
 
     spelling = Spelling("postdate.backends.mariadb", quoted, literal, check_name)

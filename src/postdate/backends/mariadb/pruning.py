@@ -1,4 +1,4 @@
-"""Taking records out of MariaDB, and putting them back. Source: ADR 0011."""
+"""Removing records from MariaDB, and restoring them. Source: ADR 0011."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ _ROWS_AT_ONCE: Final = 2_000
 """Numbers or rows in one statement, at most: well below what servers take in a packet."""
 
 _STATEMENT_BYTES: Final = 1024 * 1024
-"""How long one statement gets, unless a single row is longer."""
+"""The longest statement, unless a single row is longer."""
 
 
 def tables_of_stores(pool: Pool, names: RowLockNames) -> Sequence[str]:
-    """See :meth:`postdate.ports.archives.ArchivableStore.tables_of_stores`."""
     query = f"SELECT name FROM {names.of('store')} ORDER BY name"
     return [name for (name,) in pool.run_blocking(lambda session: session.rows(query))]
 
 
 def mark_archived(pool: Pool, names: RowLockNames, numbers: Sequence[int]) -> int:
-    """See :meth:`postdate.ports.archives.ArchivableStore.mark_archived`."""
     statement = (
         f"UPDATE {names.of('record')} SET detail = '{ARCHIVED}' "
         f"WHERE number IN %(numbers)s AND once = 1 AND NOT detail <=> '{ARCHIVED}'"
@@ -34,13 +32,13 @@ def mark_archived(pool: Pool, names: RowLockNames, numbers: Sequence[int]) -> in
 
 
 def prune(pool: Pool, names: RowLockNames, numbers: Sequence[int]) -> int:
-    """See :meth:`postdate.ports.archives.ArchivableStore.prune`; the server remembers which numbers it gave."""
+    """The server remembers the numbers it gave, so none is given again."""
     statement = f"DELETE FROM {names.of('record')} WHERE number IN %(numbers)s"
     return pool.transaction_blocking(lambda session: _change(session, statement, numbers))
 
 
 def _change(session: MariaDbSession, statement: str, numbers: Sequence[int]) -> int:
-    """Run a statement on numbers, in their order: so that two who change the same wait and do not deadlock."""
+    """Run a statement on numbers in ascending order, so that two processes wait for each other and do not deadlock."""
     wanted = sorted(numbers)
     return sum(
         session.change(statement, {"numbers": wanted[start : start + _ROWS_AT_ONCE]})
@@ -49,7 +47,6 @@ def _change(session: MariaDbSession, statement: str, numbers: Sequence[int]) -> 
 
 
 def restore(pool: Pool, names: RowLockNames, records: Sequence[StoredRecord]) -> int:
-    """See :meth:`postdate.ports.archives.ArchivableStore.restore`."""
     scheduled = [record for record in records if record.kind == RecordKind.SCHEDULED]
     others = [record for record in records if record.kind != RecordKind.SCHEDULED]
 
@@ -71,9 +68,9 @@ def restore(pool: Pool, names: RowLockNames, records: Sequence[StoredRecord]) ->
 
 
 def _lift_counter(session: MariaDbSession, names: RowLockNames, store: int, newest: StoredRecord) -> None:
-    """Have new numbers begin above this one: the server counts on from the highest it has seen, also if it goes again.
+    """Let new numbers begin above this record's: the server counts on from the highest ever inserted.
 
-    It does so without waiting for others, and never counts back.
+    It never counts back, and this waits for no lock.
     """
     row = _row(newest._replace(kind=RecordKind.DELIVERED), store)
     if session.change_bytes(_insert(names, "INSERT IGNORE") + row):
@@ -108,7 +105,6 @@ def _text(text: str | None) -> bytes:
 
 
 def _in_pieces(rows: Iterable[bytes]) -> Iterable[list[bytes]]:
-    """Yield rows that fit into one statement each."""
     piece, size = list[bytes](), 0
     for row in rows:
         if piece and (size + len(row) > _STATEMENT_BYTES or len(piece) == _ROWS_AT_ONCE):

@@ -1,4 +1,4 @@
-"""A database of a MariaDB server, which is what a schema is there, with the sagas and the outbox in it."""
+"""A database of a MariaDB server, which takes the place of a schema, with the sagas and the outbox in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Creating the tables in MariaDB, which commits after each statement of a migration. Source: ADR 0008."""
+"""Migrations in MariaDB, which commits after each statement. Source: ADR 0008."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ _INSERT: Final = "INSERT IGNORE"
 
 
 def foundation(names: RowLockNames) -> tuple[str, ...]:
-    """Return the statements that come before every migration."""
     marks = (
         f"CREATE TABLE IF NOT EXISTS {names.plain('postdate_migration')} (\n"
         f"    subject VARCHAR(64) NOT NULL, version INTEGER NOT NULL, name VARCHAR(100) NOT NULL,\n"
@@ -27,7 +26,6 @@ def foundation(names: RowLockNames) -> tuple[str, ...]:
 
 
 def setup_statements(names: RowLockNames, wanted: Sequence[Step]) -> str:
-    """Return the SQL that does what is missing of ``wanted``; harmless when it is run again."""
     statements = [
         *foundation(names),
         *(sql for step in wanted for sql in (*step.statements, mark_done(names, step, _INSERT))),
@@ -37,11 +35,9 @@ def setup_statements(names: RowLockNames, wanted: Sequence[Step]) -> str:
 
 
 def setup(session: Any, names: RowLockNames, wanted: Sequence[Step]) -> None:
-    """Do what is missing of ``wanted``; several processes may do it at once.
+    """Apply the missing migrations of ``wanted``; several processes may do it at once.
 
-    Raises:
-        StoreFromNewerVersion: a newer Postdate was here.
-        StoreUnavailable: another process has been at it for half a minute.
+    Raises `StoreFromNewerVersion`, or `StoreUnavailable` when another process has been at it for half a minute.
     """
     lock = {"name": names.lock("setup"), "wait": _WAIT_SECONDS}
     if session.rows("SELECT GET_LOCK(%(name)s, %(wait)s)", lock)[0][0] != 1:

@@ -1,7 +1,7 @@
 """The SQL of a store in MariaDB. Source: ADR 0008.
 
-FORCE INDEX: a small table would be read from its beginning to its end, through rows that others have locked; and
-statistics made while it was small must not turn a claim into a scan of millions of rows later.
+FORCE INDEX: a small table would be read whole, through rows that others have locked; and statistics made while it was
+small must not turn a claim into a scan of millions of rows later.
 """
 
 from __future__ import annotations
@@ -16,11 +16,7 @@ from postdate.backends.rowlocks.statements import RowLockStatements, ServerSqlDi
 
 
 class MariaDbStatements(RowLockStatements):
-    """Every statement of one store; parameters are those of PyMySQL, lists included.
-
-    Args:
-        names: of its tables.
-    """
+    """Every statement of one store; parameters are PyMySQL's, lists included."""
 
     fragments = {  # noqa: RUF012 - nobody changes it
         "time": "CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)",
@@ -130,7 +126,7 @@ class MariaDbStatements(RowLockStatements):
 
 
 class MariaDbSqlDialect(ServerSqlDialect):
-    """How MariaDB takes the statements that all SQL databases have."""
+    """MariaDB's form of the common statements."""
 
     @override
     def value(self, column: str) -> str:
@@ -138,7 +134,7 @@ class MariaDbSqlDialect(ServerSqlDialect):
 
     @override
     def insert(self, table: str, columns: Iterable[str], key: Sequence[str]) -> str:
-        """Return the statement; not INSERT IGNORE, which would cut off what is too long."""
+        """No INSERT IGNORE, which would truncate values that are too long."""
         names = list(columns)
         return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(map(self.value, names))})"
 

@@ -1,7 +1,7 @@
 """Delayed messages in MariaDB 10.6 or newer.
 
-Due messages are claimed by row locks of an open transaction, so that a claim ends with its connection and costs no
-write. Source: specification 1.1, 1.3; ADR 0008.
+Due messages are claimed by row locks of an open transaction: a claim ends with its connection and costs no write.
+Source: specification 1.1, 1.3; ADR 0008.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class MariaDbStore(LockingStore, ArchivableStore):
             :class:`postdate.backends.mariadb.connection.MariaDbServer`). Or a
             :class:`postdate.backends.mariadb.database.MariaDb`, whose connections it uses, and which has the settings
             ``schema``, ``holds_at_most`` and ``answers_within``.
-        schema: the database that the tables are in; ``None``: that of ``url``.
+        schema: the database of the tables; ``None``: that of ``url``.
         table: of the waiting messages; at most 64 characters, none of them an emoji. ``None``: ``{endpoint}.timeouts``.
         recording: how much is kept for audits.
         largest_message_bytes: of headers and body together. A message travels in one statement, in which a byte may
-            take two: the default fits whatever the bytes are into the packet of 16 MiB that servers allow by default
+            take two: the default always fits into the packet of 16 MiB that servers allow by default
             (``max_allowed_packet``).
-        holds_at_most: a process that shows no life for so long (frozen, swapped out, cut off) loses what it holds: the
+        holds_at_most: a process that shows no life for so long (frozen, swapped out, cut off) loses its claims: the
             server ends its connections. Whole seconds, 1 at least; ``None``: 60 s.
-        answers_within: after so long a silence of the server a connection is given up; above 0. ``None``: 30 s. What
-            reads or changes whole tables may take 10 minutes.
+        answers_within: a connection is given up after so long a silence of the server; above 0. ``None``: 30 s.
+            Statements on whole tables may take 10 minutes.
 
     Raises:
-        ConfigurationError: the address, the schema or the table cannot be.
+        ConfigurationError: the address, the schema, the table or a time is invalid.
     """
 
     def __init__(  # noqa: PLR0913 - the settings that stand beside an address
@@ -66,19 +66,18 @@ class MariaDbStore(LockingStore, ArchivableStore):
 
     @override
     def setup_statements(self, endpoint: str) -> str:
-        """Return the SQL that :meth:`setup` runs on an empty server, for a database administrator."""
         names = MariaDbNames(self._schema, self._table or f"{endpoint}.timeouts")
         return setup_statements(names, steps_of(names))
 
     @override
     async def old_snapshots(self) -> Sequence[OldSnapshot]:
-        """See :meth:`postdate.ports.AdministrableStore.old_snapshots`; none are seen without the right ``PROCESS``."""
+        """None are visible without the right ``PROCESS``."""
         return await self._pool.run(old_snapshots)
 
     @property
     @override
     def records_in_commit_order(self) -> bool:
-        """See :class:`postdate.ports.archives.ArchivableStore`; numbers are given out before the commit."""
+        """Numbers are given out before the commit."""
         return False
 
     @override
@@ -88,12 +87,10 @@ class MariaDbStore(LockingStore, ArchivableStore):
     @property
     @override
     def pruned_at_once(self) -> int:
-        """See :class:`postdate.ports.archives.ArchivableStore`: a number is a place."""
         return 10_000
 
     @override
     def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        """See :meth:`postdate.ports.archives.ArchivableStore.mark_archived`; a number is a place."""
         return pruning.mark_archived(self._pool, self._names, numbers)
 
     @override

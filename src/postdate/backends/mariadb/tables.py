@@ -20,9 +20,9 @@ from postdate.errors import MessageTooLarge, StoreNotWritable
 from postdate.ports import OldSnapshot, Recording
 
 _PACKET_ROOM: Final = 64 * 1024
-"""Of a packet that is not for rows: the statement around them."""
+"""Bytes of a packet for the statement around the rows."""
 _STATEMENT_BYTES: Final = 1024 * 1024
-"""How long one statement gets if its rows allow it: longer ones are not faster."""
+"""The longest statement, unless a single row is longer: larger ones are not faster."""
 _ROWS_AT_ONCE: Final = 2_000
 _SETTINGS: Final = ("innodb_flush_log_at_trx_commit", "sync_binlog", "log_bin", "max_allowed_packet", "read_only")
 _OLD_SECONDS: Final = 60
@@ -37,13 +37,6 @@ _OLD_SNAPSHOTS: Final = (
 
 
 class MariaDbTables(RowLockTables):
-    """Every step of one store.
-
-    Args:
-        names: of its tables.
-        recording: what is recorded.
-    """
-
     product = "MariaDB"
     schema_is = "database"
 
@@ -54,7 +47,6 @@ class MariaDbTables(RowLockTables):
 
     @override
     def setup(self, session: Any) -> None:
-        """Create what is missing, under a lock that the whole server knows."""
         setup.setup(session, self.names, steps_of(self.names))
 
     def _insert_records(self, session: Any, rows: Sequence[MessageRow], at: int) -> Mapping[str, int]:
@@ -95,10 +87,10 @@ class MariaDbTables(RowLockTables):
             session.change_bytes(before + part + behind)
 
     def _beginning(self, session: Any) -> int | None:
-        """Return where the first attempt is by a plain look.
+        """Find the first attempt by a plain read.
 
-        While any session holds an old snapshot, what was delivered stays in the index, and a look that locks takes
-        forty times as long to walk over it (ADR 0008).
+        While any session holds an old snapshot, delivered rows stay in the index, and a locking read takes forty times
+        as long to walk over them (ADR 0008).
         """
         first = self.next_attempt(session, ())
         return None if first is None else first - 1
@@ -109,7 +101,7 @@ class MariaDbTables(RowLockTables):
 
     @override
     def free(self, session: Any, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int:
-        """Give back what the holders hold, or those of ``numbers``, some thousands a statement."""
+        """Some thousand rows a statement."""
         if numbers is None:
             numbers = [number for (number,) in session.rows(self._mariadb.find_leased, {"holders": holders})]
         parts = [numbers[start : start + _ROWS_AT_ONCE] for start in range(0, len(numbers), _ROWS_AT_ONCE)]
@@ -117,7 +109,7 @@ class MariaDbTables(RowLockTables):
 
     @override
     def lock(self, session: Any, message_id: str) -> WaitingRow | None:
-        """Lock a waiting message; waits a second, as a look may lock a row for a moment."""
+        """Waits up to a second, as a look may lock a row for a moment."""
         found = session.rows(self._mariadb.find, {"id": message_id, "store": self.store_id(session)})
         if not found:
             return None
@@ -144,7 +136,7 @@ class MariaDbTables(RowLockTables):
 
 
 def old_snapshots(session: Any) -> Sequence[OldSnapshot]:
-    """Return the transactions that keep the server from cleaning up, the oldest first; none without the right to."""
+    """Return the transactions that keep the server from cleaning up, oldest first; none without the right."""
     try:
         found = session.rows(_OLD_SNAPSHOTS, {"old": _OLD_SECONDS})
     except StoreNotWritable:
@@ -156,13 +148,12 @@ def old_snapshots(session: Any) -> Sequence[OldSnapshot]:
 
 
 def _around_rows(template: str) -> tuple[bytes, bytes]:
-    """Return what stands before and behind the rows of a statement that gets them without parameters."""
+    """Split an INSERT around the rows, which are put in as literals."""
     before, _, behind = template.rpartition("%(rows)s")
     return before.replace("%%", "%").encode(), behind.replace("%%", "%").encode()
 
 
 def _lists(values: Sequence[bytes], largest_packet: int) -> Iterable[bytes]:
-    """Yield lists of values that fit into one statement each."""
     room = min(_STATEMENT_BYTES, largest_packet - _PACKET_ROOM)
     part, size = list[bytes](), 0
     for value in values:

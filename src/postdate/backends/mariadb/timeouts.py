@@ -1,6 +1,6 @@
-"""Timeouts in MariaDB 10.6 or newer, in the table that upstream's SQL persistence lays out for MySQL.
+"""Timeouts in MariaDB 10.6 or newer, in the table of upstream's SQL persistence for MySQL.
 
-Ids are texts there: they are written in lower case with hyphens, and found in either case, with braces or without.
+Its ids are texts: written in lower case with hyphens, found in either case, with braces or without.
 Source: specification 4.6; ADR 0008, ADR 0014.
 """
 
@@ -24,7 +24,7 @@ from postdate.persistence.timeouts import HEADERS, ID, STATE, TIME, rounded_up, 
 
 _WHAT: Final = "the table of timeouts (table_prefix=...)"
 _PACKET_ROOM: Final = 64 * 1024
-"""Of a packet that is not for the content: the statement around it."""
+"""Bytes of a packet for the statement around the content."""
 _EXISTS: Final = "SELECT 1 FROM information_schema.tables WHERE table_schema = %(schema)s AND table_name = %(table)s"
 _SCHEMA_EXISTS: Final = "SELECT 1 FROM information_schema.schemata WHERE schema_name = %(schema)s"
 _PRECISION: Final = (
@@ -40,12 +40,12 @@ class MariaDbTimeouts(ServerTimeouts):
         url: ``mariadb://user:password@host:port/database``; for TLS, ``?ssl=true`` (see
             :class:`postdate.backends.mariadb.connection.MariaDbServer`). Or a
             :class:`postdate.backends.mariadb.database.MariaDb`, whose connections and ``schema`` it uses.
-        schema: the database that the table is in; ``None``: that of ``url``.
-        table_prefix: what the name of the table begins with; the name has at most 64 characters, none of them an
-            emoji. ``None``: that of the endpoint, see :func:`postdate.persistence.timeouts.table_prefix`.
+        schema: the database of the table; ``None``: that of ``url``.
+        table_prefix: of the table's name, which has at most 64 characters, none of them an emoji. ``None``: that of the
+            endpoint, see :func:`postdate.persistence.timeouts.table_prefix`.
 
     Raises:
-        ConfigurationError: the address, the schema or the table cannot be.
+        ConfigurationError: the address, the schema or the table's name is invalid.
     """
 
     def __init__(self, url: str | MariaDbSchema, *, schema: str | None = None, table_prefix: str | None = None) -> None:
@@ -54,16 +54,6 @@ class MariaDbTimeouts(ServerTimeouts):
 
 
 class MariaDbTable(RowLockTimeoutTable):
-    """Every statement of one table; see :class:`postdate.backends.rowlocks.timeouts.RowLockTimeoutTable`.
-
-    Args:
-        schema: the database it is in.
-        name: its name.
-
-    Raises:
-        ConfigurationError: MariaDB cannot have such a name.
-    """
-
     dialect = MariaDbSqlDialect()
 
     def __init__(self, schema: str, name: str) -> None:
@@ -105,7 +95,7 @@ class MariaDbTable(RowLockTimeoutTable):
 
     @override
     def setup(self, session: Any) -> None:
-        """Create what is missing; later starts need no right to create."""
+        """An existing table is left alone, so that later starts need no right to create."""
         create_schema, create = self.create
         if session.rows(_EXISTS, self._values):
             return
@@ -115,17 +105,16 @@ class MariaDbTable(RowLockTimeoutTable):
 
     @override
     def key(self, normal: str) -> Mapping[str, Any]:
-        """Return the spellings of an id."""
+        """Return all spellings of an id."""
         return {"ids": spellings(normal)}
 
     @override
     def instant(self, instant: datetime) -> object:
-        """Return a time as text."""
         return text_time(instant)
 
     @override
     def insert(self, session: Any, row: dict[str, Any]) -> bool:
-        """Write a row, its time rounded up to what the table keeps; ``False``: its id is there already."""
+        """The time is rounded up to the table's precision."""
         _check_size(row, session.largest_packet - _PACKET_ROOM)
         time, ids = rounded_up(row[TIME], self._time_digits(session)), self.key(row[ID])
         try:
@@ -136,7 +125,7 @@ class MariaDbTable(RowLockTimeoutTable):
             return False
 
     def _time_digits(self, session: Any) -> int:
-        """Return how many digits of a second the table keeps: none in one of older .NET endpoints."""
+        """Return how many digits of a second the table keeps; tables of older .NET endpoints keep none."""
         if self._digits is None:
             found = session.rows(_PRECISION, self._values)
             if not found or found[0][0] is None:
@@ -147,11 +136,7 @@ class MariaDbTable(RowLockTimeoutTable):
 
 
 def _check_size(row: dict[str, Any], limit: int) -> None:
-    """Refuse what would not fit into one packet: the server answers such a statement by hanging up.
-
-    Raises:
-        MessageTooLarge: says what to raise.
-    """
+    """Raise `MessageTooLarge` for a row beyond one packet, to which the server would answer by hanging up."""
     if 2 * (len(row[HEADERS]) + len(row[STATE])) <= limit:  # an escape is two characters
         return
     size = len(literal(row[HEADERS])) + len(literal(row[STATE]))

@@ -19,12 +19,7 @@ from postdate.persistence.timeouts import ID
 class MariaDbDialect(Dialect):
     """The SQL of MariaDB.
 
-    Args:
-        url: of the database.
-        schema: the database that the tables are in; ``None``: that of the URL.
-
-    Raises:
-        ConfigurationError: neither names a database.
+    ``schema`` is a database; ``None``: that of the URL. `ConfigurationError` if neither names one.
     """
 
     long_text = "longtext"
@@ -80,13 +75,13 @@ class MariaDbDialect(Dialect):
 
     @override
     def limit(self, session: Session, margin: timedelta) -> None:
-        """See :class:`Dialect`; the server also ends a transaction whose client is suspended."""
+        """The server also ends a transaction whose client is suspended."""
         seconds = margin.total_seconds()
         self._set(session, max(seconds / 4, 0.000001), int(seconds / 8), max(int(seconds / 4), 1))
 
     @override
     def unlimit(self, session: Session) -> None:
-        """See :class:`Dialect`; back to what every session of ours has."""
+        """Back to the settings of our sessions."""
         self._set(session, 0, 3, 0)
 
     @staticmethod
@@ -99,7 +94,7 @@ class MariaDbDialect(Dialect):
 
     @override
     def take_turn(self, session: Session) -> None:
-        """See :class:`Dialect`; creating a table ends a transaction here, but not this."""
+        """The lock is the session's: creating a table ends a transaction."""
         ((granted,),) = session.rows(
             "SELECT GET_LOCK(%(name)s, %(wait)s)", {"name": self._turn(), "wait": TURN_SECONDS}
         )

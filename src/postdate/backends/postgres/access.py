@@ -1,8 +1,7 @@
-"""A database as this process has it open, and what one adapter has of it.
+"""A database as this process has it open, and what one adapter uses of it.
 
-However many adapters are made from one :class:`OpenDatabase`, they share its connections, one thread that hears of
-other processes, and one number under which this process holds messages. An adapter that is closed leaves the others
-theirs. Source: ADR 0007, ADR 0019, ADR 0021.
+However many adapters are made from one :class:`OpenDatabase`, they share its connections, one listener thread and one
+number under which this process holds messages; each is closed by itself. Source: ADR 0007, ADR 0019, ADR 0021.
 """
 
 from __future__ import annotations
@@ -35,23 +34,14 @@ Connection = psycopg.Connection[Any]
 
 _TRIES: Final = 5
 _SHORT_WAIT: Final = "lock_timeout=5s"
-"""For the connection that holds: it must be heard of, whatever tables others have locked."""
+"""For the listener's connection, which must show life whatever tables others have locked."""
 
 
 class OpenDatabase:
-    """One schema of a database, with the connections, the thread and the number of this process.
+    """One schema of a database, with the connections, the listener thread and the number of this process.
 
-    Nothing is connected before the first use. What is open is closed when the last adapter has been.
-
-    Args:
-        url: ``postgresql://user:password@host:port/database``, or any connection string of libpq.
-        schema: in which the tables are; any characters.
-        recording: how much is kept for audits.
-        answers_within: after so long a silence of the server a connection is given up; above 0.
-        holds_at_most: when this process shows no life for so long, others end its sessions; above 0.
-
-    Raises:
-        ConfigurationError: the address, the schema or a duration cannot be.
+    Nothing is connected before the first use; everything is closed with the last adapter. The arguments are those of
+    :class:`postdate.Postgres`.
     """
 
     def __init__(
@@ -75,20 +65,17 @@ class OpenDatabase:
 
     @property
     def schema(self) -> str:
-        """In which the tables are."""
         return self.names.schema
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What tells databases apart, and the schema."""
         return (*self.pool.address.identity, self.names.schema)
 
     def expect(self, concurrency: int) -> None:
-        """Open connections for an endpoint that handles so many messages at once, and hardly more; see the pool."""
+        """Limit the connections to the needs of one more endpoint that handles ``concurrency`` messages at once."""
         self.pool.expect(concurrency)
 
     def begin(self) -> None:
-        """Count an adapter."""
         with self._lock:
             self._accesses += 1
             if self._accesses == 1:
@@ -96,10 +83,7 @@ class OpenDatabase:
                 self.pool.open()
 
     def listener(self) -> Listener:
-        """Return the thread that hears of other processes, and by whose connection they know that we live.
-
-        It also takes out of the queues what has expired there.
-        """
+        """Return the listener thread, started at first use; it also removes expired messages from queues."""
         with self._lock:
             if self._listener is None:
                 self._listener = Listener(
@@ -109,21 +93,20 @@ class OpenDatabase:
             return self._listener
 
     def connected(self, *options: str) -> BoundedConnection:
-        """Return a connection of the caller's own; see :meth:`Pool.connect`."""
         with translated(f"{self.pool.address.shown}, schema {self.names.schema}"):
             return self.pool.connect(self._answers, *options)
 
     def leave(self) -> None:
-        """If the last adapter leaves, wait for no answer any more for longer than a moment."""
+        """Called by an adapter that closes: the last one stops waiting for slow answers."""
         if self._accesses == 1:
             self._answers.hurry()
 
     def end(self, answers: Answers, *, in_doubt: bool) -> None:
-        """Count an adapter less; with the last one everything is closed, and what is held is free again.
+        """Take leave of an adapter; the last one closes everything, which frees all claims.
 
         Args:
-            answers: of the adapter, which has no time any more.
-            in_doubt: the adapter may have left something held: others can have it when our number is another one.
+            answers: of the adapter, which is closing.
+            in_doubt: the adapter may have left claims, which only a new number of this process frees.
         """
         with self._lock:
             self._accesses -= 1
@@ -142,7 +125,7 @@ class OpenDatabase:
                 self.pool.connect(answers).close()
 
     def begin_anew(self) -> None:
-        """Forget connections, thread and number, which are the parent's, in the child of a fork."""
+        """In the child of a fork: forget connections, thread and number, which are the parent's."""
         self.pool.begin_anew()
         self._lock = threading.Lock()
         self._life = Life(mark(), self.holds_at_most)
@@ -162,19 +145,19 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class Access:
-    """What one adapter has of a database, until it is closed.
+    """A database as one adapter uses it, until the adapter is closed.
 
     Args:
-        database: that others may use, too; or the address of one, which is opened for this adapter alone.
-        schema: in which its tables are; ``None``: that of the database.
+        database: shared with others, or an address, which is opened for this adapter alone.
+        schema: of its tables; ``None``: that of the database.
         recording: how much it keeps for audits; ``None``: as the database says, or everything.
-        answers_within: after so long a silence of the server a connection is given up; above 0. ``None``: as the
+        answers_within: a connection is given up after so long a silence of the server; above 0. ``None``: as the
             database says, or 20 seconds.
-        holds_at_most: when this process shows no life for so long, others end its sessions; above 0. ``None``: as the
-            database says, or a minute.
+        holds_at_most: a process that shows no life for so long has its sessions ended by others; above 0. ``None``: as
+            the database says, or a minute.
 
     Raises:
-        ConfigurationError: the address, the schema or a duration cannot be, or contradicts the database.
+        ConfigurationError: an argument is invalid, or contradicts the database.
     """
 
     def __init__(
@@ -214,11 +197,11 @@ class Access:
 
     @property
     def conninfo(self) -> str:
-        """What another driver on libpq connects with; it holds the password."""
+        """The connection string for other drivers on libpq; it holds the password."""
         return self.shared.pool.address.conninfo
 
     def connect(self, **settings: Any) -> Connection:
-        """Return a connection of the caller's own, in autocommit mode, that waits for answers however long it takes."""
+        """Return a connection of the caller's own, in autocommit mode, without a limit on waiting for answers."""
         with translated(self.where):
             connection = psycopg.Connection[Any].connect(self.conninfo, autocommit=True, **settings)
             check_unpooled(connection)
@@ -227,11 +210,11 @@ class Access:
 
     @property
     def knows_what_was_done(self) -> bool:
-        """Whether no session is left whose last statement, given up here, may still be done on the server."""
+        """``False`` while a session that was given up may still execute its last statement."""
         return not self.shared.pool.given_up
 
     def take(self, *, brief: bool = False) -> BoundedConnection:
-        """Return a connection that is alive, to be given back with :meth:`put`; see :meth:`Pool.take`."""
+        """Return a live connection, to be given back with :meth:`put`; see :meth:`PostgresPool.take`."""
         self._check_open()
         with translated(self.where):
             return self.shared.pool.take(self._answers, brief=brief)
@@ -241,15 +224,13 @@ class Access:
             raise StoreUnavailable(f"{self.where}: closed")
 
     def put(self, connection: BoundedConnection) -> None:
-        """Take a connection back; one that is broken or in a transaction is closed."""
         self.shared.pool.put(connection)
 
     def drop(self, connection: BoundedConnection) -> None:
-        """Close a connection that was taken, with the transaction that it is in."""
         self.shared.pool.drop(connection)
 
     def roll_back(self, connection: BoundedConnection) -> None:
-        """End a transaction on a connection that was taken, and close that; if it is silent, without waiting for it."""
+        """End the transaction on a connection that was taken, and close it; a silent server is not waited for."""
         given_up = self.shared.pool.given_up
         if not connection.closed and given_up.distrusts(connection):
             given_up.add(connection, silent=False)
@@ -258,20 +239,17 @@ class Access:
         self.drop(connection)
 
     async def take_for_application(self) -> BoundedAsyncConnection:
-        """Return a connection as the application would open it; see :meth:`Pool.take_for_application`."""
         self._check_open()
         return await self.shared.pool.take_for_application(self._answers)
 
     def bound(self, connection: BoundedAsyncConnection) -> None:
-        """Have a connection that a handler has wait no longer than ours do: what comes now is ours."""
+        """Limit waiting for answers on a handler's connection, as our own statements (record and commit) follow."""
         connection.answers = self._answers
 
     async def put_of_application(self, connection: BoundedAsyncConnection) -> None:
-        """Take such a connection back."""
         await self.shared.pool.put_of_application(connection, self._answers)
 
     def translating(self) -> AbstractContextManager[None]:
-        """Raise errors of the driver as errors of Postdate."""
         return translated(self.where)
 
     @contextmanager
@@ -285,11 +263,9 @@ class Access:
             self.put(connection)
 
     def run_blocking(self, work: Callable[[Connection], T], *, patiently: bool = False) -> T:
-        """Do ``work`` on a connection in autocommit mode; a lost race with another transaction is run again.
+        """Run ``work`` on a connection in autocommit mode, again when it lost a race with another transaction.
 
-        Args:
-            work: what to do.
-            patiently: it reads or writes whole tables, and may take minutes.
+        ``patiently``: it reads or writes whole tables, and may take minutes.
         """
         for tries in range(1, _TRIES + 1):
             connection = self.take(brief=not patiently)
@@ -304,20 +280,16 @@ class Access:
         raise AssertionError
 
     async def run(self, work: Callable[[Connection], T], *, patiently: bool = False) -> T:
-        """Do ``work`` on a connection in a thread; a cancelled caller waits for its end."""
+        """:meth:`run_blocking` in a thread; a cancelled caller waits for its end."""
         return await in_thread(partial(self.run_blocking, patiently=patiently), work)
 
     async def look(self, work: Callable[[Connection], T], *, patiently: bool = False) -> T:
-        """Do the same as :meth:`run`: a statement sees one moment."""
         return await self.run(work, patiently=patiently)
 
     async def transaction(self, work: Callable[[Connection], T], *, patiently: bool = False) -> T:
-        """Do ``work`` in one transaction."""
         return await in_thread(partial(self.transaction_blocking, patiently=patiently), work)
 
     def transaction_blocking(self, work: Callable[[Connection], T], *, patiently: bool = False) -> T:
-        """Do ``work`` in one transaction, in the calling thread."""
-
         def whole(connection: Connection) -> T:
             with connection.transaction():
                 return work(connection)
@@ -327,21 +299,19 @@ class Access:
     # --- being alive --------------------------------------------------------------------------------------------
 
     def listener(self) -> Listener:
-        """Return the thread that hears of other processes, and by whose connection they know that we live."""
         self._check_open()
         return self.shared.listener()
 
     def leave(self) -> None:
-        """Wait for no answer any more for longer than a moment: what comes now is the end."""
+        """Wait only a moment for each answer from now on, as the adapter is closing."""
         self._answers.hurry()
         if not self._closed:
             self.shared.leave()
 
     def close_blocking(self, *, in_doubt: bool = False) -> None:
-        """Give the database back; a second time without effect. A server that does not answer is not waited for.
+        """Give the database back; idempotent, and it does not wait for a silent server.
 
-        Args:
-            in_doubt: something may have been left that this process holds.
+        ``in_doubt``: the adapter may have left claims under the number of this process.
         """
         self.leave()
         closed, self._closed = self._closed, True
@@ -351,11 +321,10 @@ class Access:
     # --- set-up -------------------------------------------------------------------------------------------------
 
     def setup_blocking(self, table: str | None = None, part: Sequence[Step] = ()) -> None:
-        """Create what is missing of the schema, a store's table, and a part; several processes may do it at once."""
+        """Create missing tables of the schema, of a store (``table``) and of a part; processes may do so at once."""
         self._bring_up_to_date([*steps(self.names.schema, table), *part])
 
     def setup_part_blocking(self, part: Sequence[Step]) -> None:
-        """Create what is missing of a part alone; several processes may do it at once."""
         self._bring_up_to_date(part)
 
     def _bring_up_to_date(self, wanted: Sequence[Step]) -> None:

@@ -1,9 +1,8 @@
-"""How messages end that were received from a queue: those that end at the same time do so in one transaction.
+"""Settling received messages: those settled at the same time share one transaction, and one wait for the disk.
 
-So a commit waits for the disk once for all of them, and what their handlers sent is inserted by one statement. One that
-cannot end as it should spoils nothing for others: it is ended by itself then. Works of several messages (sagas, delayed
-messages) lock rows in any order: as soon as one has to wait, all of them are undone and done in smaller parts.
-Source: ADR 0018, 0026.
+What their handlers sent is inserted by one statement. A message that cannot be settled does no harm to others: it is
+settled alone then. Works of several messages (sagas, delayed messages) lock rows in any order: as soon as one has to
+wait, all are rolled back and done in smaller parts. Source: ADR 0018, 0026.
 """
 
 from __future__ import annotations
@@ -29,26 +28,12 @@ _NO_LONG_WAIT: Final = b"SET LOCAL lock_timeout = '50ms'"
 _AS_LONG_AS_IT_TAKES: Final = b"SET LOCAL lock_timeout TO DEFAULT"
 
 Row = tuple[Any, ...]
-"""A message as it is inserted."""
+"""A message for the INSERT."""
 Insert = Callable[[Connection, Sequence[Row | MessageTooLarge]], Sequence[PostdateError | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """The end of one received message.
-
-    Args:
-        message_id: of it.
-        queue_id: number of its queue.
-        number: of it in its queue.
-        holder: number under which it is held.
-        at: when it ended.
-        kind: what is recorded; ``None``: nothing.
-        detail: for the record.
-        rows: what is sent with it, or why that cannot be.
-        work: done in the same transaction.
-    """
-
     message_id: str
     queue_id: int
     number: int
@@ -61,29 +46,20 @@ class Acknowledgement:
 
 
 class _NotTogether(Exception):
-    """These messages cannot end together: they are held under several numbers, or would wait for each other."""
+    """These messages cannot share a transaction: they have several holders, or their works may deadlock with others."""
 
 
 class Acknowledgements:
-    """Ends the messages of one receiver.
-
-    Args:
-        database: of the queue.
-        sql: of its schema.
-        queue: name of the queue.
-        insert: puts messages into their queues.
-    """
+    """Settles the messages of one receiver."""
 
     def __init__(self, database: Access, sql: QueueStatements, queue: str, insert: Insert) -> None:
         self._database, self._sql, self._queue, self._insert = database, sql, queue, insert
         self._together = GroupCommit[Acknowledgement, None](_AT_ONCE)
 
     async def end(self, ending: Acknowledgement) -> None:
-        """End a message; see :meth:`postdate.ports.Receiver.commit`."""
         await self._together.run(self._end_jobs, ending)
 
     async def end_all(self, endings: Sequence[Acknowledgement]) -> Sequence[Exception | None]:
-        """End messages of one queue; see :meth:`postdate.ports.Receiver.settle`."""
         return await in_thread(self._end_all, endings)
 
     def _end_jobs(self, jobs: Sequence[Job[Acknowledgement, None]]) -> None:
@@ -93,14 +69,14 @@ class Acknowledgements:
         return in_parts(endings, self._ended, StoreUnreachable)
 
     def _ended(self, endings: Sequence[Acknowledgement]) -> Sequence[Exception | None]:
-        """End messages in one transaction; return of each that was not held that it is lost."""
+        """Settle messages in one transaction; return `ClaimLost` for each that was no longer held."""
         if len({ending.holder for ending in endings}) > 1:  # the connection that holds was lost in between
             raise _NotTogether
         gone = self._database.run_blocking(lambda c: self._end(c, endings))
         return [None if ending.number in gone else self._lost(ending) for ending in endings]
 
     def _end(self, connection: Connection, endings: Sequence[Acknowledgement]) -> set[int]:
-        """End messages of one holder; return the numbers of those that were held. The others send and do nothing."""
+        """Settle messages of one holder; return the numbers of those still held. The others send and do nothing."""
         if not any(ending.rows or ending.work for ending in endings):
             return self._remove(connection, endings)
         with connection.transaction():
@@ -111,7 +87,7 @@ class Acknowledgements:
         return gone
 
     def _do_works(self, connection: Connection, works: Sequence[Sequence[Work]]) -> None:
-        """Do the works of messages; those of several wait for no others who may wait for them."""
+        """Run the works; those of several messages wait 50 ms for a lock, as its owner may wait for another of them."""
         if len(works) > 1:
             connection.execute(_NO_LONG_WAIT)
         try:
@@ -126,7 +102,7 @@ class Acknowledgements:
             raise
 
     def _remove(self, connection: Connection, endings: Sequence[Acknowledgement]) -> set[int]:
-        """Take messages of one holder off the queue, with their records; return the numbers of those there were."""
+        """Delete messages of one holder and write their records; return the numbers of the deleted ones."""
         recorded = [ending for ending in endings if ending.kind is not None]
         values: Mapping[str, Any] = {
             "queue": endings[0].queue_id,
@@ -146,7 +122,7 @@ class Acknowledgements:
 
 
 def _times(instants: Iterable[datetime]) -> str:
-    """Return instants as PostgreSQL writes an array; those of a batch are mostly one."""
+    """Return instants in the text form of an array; most in a batch are the same object, formatted once."""
     found, before, text = list[str](), None, ""
     for instant in instants:
         if instant is not before:
@@ -156,7 +132,7 @@ def _times(instants: Iterable[datetime]) -> str:
 
 
 def raise_first(errors: Sequence[PostdateError | None]) -> None:
-    """Raise the first error, if any: what belongs to one transaction is sent as a whole or not at all."""
+    """Raise the first error, if any: the sends of one transaction succeed or fail as a whole."""
     for error in errors:
         if error is not None:
             raise error

@@ -1,11 +1,11 @@
-"""Connections that do not wait for ever: a server that says nothing for so long is given up, whatever keeps it silent.
+"""Connections with a limit on silence: one on which the server says nothing for too long is given up.
 
-The driver waits for its socket in short turns. A connection of ours counts the turns in which nothing came: so each
-call has its deadline without a thread or a timer, and what answers at once pays a tenth of a microsecond. A connection
-that is given up is closed, and so are the idle ones beside it, which most likely lead into the same silence. What it
-left behind on the server, a statement that waits for a lock or a transaction with its row locks, is ended by the next
-connection: before that nobody knows what became of it. One that answers read-only is given up, too, with those beside
-it: after a fail-over the next may find another server. Source: ADR 0019, points 3 and 4.
+The driver waits for its socket in short turns. Our connections count the turns without input: so each call has a
+deadline without a thread or a timer, and a prompt answer pays a tenth of a microsecond. A connection given up is
+closed, and so are the idle ones beside it, which most likely lead into the same silence. The session it leaves on the
+server, with a statement that waits for a lock or a transaction with row locks, is ended by the next connection: until
+then its outcome is unknown. A connection to a read-only server is given up as well, with those beside it: after a
+fail-over the next may reach another server. Source: ADR 0019, points 3 and 4.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PATIENTLY_SECONDS: Final = 600.0
 """For what reads or writes whole tables: counts, an operator's searches, pruning."""
 
 _LEAVING_SECONDS: Final = 2.0
-"""Whoever leaves waits no longer than this for one answer, or for a connection."""
+"""While closing: the limit on an answer, or a connection attempt."""
 
 _TURN_SECONDS: Final = 0.1
 _ENDS_WITHIN_SECONDS: Final = 1.0
@@ -45,8 +45,8 @@ _END: Final = sql(f"""
     FROM pg_stat_activity AS a JOIN unnest(%s::integer[], %s::double precision[]) AS g(pid, age) USING (pid)
     WHERE clock_timestamp() - a.backend_start >= g.age * interval '1 second'
         AND {carries("a.application_name", "%s::text")}""")
-"""The age keeps it from another session that was given the same number since; the mark, where another server has taken
-over meanwhile, from somebody else's there."""
+"""The age excludes a later session with the same number; the mark excludes strangers' sessions on another server that
+has taken over meanwhile."""
 
 RV = TypeVar("RV")
 
@@ -54,7 +54,7 @@ log = logging.getLogger("postdate.postgres")
 
 
 class NoAnswer(psycopg.OperationalError):
-    """The server has said nothing for too long; the connection is closed, and what it did last is in doubt."""
+    """The server was silent for too long: the connection is closed, its last statement's outcome unknown."""
 
 
 _LEADS_NOWHERE: Final = (NoAnswer, psycopg.errors.ReadOnlySqlTransaction)
@@ -69,15 +69,13 @@ class GivenUp:
         self._distrusted_at = float("-inf")
 
     def __bool__(self) -> bool:
-        """Return whether there may be sessions on the server that nobody listens to."""
+        """Return whether such sessions may still live."""
         return bool(self._waiting)
 
     def add(self, connection: Bounded, *, silent: bool = True) -> None:
-        """Close a connection without a word; its session is to be ended.
+        """Close a connection without telling the server, and remember its session, which is to be ended.
 
-        Args:
-            connection: not used by others.
-            silent: it has not answered; otherwise it was beside one that has not.
+        ``silent``: the server did not answer on it; ``False``: it did not on another one.
         """
         with self._lock:
             self._waiting.append((connection.pgconn.backend_pid, connection.opened_at))
@@ -86,14 +84,13 @@ class GivenUp:
         connection.pgconn.finish()
 
     def distrusts(self, connection: Bounded) -> bool:
-        """Return whether a connection was open already when another one was given up."""
+        """Return whether a connection was opened before another one fell silent."""
         return connection.opened_at <= self._distrusted_at
 
     def end(self, connection: psycopg.Connection[Any]) -> None:
-        """End the sessions that were given up, as far as the server lets us; those that live on are tried again.
+        """End the remembered sessions as far as the server permits; those that live on are tried again.
 
-        Raises:
-            psycopg.Error: only that the connection was lost.
+        Errors of the driver are raised only when the connection was lost.
         """
         deadline = time.monotonic() + _ENDS_WITHIN_SECONDS
         while waiting := list(self._waiting):
@@ -116,14 +113,11 @@ class GivenUp:
 
 
 class Answers:
-    """How long what one adapter does waits for answers, whichever connection it is lent.
+    """How long one adapter waits for answers, on whichever connection it borrows.
 
     Args:
-        within: the longest silence; above 0.
-        given_up: takes the connections that did not answer.
-
-    Raises:
-        ConfigurationError: ``within`` is not above 0.
+        within: the longest silence; above 0, else `ConfigurationError`.
+        given_up: takes the connections that were silent for longer.
     """
 
     def __init__(self, within: timedelta, given_up: GivenUp) -> None:
@@ -134,27 +128,26 @@ class Answers:
 
     @property
     def leaving(self) -> bool:
-        """Whether what comes now is the end."""
         return self._leaving
 
     def silence(self, *, patient: bool) -> float:
-        """Return how many seconds of silence end a call now."""
+        """Return how many seconds of silence end a call now; ``patient``: for statements on whole tables."""
         own = self.within.total_seconds()
         seconds = max(own, PATIENTLY_SECONDS) if patient else own
         return min(seconds, _LEAVING_SECONDS) if self._leaving else seconds
 
     @property
     def connects_within(self) -> int | None:
-        """How many seconds a connection may take now, for the driver; ``None``: as the address says."""
+        """Seconds that a connection attempt may take now; ``None``: as the address says."""
         return math.ceil(_LEAVING_SECONDS) if self._leaving else None
 
     def hurry(self) -> None:
-        """Wait for no answer any more for longer than a moment, calls that are under way included."""
+        """Wait only a moment for answers from now on, also in calls under way."""
         self._leaving = True
 
 
 class _Watched(Generic[RV]):
-    """What the driver does for one call, with its turns counted in which nothing came."""
+    """A generator of the driver for one call, which raises `NoAnswer` when too many turns bring nothing."""
 
     __slots__ = ("_answers", "_call", "_patient", "_silent_since")
 
@@ -180,17 +173,16 @@ def _watched(call: PQGen[RV], answers: Answers, *, patient: bool) -> PQGen[RV]:
 
 
 class BoundedConnection(psycopg.Connection[Any]):
-    """A connection whose calls end; see the module."""
+    """A connection that gives up on a silent server; see the module."""
 
     answers: Answers | None = None
     patient = False
-    """Whether what is done now may take its time."""
+    """Whether the present statement may take minutes."""
     brief = False
     """Whether it is lent for one piece of work; see :class:`postdate.backends.postgres.pool.PostgresPool`."""
     opened_at = 0.0
 
     def wait(self, gen: PQGen[RV], interval: float = _TURN_SECONDS, timeout: float | None = None) -> RV:
-        """Do what the driver has to do for a call, unless the server stays silent."""
         if timeout is not None:
             return super().wait(gen, interval, timeout)
         if self.answers is None:
@@ -203,14 +195,13 @@ class BoundedConnection(psycopg.Connection[Any]):
 
 
 class BoundedAsyncConnection(psycopg.AsyncConnection[Any]):
-    """The same for a connection that is used in an event loop."""
+    """The same for use in an event loop."""
 
     answers: Answers | None = None
     patient = False
     opened_at = 0.0
 
     async def wait(self, gen: PQGen[RV], interval: float = _TURN_SECONDS, timeout: float | None = None) -> RV:
-        """Do what the driver has to do for a call, unless the server stays silent."""
         if timeout is not None:
             return await super().wait(gen, interval, timeout)
         if self.answers is None:

@@ -1,7 +1,4 @@
-"""The barest statements for ``postdate bench``: on tables of their own, on the same server in the same run.
-
-Everything is as durable as the server is set: ``synchronous_commit`` is left alone, and every batch is a commit.
-"""
+"""The barest statements for ``postdate bench``, on tables of their own, with the durability set on the server."""
 
 from __future__ import annotations
 
@@ -66,12 +63,11 @@ class PostgresTarget(BenchmarkTarget):
 
     @property
     def connection(self) -> Connection:
-        """A connection on which every statement is a transaction of its own."""
         assert self._opened is not None, "entered"
         return self._opened
 
     def connect(self, role: str) -> Connection:
-        """Return another such connection, which shows the server its role."""
+        """Return another connection, whose application name ends with ``role``."""
         return psycopg.connect(self.address, autocommit=True, application_name=f"postdate bench {role}")
 
     def __enter__(self) -> Self:
@@ -97,24 +93,21 @@ class PostgresTarget(BenchmarkTarget):
         return urlsplit(self.address).netloc.rpartition("@")[2]
 
     def sql(self, text: str) -> bytes:
-        """Return a statement with the name of the schema, which is of our own making, in its places."""
+        """Return a statement with the name of the run's schema filled in."""
         return text.replace("{schema}", self.schema).encode()
 
     @property
     @override
     def settings(self) -> Mapping[str, str]:
-        """The schema of store and queues."""
         return {"schema": self.schema}
 
     @override
     def connections(self) -> Sequence[tuple[int, str]]:
-        """Return process and name of each connection to the server, our own first."""
         select = "SELECT pid, coalesce(application_name, '') FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
         return [(self.connection.info.backend_pid, ""), *self.connection.execute(select).fetchall()]
 
     @override
     def settle(self) -> None:
-        """Vacuum and analyse all tables, and write everything back."""
         tables = "SELECT format('%%I.%%I', schemaname, tablename) FROM pg_tables WHERE schemaname = %s"
         for (table,) in self.connection.execute(tables.encode(), [self.schema]).fetchall():
             self.connection.execute(f"VACUUM ANALYZE {table}".encode())
@@ -123,12 +116,10 @@ class PostgresTarget(BenchmarkTarget):
 
     @override
     def arrived(self, queue: str) -> Iterable[str]:
-        """Return the id of each message in a queue."""
         return [each for (each,) in self.connection.execute(self.sql(f"SELECT message_id {_IN_QUEUE}"), [queue])]
 
     @override
     def is_empty(self, queue: str) -> bool:
-        """Return whether a queue holds no message."""
         return self.connection.execute(self.sql(f"SELECT 1 {_IN_QUEUE} LIMIT 1"), [queue]).fetchone() is None
 
     # --- the barest way -----------------------------------------------------------------------------------------
@@ -160,7 +151,6 @@ class PostgresTarget(BenchmarkTarget):
     @contextmanager
     @override
     def inserter(self) -> Generator[Inserter]:
-        """Insert rows by COPY."""
         with self._bare_tables():
             statement = self.sql(_COPY)
 

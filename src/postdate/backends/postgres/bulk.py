@@ -1,4 +1,4 @@
-"""Many messages at once: copied into a temporary table, and from there by one statement to where they belong."""
+"""Inserting many messages: COPY into a temporary table, then one statement into the store's tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def insert_bulk(
     connection: Connection, sql: Statements, rows: Sequence[tuple[Any, ...]], now: datetime, store_id: int
 ) -> list[str]:
-    """Insert messages with different ids, in the transaction of the connection; return the ids that are new."""
+    """Insert messages with different ids in the connection's transaction; return the ids that were new."""
     connection.execute(sql.make_incoming)
     with connection.cursor() as cursor:
         with cursor.copy(sql.copy_incoming) as copy:
@@ -31,11 +31,7 @@ def insert_bulk(
 
 
 def open_columns(database: Access) -> Columns:
-    """Return the columnar side of a store; what it needs of Arrow is imported here and not before.
-
-    Raises:
-        ConfigurationError: the extra ``pipeline`` is not installed.
-    """
+    """Return the columnar side of a store. Raises `ConfigurationError` without the extra ``pipeline`` (Arrow)."""
     try:
         from postdate.backends.postgres.columnar import Columns
     except ModuleNotFoundError as error:

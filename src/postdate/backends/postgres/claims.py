@@ -1,6 +1,6 @@
-"""What a store in PostgreSQL holds: the ledger of all stores on row locks, on connections of psycopg.
+"""The claims of a PostgreSQL store: the ledger of all stores on row locks, over psycopg.
 
-Besides, messages may end in a transaction of others, whose commit is not seen here. Source: ADR 0007.
+Unlike there, messages may also be finished in a queue's transaction, whose commit is not seen here. Source: ADR 0007.
 """
 
 from __future__ import annotations
@@ -25,11 +25,9 @@ log = logging.getLogger("postdate.postgres")
 
 
 class PostgresClaims(Claims):
-    """Everything that one store object holds. Thread-safe; every method that talks to the database blocks.
+    """All claims of one store object. Thread-safe; every method that talks to the database blocks.
 
-    Args:
-        database: where the store is.
-        statements: of the store, once its table is known.
+    ``statements`` are those of the store, once its table is known.
     """
 
     def __init__(self, database: Access, statements: Callable[[], Statements]) -> None:
@@ -37,10 +35,10 @@ class PostgresClaims(Claims):
         self._database, self._statements = database, statements
         self._finished: list[HeldMessage] = []
         self.left_some = False
-        """Whether messages may be leased that nobody here will end: until the process does, or has another number."""
+        """Whether leases may be left, which end only with the process, or with its number."""
 
     def first_locked(self) -> datetime | None:
-        """Return the earliest attempt among what is held by row locks."""
+        """Return the earliest attempt among messages held by row locks."""
         with self._lock:
             return min((token.attempt_at for token in self._held.values() if token.holder is None), default=None)
 
@@ -61,18 +59,17 @@ class PostgresClaims(Claims):
             raise
 
     def free_abandoned(self, connection: Connection) -> None:
-        """Free leases that nobody was given."""
         for holder, numbers in self.abandoned().items():
             self._tables.free(connection, [holder], numbers)
             self.freed(numbers)
 
     def finished_elsewhere(self, tokens: Iterable[HeldMessage]) -> None:
-        """Note that some end with a transaction of others, whose commit we do not see."""
+        """Note claims that end with another adapter's transaction, whose commit is not seen here."""
         with self._lock:
             self._finished += tokens
 
     def forget_finished(self, connection: Connection) -> None:
-        """Forget what has ended with transactions of others by now."""
+        """Drop noted claims whose rows are no longer held: their transactions have committed."""
         with self._lock:
             finished = list(self._finished)
         if not finished:
@@ -118,7 +115,6 @@ class _Connections:
 
 
 def by_holder(tokens: Iterable[HeldMessage]) -> list[tuple[int | None, list[int]]]:
-    """Group the numbers of messages by the holder's number."""
     groups: dict[int | None, list[int]] = {}
     for token in tokens:
         groups.setdefault(token.holder, []).append(token.number)

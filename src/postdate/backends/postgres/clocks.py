@@ -1,4 +1,4 @@
-"""The clock of the server, and how far processes have noted their own to be from it. Source: ADR 0019, point 2."""
+"""The server's clock, and by how much processes have reported theirs to differ. Source: ADR 0019, point 2."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from postdate.backends.postgres.names import SchemaNames, sql
 
 
 def server_now(connection: Connection) -> tuple[datetime, float]:
-    """Return the time of the server, and the monotonic seconds at which it was heard of."""
+    """Return the server's time, and the monotonic seconds at which it was received."""
     row = connection.execute("SELECT clock_timestamp()").fetchone()
     heard_at = time.monotonic()
     assert row is not None
@@ -20,14 +20,12 @@ def server_now(connection: Connection) -> tuple[datetime, float]:
 
 
 def report(database: Access, ahead: timedelta) -> None:
-    """See :meth:`postdate.ports.ClaimingStore.report_clock`; it is gone with the number of this process."""
     holder = database.listener().holder()
     note = sql(f"UPDATE {database.names.of('holder')} SET ahead = %s WHERE holder = %s")
     database.run_blocking(lambda connection: connection.execute(note, (ahead, holder)))
 
 
 def reported(connection: Connection, names: SchemaNames) -> Mapping[str, timedelta]:
-    """See :meth:`postdate.ports.ClaimingStore.reported_clocks`."""
     query = sql(
         f"SELECT machine || ':' || pid, ahead FROM {names.of('holder')} "
         f"WHERE ahead IS NOT NULL AND holder IN ({living(names)})"

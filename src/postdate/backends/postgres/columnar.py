@@ -1,7 +1,7 @@
 """Messages as Arrow batches, in and out by COPY: no row becomes a Python object. Needs the extra ``pipeline``.
 
-Storing is optimistic: rows are copied straight to where they belong, and the unique index of the scheduled records says
-whether an id was known. Source: ADR 0011.
+Storing is optimistic: rows are copied straight into the store's tables, and the unique index of the *scheduled*
+records refuses known ids. Source: ADR 0011.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -39,7 +39,7 @@ _TRIES: Final = 5
 _UNIQUE_VIOLATION: Final = "23505"
 _SAID: Final = re.compile(r"(ERROR|FATAL|PANIC):\s+([^\n]*)")
 _STATES: Final[Mapping[Any, str]] = {adbc.AdbcStatusCode.NOT_FOUND: "42P01"}
-"""What the driver finds out by itself, and says without the server's code."""
+"""Codes for errors that the driver raises without the server's code."""
 
 _Mask = Any
 """An Arrow array of truth values, one for each row."""
@@ -58,14 +58,12 @@ class Columns:
         self._expect_known = False
 
     def close(self) -> None:
-        """Close the connection; it is opened again when it is needed."""
         with self._lock:
             self._let_go()
 
     # --- reading ------------------------------------------------------------------------------------------------
 
     def read(self, table: str, scan: Scan, part: ScanPart) -> Iterable[pa.RecordBatch]:
-        """See :meth:`postdate.ports.ScannableStore.scan_columns`."""
         query = scan_query(self._database.names, table, scan, part, plain=False)
         with self._translating(), self._connect() as connection, connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -89,7 +87,6 @@ class Columns:
 
     @staticmethod
     def earliest(batch: pa.RecordBatch) -> datetime:
-        """Return the first due time of a batch with rows."""
         microseconds = pc.min(batch.column("due").cast(pa.int64())).as_py()
         return from_microseconds(microseconds)
 
@@ -109,16 +106,16 @@ class Columns:
         return list(zip(*columns, strict=True))
 
     def store(self, batch: pa.RecordBatch, sql: Statements, now: datetime, notice: str | None) -> StoreReport | None:
-        """Store messages in one transaction; of those with one id the first.
+        """Store messages in one transaction; of several with one id the first.
 
         Args:
-            batch: as :meth:`postdate.ports.ScannableStore.store_columns` takes it, with rows.
+            batch: as :meth:`postdate.ports.ScannableStore.store_columns` takes it, not empty.
             sql: of the store, its number known.
             now: time of the records.
-            notice: what other processes are told when something was stored.
+            notice: payload of the notification when something was stored.
 
         Returns:
-            What was stored; ``None``: nothing, the batch lost against other transactions again and again.
+            The report; ``None``: nothing was stored, the transaction lost against others again and again.
         """
         with self._lock, self._translating():
             try:
@@ -139,7 +136,7 @@ class Columns:
                 if not _is_race(error):
                     raise
                 self._connection.rollback()
-                # A task that is repeated, or input that was stored before: most likely the rest is known, too.
+                # A repeated task, or input stored before: most likely the rest is known, too.
                 self._expect_known = True
                 wanted = self._without_known(batch, sql, first)
             else:
@@ -147,7 +144,7 @@ class Columns:
         return None
 
     def _without_known(self, batch: pa.RecordBatch, sql: Statements, wanted: _Mask | None) -> _Mask:
-        """Return which rows are wanted and not in the store; looked up by its unique index."""
+        """Return a mask without the rows whose ids the store has, looked up by its unique index."""
         ids = batch.column("message_id")
         values = pa.ListArray.from_arrays(pa.array([0, len(ids)], pa.int32()), ids)
         with self._cursor() as cursor:
@@ -215,7 +212,7 @@ def _adopt(cursor: Any, snapshot: str) -> None:
 def _tables(
     batch: pa.RecordBatch, numbers: pa.Array[Any], sql: Statements, now: datetime
 ) -> dict[str, dict[str, pa.Array[Any]]]:
-    """Return the rows of each table, with the columns that have no default."""
+    """Return the rows of each table, without columns that have a default."""
     count, small = batch.num_rows, pa.int16()
     column = {name: batch.column(name) for name in batch.schema.names}
     record = {
@@ -244,7 +241,7 @@ def _tables(
 
 
 def _first_of_each(ids: pa.Array[Any]) -> _Mask | None:
-    """Return which row is the first of its id; ``None``: all are."""
+    """Return a mask of the first row of each id; ``None``: the ids differ."""
     if len(ids.unique()) == len(ids):
         return None
     numbers = pa.array(range(len(ids)), pa.int64())
@@ -262,7 +259,7 @@ def _is_race(error: adbc.Error) -> bool:
 
 
 def _as_psycopg(error: adbc.Error) -> psycopg.Error:
-    """Return the error as the other driver would have raised it: what it means is decided in one place."""
+    """Return the error of psycopg with the same code, so that errors are classified in one place."""
     said = _SAID.search(str(error))
     text = said[2] if said else str(error).partition("\n")[0]
     state = error.sqlstate or _STATES.get(error.status_code)

@@ -1,4 +1,4 @@
-"""PostgreSQL as one object: what an endpoint keeps in one schema of it, on one set of connections. Source: ADR 0021."""
+"""PostgreSQL as one object: the adapters of an endpoint on one schema and one set of connections. Source: ADR 0021."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from postdate.ports import Recording
 
 
 class Postgres(OpenDatabase, DatabaseObject):
-    """One schema of a database, from which store, queues, sagas, outbox and timeouts are made: each once, when asked.
+    """One schema of a database, from which store, queues, sagas, outbox and timeouts are made: each once, at first use.
 
-    ``Endpoint("sales", Postgres(url))`` takes what it needs. They share the connections of this process, the thread
-    that hears of others, and one sign of life; once an endpoint uses it, no more connections are open than messages
-    are handled at once, and three. Close it with :meth:`close`, or use it as an asynchronous context manager; what was
-    made from it may be closed before, each by itself.
+    ``Endpoint("sales", Postgres(url))`` takes what it needs. The adapters share the connections of this process, one
+    listener thread and one sign of life; once an endpoint uses it, no more connections are open than messages are
+    handled at once, and three. Close it with :meth:`close`, or use it as an asynchronous context manager; adapters made
+    from it may be closed before, each by itself.
 
     An adapter with settings of its own is made from it like this: ``PostgresStore(database, table="orders.timeouts")``.
 
     Args:
         url: ``postgresql://user:password@host:port/database``, or any connection string of libpq. Needs direct
             connections: a pooler would swallow wake-ups.
-        schema: where the tables are; any characters.
+        schema: of the tables; any characters.
         recording: how much is kept for audits.
-        answers_within: after so long a silence of the server a connection is given up; above 0.
-        holds_at_most: when this process shows no life for so long, others that use the schema end its sessions, which
-            frees what it holds; above 0. They need the same role, or one that is a member of it.
+        answers_within: a connection is given up after so long a silence of the server; above 0.
+        holds_at_most: a process that shows no life for so long has its sessions ended by others that use the schema,
+            which frees its claims; above 0. They need the same role, or one that is a member of it.
 
     Raises:
-        ConfigurationError: the address, the schema or a duration cannot be.
+        ConfigurationError: the address, the schema or a duration is invalid.
     """
 
     has_a_table_for_each_endpoint = True
@@ -94,6 +94,6 @@ class Postgres(OpenDatabase, DatabaseObject):
 
     @override
     def serve(self, endpoint: str, concurrency: int, *, stores: bool) -> None:
-        """Open no more connections than its endpoints need."""
+        """Limit the connections to the needs of its endpoints."""
         super().serve(endpoint, concurrency, stores=stores)
         self.expect(concurrency)

@@ -1,8 +1,8 @@
 """Storing in a transaction that the application has open on a connection of its own.
 
 One statement a message, the same for every driver, in the driver's own style of parameters. Drivers are recognised by
-the names of their classes and not imported: the application has done that. What the driver raises is passed on as it
-is, because the transaction is the application's, and so is the decision to repeat it. Source: design.md section 3.2.
+the names of their classes and not imported: the application has done that. Errors of the driver are not translated,
+because the transaction, and the decision to repeat it, are the application's. Source: design.md section 3.2.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from sqlalchemy import TextClause
 
 _NOTICE: Final = timedelta(hours=1)
-"""What is due within this is announced to the services: longer than an application keeps a transaction open, so that
-what falls due before its commit is delivered as soon as the commit is there."""
+"""Messages due within this are announced: longer than an application keeps a transaction open, so that one that falls
+due before the commit is delivered at the commit."""
 
 _TYPES: Final[Mapping[str, str]] = {
     "id": "text",
@@ -48,12 +48,9 @@ Values = Mapping[str, Any]
 
 
 def values_of(row: Sequence[Any], now: datetime, store_id: int) -> Values:
-    """Return the parameters of one message.
+    """Return the parameters of a message from its row (id, due, destination, expiry, headers, body).
 
-    Args:
-        row: as a store inserts it: id, due, destination, expiry, headers, body.
-        now: recorded as the time of scheduling.
-        store_id: number of the store.
+    ``now`` is recorded as the time of scheduling.
     """
     notice = f"due {store_id} {to_microseconds(row[1])}" if row[1] < now + _NOTICE else None
     return dict(zip(_TYPES, (*row, now, store_id, notice), strict=True))
@@ -63,8 +60,8 @@ async def enqueue(connection: object, statement: bytes, messages: Sequence[Value
     """Store messages in the transaction that ``connection`` is in, or begins with its first statement.
 
     Raises:
-        ConfigurationError: the connection is of no driver known here, or in no transaction.
-        DuplicateMessage: some ids were there; everything else is stored, and the transaction can go on.
+        ConfigurationError: the driver is unknown here, or the connection is in no transaction.
+        DuplicateMessage: some ids were known; all other messages are stored, and the transaction can go on.
     """
     driver = _driver_of(connection)
     if driver.run_blocking is not None:
@@ -76,7 +73,7 @@ async def enqueue(connection: object, statement: bytes, messages: Sequence[Value
 
 
 def enqueue_blocking(connection: object, statement: bytes, messages: Sequence[Values]) -> None:
-    """Do the same as :func:`enqueue` with a connection that blocks."""
+    """:func:`enqueue` for a connection that blocks."""
     driver = _driver_of(connection)
     if driver.run_blocking is None or driver.prepare_blocking is None:
         raise ConfigurationError(f"a connection of {_name(type(connection))} must be awaited: use `await enqueue(…)`")
@@ -90,7 +87,7 @@ def _raise_for_doubles(ids: Sequence[str]) -> None:
 
 
 def _rendered(statement: bytes, parameter: Callable[[str], str], text: Callable[[str], str]) -> str:
-    """Return a statement in another style: ``parameter`` writes one of a name, ``text`` what is between them."""
+    """Return a statement in another style: ``parameter`` renders a name, ``text`` the SQL between names."""
     return "".join(
         text(token[0]) if token[1] is None else f"CAST({parameter(token[1])} AS {_TYPES[token[1]]})"
         for token in _TOKEN.finditer(statement.decode())
@@ -108,8 +105,8 @@ def _unescaped(text: str) -> str:
 class _Driver:
     """How statements run on one kind of connection.
 
-    ``prepare`` returns what to run them on, and refuses a connection that would commit each of them by itself; ``run``
-    returns whether the message was new. A driver blocks or is awaited: it has one pair of the two.
+    ``prepare`` returns the object to run them on, and refuses a connection in autocommit mode; ``run`` returns whether
+    the message was new. A driver blocks or is awaited: it has one pair of the two.
     """
 
     prepare_blocking: Callable[[Any], Any] | None = None
@@ -155,7 +152,7 @@ async def _psycopg_ready_async(connection: Any) -> Any:
 
 
 def _psycopg_run(connection: Any, statement: bytes, values: Values) -> bool:
-    # Cursors of our own: the application may have chosen a kind that has other parameters or other rows.
+    # A plain cursor: the application's factory may give one with other parameters or rows.
     with psycopg.Cursor[Any](connection, row_factory=tuple_row) as cursor:
         return cursor.execute(sql(_with_names(statement)), values).fetchone() is not None
 
@@ -232,7 +229,7 @@ def _with_colons(statement: bytes) -> TextClause:
         "bytea": LargeBinary(),
         "smallint": SmallInteger(),
     }
-    # Colons in names of tables are no parameters.
+    # SQLAlchemy would take colons in names of tables for parameters.
     rendered = _rendered(statement, ":{}".format, lambda part: _unescaped(part).replace(":", "\\:"))
     return text(rendered).bindparams(*(bindparam(name, type_=kinds[kind]) for name, kind in _TYPES.items()))
 

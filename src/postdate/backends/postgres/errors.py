@@ -25,7 +25,7 @@ from postdate.errors import (
 )
 
 _CONFLICTS = frozenset({"40001", "40P01", "22012"})
-"""Serialization, deadlock, and the division by zero with which a move says that a row changed under its hands."""
+"""Serialization, deadlock, and the division by zero by which a move reports a row that changed meanwhile."""
 
 _MISSING = frozenset({"42P01", "3F000", "42703", "42704", "3D000"})
 _FORBIDDEN = frozenset({"42501", "28000", "28P01"})
@@ -41,11 +41,11 @@ _MEANINGS: Final[Meanings] = {
     # Serialization, object not in the state, system (its disk), configuration file, internal.
     StoreTroubled: frozenset({"40", "22012", "55", "58", "F0", "XX"}),
 }
-"""What the server says of itself. The other classes are about what was asked for, or a trigger of somebody else."""
+"""Errors about the server. Other classes are about the statement, or come from a trigger."""
 
 
 def is_conflict(error: psycopg.Error) -> bool:
-    """Return whether the transaction lost against another and may be tried again at once."""
+    """Return whether the transaction lost against another and may be run again at once."""
     return error.sqlstate in _CONFLICTS
 
 
@@ -53,12 +53,11 @@ AFTER_AN_UPGRADE = "after an upgrade run the statements of `postdate setup --pri
 
 
 def is_refused(error: psycopg.Error) -> bool:
-    """Return whether a table is not there for this role, as after an upgrade without its statements and grants."""
+    """Return whether a table is missing or forbidden for this role, as after an upgrade without its script."""
     return error.sqlstate in _MISSING | _FORBIDDEN
 
 
 def translate(error: psycopg.Error, where: str) -> PostdateError:
-    """Return what went wrong with the database ``where`` (without its password) and what to do about it."""
     said, state = str(error).strip().partition("\n")[0] or type(error).__name__, error.sqlstate or ""
     of_driver = not state and isinstance(error, psycopg.OperationalError)
     meaning = StoreUnreachable if of_driver else meaning_of((state, state[:2]), _MEANINGS) or StoreError
@@ -69,7 +68,7 @@ def translate(error: psycopg.Error, where: str) -> PostdateError:
 
 
 def of_queues(error: StoreUnavailable) -> TransportUnavailable:
-    """Return what a failure of the database means for the queues in it."""
+    """Return the transport's error for a failure of the database."""
     kind = TransportUnreachable if error.outage else TransportUnavailable
     found = kind(str(error))
     found.__cause__ = error  # in a list of errors, too: what the store says of itself may concern a single row
@@ -78,7 +77,6 @@ def of_queues(error: StoreUnavailable) -> TransportUnavailable:
 
 @contextmanager
 def queue_errors() -> Generator[None]:
-    """Raise errors of the database as errors of the queues in it."""
     try:
         yield
     except StoreUnavailable as error:
@@ -87,7 +85,6 @@ def queue_errors() -> Generator[None]:
 
 @contextmanager
 def translated(where: str) -> Generator[None]:
-    """Raise errors of PostgreSQL as errors of Postdate."""
     try:
         yield
     except psycopg.Error as error:

@@ -1,4 +1,4 @@
-"""Putting messages into the table of a store, and telling other processes of them in the same transaction."""
+"""Inserting into the tables of a store, and notifying other processes in the same transaction."""
 
 from __future__ import annotations
 
@@ -18,23 +18,14 @@ from postdate.persistence.migrations import setup_command
 from postdate.ports import StoreReport
 
 Row = tuple[Any, ...]
-"""A message as it is inserted: id, due, destination, expiry, headers, body."""
+"""Id, due, destination, expiry, headers, body."""
 
 _BULK_FROM: Final = 5
-"""From so many messages on, COPY beats statements with parameters."""
+"""From so many messages on, COPY is faster than parameters."""
 
 
 def find_store(connection: Connection, sql: Statements, where: str) -> int:
-    """Return the number of the store; asked of the server once, and kept in ``sql``.
-
-    Args:
-        connection: in or out of a transaction.
-        sql: of the store.
-        where: the server, for people.
-
-    Raises:
-        StoreNotSetUp: the table is missing.
-    """
+    """Return the number of the store, asked once and kept in ``sql``. Raises `StoreNotSetUp`."""
     if sql.store_id is None:
         missing = f"{where} has no table {sql.table!r}; {setup_command(sql.table)}"
         try:
@@ -49,7 +40,7 @@ def find_store(connection: Connection, sql: Statements, where: str) -> int:
 
 
 def insert(connection: Connection, sql: Statements, rows: Sequence[Row], now: datetime, store_id: int) -> StoreReport:
-    """Insert what is new; the wake-up of others is part of the transaction and leaves with its commit."""
+    """Insert new messages; the notification is part of the transaction."""
     unique = dict[str, Row]()
     for row in rows:
         unique.setdefault(row[0], row)
@@ -65,18 +56,14 @@ def insert(connection: Connection, sql: Statements, rows: Sequence[Row], now: da
 
 
 def insert_one(connection: Connection, sql: Statements, row: Row, now: datetime, store_id: int) -> bool:
-    """Insert one message and announce it: one statement, so that it is one transaction without another word.
-
-    Returns:
-        Whether the message is new.
-    """
+    """Insert and announce one message by one statement, which is its own transaction; return whether it is new."""
     return connection.execute(sql.insert_one, _values(row, now, store_id), prepare=True).rowcount == 1
 
 
 def insert_or_revive(
     connection: Connection, sql: Statements, rows: Sequence[Row], now: datetime, store_id: int
 ) -> StoreReport:
-    """Insert; what is known and went to the error queue last comes back under its old number."""
+    """Insert; a known message that went to the error queue last comes back under its old number."""
     report = insert(connection, sql, rows, now, store_id)
     back = set[str]()
     for row in rows:
@@ -90,14 +77,14 @@ def _revive(connection: Connection, sql: Statements, row: Row, now: datetime, st
 
 
 def notify(connection: Connection, sql: Statements, due: datetime, now: datetime, store_id: int) -> None:
-    """Tell other processes of a message, with the commit of the transaction; nothing if it is far off."""
+    """Notify other processes at the commit, unless the message is far off."""
     said = notice(store_id, due, now)
     if said is not None:
         connection.execute(sql.notify_due, (said,))
 
 
 def notice(store_id: int, due: datetime, now: datetime) -> str | None:
-    """Return what other processes are told of a message; nothing if it is far off."""
+    """Return the payload of the notification; ``None`` when the message is far off."""
     return f"due {store_id} {to_microseconds(due)}" if due < now + PostgresNextDue.NOTICE else None
 
 

@@ -1,12 +1,12 @@
-"""A connection with a thread of its own: it hears the wake-ups of others, and lives as long as what this process holds.
+"""A listener thread with its own connection: it receives notifications, and lives as long as this process' claims.
 
-Every holder of messages has a number and an advisory lock on it, held by this connection. When the process dies, or its
-machine, the server closes the connection, and with it the lock is gone: whoever looks next frees what was held. No
-clock is involved.
+Every process that holds messages has a number and an advisory lock on it, held by this connection. When the process or
+its machine dies, the server closes the connection and releases the lock, and the next process that looks frees the
+claims. No clock is involved.
 
-A process that is frozen keeps its connections, and with them what it holds. So each shows life on the row of its
-number, and whoever sees a number that has shown none for as long as it promised ends the sessions of that process: from
-there on it is a dead one. What it does when it wakes finds no claim. Source: ADR 0007, ADR 0019 point 7.
+A frozen process keeps its connections and claims. So each process updates the row of its number now and then, and one
+that has not done so for as long as it promised has its sessions ended by others: from then on it counts as dead, and
+finds no claims when it wakes. Source: ADR 0007, ADR 0019 point 7.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from postdate.runtime.outage_log import OutageLog
 
 Connection = psycopg.Connection[Any]
 Heard = Callable[[str, int, int], None]
-"""Called with topic, number and value of a notification; topic ``lost`` means that some may have been missed."""
+"""Called with topic, number and value of a notification; topic ``lost``: some may have been missed."""
 
 _LOOK_EVERY_SECONDS: Final = 1.0
 _RECONNECT_AFTER_SECONDS: Final = (0.05, 0.2, 0.5, 1.0)
 _START_WITHIN_SECONDS: Final = 15.0
 _STOP_WITHIN_SECONDS: Final = 6.0
-"""Enough to free what is held, or to find that nobody answers; then the thread is left behind."""
+"""Enough to free the claims, or to find the server silent; then the thread is left behind."""
 
 HOLDS_AT_MOST: Final = timedelta(seconds=60)
 _SHOW_LIFE_AT_LEAST_EVERY_SECONDS: Final = 5.0
 _LOST_SIGHT_SECONDS: Final = 3.0
-"""Whoever has not looked for so long beyond its time has stood still itself, and begins to watch others anew."""
+"""A process that looks later than this after its time was frozen itself, and watches all others anew."""
 
 _EXPIRED: Final = "what expires in the queues cannot be removed, and stays until received"
 
-# The one that holds the number too, should somebody have given its session another name since.
+# Also the session that holds the number's lock, as its name may have been changed.
 _END_SESSIONS: Final = sql(f"""
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity
     WHERE datname = current_database() AND pid <> pg_backend_pid() AND ({carries("application_name", "%(mark)s::text")}
@@ -69,14 +69,11 @@ _HERE: Final = WeakSet["Listener"]()
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """By what others know that a process lives, and for how long they believe it.
+    """How others know that a process lives.
 
     Args:
         mark: at the end of the name of every session of the process.
-        holds_at_most: shows it no life for so long, it loses what it holds; above 0.
-
-    Raises:
-        ConfigurationError: that is not above 0.
+        holds_at_most: it loses its claims when it shows no life for so long; above 0, else `ConfigurationError`.
     """
 
     mark: str
@@ -88,17 +85,16 @@ class Life:
 
     @property
     def every_seconds(self) -> float:
-        """How often it shows life."""
         return min(_SHOW_LIFE_AT_LEAST_EVERY_SECONDS, self.holds_at_most.total_seconds() / 6)
 
 
 def holders_here(names: SchemaNames) -> set[int]:
-    """Return the numbers under which this process holds messages in such a schema, on whatever server."""
+    """Return the numbers of this process in schemas of that name, on any server."""
     return {each.number for each in list(_HERE) if each.names == names and each.number is not None}
 
 
 def living(names: SchemaNames) -> str:
-    """Return the query for the numbers of holders in such a schema whose connections live."""
+    """Return the query for the numbers whose connections live."""
     return (
         "SELECT objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND granted "
         f"AND classid = ({names.lock_class})::integer::oid "
@@ -107,13 +103,13 @@ def living(names: SchemaNames) -> str:
 
 
 class Listener:
-    """One thread. See the module.
+    """One listener thread. See the module.
 
     Args:
-        connect: opens its connection, which waits for locks and answers for a short time only.
-        given_up: sessions of this process that nobody listens to, which it ends.
+        connect: opens its connection, with short limits on locks and answers.
+        given_up: sessions of this process that are to be ended, which it does.
         names: of the schema.
-        reaper: of what expires in the queues; the thread has the time for it, and lives as long as its process works.
+        reaper: of expired messages, run by this thread, which lives as long as its process works.
         life: of this process.
     """
 
@@ -135,7 +131,7 @@ class Listener:
         self._users = 2
         self._stopping = self._renewing = False
         self._is_lost = False
-        """Whether it waits for another connection after a failure; under the lock, as all that others ask for."""
+        """Whether it waits for another connection after a failure; under the lock."""
         self._ready = threading.Event()
         self._holder: int | None = None
         self._failure: PostdateError | None = None
@@ -147,23 +143,21 @@ class Listener:
 
     @property
     def names(self) -> SchemaNames:
-        """Of the schema."""
         return self._names
 
     @property
     def number(self) -> int | None:
-        """The number under which this process holds messages now, if any."""
+        """The number under which this process holds messages now; ``None`` without a connection."""
         return self._holder
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and the connection; a server that does not answer is not waited for.
+        """End the thread and the connection, without waiting for a silent server.
 
-        A thread that has lost its connection and waits for another holds nothing, and ends by itself: should there be
-        another, it is closed unused.
+        A thread that has lost its connection holds nothing, and is not waited for: it ends by itself, and closes a new
+        connection unused.
         """
         with self._lock:
             self._stopping, lost = True, self._is_lost
@@ -172,7 +166,6 @@ class Listener:
         self._let_go_of_pipe()
 
     def _let_go_of_pipe(self) -> None:
-        """Close what wakes the thread, once the thread and whoever stops it have both let go of it."""
         with self._lock:
             self._users -= 1
             if not self._users:
@@ -180,16 +173,16 @@ class Listener:
                 os.close(self._wake)
 
     def renew(self) -> None:
-        """Go on under another number; what is held under the present one is free, whoever holds it.
+        """Take another number, which frees all claims under the present one.
 
-        For an adapter that ends and may hold something, while others of this process go on: what they lose so, comes
-        again, as after a loss of the connection.
+        For an adapter that is closed and may have left claims: other adapters lose theirs, too, as after a loss of the
+        connection, and claim those messages again.
         """
         self._renewing = True
         os.write(self._wake, b"r")
 
     def hear(self, heard: Heard) -> Callable[[], None]:
-        """Have ``heard`` called, in the thread, for each notification; return the way to stop that."""
+        """Call ``heard`` in the thread for each notification; return the way to stop."""
         with self._lock:
             self._ears.append(heard)
 
@@ -200,7 +193,7 @@ class Listener:
         return stop
 
     def holder(self) -> int:
-        """Return the number under which this process holds messages now; blocking.
+        """Return the number under which this process holds messages now; waits for the first connection.
 
         Raises:
             StoreUnavailable: there is no connection at the moment.
@@ -212,7 +205,6 @@ class Listener:
             return self._holder
 
     def introduce(self, *, delivers: bool = False, receives: str | None = None) -> None:
-        """Say what this process does, for operators."""
         with self._lock:
             self._delivers |= delivers
             self._receives |= set() if receives is None else {receives}
@@ -264,7 +256,7 @@ class Listener:
             os.read(self._waking, 1024)
 
     def _present(self, connection: Connection) -> None:
-        """Take a number, lock it, say who we are, and listen."""
+        """Take a number, lock it, write the row of this process, and listen."""
         names, self._renewing = self._names, False
         row = connection.execute(
             "SELECT number, pg_advisory_lock(%s, number) FROM (SELECT nextval(%s)::integer AS number) AS n",
@@ -280,7 +272,7 @@ class Listener:
             ),
             (row[0], os.getpid(), platform.node(), self._life.mark, self._life.holds_at_most),
         )
-        # What comes in the middle of an answer to a statement of ours, the driver gives to whoever has asked for it.
+        # Notifications within the answer to a statement are delivered by the driver to this handler.
         connection.add_notify_handler(lambda notification: self._notice(notification.payload))
         connection.execute(sql(f"LISTEN {names.channel}"))
         with self._lock:
@@ -289,7 +281,7 @@ class Listener:
         self._ready.set()
 
     def _listen(self, connection: BoundedConnection) -> None:
-        # Also whoever lives for a moment only, as a command that sends, looks once.
+        # True at first, so that a process that lives for a moment, as a command that sends, reaps once.
         socket, looked_at, more_to_reap = connection.fileno(), time.monotonic(), True
         seen_at = looked_at
         look_every = min(_LOOK_EVERY_SECONDS, self._life.every_seconds)
@@ -326,7 +318,7 @@ class Listener:
         self._free(connection, [held_as])  # whatever could not be given back: nobody looks for it after this
 
     def _try(self, connection: Connection, what: str, step: Callable[[Connection], T]) -> T | None:
-        """Do one of the things that have their time; what others keep us from is complained of once, and left."""
+        """Run a periodic step; a failure that leaves the connection open is logged once, and retried later."""
         try:
             return step(connection)
         except psycopg.Error as error:
@@ -338,7 +330,7 @@ class Listener:
             return None
 
     def _hear(self, connection: Connection) -> None:
-        """Take note of what has come, also behind the answer to a statement of ours: nothing else may wake us."""
+        """Handle notifications, also those that came with a statement's answer, which leave no readable socket."""
         while (notification := connection.pgconn.notifies()) is not None:
             self._notice(notification.extra.decode(errors="replace"))
 
@@ -370,9 +362,9 @@ class Listener:
         )
 
     def _end_the_frozen(self, connection: Connection) -> None:
-        """End the sessions of processes that have shown no life for as long as they said; the rest is as for the dead.
+        """End the sessions of processes that have shown no life for as long as they promised; they count as dead then.
 
-        How long, this process measures by its own watch: whoever sets the server's clock makes nobody look frozen.
+        This process' monotonic clock counts, so setting the server's clock makes no process look frozen.
         """
         find = sql(
             f"SELECT holder, mark, seen::text, extract(epoch FROM holds_at_most)::float8, pid, machine "
@@ -382,7 +374,7 @@ class Listener:
         rows = connection.execute(find, (self._holder,)).fetchall()
         seen = {holder: (said, seconds) for holder, _, said, seconds, _, _ in rows}
         silent = self._watched.silent(seen, time.monotonic(), self._life.every_seconds + _LOST_SIGHT_SECONDS)
-        # Where another adapter of the same process shows life only the session goes that holds the silent number.
+        # If another adapter of that process shows life, only the session that holds the silent number is ended.
         lively = {self._life.mark, *(mark for holder, mark, *_ in rows if holder not in silent)}
         for holder, mark, _, seconds, pid, machine in rows:
             if holder not in silent:
@@ -398,9 +390,9 @@ class Listener:
             self._try(connection, what, partial(_end_sessions, values))
 
     def _free_what_the_dead_hold(self, connection: Connection) -> None:
-        """Free the messages of holders whose lock is gone; whoever comes first does it for all.
+        """Free the messages of numbers whose lock is gone; any process does it for all.
 
-        The messages themselves are asked, too: a process that lost its number may have held more under it since.
+        Numbers are also read from messages: a process may have claimed more after the row of its number was deleted.
         """
         known = self._names.of("holder")
         held = [f"SELECT DISTINCT holder FROM {each} WHERE holder IS NOT NULL" for each, _ in self._tables(connection)]
@@ -411,7 +403,7 @@ class Listener:
             self._free(connection, dead)
 
     def _tables(self, connection: Connection) -> list[tuple[str, str]]:
-        """Return the tables of messages that are there and that we may change, and what else is to be set there."""
+        """Return the message tables that this role may change, each with more SQL for its SET clause."""
         names = self._names
         stores = connection.execute(
             sql(
@@ -423,7 +415,7 @@ class Listener:
         return [(names.of("queue_message"), ""), *((names.of(name), ", attempt_at = due") for (name,) in stores)]
 
     def _free(self, connection: Connection, dead: list[int | None]) -> None:
-        """Free what some hold, each table by itself: what goes wrong in one must not keep the others."""
+        """Free the messages of some numbers, table by table: a failure in one must not stop the others."""
         names, freed = self._names, 0
         for table, more in self._tables(connection):
             try:
@@ -441,19 +433,19 @@ class Listener:
 
 
 class Watched:
-    """What others have shown of life, and since when it is the same, by the watch of this process."""
+    """The last sign of life of other processes, and since when it is the same by this process' clock."""
 
     def __init__(self) -> None:
         self._since = dict[int, tuple[object, float]]()
         self._looked_at = float("-inf")
 
     def silent(self, seen: Mapping[int, tuple[object, float]], now: float, within: float) -> set[int]:
-        """Return which have shown nothing new for longer than they may.
+        """Return the numbers whose sign has been the same for too long.
 
         Args:
-            seen: by number, what is shown there now, and for how many seconds it may be the same.
-            now: seconds, of a watch that nobody sets.
-            within: look again; whoever stood still for longer has not seen what others have shown meanwhile.
+            seen: by number, the sign now, and how many seconds it may stay the same.
+            now: monotonic seconds.
+            within: a caller that looks again later than this was frozen itself, so all are watched anew.
         """
         lost_sight, self._looked_at = now - self._looked_at > within, now
         before = {} if lost_sight else self._since

@@ -1,4 +1,4 @@
-"""Names in PostgreSQL: any characters, quoted; refused where the server would cut them off in silence."""
+"""Names in PostgreSQL: any characters, quoted; refused where the server would silently cut them off."""
 
 from __future__ import annotations
 
@@ -14,16 +14,11 @@ DEFAULT_SCHEMA = "postdate"
 
 
 def quoted(name: str) -> str:
-    """Return a name as SQL, whatever is in it."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def check_name(name: str, what: str) -> str:
-    """Return ``name`` if PostgreSQL can have it.
-
-    Raises:
-        ConfigurationError: it is blank, has a NUL character, or is longer than 63 bytes of UTF-8.
-    """
+    """Return ``name``; raise `ConfigurationError` if it is blank, has a NUL or is longer than 63 bytes of UTF-8."""
     if not name.strip() or "\0" in name:
         raise ConfigurationError(f"{what} must not be blank or have NUL characters: {name!r}")
     size = len(name.encode())
@@ -37,7 +32,7 @@ def check_name(name: str, what: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SchemaNames:
-    """The names of one schema, as they stand in SQL with parameters (a ``%`` doubled)."""
+    """The names of one schema in SQL: ``of`` for statements with parameters (``%`` doubled), ``plain`` for others."""
 
     schema: str
 
@@ -45,27 +40,24 @@ class SchemaNames:
         check_name(self.schema, "schema")
 
     def of(self, name: str) -> str:
-        """Return a name in the schema for a statement with parameters."""
         return self.plain(name).replace("%", "%%")
 
     def plain(self, name: str) -> str:
-        """Return a name in the schema for a statement without parameters."""
         return f"{quoted(self.schema)}.{quoted(name)}"
 
     @property
     def channel(self) -> str:
-        """The channel of notifications: the schema's name may be as long as a channel's."""
+        """The channel of notifications; a schema's name is never too long for one."""
         return "postdate_" + hashlib.md5(self.schema.encode(), usedforsecurity=False).hexdigest()
 
     @property
     def lock_class(self) -> int:
-        """The first key of the advisory locks that say who lives."""
+        """The first key of the advisory locks that processes hold on their numbers."""
         digest = hashlib.md5(b"postdate " + self.schema.encode(), usedforsecurity=False).digest()
         return int.from_bytes(digest[:4], "big", signed=True)
 
 
 def mark_done(schema: str, step: Step) -> str:
-    """Return the statement that says that a step was done."""
     return (
         f"INSERT INTO {quoted(schema)}.migration (subject, version, name) "
         f"VALUES ({literal(step.subject)}, {step.version}, {literal(step.name)})"
@@ -73,7 +65,6 @@ def mark_done(schema: str, step: Step) -> str:
 
 
 def foundation(schema: str) -> str:
-    """Return the statements that come before every migration."""
     return (
         f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)};\n"
         f"CREATE TABLE IF NOT EXISTS {quoted(schema)}.migration (\n"
@@ -97,13 +88,7 @@ def steps(schema: str, table: str | None) -> tuple[Step, ...]:
 
 
 def part_steps(schema: str, part: str, table: str) -> tuple[Step, ...]:
-    """Return the migrations of a part of a schema that has a table of its own, by whose name they are marked.
-
-    Args:
-        schema: it is in.
-        part: ``sagas`` or ``outbox``.
-        table: its name.
-    """
+    """Return the migrations of a part (``sagas``, ``outbox``) with a table of its own, whose name marks them."""
     found = migrations("postdate.backends.postgres", part)
     return tuple(  # with the comments, which are for administrators
         Step(table, each.version, each.name, (each.sql.replace("{schema}", quoted(schema)).strip(),)) for each in found
@@ -118,15 +103,14 @@ def _steps(subject: str, part: str, replacements: Mapping[str, str]) -> tuple[St
 
 
 def literal(text: str) -> str:
-    """Return a text as SQL."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def sql(text: str) -> bytes:
-    """Return a statement as the driver takes it from programs that put names into it themselves, quoted."""
+    """Return a statement for the driver, which takes only bytes and literal strings; names in it are quoted already."""
     return text.encode()
 
 
 def array(numbers: Iterable[int]) -> str:
-    """Return numbers as PostgreSQL writes an array: far quicker than the driver's way with a list."""
+    """Return numbers in the text form of an array: far quicker than the driver's way with a list."""
     return "{" + ",".join(map(str, numbers)) + "}"

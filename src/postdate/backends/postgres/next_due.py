@@ -1,9 +1,9 @@
-"""The next-due cache of PostgreSQL, which also knows where looks begin.
+"""The next-due cache of PostgreSQL, which also knows where a look for due messages may begin.
 
-Looks begin at the earliest message that the last look saw, not at the beginning of time: while any session holds an old
+A look begins at the earliest message of the last look, not at the beginning of time: while any session holds an old
 snapshot, PostgreSQL keeps every delivered row in the index, and a look from the beginning would walk over all of them.
-What is stored with an earlier due time is announced by its transaction and moves the beginning back; from time to time
-a look begins at the beginning all the same. Source: ADR 0007.
+A message stored with an earlier due time is announced by its transaction and moves the beginning back; now and then a
+look begins at the beginning all the same. Source: ADR 0007.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PostgresNextDue(NextDue[datetime]):
     """Thread-safe. Date-times in UTC."""
 
     NOTICE: Final = timedelta(minutes=5)
-    """What is due within this is announced to other processes: far more than the minute that a poller sleeps at most,
+    """Messages due within this are announced to other processes: far more than the minute that a poller sleeps at most,
     so that clocks may differ by minutes."""
 
     def __init__(self) -> None:
@@ -35,16 +35,16 @@ class PostgresNextDue(NextDue[datetime]):
         self._claims = 0
 
     def since(self) -> datetime | None:
-        """Return where a look begins; ``None``: at the beginning."""
+        """Return the attempt time at which a look begins; ``None``: without a lower bound."""
         with self._lock:
             now = time.monotonic()
             if now - self._swept_at >= _SWEEP_EVERY_SECONDS:
                 self._swept_at, self._since = now, None
-            # What lies before the calendar is damaged, and only a look from the beginning finds it.
+            # A time before the calendar is damaged, and only a look without a bound finds it.
             return None if self._since == _BEGINNING else self._since
 
     def lags(self) -> bool:
-        """Return whether so many batches were claimed since the last look that looks begin far behind by now."""
+        """Count a batch; return whether so many were claimed since the last look that its lower bound is far behind."""
         with self._lock:
             self._claims += 1
             return self._claims >= _CLAIMS_WITHOUT_A_LOOK
@@ -61,9 +61,9 @@ class PostgresNextDue(NextDue[datetime]):
 
         Args:
             look: its number.
-            first: the earliest attempt among what nobody of this process holds; ``None`` without any.
-            first_held: the earliest among what this process holds by row locks, and may have to give back.
-            now: of the look, if it looked at everything due before that.
+            first: the earliest attempt among messages that this process does not hold; ``None`` without any.
+            first_held: the earliest among those it holds by row locks, and may have to give back.
+            now: of the look, if it saw everything due before that.
         """
         first = None if first is None else first.astimezone(UTC)
         with self._lock:
@@ -84,7 +84,7 @@ class PostgresNextDue(NextDue[datetime]):
 
     @override
     def forget(self) -> None:
-        """Note that announcements may have been missed: begin at the beginning, now."""
+        """Announcements may have been missed: look at once, without a lower bound."""
         with self._lock:
             self._since = None
             self._looks = dict.fromkeys(self._looks, _BEGINNING)

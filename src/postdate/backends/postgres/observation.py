@@ -1,7 +1,7 @@
-"""Looking at a PostgreSQL store and its queues without changing what waits in them: what an operator asks.
+"""An operator's questions to a PostgreSQL store and its queues; nothing waiting is changed.
 
-Who holds a message is written in its row when it is leased. A row lock is seen by the number of the running transaction
-in the row's ``xmax``: that leads to the session, whose name says which process it belongs to.
+The row of a leased message names its holder. A row lock is seen by the number of the running transaction in the row's
+``xmax``, which leads to the session, whose name says which process it belongs to.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ T = TypeVar("T")
 
 _SETTINGS: Final = ("fsync", "full_page_writes", "synchronous_commit", "transaction_read_only")
 _OLD: Final = timedelta(minutes=1)
-"""Younger snapshots are everywhere and matter to nobody."""
+"""Younger snapshots are normal."""
 _FAR_BEHIND: Final = 100_000
-"""Transactions after which a replication slot counts as old: when its snapshot was taken is not kept."""
+"""Transactions after which a replication slot counts as old: the server does not keep the time of its snapshot."""
 _LATEST_PAGES: Final = 1_500
-"""Of the records, which are appended: some 100,000 of them."""
+"""Pages of the records, which are appended: some 100,000 records."""
 
 _FACTS: Final = """
     SELECT current_setting('server_version'), clock_timestamp(), pg_is_in_recovery(),
         (SELECT json_object_agg(name, setting) FROM pg_settings WHERE name = ANY(%s))"""
-# What a session holds in other databases holds up nothing here; what it holds in none (replication) does.
+# A snapshot in another database does no harm here; one in no database (replication) does.
 _OLD_SESSIONS: Final = """
     SELECT pid, application_name, coalesce(usename, ''), coalesce(state, backend_type, ''),
         clock_timestamp() - coalesce(xact_start, backend_start), ''
@@ -60,11 +60,7 @@ _SLOTS: Final = """
 
 
 class PostgresQueueObserver(Observer):
-    """Looks at the queues of a schema, and at the processes that use it.
-
-    Args:
-        database: of the adapter; not closed here.
-    """
+    """Answers questions about the queues of a schema, and the processes that use it. Unreadable rows are left out."""
 
     def __init__(self, database: Access) -> None:
         self._database = database
@@ -83,8 +79,6 @@ class PostgresQueueObserver(Observer):
     async def _readable(
         self, statement: str, values: Mapping[str, object], decode: Callable[[tuple[Any, ...]], T]
     ) -> list[T]:
-        """Return what a question finds without what cannot be read: whoever takes such a row sets it aside."""
-
         def find(connection: Connection) -> list[T]:
             return read(connection.execute(sql(statement), values), 0, decode)[0]
 
@@ -137,11 +131,9 @@ class PostgresQueueObserver(Observer):
 
 
 class PostgresObserver(PostgresQueueObserver):
-    """Looks at one store and the queues of its schema.
+    """Answers questions about one store and the queues of its schema.
 
-    Args:
-        database: of the store; not closed here.
-        table: returns the name of the table of the waiting messages, which may not be settled yet.
+    ``table`` returns the name of the store's table, which may not be settled yet.
     """
 
     def __init__(self, database: Access, table: Callable[[], str]) -> None:
@@ -185,7 +177,6 @@ class PostgresObserver(PostgresQueueObserver):
 
     @override
     async def last_delivered_at(self) -> datetime | None:
-        """See :meth:`postdate.ports.Observer.last_delivered_at`; records are appended to their table."""
         record = self._database.names.of("record")
         pages = "(pg_relation_size(%(record)s::regclass) / current_setting('block_size')::bigint)"
         first = f"('(' || greatest({pages} - {_LATEST_PAGES}, 0) || ',0)')::tid"
@@ -200,7 +191,7 @@ class PostgresObserver(PostgresQueueObserver):
         return sorted(destination for (destination,) in rows)
 
     def _processes(self, connection: Connection) -> list[Process]:
-        """Add those that hold messages by row locks alone: they need no number, and are known by their session."""
+        """Add processes that hold messages by row locks alone: they have no number, and are known by their session."""
         known = super()._processes(connection)
         sessions = connection.execute(
             "SELECT a.pid || ' ' || a.application_name, min(a.backend_start) FROM pg_stat_activity AS a "
@@ -220,8 +211,6 @@ class PostgresObserver(PostgresQueueObserver):
 
 
 async def server_facts(database: Access, table: str | None) -> ServerFacts:
-    """See :meth:`postdate.ports.AdministrableStore.server_facts`; of a store's table, too, if it is given."""
-
     def ask(connection: Connection) -> ServerFacts:
         row = connection.execute(_FACTS, (list(_SETTINGS),)).fetchone()
         assert row is not None
@@ -234,7 +223,7 @@ async def server_facts(database: Access, table: str | None) -> ServerFacts:
 
 
 def _schema_version(database: Access, connection: Connection, table: str | None) -> tuple[int, int]:
-    """Return the version that is there and the newest one: of the schema, or of the table where that lags behind."""
+    """Return the present and the newest version: of the schema, or of the store's table if only that lags behind."""
     there = dict[str, int]()
     marks = database.names.of("migration")
     if connection.execute("SELECT to_regclass(%s)", (marks.replace("%%", "%"),)).fetchone() != (None,):
@@ -249,9 +238,9 @@ def _schema_version(database: Access, connection: Connection, table: str | None)
 
 
 async def old_snapshots(database: Access) -> Sequence[OldSnapshot]:
-    """See :meth:`postdate.ports.AdministrableStore.old_snapshots`: sessions, prepared transactions, replication slots.
+    """Return old sessions, prepared transactions and replication slots.
 
-    Of other users' sessions a user without the role ``pg_read_all_stats`` is told nothing.
+    Other users' sessions are visible only to the role ``pg_read_all_stats``.
     """
 
     def ask(connection: Connection) -> list[OldSnapshot]:
@@ -270,12 +259,12 @@ async def old_snapshots(database: Access) -> Sequence[OldSnapshot]:
 
 
 def _header(message_id: str) -> str:
-    """Return the header of a message id as it stands in the text of the headers, which is compact JSON."""
+    """Return a message id as it stands in the text of encoded headers, which is compact JSON."""
     return f"{json.dumps(Headers.MESSAGE_ID)}:{json.dumps(message_id, ensure_ascii=False)}"
 
 
 def _pid_of(session: str) -> int:
-    """Return the number of the process that a session says it belongs to; of one that does not say it, its own."""
+    """Return the client's process id from a session's name, or the server's, if the name has none."""
     found = re.search(r" postdate (\d+)( [0-9a-f]+)?$", session)
     return int(session.partition(" ")[0]) if found is None else int(found[1])
 

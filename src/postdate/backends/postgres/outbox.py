@@ -1,8 +1,8 @@
 """Outboxes in a schema of PostgreSQL, beside the tables of the application, so that one commit covers both.
 
-A handler gets an asynchronous connection of psycopg, opened with the settings of the application: those of our own
-connections are made for our own statements. What the outbox does by itself goes through these, that of several messages
-in one statement. Source: specification 7; ADR 0017, 0026.
+A handler gets an asynchronous connection of psycopg with the settings of the application, as ours suit only our own
+statements. Reads and writes without a handler use our connections, several messages in one statement.
+Source: specification 7; ADR 0017, 0026.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ T = TypeVar("T")
 
 @dataclass
 class _Lent:
-    """A connection that a handler has.
+    """A connection lent to a handler.
 
     Args:
         connection: in autocommit mode but for the block.
-        block: the transaction, in which the driver refuses to commit.
+        block: psycopg's transaction block, in which the driver refuses to commit.
     """
 
     connection: BoundedAsyncConnection
@@ -52,14 +52,15 @@ class PostgresOutbox(SqlOutbox[_Lent], Scripted):
 
     Args:
         database: ``postgresql://user:password@host:port/database``, any connection string of libpq, or a
-            :class:`postdate.Postgres` that others use, too; that with the tables of the application.
-        schema: where the table is; it may be that of a delayed message store and of queues.
-        connections: open at once, 1 or more; as many messages can be handled at once that use the transaction.
-        answers_within: after so long a silence of the server a connection is given up; above 0. The statements of
-            handlers are theirs, and may take as long as they like. ``None``: as the database says, or 20 seconds.
+            :class:`postdate.Postgres` that others use, too: the database with the tables of the application.
+        schema: of the table; it may be that of a delayed message store and of queues.
+        connections: open at once, 1 or more, which limits how many messages that use the transaction are handled at
+            once.
+        answers_within: a connection is given up after so long a silence of the server; above 0. The statements of
+            handlers have no limit. ``None``: as the database says, or 20 seconds.
 
     Raises:
-        ConfigurationError: the address, the schema or the duration cannot be, or there would be no connection.
+        ConfigurationError: the address, the schema or the duration is invalid, or ``connections`` is below 1.
     """
 
     def __init__(
@@ -82,12 +83,10 @@ class PostgresOutbox(SqlOutbox[_Lent], Scripted):
 
     @override
     async def setup(self) -> None:
-        """Create schema and table; idempotent, and several processes may do it at once."""
         await in_thread(self._set_up)
 
     @override
     def setup_statements(self, endpoint: str) -> str:
-        """Return the SQL that makes what :meth:`setup` does, for a database administrator; may be run again."""
         schema = self._database.names.schema
         return part_script(schema, part_steps(schema, "outbox", "outbox"), with_queues=False)
 
@@ -96,14 +95,12 @@ class PostgresOutbox(SqlOutbox[_Lent], Scripted):
 
     @override
     async def close(self) -> None:
-        """Close every connection; a second time without effect."""
         await in_thread(self._database.close_blocking)
 
     # --- on connections of our own ------------------------------------------------------------------------------------
 
     @override
     def do(self, step: OutboxStep, rows: Sequence[Values]) -> Sequence[Any]:
-        """Do a step of several records in one statement."""
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         found = self._database.run_blocking(lambda c: c.execute(self._of_many[step], columns, prepare=True).fetchall())
         if step is OutboxStep.FIND:
@@ -134,7 +131,7 @@ class PostgresOutbox(SqlOutbox[_Lent], Scripted):
 
     @override
     async def put(self, connection: _Lent) -> None:
-        """Take a connection back as it was lent; one that cannot be is closed."""
+        """Give back a connection in the state in which it was lent, or close it."""
         await self._database.put_of_application(connection.connection)
 
     @override
@@ -214,14 +211,14 @@ def _statements_of_many(table: str) -> dict[OutboxStep, bytes]:
 
 
 class _Borrowed(BoundedConnection):
-    """A second way to use an open connection to the server, which it does not own."""
+    """A blocking connection object over the socket of another one, which owns the socket."""
 
     def __del__(self, *_: object) -> None:
-        """Say nothing of a connection left open, as the base class would: its owner closes it."""
+        """Omit the base class' warning of an open connection: its owner closes it."""
 
 
 def _borrowed(connection: BoundedAsyncConnection) -> BoundedConnection:
-    """Return a way to the same connection to the server for what blocks, while nobody else uses it."""
+    """Return a blocking connection over the same socket; the caller has it to itself meanwhile."""
     blocking = _Borrowed(connection.pgconn)
     blocking.answers, blocking.opened_at = connection.answers, connection.opened_at
     blocking.prepare_threshold = None  # the names of what was prepared are counted by the other object
@@ -229,5 +226,5 @@ def _borrowed(connection: BoundedAsyncConnection) -> BoundedConnection:
 
 
 def _undone() -> tuple[type[psycopg.Rollback], psycopg.Rollback, None]:
-    """Return what a transaction block of psycopg is left with when it is to be rolled back."""
+    """Return the arguments of ``__exit__`` with which a transaction block of psycopg rolls back."""
     return psycopg.Rollback, psycopg.Rollback(), None

@@ -1,13 +1,13 @@
-"""The connections of this process to one database, which all adapters there share, of two kinds.
+"""The connections of this process to one database, shared by all adapters there; of two kinds.
 
-Ours are psycopg's for blocking code, with settings made for our own statements, and are used in threads: one round trip
-costs a thread hand-over of some 50 microseconds, and the same code serves the event loop, pipeline processes and Spark
-executors. Those of applications are asynchronous, with the settings that the application has written.
+Ours block, have settings made for our own statements, and are used in threads: one round trip costs a thread hand-over
+of some 50 microseconds, and the same code serves the event loop, pipeline processes and Spark executors. Those of
+handlers are asynchronous, with the settings of the application.
 
 Once an endpoint has said how many messages it handles at once, the pool opens no more than that and two. Two are left
-for brief work, which holds nothing that others wait for; handlers' transactions get the others, and wait for each other
-as handlers do. What claims rows never waits. A wait that lasts all the same ends after seconds: the limit saves
-connections, and must never stop messages. Source: ADR 0007, ADR 0019, ADR 0021.
+for brief work, which holds nothing that others wait for; handlers' transactions share the others, and wait for them.
+Claims of rows never wait. Any wait ends after seconds: the limit saves connections, and must never stop messages.
+Source: ADR 0007, ADR 0019, ADR 0021.
 """
 
 from __future__ import annotations
@@ -34,23 +34,16 @@ from postdate.backends.postgres.sessions import address_of, check_unpooled
 from postdate.runtime.threads import in_thread
 
 _MOST_IDLE: Final = 16
-"""Kept of each kind where no endpoint has said how many it needs."""
+"""Idle connections of each kind without an endpoint's limit."""
 
 FOR_BRIEF_WORK: Final = 2
 _WAITS_AT_MOST_SECONDS: Final = 5.0
 _IN_VAIN_SECONDS: Final = 5.0
-"""For so long nobody who leaves waits again as another one has waited in vain, unless somebody was answered since."""
+"""After a closing adapter has waited in vain for a connection, others do not wait for so long, unless one succeeds."""
 
 
 class PostgresPool:
-    """See the module. Thread-safe.
-
-    Args:
-        url: of the database, or any connection string of libpq.
-
-    Raises:
-        ConfigurationError: it cannot be read.
-    """
+    """See the module. Thread-safe. Raises `ConfigurationError` for an invalid ``url``."""
 
     def __init__(self, url: str) -> None:
         self._url, self.address = url, address_of(url)
@@ -64,17 +57,16 @@ class PostgresPool:
         self._in_vain_at = float("-inf")
 
     def expect(self, concurrency: int) -> None:
-        """Open connections for so many more messages at once, and no more than that and two in all."""
+        """Raise the limit on connections by ``concurrency``; the first call also adds two for brief work."""
         with self._changed:
             self._most = (self._most or FOR_BRIEF_WORK) + concurrency
 
     def open(self) -> None:
-        """Keep connections, from now on, for whoever comes next."""
         with self._changed:
             self._keeps = True
 
     def close(self) -> None:
-        """Close what is idle, and what is lent when it comes back."""
+        """Close idle connections now, and lent ones when they come back."""
         with self._changed:
             self._keeps = False
             idle, self._idle = self._idle, []
@@ -90,12 +82,8 @@ class PostgresPool:
     def connect(self, answers: Answers, *options: str) -> BoundedConnection:
         """Return a connection that belongs to the caller, in autocommit mode.
 
-        Args:
-            answers: how long it waits for them.
-            options: more settings of the session, as ``name=value``; they count, whatever the address says.
-
-        Raises:
-            psycopg.Error: there is none. Who leaves is told so at once if somebody who left waited in vain just now.
+        ``options`` are more settings of the session, as ``name=value``; they override the address. A closing adapter
+        fails at once if another one has just waited in vain.
         """
         if answers.leaving and time.monotonic() - self._in_vain_at < _IN_VAIN_SECONDS:
             raise NoAnswer("has not answered just now")
@@ -126,11 +114,9 @@ class PostgresPool:
     # --- ours -----------------------------------------------------------------------------------------------------
 
     def take(self, answers: Answers, *, brief: bool) -> BoundedConnection:
-        """Return a connection that is alive; give it back with :meth:`put`, or close it with :meth:`drop`.
+        """Return a live connection; give it back with :meth:`put`, or close it with :meth:`drop`.
 
-        Args:
-            answers: how long it waits for them, while it is lent.
-            brief: for one piece of work, which waits for nobody; otherwise the connection may be kept.
+        ``answers`` limit its silence while it is lent; ``brief``: for one piece of work that waits for nobody.
         """
         while True:
             connection = self._idle_or_none(brief=brief)
@@ -148,7 +134,6 @@ class PostgresPool:
             return connection
 
     def _idle_or_none(self, *, brief: bool) -> BoundedConnection | None:
-        """Return an idle connection, or the right to open one."""
         with self._changed:
             if brief:
                 self._changed.wait_for(self._has_room_for_brief_work, _WAITS_AT_MOST_SECONDS)
@@ -171,7 +156,6 @@ class PostgresPool:
         return bool(self._idle) or not self._is_full() or self._brief < FOR_BRIEF_WORK
 
     def put(self, connection: BoundedConnection) -> None:
-        """Take a connection back; one that is broken or in a transaction is closed."""
         idle = not connection.closed and connection.info.transaction_status is TransactionStatus.IDLE
         with self._changed:
             kept = idle and self._is_kept(len(self._idle))
@@ -193,7 +177,7 @@ class PostgresPool:
         self._changed.notify_all()
 
     def drop(self, connection: BoundedConnection) -> None:
-        """Close a connection that was taken: a transaction on it is rolled back when the server notices that."""
+        """Close a lent connection; the server rolls its transaction back when it notices."""
         with self._changed:
             self._lent_no_more(connection, kept=False)
         connection.close()
@@ -205,7 +189,7 @@ class PostgresPool:
             self._changed.notify_all()
 
     def _is_usable(self, connection: Bounded) -> bool:
-        """Return whether an idle connection can be used; one beside which others stay silent is given up."""
+        """Return whether an idle connection is usable; one opened before another fell silent is given up."""
         if self.given_up.distrusts(connection):
             self.given_up.add(connection, silent=False)
             return False
@@ -214,7 +198,7 @@ class PostgresPool:
     # --- those of applications ------------------------------------------------------------------------------------
 
     async def take_for_application(self, answers: Answers) -> BoundedAsyncConnection:
-        """Return a connection as the application would open it, in autocommit mode; see :meth:`take`."""
+        """Return a connection with the application's settings, in autocommit mode; see :meth:`take`."""
         while True:
             has_place, connection = self._place_for_application(0)
             if not has_place:  # until some brief work is over
@@ -233,9 +217,9 @@ class PostgresPool:
             return connection
 
     def _place_for_application(self, seconds: float) -> tuple[bool, BoundedAsyncConnection | None]:
-        """Return whether there is a place, waiting so long for it at most, and an idle connection if there is one.
+        """Return whether there is a place, and an idle connection if there is one.
 
-        After a wait there always is.
+        Waits up to ``seconds`` for a place; after a wait there is one in any case.
         """
         with self._changed:
             has_room = self._has_room_for_application()
@@ -267,12 +251,7 @@ class PostgresPool:
         return connection
 
     async def put_of_application(self, connection: BoundedAsyncConnection, answers: Answers) -> None:
-        """Take a connection back as it was lent; one that cannot be is closed.
-
-        Args:
-            connection: that a handler may have had.
-            answers: how long it waits for them from now on.
-        """
+        """Take a connection back from a handler; it is closed unless idle. ``answers``: its limit on silence now."""
         as_opened(connection)
         connection.answers = answers
         idle = not connection.closed and connection.info.transaction_status is TransactionStatus.IDLE
@@ -295,7 +274,7 @@ class PostgresPool:
             self._changed.notify_all()
 
     def begin_anew(self) -> None:
-        """Forget every connection: in the child of a fork they are the parent's, who goes on using them."""
+        """In the child of a fork: forget all connections, which the parent goes on using."""
         _OF_THE_PARENT.extend([*self._idle, *self._idle_of_applications])
         self.address, self.given_up = address_of(self._url), GivenUp()  # the sessions of the child have its own mark
         self._changed = threading.Condition()
@@ -304,17 +283,17 @@ class PostgresPool:
 
 
 _OF_THE_PARENT: Final = list[Bounded]()
-"""Kept, for a connection that is let go of complains that it is open."""
+"""Kept, as an open connection that is garbage-collected warns."""
 
 
 def as_opened(connection: BoundedAsyncConnection) -> None:
-    """Undo what a handler has set about rows and statements: our own statements read tuples."""
+    """Undo settings of a handler about rows and statements: our own statements read tuples."""
     connection.row_factory, connection.cursor_factory = tuple_row, psycopg.AsyncCursor
     connection.prepare_threshold = 2
 
 
 def _is_quiet(connection: Bounded) -> bool:
-    """Return whether an idle connection is open and the server has said nothing: it speaks up only when it goes."""
+    """Return whether an idle connection is open and has nothing to read: an idle server only sends when it closes."""
     if connection.closed:
         return False
     try:

@@ -1,7 +1,7 @@
-"""Taking records out of PostgreSQL by their pages, and putting them back. Source: ADR 0011.
+"""Removing records from PostgreSQL by their pages, and restoring them. Source: ADR 0011.
 
-Records have no index that finds them by their number quickly: it would cost every delivery. So they are looked for in
-the pages where a scan has seen them, which reads each page once, however many records were ever marked or pruned.
+An index by number would burden every delivery. So records are looked up in the pages where a scan has seen them, and
+each page is read once, however many records were ever marked or pruned.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from postdate.clock import from_microseconds
 from postdate.ports import RecordKind, ScanPart
 from postdate.ports.archives import ARCHIVED, StoredRecord
 
-# What a crash of the server undoes here is done again by the next run, so no commit waits for the disk; nor then do
-# those of services, which share its queue.
+# The next run repeats what a crash of the server undoes, so no commit waits for the disk, nor holds up services.
 _HURRIED: Final = "SET LOCAL synchronous_commit = off"
-# Services wait behind whoever waits for this lock: better to fail, and be run again, than to stop them.
+# Services queue behind a session that waits for this lock: better to fail, and be run again, than to stop them.
 _SHORT_WAIT: Final = "SET LOCAL lock_timeout = '5s'"
 _COLUMNS: Final = "number, at, due, store_id, kind, message_id, destination, detail"
 _TYPES: Final = ["int8", "timestamptz", "timestamptz", "int2", "int2", "text", "text", "text"]
@@ -26,13 +25,11 @@ _MARK: Final = literal(ARCHIVED)
 
 
 def tables_of_stores(database: Access) -> Sequence[str]:
-    """See :meth:`postdate.ports.archives.ArchivableStore.tables_of_stores`."""
     query = sql(f"SELECT name FROM {database.names.plain('store')} ORDER BY name")
     return database.run_blocking(lambda connection: [name for (name,) in connection.execute(query)])
 
 
 def mark_archived(database: Access, part: ScanPart, numbers: Sequence[int]) -> int:
-    """See :meth:`postdate.ports.archives.ArchivableStore.mark_archived`."""
     return _change(
         database,
         f"UPDATE {database.names.plain('record')} SET detail = {_MARK} "
@@ -41,12 +38,11 @@ def mark_archived(database: Access, part: ScanPart, numbers: Sequence[int]) -> i
 
 
 def prune(database: Access, part: ScanPart, numbers: Sequence[int]) -> int:
-    """See :meth:`postdate.ports.archives.ArchivableStore.prune`."""
     return _change(database, f"DELETE FROM {database.names.plain('record')} WHERE {_among(part, numbers)}")
 
 
 def _among(part: ScanPart, numbers: Sequence[int]) -> str:
-    """Return the condition; the numbers stand in it, as the server looks up in a list only what it knows beforehand."""
+    """Return the condition, with the numbers as a literal: the server hashes only lists that are constants."""
     return (
         f"ctid >= '({part.first},0)'::tid AND ctid < '({part.end},0)'::tid "
         f"AND number = ANY('{array(numbers)}'::bigint[])"
@@ -62,7 +58,6 @@ def _change(database: Access, statement: str) -> int:
 
 
 def restore(database: Access, store_id: int, records: Sequence[StoredRecord]) -> int:
-    """See :meth:`postdate.ports.archives.ArchivableStore.restore`."""
     scheduled = {record.message_id: record for record in records if record.kind == RecordKind.SCHEDULED}
     record_table = database.names.of("record")
     unmark = sql(f"""
@@ -114,11 +109,10 @@ def _row(record: StoredRecord, store_id: int) -> tuple[Any, ...]:
 
 
 def _lift_sequence(database: Access, number: int) -> None:
-    """Have new numbers begin above those that come back: in a store that was set up anew they begin at 1.
+    """Let new numbers begin above restored ones: in a new store they begin at 1. Needs the sequence's owner there.
 
-    Only there is anything to do, and only the owner of the sequence may do it. ``ALTER SEQUENCE`` waits until all who
-    have drawn numbers have committed, and keeps everybody from drawing until this has: so the sequence is never set
-    back, and what was drawn before it was lifted can be seen afterwards.
+    ``ALTER SEQUENCE`` waits for all transactions that have drawn numbers, and blocks others until our commit: so
+    the sequence is never set back, and all numbers drawn before are visible afterwards.
     """
     sequence = database.names.plain("number")
     lower = sql(f"SELECT 1 FROM {sequence} WHERE last_value < {number:d}")

@@ -1,7 +1,7 @@
-"""Setting rows aside that cannot be read, as they are, and putting them back once they are mended.
+"""The quarantine: unreadable rows are moved to it unchanged, and back once they are repaired.
 
-Nothing of a row passes through Python on its way into the quarantine, so no byte of it changes. The tables and indexes
-that deliveries go through stay as they are. Source: :mod:`postdate.ports.quarantine`; ADR 0019, point 6.
+The move is one statement, so no byte passes through Python. The tables and indexes of deliveries stay as they are.
+Source: :mod:`postdate.ports.quarantine`; ADR 0019, point 6.
 """
 
 from __future__ import annotations
@@ -31,12 +31,6 @@ _UNREADABLE: Final = "unreadable: "
 
 
 class QuarantineStatements:
-    """The SQL of the quarantine of one schema.
-
-    Args:
-        names: of the schema.
-    """
-
     def __init__(self, names: SchemaNames) -> None:
         self._names = names
         quarantine, content, record = names.of("quarantine"), names.of("content"), names.of("record")
@@ -85,7 +79,7 @@ class QuarantineStatements:
                     %(id)s
                 FROM kept RETURNING number)
             SELECT pg_notify('{names.channel}', 'queue ' || %(queue)s || ' ' || number) FROM sent""")
-        # Its own number, as long as nothing else became of it: by the last record of those that are found by the id.
+        # The former number, and the kind of the last record, among those found by the id.
         self.number_of = sql(f"""
             SELECT r.number, (SELECT o.kind FROM {record} AS o WHERE o.message_id = %(id)s AND o.kind > 3
                 AND (o.store_id = %(store)s OR o.store_id IS NULL) ORDER BY o.number DESC LIMIT 1)
@@ -95,7 +89,6 @@ class QuarantineStatements:
             VALUES (%(now)s, %(due)s, %(store)s, 1, %(id)s, %(destination)s) RETURNING number""")
 
     def _noted(self, at: str, store: str, destination: str) -> str:
-        """Return what records the rows ``gone``, of messages of a store: expressions of a row."""
         return f"""
             INSERT INTO {self.record} (at, due, store_id, kind, message_id, destination, detail)
             SELECT {at}, {only_in_calendar("g.due")}, {store}, {int(RecordKind.FAILED)}, g.message_id, {destination},
@@ -103,7 +96,7 @@ class QuarantineStatements:
             FROM gone AS g JOIN {self._given} USING (number) WHERE {store} IS NOT NULL"""
 
     def from_store(self, table: str) -> bytes:
-        """Return what sets waiting messages aside that the transaction has locked, or a holder has leased."""
+        """Return the statement that moves waiting messages, locked by the transaction or leased by ``holder``."""
         pending = self._names.of(table)
         return sql(f"""
             WITH gone AS (
@@ -118,7 +111,6 @@ class QuarantineStatements:
             SELECT count(*) FROM gone""")
 
     def into_store(self, table: str) -> bytes:
-        """Return what puts a message back among those that wait, under a number of its own."""
         return sql(f"""
             WITH kept AS (
                 INSERT INTO {self.content} (number, headers, body) VALUES (%(row)s, %(headers)s, %(body)s)),
@@ -131,7 +123,7 @@ class QuarantineStatements:
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """A row of the quarantine that was taken out of it, in a transaction that may put it back."""
+    """A row just deleted from the quarantine, in a transaction that may undo it."""
 
     reason: str
     store_id: int | None
@@ -147,11 +139,7 @@ class Aside:
     body: bytes | None
 
     def mended(self, mending: Mending, now: datetime) -> dict[str, Any]:
-        """Return the values of the message that it is with what ``mending`` puts in place.
-
-        Raises:
-            InvalidMessage, InvalidHeaders: it still cannot be read.
-        """
+        """Return the repaired message's values for statements. Raises `InvalidMessage` or `InvalidHeaders`."""
         body = self.body if mending.body is None else mending.body
         headers = present(self.headers if mending.headers is None else encode_headers(mending.headers))
         due = (mending.due or self.due) if self.was_delayed else None
@@ -178,23 +166,17 @@ class Aside:
 
 
 class SettingAside:
-    """Sets rows aside, as far as this process may: a role that has no rights on their table must not stand still."""
+    """Moves unreadable rows to the quarantine. Where the role lacks the rights, they stay claimed, and work goes on."""
 
     def __init__(self) -> None:
         self.left_some = False
-        """Whether rows had to be left that this process holds until it ends, or has another number."""
+        """Whether this process keeps claims of unreadable rows, until it ends or gets another number."""
 
     def do(self, connection: Connection, statement: bytes, values: dict[str, Any], bad: Sequence[Unreadable]) -> bool:
-        """Set rows aside and say so, and why the first one was.
+        """Move rows by ``statement``, and log that with the reason of the first; ``False``: it was refused.
 
-        Args:
-            connection: in a transaction or not.
-            statement: what sets them aside; where that is refused, nothing else of the transaction is lost.
-            values: for it.
-            bad: the rows.
-
-        Returns:
-            Whether they are set aside; otherwise the caller holds them, so that nobody meets them again.
+        It runs in a savepoint, so a refusal undoes nothing else. The caller then keeps its claims, so that no process
+        meets the rows again.
         """
         try:
             with connection.transaction():
@@ -216,19 +198,14 @@ class SettingAside:
 
 
 def named(bad: Sequence[Unreadable]) -> dict[str, object]:
-    """Return the numbers and reasons of rows as the statements take them."""
+    """Return the numbers and reasons of rows as parameters."""
     return {"numbers": array(row.number for row in bad), "reasons": [row.reason.replace("\0", "") for row in bad]}
 
 
 class PostgresQuarantine(Quarantine):
-    """What is set aside of one store, or of all queues of a schema.
+    """The quarantined messages of one store, or of all queues of a schema: rows that meet the condition ``place``.
 
-    Args:
-        database: of the adapter.
-        sql: of the quarantine.
-        place: which rows are this one's, as a condition; no parameters.
-        put: puts what is mended where it was, in the transaction of the connection.
-        errors: around each call, so that queues raise errors of queues.
+    ``put`` inserts a repaired message; ``errors`` wraps each call, so that queues raise errors of queues.
     """
 
     def __init__(
@@ -293,7 +270,7 @@ class PostgresQuarantine(Quarantine):
         return Aside(*row)
 
     def _record(self, connection: Connection, values: dict[str, Any], kind: RecordKind, detail: str | None) -> None:
-        """Record what became of a message of a store; of messages in queues that were never delayed nothing is."""
+        """Record the outcome of a store's message; messages that were never delayed have no records."""
         if values["store"] is None:
             return
         if values["destination"] is None:
@@ -303,10 +280,9 @@ class PostgresQuarantine(Quarantine):
 
 
 def number_for(connection: Connection, statements: QuarantineStatements, mended: dict[str, Any]) -> int:
-    """Return the number under which a message of a store waits again: its own, if nothing else became of it.
+    """Return the number under which a repaired message waits again: its former one, if its last record is the failure.
 
-    Raises:
-        DuplicateMessage: something did.
+    Raises `DuplicateMessage` if it has a later record.
     """
     known = connection.execute(statements.number_of, mended).fetchone()
     if known is None:
@@ -320,11 +296,6 @@ def number_for(connection: Connection, statements: QuarantineStatements, mended:
 
 
 def into_queue(connection: Connection, statements: QuarantineStatements, mended: dict[str, Any], where: str) -> None:
-    """Put a mended message into the queue it was in.
-
-    Raises:
-        QueueNotFound: it is gone.
-    """
     if connection.execute(statements.find_queue, mended).fetchone() is None:
         raise QueueNotFound(f"{where} has no queue any more in which message {mended['id']!r} was")
     connection.execute(statements.into_queue, mended)

@@ -1,4 +1,4 @@
-"""The SQL of PostgreSQL queues, with its names filled in. Parameters are those of psycopg."""
+"""The SQL of PostgreSQL queues; parameters are psycopg's."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from postdate.backends.postgres.names import SchemaNames, sql
 
 
 class QueueStatements:
-    """Every statement of the queues of one schema."""
-
     def __init__(self, names: SchemaNames) -> None:
         queue, queue_message, content = names.of("queue"), names.of("queue_message"), names.of("content")
         columns = "m.queue_id, m.number, m.message_id, m.due, m.expires_at, m.failures, c.headers, c.body"
@@ -17,11 +15,11 @@ class QueueStatements:
         self.find = sql(f"SELECT queue_id FROM {queue} WHERE name = %s")
         self.lengths = sql(lengths_query(names))
         self.lengths_of = sql(f"{lengths_query(names)} WHERE name = ANY(%s)")
-        # What never ends, as most do, pays nothing for those that do.
+        # Messages that never expire, which most do not, have the cheaper statement.
         self.insert, self.insert_ending = (sql(_insertion(names, ending=ending)) for ending in (False, True))
-        # A hold needs not survive a crash of the server, so its commit waits for no disk. What has ended is claimed
-        # like the rest, and comes back marked: to step over it, each claim would have to walk over all of it. Their
-        # numbers are an array, of which the planner expects a few elements: a join it would make of the whole queue.
+        # A claim need not survive a crash of the server, so its commit waits for no disk. Expired messages are claimed
+        # like others, and come back marked: to skip them, each claim would have to walk over all of them. The numbers
+        # are an array, of which the planner expects few elements; it would join the whole queue.
         hurried = "(SELECT set_config('synchronous_commit', 'off', true)) IS NOT NULL"
         self.claim = sql(f"""
             WITH free AS MATERIALIZED (
@@ -42,8 +40,8 @@ class QueueStatements:
                 UPDATE {queue_message} AS m SET holder = %(holder)s FROM found
                 WHERE m.queue_id = %(queue)s AND m.number = found.number RETURNING m.*)
             SELECT {has_ended}, {columns} FROM m LEFT JOIN {content} AS c ON c.number = m.content""")
-        # That they are held is asked in words from which the index of held messages does not follow: it is empty when
-        # the plan is made, and full of those that have just ended when it is used.
+        # The condition on the holder is written so that the index of held messages does not match: it is empty when
+        # the plan is made, and full of just deleted entries when the plan is used.
         self.commit = sql(f"""
             WITH gone AS (
                 DELETE FROM {queue_message}
@@ -70,13 +68,10 @@ class QueueStatements:
 
 
 def _insertion(names: SchemaNames, *, ending: bool) -> str:
-    """Return what inserts messages, and wakes receivers with the commit; the positions that found a queue come back.
+    """Return the INSERT of messages, which also notifies receivers; it returns the positions whose queue exists.
 
-    The parameters are arrays, each a column. When a message ends, the server says: what is left of it begins here.
-
-    Args:
-        names: of the schema.
-        ending: whether there are columns for when each is to end, too: the sender's instant, and what is left.
+    The parameters are arrays, one a column; with ``ending`` also of the sender's expiry and of the time left, which
+    counts from the arrival by the clock of the server.
     """
     ends = ", s.expires_at, clock_timestamp() + s.span AS ends_at" if ending else ""
     arrays, columns, into = (
@@ -102,9 +97,9 @@ def _insertion(names: SchemaNames, *, ending: bool) -> str:
 
 
 def lengths_query(names: SchemaNames) -> str:
-    """Return what counts the messages of each queue, but for those that have run out and await their removal."""
+    """Return the query for the number of messages in each queue, without expired ones."""
     queue, queue_message = names.of("queue"), names.of("queue_message")
-    # Counted on their own, by their index, they leave the count of the others to one that holds no times.
+    # Expired messages are counted by their own index, so the other count uses one without times.
     ended = f"""
         SELECT queue_id, count(*) AS messages FROM {queue_message}
         WHERE ends_at < statement_timestamp() AND holder IS NULL GROUP BY queue_id"""

@@ -1,9 +1,8 @@
-"""The records of PostgreSQL as they are written, although their numbers are not in the order of commits.
+"""The stream of records in PostgreSQL, whose numbers are not in the order of commits.
 
-A transaction that draws a number holds a lock on the sequence from before its first one until it has ended and what it
-wrote is visible, whatever it does in between. So: read the last number that was drawn, *then* note who holds that lock.
-Once all of those are gone, nobody can write a number up to that one any more: whoever came later draws higher ones.
-Source: ADR 0011, point 5.
+A transaction that draws a number holds a lock on the sequence until its rows are visible, or it was rolled back. So:
+read the last number drawn, *then* the holders of that lock. Once all of these have ended, nobody can write a number up
+to that one any more: later transactions draw higher ones. Source: ADR 0011, point 5.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class PostgresRecordStream(RecordStreamStore):
     A transaction that has drawn a number and stays open keeps :meth:`safe_end` where it is until it ends.
 
     Args:
-        url: of the database; its primary, for on a standby nobody sees who writes.
+        url: of the primary: on a standby the writers are not visible.
         table: of the waiting messages: which store of the schema.
         schema: of the tables.
     """
@@ -69,7 +68,7 @@ class PostgresRecordStream(RecordStreamStore):
     @property
     @override
     def identity(self) -> str:
-        """The cluster, the table of records as it was created, and the store: a restored copy is another store."""
+        """A hash of cluster, record table (by oid) and store: a restored copy is another store."""
         if self._identity is None:
             self._identity = self._database.run_blocking(self._identify)
         return self._identity
@@ -77,7 +76,6 @@ class PostgresRecordStream(RecordStreamStore):
     @property
     @override
     def where(self) -> str:
-        """The database and the schema."""
         return f"{self._database.where}, table {self._table}"
 
     def _identify(self, connection: Connection) -> str:
@@ -111,8 +109,8 @@ class PostgresRecordStream(RecordStreamStore):
         return self._database.run_blocking(self._advance)
 
     def _advance(self, connection: Connection) -> int:
-        # Who awaits the end of the writers of one moment gets there, however many others come and go; so a number
-        # that is awaited is not given up for a higher one.
+        # The writers of one moment all end some time, however many others come and go; so an awaited number is not
+        # given up for a higher one.
         if self._awaited is not None:
             still = self._awaited.writers & self._writers(connection)
             if still:
@@ -134,7 +132,7 @@ class PostgresRecordStream(RecordStreamStore):
     def records(self, first: int, end: int, columns: Sequence[str], page: int) -> Iterable[list[tuple[Any, ...]]]:
         with self._database.translating(), self._database.connect() as connection:
             connection.execute("BEGIN READ ONLY")
-            # The numbers have an index of ranges of pages, which is only reached this way.
+            # The index of numbers is BRIN, which only bitmap scans use.
             connection.execute("SET LOCAL enable_bitmapscan = on")
             with connection.cursor(name="postdate_record_stream") as cursor:
                 cursor.execute(self.query(columns), {"first": first, "end": end, "table": self._table})
@@ -152,5 +150,4 @@ class PostgresRecordStream(RecordStreamStore):
 
     @override
     def close(self) -> None:
-        """Close every connection; a second time without effect."""
         self._database.close_blocking()

@@ -1,4 +1,4 @@
-"""Reading rows as messages, one by one: one that cannot be read keeps no other from being read. Source: ADR 0019."""
+"""Rows as messages, each read by itself: an unreadable row does not affect others. Source: ADR 0019."""
 
 from __future__ import annotations
 
@@ -16,43 +16,35 @@ Row = tuple[Any, ...]
 T = TypeVar("T")
 
 _DAMAGED: Final = (psycopg.DataError, MessageError, ValueError, OverflowError)
-"""What the driver says of a value that Python does not have (a time outside the calendar), and we of a message."""
+"""Errors of the driver for values that Python does not have (a time outside the calendar), and ours for messages."""
 
 EARLIEST_TIME: Final = "'0001-01-01 00:00:00+00'::timestamptz"
 LATEST_TIME: Final = "'9999-12-31 23:59:59.999999+00'::timestamptz"
 
 
 def in_calendar(time: str) -> str:
-    """Return an expression of a time that lies in the calendar, the end of it that is nearest; null for null."""
+    """Return SQL that clamps a time to Python's calendar; null for null."""
     within = f"least(greatest({time}, {EARLIEST_TIME}), {LATEST_TIME})"
     return f"CASE WHEN {time} IS NOT NULL THEN {within} END"
 
 
 def only_in_calendar(time: str) -> str:
-    """Return an expression of a time; null where it lies outside the calendar."""
+    """Return SQL for a time; null where it lies outside the calendar."""
     return f"CASE WHEN {time} BETWEEN {EARLIEST_TIME} AND {LATEST_TIME} THEN {time} END"
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A row that is no message.
-
-    Args:
-        number: of it in its table.
-        reason: why it cannot be read.
-    """
+    """A row that cannot be decoded, by its number in the table, with the reason."""
 
     number: int
     reason: str
 
 
 def read(cursor: psycopg.Cursor[Row], number_at: int, decode: Callable[[Row], T]) -> tuple[list[T], list[Unreadable]]:
-    """Return what a statement found, in its order, and which rows of it cannot be read.
+    """Return the rows of an executed statement, decoded and in order, and the unreadable ones.
 
-    Args:
-        cursor: that has executed the statement.
-        number_at: the column with the number of the row.
-        decode: makes something of a row; raises :class:`MessageError` where that cannot be done.
+    ``number_at`` is the position of the row's number; ``decode`` raises :class:`MessageError` for an unreadable row.
     """
     good, bad = list[T](), list[Unreadable]()
     try:
@@ -90,7 +82,7 @@ def _number(cursor: psycopg.Cursor[Row], place: int, number_at: int) -> int:
 
 
 def present(headers: str | None) -> str:
-    """Return headers that are there; their content may have been deleted by hand."""
+    """Return headers; raise `InvalidHeaders` if their content was deleted by hand."""
     if headers is None:
         raise InvalidHeaders("the headers and the body are gone")
     return headers
@@ -99,6 +91,5 @@ def present(headers: str | None) -> str:
 def message_of(  # noqa: PLR0913 - the columns
     message_id: str, due: Any, destination: str, expires_at: Any, failures: int, headers: str | None, body: bytes
 ) -> DelayedMessage:
-    """Return a row of the table as a message."""
     found = decode_headers(present(headers))
     return DelayedMessage.restored(message_id, due, destination, found, body, expires_at, failures)

@@ -24,13 +24,13 @@ class PostgresSagaStore(SqlSagaStore, Scripted):
     Args:
         database: ``postgresql://user:password@host:port/database``, any connection string of libpq, or a
             :class:`postdate.Postgres` that others use, too.
-        schema: where the table is; store and queues in the same one share their transactions with it. ``None``: that of
+        schema: of the table; a store and queues in the same schema share their transactions with it. ``None``: that of
             the database, which is ``postdate``.
-        answers_within: after so long a silence of the server a connection is given up; above 0. ``None``: as the
+        answers_within: a connection is given up after so long a silence of the server; above 0. ``None``: as the
             database says, or 20 seconds.
 
     Raises:
-        ConfigurationError: the address, the schema or the duration cannot be.
+        ConfigurationError: the address, the schema or the duration is invalid.
     """
 
     def __init__(
@@ -42,7 +42,6 @@ class PostgresSagaStore(SqlSagaStore, Scripted):
 
     @override
     def setup_statements(self, endpoint: str) -> str:
-        """Return the SQL that makes what :meth:`setup` does, for a database administrator; may be run again."""
         schema = self.database.names.schema
         return part_script(schema, part_steps(schema, "sagas", _TABLE), with_queues=True)
 
@@ -55,5 +54,4 @@ class PostgresSagaStore(SqlSagaStore, Scripted):
 
     @override
     async def close(self) -> None:
-        """Close every connection; a second time without effect."""
         await in_thread(self.database.close_blocking)

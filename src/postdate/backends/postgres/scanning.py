@@ -1,4 +1,4 @@
-"""Pages through whole tables, in shares that are ranges of their pages. Source: ADR 0007, ADR 0011."""
+"""Scans of whole tables, in shares that are ranges of pages on disk. Source: ADR 0007, ADR 0011."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _columns(what: str) -> Mapping[str, str]:
 
 @contextmanager
 def exported_snapshot(database: Access) -> Generator[str]:
-    """See :meth:`postdate.ports.ScannableStore.snapshot`; a connection of its own holds it."""
+    """Hold a snapshot by a connection of its own; see :meth:`postdate.ports.ScannableStore.snapshot`."""
     with database.translating():
         connection = database.connect()
         try:
@@ -65,21 +65,20 @@ def exported_snapshot(database: Access) -> Generator[str]:
 
 
 NO_SUCH_SNAPSHOT: Final = frozenset({"22023", "42704"})
-"""What servers answer to the name of a snapshot that was let go: the former up to version 16."""
+"""Errors of servers for the name of a snapshot that has ended: the former up to version 16."""
 
 
 def released(snapshot: str) -> PipelineError:
-    """Return what is wrong when the server does not know a snapshot."""
+    """Return the error for a snapshot that the server does not know any more."""
     return PipelineError(f"the snapshot {snapshot!r} is not held any more; keep it open until all parts have been read")
 
 
 def adopting(snapshot: str) -> str:
-    """Return the statement by which a transaction that has just begun sees what the snapshot shows."""
+    """Return the statement by which a new transaction takes over a snapshot."""
     return f"SET TRANSACTION SNAPSHOT {literal(snapshot)}"
 
 
 def scan_parts(database: Access, table: str, what: str, parts: int) -> Sequence[ScanPart]:
-    """See :meth:`postdate.ports.ScannableStore.scan_parts`."""
     _columns(what)
     name = database.names.of(_TABLES.get(what, table)).replace("%%", "%")
     with database.leased() as connection:
@@ -93,17 +92,9 @@ def scan_parts(database: Access, table: str, what: str, parts: int) -> Sequence[
 
 
 def scan_query(names: SchemaNames, table: str, scan: Scan, part: ScanPart, *, plain: bool) -> str:
-    """Return the statement that reads a share, without parameters: COPY takes none.
+    """Return the statement that reads a share, without parameters: COPY takes none. Raises `PipelineError`.
 
-    Args:
-        names: of the schema.
-        table: of the waiting messages.
-        scan: what to read.
-        part: the share.
-        plain: times are wanted as whole microseconds since 1970 UTC.
-
-    Raises:
-        PipelineError: there is no such thing to read, or it has no such column.
+    ``plain``: times are whole microseconds since 1970 UTC.
     """
     known = _columns(scan.what)
     unknown = [column for column in scan.columns if column not in known]
@@ -125,10 +116,10 @@ def _relation(names: SchemaNames, table: str, scan: Scan) -> str:
     if scan.what == "queued":
         return f"{names.plain('queue_message')} AS t JOIN {names.plain('queue')} AS q USING (queue_id)"
     pending = f"{names.plain(table)} AS t"
-    # Every waiting message has its content: what is not asked for need not be fetched.
+    # Every waiting message has its content: the join is only needed for its columns.
     if _CONTENT.isdisjoint(scan.columns):
         return pending
-    # One look by the index for each row, whatever the planner thinks: a join would read all contents for each share.
+    # One index look for each row: a planner's join would read all contents for each share.
     content = f"SELECT k.headers, k.body FROM {names.plain('content')} AS k WHERE k.number = t.number OFFSET 0"
     return f"{pending} CROSS JOIN LATERAL ({content}) AS c"
 
@@ -161,12 +152,12 @@ def _with_ids(names: SchemaNames, what: str, store: str, ids: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Return a text as SQL, whatever the server makes of a backslash in a plain one."""
+    """Return a text literal that reads the same whatever the session makes of backslashes."""
     return "E'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
 def _array(texts: Sequence[str]) -> str:
-    """Return texts as SQL, without those that no column can hold."""
+    """Return an array of texts as SQL, without those that no column can hold."""
     return f"ARRAY[{', '.join(_text(text) for text in texts if _can_be_stored(text))}]::text[]"
 
 
@@ -183,7 +174,6 @@ def _instant(instant: datetime) -> str:
 
 
 def read_scan(database: Access, table: str, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
-    """See :meth:`postdate.ports.ScannableStore.scan`."""
     query = scan_query(database.names, table, scan, part, plain=True)
     with database.translating(), database.connect() as connection:
         connection.execute(BEGIN_SCAN)

@@ -1,4 +1,4 @@
-"""What an administrator runs by hand: harmless when it is run again, or for another endpoint."""
+"""SQL for administrators: harmless when it is run again, or for another endpoint."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ from postdate.persistence.migrations import Step
 
 
 def tables_script(schema: str, table: str | None) -> str:
-    """Return the SQL that makes what is missing of a schema and, if given, of a store's table in it."""
     parts = [foundation(schema), *(_guarded(step, schema) for step in steps(schema, table)), _rights(schema)]
     return _transaction(parts)
 
 
 def part_script(schema: str, part: Sequence[Step], *, with_queues: bool) -> str:
-    """Return the SQL that makes what is missing of a part of a schema that has tables of its own.
+    """Return the SQL for a part (its migrations) with tables of its own.
 
-    Args:
-        schema: it is in.
-        part: its migrations.
-        with_queues: make the tables of the queues before, whose transactions it shares.
+    ``with_queues``: first the tables of the queues, whose transactions it shares.
     """
     before = steps(schema, None) if with_queues else ()
     guarded = [_guarded(step, schema) for step in (*before, *part)]
@@ -29,13 +25,7 @@ def part_script(schema: str, part: Sequence[Step], *, with_queues: bool) -> str:
 
 
 def own_table_script(schema: str, table: str, statements: Sequence[str]) -> str:
-    """Return the SQL that makes one table without numbered migrations where it is missing.
-
-    Args:
-        schema: it is in, which may be everybody's.
-        table: its name.
-        statements: the first makes the table.
-    """
+    """Return the SQL for one table without numbered migrations; the first statement makes the table."""
     name = f"{quoted(schema)}.{quoted(table)}"
     body = ";\n".join(statements)
     tag = _tag(body)
@@ -53,7 +43,6 @@ def own_table_script(schema: str, table: str, statements: Sequence[str]) -> str:
 
 
 def queues_script(schema: str, queues: Sequence[str]) -> str:
-    """Return the SQL that makes those queues that are missing; the tables must be there."""
     rows = ", ".join(f"({literal(name)})" for name in queues)
     insert = f"INSERT INTO {quoted(schema)}.queue (name)\nVALUES {rows} ON CONFLICT (name) DO NOTHING;"
     return _transaction([insert])
@@ -64,7 +53,7 @@ def _transaction(parts: Sequence[str]) -> str:
 
 
 def _guarded(step: Step, schema: str) -> str:
-    """Return a migration that is done once; names may have anything in them, the mark of the text's end, too."""
+    """Return a migration that runs once, in a DO block whose quoting suits any name in it."""
     body = "\n".join([*step.statements, f"{mark_done(schema, step)};"])
     tag = _tag(body)
     return (

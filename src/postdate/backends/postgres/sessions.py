@@ -1,7 +1,7 @@
-"""How sessions of this process begin, and by what they are found on a server: a mark at the end of their name.
+"""Names and settings of this process' sessions: each name ends with the mark of the process.
 
-One mark for all adapters of a process: whichever of them shows life shows it for all, and when the process is ended for
-its silence the sessions of those that show none, as of an outbox and of timeouts, end with it. Source: ADR 0007.
+All adapters of a process have the same mark: one sign of life is valid for all, and when the process is ended for its
+silence, sessions that give no sign themselves (of an outbox, of timeouts) are ended with it. Source: ADR 0007.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ POOLED: Final = (
 
 _DEFAULTS: Final = {
     "connect_timeout": "5",
-    # A server that vanished without a word is noticed within 15 s or so.
+    # A vanished server is noticed within 15 s or so.
     "keepalives_idle": "5",
     "keepalives_interval": "3",
     "keepalives_count": "3",
@@ -37,18 +37,18 @@ _DEFAULTS: Final = {
 _SETTINGS: Final = (
     "-c timezone=UTC "
     # Every statement of ours is meant to go by an index and to stop early. A plan made while a table was small must not
-    # turn into a scan of millions of rows later, so the planner is told at the door.
+    # turn into a scan of millions of rows later, so the session restricts the planner.
     "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_sort=off -c jit=off "
     # One plan fits all: to plan a move anew takes as long as to do one of a single message.
     "-c plan_cache_mode=force_generic_plan "
     "-c idle_in_transaction_session_timeout=0 "
-    # The server, too, notices within 15 s when our machine has vanished; by itself it would hold on for two hours.
+    # The server, too, notices within 15 s when our machine has vanished; by default it takes two hours.
     "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=3 -c tcp_keepalives_count=3"
 )
 
 
 def mark() -> str:
-    """Return the mark of this process, lower-case hexadecimal; after a fork there are two."""
+    """Return the mark of this process, lower-case hexadecimal; the child of a fork has another."""
     return _mark_of(os.getpid())
 
 
@@ -58,31 +58,26 @@ def _mark_of(pid: int) -> str:
 
 
 def session_name(given: str) -> str:
-    """Return the name of a session: the given one, cut where need be, and ours, which tells an operator who it is."""
+    """Return the given name, cut where need be, with our suffix, which tells an operator the process."""
     ours = f"postdate {os.getpid()} {mark()}"  # the server cuts long names off at their end
     kept = given.encode()[: LONGEST_NAME_BYTES - 1 - len(ours)].decode(errors="ignore")
     return f"{kept} {ours}".strip()
 
 
 def carries(name: str, wanted: str) -> str:
-    """Return the condition that the name of a session ends with a mark; what is no mark, no session carries.
+    """Return the SQL condition that the session name ``name`` ends with the mark ``wanted`` (both expressions).
 
-    Args:
-        name: expression of the name.
-        wanted: expression of the mark; it may come from a table that others write to.
+    A mark read from a table that others write to is checked for its form first.
     """
     digits = 2 * _MARK_BYTES
     return f"({wanted} ~ '^[0-9a-f]{{{digits}}}$' AND right({name}, {digits}) = {wanted})"
 
 
 def check_unpooled(connection: psycopg.Connection[Any]) -> None:
-    """Refuse a new connection that a pooler has given a number which is none of the server's; one round trip.
+    """Refuse a connection through a pooler, known by a process id that differs from the server's; one round trip.
 
-    In session mode, too, which nothing tells apart here: a session begins without its settings there, and by a number
-    of the pooler's none that does not answer can be ended.
-
-    Raises:
-        psycopg.OperationalError: the connection is closed.
+    In its session mode, too: there sessions begin without our settings, and silent ones cannot be ended by number.
+    Raises `psycopg.OperationalError`, with the connection closed.
     """
     with ExitStack() as failing:
         failing.callback(connection.close)
@@ -96,12 +91,12 @@ class ConnectionSettings:
     """How to connect to one database.
 
     Args:
-        conninfo: connection string of sessions for our own statements; it holds the password.
+        conninfo: for our own statements; it holds the password.
         options: the settings in it.
-        for_applications: connection string of sessions that handlers use: a server that vanished is noticed, and the
-            session ends with the process, should that stand still; all else is as the application has written it.
+        for_applications: for handlers' sessions: the application's settings, keep-alives to notice a vanished server,
+            and a name by which the session ends with a frozen process.
         shown: host, port and database, for texts.
-        identity: what tells databases apart.
+        identity: equal for two addresses of the same database.
     """
 
     conninfo: str = field(repr=False)
@@ -112,14 +107,7 @@ class ConnectionSettings:
 
 
 def address_of(url: str) -> ConnectionSettings:
-    """Return how to connect to a database.
-
-    Args:
-        url: ``postgresql://user:password@host:port/database``, or any connection string of libpq.
-
-    Raises:
-        ConfigurationError: it cannot be read.
-    """
+    """Return how to connect to the database at ``url``. Raises `ConfigurationError`."""
     try:
         read = conninfo_to_dict(url)
     except psycopg.ProgrammingError:  # its text may have a piece of a password that is not escaped
@@ -129,16 +117,15 @@ def address_of(url: str) -> ConnectionSettings:
     given = {key: str(value) for key, value in read.items() if value is not None}
     settings = {**_DEFAULTS, **given}
     settings["options"] = options = f"{_SETTINGS} {settings.get('options', '')}".strip()
-    # By it an operator is told who holds a row lock.
+    # It tells an operator who holds a row lock.
     settings["application_name"] = session_name(settings.get("application_name", ""))
-    # The environment or a connection string made for others may name another, in which not every text can be said.
+    # The environment, or the connection string, may name one that lacks characters.
     settings["client_encoding"] = "UTF8"
     theirs = {**_DEFAULTS, "client_encoding": "UTF8", **given}
     theirs["application_name"] = session_name(given.get("application_name", "outbox"))
     host, port = settings.get("host", ""), settings.get("port", "5432")
     database = settings.get("dbname", settings.get("user", ""))
-    # Whatever leads elsewhere tells two databases apart; that two ways lead to one is not known, and costs a shared
-    # transaction only.
+    # Any difference tells two databases apart; two addresses of one database cost no more than the shared transaction.
     elsewhere = [settings.get(name, "") for name in ("hostaddr", "service")]
     return ConnectionSettings(
         make_conninfo("", **settings),

@@ -1,4 +1,4 @@
-"""The SQL of a PostgreSQL store, with its names filled in. Parameters are those of psycopg."""
+"""The SQL of a PostgreSQL store; parameters are psycopg's."""
 
 from __future__ import annotations
 
@@ -20,13 +20,7 @@ _RECORD_INTO = "(at, due, store_id, kind, message_id, destination, detail)"
 
 
 class Statements:
-    """Every statement of one store.
-
-    Args:
-        names: of the schema.
-        table: of the waiting messages, as it is called.
-        recording: what is recorded.
-    """
+    """Every statement of one store, whose waiting messages are in ``table``."""
 
     def __init__(self, names: SchemaNames, table: str, recording: Recording) -> None:  # noqa: PLR0915 - one for each
         self.table = table
@@ -39,14 +33,13 @@ class Statements:
         of_retries = "" if recording is Recording.ALL else " WHERE false"
 
         def noted(of: str, kind: str, detail: str) -> str:
-            """What is recorded of messages that leave the store, or stay."""
+            """Records of messages that leave the store, or stay."""
             return (
                 f"INSERT INTO {record} {_RECORD_INTO} SELECT %(now)s, due, %(store)s::smallint, {kind}, message_id, "
                 f"destination, {detail} FROM {of}"
             )
 
         def announced(of: str) -> str:
-            """The numbers, and the wake-up of other processes, which leaves with the commit."""
             notified = f"pg_notify('{names.channel}', %(notice)s::text)"
             return f"SELECT number, CASE WHEN %(notice)s::text IS NOT NULL THEN {notified} END FROM {of}"
 
@@ -86,7 +79,7 @@ class Statements:
                 SELECT f.number, i.due, i.due, i.expires_at, i.message_id, i.destination
                 FROM fresh AS f JOIN postdate_incoming AS i USING (message_id))
             SELECT message_id FROM fresh""")
-        # What failed last, and was not stored since, comes back under its number.
+        # A message whose last record is a failure comes back under its number.
         self.revive = sql(f"""
             WITH back AS (
                 SELECT r.number FROM {record} AS r WHERE {scheduled}
@@ -121,7 +114,7 @@ class Statements:
         )
         self.still_held = sql(f"""
             SELECT number FROM {pending} WHERE number = ANY(%(numbers)s::bigint[]) AND holder IS NOT NULL""")
-        # Whoever sleeps hears of it: what is free again may be due before all that he knows.
+        # Sleeping pollers are notified: a freed message may be due before all they know.
         self.free = sql(f"""
             WITH freed AS (
                 UPDATE {pending} SET holder = NULL, attempt_at = due
@@ -212,7 +205,7 @@ class Statements:
             SELECT number, pg_notify('{names.channel}', 'lost 0 0') FROM counted""")
 
         def said(due: str) -> str:
-            """Return SQL of how the header of a due time stands among encoded headers; see ``encoded_deliver_at``."""
+            """Return SQL of a due time as it stands in encoded headers; see ``encoded_deliver_at``."""
             time = f"to_char({due}::timestamptz AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS:US')"
             return f"""'"{Headers.DELIVER_AT}":"' || {time} || ' Z"'"""
 
@@ -268,7 +261,7 @@ class Statements:
 
 
 class PostgresSqlDialect(SqlDialect):
-    """How PostgreSQL takes the statements that all SQL databases have: prepared, and times are times there."""
+    """PostgreSQL's form of the common statements: prepared, with ``timestamptz`` for times."""
 
     @override
     def spelled(self, template: str) -> bytes:
@@ -284,7 +277,7 @@ class PostgresSqlDialect(SqlDialect):
 
     @override
     def delete_first(self, table: str, where: str, order: str) -> str:
-        """Return the statement; it skips what others delete just now: two that clean up do not wait for each other."""
+        """Skips rows that others are deleting, so that two clean-ups do not wait for each other."""
         first = f"SELECT ctid FROM {table} WHERE {where} ORDER BY {order} LIMIT %(limit)s FOR UPDATE SKIP LOCKED"
         return f"DELETE FROM {table} WHERE ctid = ANY (ARRAY({first}))"
 

@@ -1,7 +1,7 @@
 """Delayed messages in PostgreSQL.
 
-Due messages are claimed by row locks of an open transaction, so that a claim ends with its connection and costs no
-lease; with queues in the same schema they move by one statement a batch, and the bodies never leave the database.
+Due messages are claimed by row locks of an open transaction: a claim ends with its connection and costs no lease. To
+queues in the same schema they move by one statement a batch, and bodies never leave the database.
 Source: specification 1.1, 1.3; ADR 0007.
 """
 
@@ -78,10 +78,10 @@ if TYPE_CHECKING:
 
 
 _MANY: Final = 5_000
-"""To store more at once may take longer than any other call."""
+"""Storing more at once may take longer than any other call."""
 
 _STORED_AT_ONCE: Final = 500
-"""Messages that are stored one by one, and share a commit."""
+"""Messages stored one by one that may share a commit."""
 
 
 class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarantine, Scripted):
@@ -90,18 +90,18 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
     Args:
         database: ``postgresql://user:password@host:port/database``, any connection string of libpq, or a
             :class:`postdate.Postgres` that others use, too.
-        schema: where the tables are; any characters. ``None``: that of the database, which is ``postdate``.
+        schema: of the tables; any characters. ``None``: that of the database, which is ``postdate``.
         table: of the waiting messages; any characters. ``None``: ``{endpoint}.timeouts``.
         recording: how much is kept for audits; ``None``: as the database says, or everything.
         largest_message_bytes: of headers and body together.
-        answers_within: after so long a silence of the server a connection is given up; above 0. What reads or writes
-            whole tables may take ten minutes. ``None``: as the database says, or 20 seconds.
-        holds_at_most: when this process shows no life for so long, others that use the schema end its sessions, which
-            frees what it holds; above 0. They need the same role, or one that is a member of it. ``None``: as the
+        answers_within: a connection is given up after so long a silence of the server; above 0. Statements on whole
+            tables may take ten minutes. ``None``: as the database says, or 20 seconds.
+        holds_at_most: a process that shows no life for so long has its sessions ended by others that use the schema,
+            which frees its claims; above 0. They need the same role, or one that is a member of it. ``None``: as the
             database says, or a minute.
 
     Raises:
-        ConfigurationError: the address, the schema, the table or a duration cannot be.
+        ConfigurationError: the address, the schema, the table or a duration is invalid.
     """
 
     _dialect = PostgresSqlDialect()
@@ -141,7 +141,6 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
 
     @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
-        """Settle the name of the table; the server is not asked. See :class:`postdate.ports.DelayedMessageStore`."""
         if mode not in self._capabilities.transaction_modes:
             raise UnsupportedTransactionMode(f"PostgresStore does not support transaction mode {mode.value!r}")
         self._table = self._table or check_name(f"{endpoint}.timeouts", "table")
@@ -149,17 +148,14 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
 
     @override
     def setup_statements(self, endpoint: str) -> str:
-        """Return the SQL that makes what :meth:`setup` does, for a database administrator; may be run again."""
         return tables_script(self.database.names.schema, self._table or check_name(f"{endpoint}.timeouts", "table"))
 
     @override
     async def setup(self) -> None:
-        """Create schema and tables; idempotent, and several processes may do it at once."""
         await in_thread(self.database.setup_blocking, self._sql.table)
 
     @override
     async def close(self) -> None:
-        """Give back what is held and close every connection; a second time without effect."""
         await in_thread(self._close)
 
     def _close(self) -> None:
@@ -200,7 +196,6 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
         do_jobs(jobs, self._stored, StoreUnreachable)
 
     def _stored(self, works: Sequence[tuple[Row, datetime]]) -> Sequence[bool]:
-        """Insert messages in one transaction; return whether each is new."""
         rows, now = [row for row, _ in works], max(now for _, now in works)
         if len(rows) == 1:
             return [
@@ -217,7 +212,7 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
         return await in_thread(self.store_many_blocking, messages, now)
 
     def store_many_blocking(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        """Do the same as :meth:`store_many` in the calling thread; for pipeline processes."""
+        """:meth:`store_many` in the calling thread, for pipeline processes."""
         rows = [self._row(message) for message in messages]
         if not rows:
             return StoreReport(0)
@@ -246,7 +241,6 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
 
     @override
     def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
-        """See :meth:`postdate.ports.MovingStore.storing`; the transaction is a connection of psycopg."""
         rows = [self._row(message) for message in messages]
 
         return lambda connection: self._insert_new_or_revive(connection, rows, now)
@@ -279,7 +273,6 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
 
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
-        """See :meth:`postdate.ports.DelayedMessageStore.remove`; recorded as delivered."""
         values = {
             "id": message_id,
             "now": now,
@@ -339,7 +332,7 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
     def _claimed(
         self, connection: Connection, now: datetime, limit: int
     ) -> tuple[list[tuple[int, DelayedMessage]], list[Unreadable]]:
-        """Lock what is due, in a transaction; what of it cannot be read is set aside in it, or held."""
+        """Lock due messages in a transaction; unreadable ones are quarantined in it, or stay held."""
         values = {"now": now, "limit": limit, "from": self._next_due.since()}
         rows = connection.execute(self._sql.claim, values, prepare=True, binary=True)
         found, bad = read(rows, 0, _numbered)
@@ -375,8 +368,6 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
 
     @override
     def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
-        """See :meth:`postdate.ports.MovingStore.finishing`; the transaction is a connection of psycopg."""
-
         def finish(connection: Connection) -> None:
             removed = 0
             held = self._claims.held(claims)
@@ -427,7 +418,7 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
 
     @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        """See :meth:`postdate.ports.ClaimingStore.release`; for a whole batch, the end of its transaction."""
+        """Release a whole batch by ending its transaction."""
 
         def give_back(connection: Connection, numbers: Sequence[int], holder: int | None) -> int:
             values = {"numbers": array(numbers), "holder": holder, "attempt_at": attempt_at}
@@ -455,8 +446,6 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
 
     @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
-        """See :meth:`postdate.ports.ClaimingStore.listen`; other processes are heard, too."""
-
         def start() -> Callable[[], None]:
             store_id = self.database.run_blocking(self._store_id)
             listener = self.database.listener()
@@ -510,14 +499,14 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
         return await self.database.run(move)
 
     def _set_aside_due(self, connection: Connection, now: datetime, limit: int) -> bool:
-        """Set aside what of a batch cannot be read; return whether there was any. All else is as it was."""
+        """Quarantine unreadable messages of a batch that is about to be moved; return whether there were any."""
         with connection.transaction():
             _, bad = self._claimed(connection, now, limit)
         return bool(bad)
 
     @override
     async def pause(self) -> None:
-        """See :meth:`postdate.ports.MovingStore.pause`: nobody waits here for anybody."""
+        """No pause: writers of PostgreSQL do not wait for each other."""
 
     # --- what cannot be read ------------------------------------------------------------------------------------
 
@@ -582,7 +571,6 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
 
     @override
     def _counted(self, session: Connection, at: datetime) -> Sequence[Any]:
-        """Return the counts; what is locked is seen without being touched."""
         try:
             return super()._counted(session, at)
         except psycopg.Error as error:
@@ -622,7 +610,6 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
 
     @override
     async def report_clock(self, ahead: timedelta) -> None:
-        """See :meth:`postdate.ports.ClaimingStore.report_clock`; kept with the number of this process."""
         await in_thread(clocks.report, self.database, ahead)
 
     @override
@@ -637,12 +624,12 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
 
     @override
     def snapshot(self) -> AbstractContextManager[str]:
-        """See :meth:`postdate.ports.ScannableStore.snapshot`; a transaction stays open for the length of the block."""
+        """A transaction stays open for the length of the block."""
         return exported_snapshot(self.database)
 
     @override
     def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
-        """See :meth:`postdate.ports.ScannableStore.scan_parts`; shares are ranges of pages of the table."""
+        """Shares are ranges of pages on disk."""
         return scan_parts(self.database, self._sql.table, what, parts)
 
     @override
@@ -657,7 +644,6 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
     @property
     @override
     def records_in_commit_order(self) -> bool:
-        """See :class:`postdate.ports.archives.ArchivableStore`; numbers come from a sequence."""
         return False
 
     @override
@@ -669,7 +655,7 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
     @property
     @override
     def pruned_at_once(self) -> int:
-        """See :class:`postdate.ports.archives.ArchivableStore`: some ten thousand records are in so many pages."""
+        """Some ten thousand records are in this many pages."""
         return 128
 
     @override

@@ -1,4 +1,4 @@
-"""Timeouts in PostgreSQL, in the table that upstream's SQL persistence lays out for it.
+"""Timeouts in PostgreSQL, in the table of upstream's SQL persistence.
 
 With queues in the same database, a timeout is stored, or dispatched and removed, in their transaction.
 Source: specification 4.6; ADR 0007, ADR 0014.
@@ -28,18 +28,14 @@ from postdate.runtime.threads import in_thread
 
 _WHAT: Final = "the table of timeouts (table_prefix=...)"
 _BOUND: Final = f"SET LOCAL idle_in_transaction_session_timeout = {HOLDS_AT_MOST // timedelta(milliseconds=1)}"
-"""The server lets go of what a process claimed that was frozen since: ADR 19."""
+"""The server frees claims of a frozen process: ADR 19."""
 
 UPSTREAM_SCHEMA: Final = "public"
-"""Where a .NET endpoint makes its tables by default: found there without being told."""
+"""Where .NET endpoints make their tables by default."""
 
 
 class _InAnySchema:
-    """The identity of a database, equal to that of whatever is in it: our statements name their schema themselves.
-
-    Args:
-        identity: of a :class:`~postdate.backends.postgres.Access`; its last part is the schema.
-    """
+    """A database's identity without its schema: our statements name their schema, so transactions span all of them."""
 
     def __init__(self, identity: tuple[str, ...]) -> None:
         self._database = identity[:-1]
@@ -59,16 +55,15 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
     Args:
         database: ``postgresql://user:password@host:port/database``, any connection string of libpq, or a
             :class:`postdate.Postgres` that others use, too.
-        schema: where the table is; any characters, whatever the schema of the database. Upstream has its tables in
-            ``public`` unless it is told otherwise.
-            Queues may be in any schema of the same database: their transactions are shared all the same.
-        table_prefix: what the name of the table begins with; any characters. ``None``: that of the endpoint, see
+        schema: of the table; any characters, whatever the schema of the database. Upstream has its tables in
+            ``public`` unless told otherwise. Queues in any schema of the same database share their transactions.
+        table_prefix: of the table's name; any characters. ``None``: that of the endpoint, see
             :func:`postdate.persistence.timeouts.table_prefix`.
-        answers_within: after so long a silence of the server a connection is given up; above 0. ``None``: as the
+        answers_within: a connection is given up after so long a silence of the server; above 0. ``None``: as the
             database says, or 20 seconds.
 
     Raises:
-        ConfigurationError: the address, the schema, the table or the duration cannot be.
+        ConfigurationError: the address, the schema, the table or the duration is invalid.
     """
 
     def __init__(
@@ -89,18 +84,15 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
     @property
     @override
     def database(self) -> object:
-        """See :class:`postdate.ports.timeouts.TimeoutPersister`; that of a transport on any schema there."""
         return _InAnySchema(self._connections.identity)
 
     @override
     def setup_statements(self, endpoint: str) -> str:
-        """Return the SQL that makes what :meth:`setup` does, for a database administrator; may be run again."""
         table = table_name(endpoint, prefix=self._prefix)
         return own_table_script(self._schema, table, self._named(endpoint).setup[1:])
 
     @override
     async def setup(self) -> None:
-        """Create the schema and the table where they are missing; of a table that is there, nothing is changed."""
         wanted = self._known
 
         def create(connection: Connection) -> None:
@@ -114,10 +106,7 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
 
     @override
     async def claim(self, timeout_id: str) -> TimeoutClaim | None:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.claim`: the row is locked by a transaction.
-
-        The server ends it when nothing is said in it for a minute; what is done with the claim after that fails.
-        """
+        """Claim by a row lock; the server ends its transaction, and the claim, after a minute without statements."""
         wanted = normal_id(timeout_id)
         return None if wanted is None else await in_thread(self._claim, self._known, wanted)
 
@@ -142,12 +131,11 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
 
     @override
     async def close(self) -> None:
-        """Close every connection; a second time without effect."""
         await in_thread(self._connections.close_blocking)
 
 
 class _ConnectionClaim:
-    """What a :class:`postdate.ports.timeouts.TimeoutClaim` calls: a row, locked by the transaction of a session."""
+    """The state of a :class:`postdate.ports.timeouts.TimeoutClaim`: a row locked by a session's transaction."""
 
     def __init__(
         self, connections: Access, connection: BoundedConnection, table: _PostgresTable, timeout: Timeout
@@ -157,7 +145,6 @@ class _ConnectionClaim:
         self._connection: BoundedConnection | None = connection
 
     async def remove(self) -> bool:
-        """Remove it in the transaction that has it locked."""
         connection, self._connection = self._connection, None
         return connection is not None and await in_thread(self._remove, connection)
 
@@ -172,33 +159,23 @@ class _ConnectionClaim:
             self._connections.put(connection)  # which closes it unless the transaction has ended
 
     async def release(self) -> None:
-        """Roll the transaction back."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await in_thread(_roll_back, self._connections, connection)
 
 
 def _one_round_trip(connection: Connection) -> AbstractContextManager[object]:
-    """Send the statements of a block together, where the library of the driver can: libpq 14 or newer."""
     return connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext()
 
 
 def _roll_back(connections: Access, connection: BoundedConnection) -> None:
-    """End a transaction and give its connection back, which closes it if that has failed. Never raises."""
+    """Roll back and give the connection back, which closes it if that has failed. Never raises."""
     with suppress(psycopg.Error):
         connection.execute("ROLLBACK")
     connections.put(connection)
 
 
 class _PostgresTable(TimeoutTable):
-    """Every statement of one table.
-
-    Args:
-        schema: it is in.
-        table: its name.
-        where: the database in words.
-    """
-
     dialect, no_limit = PostgresSqlDialect(), None
 
     def __init__(self, schema: str, table: str, where: str) -> None:
@@ -220,14 +197,14 @@ class _PostgresTable(TimeoutTable):
             f"AND table_name = {literal(table)} AND column_name = {literal(TIME)}"
         )
         name = self._plain.replace("%", "%%")
-        # What .NET writes for the end of all times is 'infinity', which no date-time of Python's can be.
+        # .NET writes its latest time as 'infinity', which Python cannot represent.
         later = f"""{LATER} AND "Time" < 'infinity'"""
         first = f'SELECT "Time" FROM {name} WHERE {later} ORDER BY "Time" LIMIT 1'
         super().__init__(standard_statements(name, '"Headers"::text', first))
         self._claim = f'SELECT {CONTENT}, "Headers"::text FROM {self._plain} WHERE "Id" = '
 
     def claim(self, timeout_id: str) -> bytes:
-        """Return the text, without parameters, that begins a transaction and locks a row in it, or finds none."""
+        """Return a text without parameters that begins a transaction and locks the row, if it is free."""
         wanted = literal(timeout_id)
         return sql(f"BEGIN; {_BOUND}; {self._claim}{wanted} FOR UPDATE SKIP LOCKED")
 
@@ -241,7 +218,7 @@ class _PostgresTable(TimeoutTable):
         return self.dialect.change(session, self.sql.insert, {**row, TIME: self.instant(time)}) > 0
 
     def _time_digits(self, connection: Connection) -> int:
-        """Return how many digits of a second the table keeps; the server would round to the nearest."""
+        """Return how many digits of a second the table keeps: the server would round to the nearest, perhaps down."""
         if self._digits is None:
             found = connection.execute(self._precision).fetchone()
             if found is None or found[0] is None:

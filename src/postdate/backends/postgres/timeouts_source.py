@@ -33,22 +33,20 @@ class PostgresSession:
     def __init__(self, database: Access) -> None:
         self._database = database
         self._connection = database.connect()
-        # What is set at the door is for a store's statements; these look through whole tables, each once.
+        # The session's planner settings suit a store's statements; these read whole tables, each once.
         self.change("SET enable_sort = on", {})
         self._connection.prepare_threshold = None
 
     def rows(self, sql: str, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-        """See :class:`Session`."""
         with self._translating():
             return self._connection.execute(bytes_of(sql), values).fetchall()
 
     def change(self, sql: str, values: Mapping[str, Any]) -> int:
-        """See :class:`Session`."""
         with self._translating():
             return max(self._connection.execute(bytes_of(sql), values).rowcount, 0)
 
     def pages(self, sql: str, values: dict[str, Any], page: int) -> Iterable[list[tuple[Any, ...]]]:
-        """See :class:`Session`; pages come by a cursor of the server."""
+        """Uses a cursor of the server."""
         with self._translating(), self._connection.transaction():
             self._connection.execute("SET LOCAL enable_seqscan = on")
             with self._connection.cursor(name="postdate_migration") as cursor:
@@ -57,15 +55,12 @@ class PostgresSession:
                     yield rows
 
     def begin(self) -> None:
-        """See :class:`Session`."""
         self.change("BEGIN", {})
 
     def commit(self) -> None:
-        """See :class:`Session`."""
         self.change("COMMIT", {})
 
     def rollback(self) -> None:
-        """See :class:`Session`."""
         self.change("ROLLBACK", {})
 
     @contextmanager
@@ -81,7 +76,6 @@ class PostgresSession:
             raise
 
     def close(self) -> None:
-        """See :class:`Session`."""
         with suppress(PostdateError), self._database.translating():
             self._connection.close()
 
@@ -103,7 +97,6 @@ class PostgresDialect(Dialect):
 
     @property
     def database(self) -> Access:
-        """The schema that the tables are in."""
         return self._database
 
     @override
@@ -126,7 +119,7 @@ class PostgresDialect(Dialect):
 
     @override
     def holds_a_store(self, session: Session) -> bool:
-        """See :class:`Dialect`; also where stores are unless they are told otherwise."""
+        """Also looks in the default schema of stores."""
         if super().holds_a_store(session):
             return True
         default = f"{quoted(STORE_SCHEMA)}.{quoted('store')}"
@@ -143,7 +136,7 @@ class PostgresDialect(Dialect):
 
     @override
     def limit(self, session: Session, margin: timedelta) -> None:
-        """See :class:`Dialect`; the server also ends a transaction whose client is suspended."""
+        """The server also ends a transaction whose client is suspended."""
         for setting, share in (
             ("statement_timeout", 4),
             ("lock_timeout", 8),
@@ -158,7 +151,7 @@ class PostgresDialect(Dialect):
 
     @override
     def take_turn(self, session: Session) -> None:
-        """See :class:`Dialect`; until the end of the transaction."""
+        """The lock is held until the end of the transaction."""
         session.change(f"SET LOCAL lock_timeout = '{TURN_SECONDS}s'", {})
         session.rows(
             "SELECT pg_advisory_xact_lock(%(key)s, %(turn)s)",

@@ -1,13 +1,12 @@
 """Durable, transactional queues in PostgreSQL.
 
 A received message is held under the number of this process, which ends with the process: no lease runs out.
-Receiving, the sends of the handler and whatever else happens in the database are one transaction.
+Receiving, the sends of the handler and all other changes of the database are one transaction.
 
-What expires does so by the clock of the server: what is left of it, of an ``expires_at`` by the clock that it was made
-by, counts from the arrival there, so that the clocks of senders and receivers do not matter. Afterwards it is not
-received, not counted, and soon removed and recorded (:mod:`postdate.backends.postgres.expiring`). A message that was
-received in time is not subject to this any more, unless it goes back to its queue. Source: specification 2.2, 2.5, 6;
-ADR 0007.
+Messages expire by the clock of the server: the time left of an ``expires_at``, by the clock of its sender, counts from
+the arrival, so clocks of senders and receivers do not matter. An expired message is not received, not counted, and
+soon removed and recorded (:mod:`postdate.backends.postgres.expiring`). One received in time does not expire any more,
+unless it goes back to its queue. Source: specification 2.2, 2.5, 6; ADR 0007.
 """
 
 from __future__ import annotations
@@ -77,10 +76,10 @@ from postdate.runtime.threads import in_thread
 from postdate.runtime.wakeup import Alarm
 
 _POLL_FLOOR_SECONDS: Final = 1.0
-"""A receiver looks by itself this often, should a wake-up be lost."""
+"""A receiver looks this often without a wake-up, as one may be lost."""
 
 _LONGEST_SPAN: Final = timedelta(days=1_000 * 365)
-"""Whoever says more means for ever; the calendar of the database ends at some point, too."""
+"""Longer means never; the database's calendar ends, too."""
 
 _NUMBER_AT: Final = 2
 """The column of a claimed row with its number."""
@@ -102,19 +101,18 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
     Args:
         database: ``postgresql://user:password@host:port/database``, any connection string of libpq, or a
             :class:`postdate.Postgres` that others use, too.
-        schema: where the tables are; a :class:`postdate.PostgresStore` in the same one shares its transactions.
-            ``None``: that of the database, which is ``postdate``.
-        recording: how much is kept for audits of what becomes of delayed messages here; ``None``: as the database says,
-            or everything.
+        schema: of the tables; a :class:`postdate.PostgresStore` in the same one shares its transactions. ``None``: that
+            of the database, which is ``postdate``.
+        recording: how much of delayed messages is kept here for audits; ``None``: as the database says, or everything.
         largest_message_bytes: of headers and body together.
-        answers_within: after so long a silence of the server a connection is given up; above 0. ``None``: as the
+        answers_within: a connection is given up after so long a silence of the server; above 0. ``None``: as the
             database says, or 20 seconds.
-        holds_at_most: when this process shows no life for so long, others that use the schema end its sessions, which
-            frees what it has received; above 0. However long a handler takes, its process shows life. They need the
-            same role, or one that is a member of it. ``None``: as the database says, or a minute.
+        holds_at_most: a process that shows no life for so long has its sessions ended by others that use the schema,
+            which frees the messages it has received; above 0. A process shows life however long a handler takes. Others
+            need the same role, or one that is a member of it. ``None``: as the database says, or a minute.
 
     Raises:
-        ConfigurationError: the address, the schema or a duration cannot be.
+        ConfigurationError: the address, the schema or a duration is invalid.
     """
 
     def __init__(
@@ -149,18 +147,14 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
 
     @override
     def setup_statements(self, endpoint: str) -> str:
-        """Return the SQL of the tables that :meth:`create_queues` makes; may be run again."""
         return tables_script(self.database.names.schema, None)
 
     @override
     def queue_statements(self, names: Sequence[str]) -> str:
-        """Return the SQL that makes queues in those tables; may be run again."""
         return queues_script(self.database.names.schema, names)
 
     @override
     async def create_queues(self, names: Sequence[str]) -> None:
-        """See :meth:`postdate.ports.Transport.create_queues`; the tables are created, too, when they are missing."""
-
         def create() -> None:
             self.database.setup_blocking()
             with self.database.leased() as connection:
@@ -195,7 +189,6 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
         do_jobs(jobs, self._sent, StoreUnreachable)
 
     def _sent(self, works: Sequence[_Rows]) -> Sequence[Sequence[PostdateError | None]]:
-        """Insert what several send with one statement, which is one transaction; return what became of each."""
         rows = [row for each in works for row in each]
         errors = iter(self.database.run_blocking(lambda c: self.insert(c, rows)))
         return [list(islice(errors, len(each))) for each in works]
@@ -205,7 +198,6 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
             return await self.database.run(work, patiently=patiently)
 
     def rows(self, envelopes: Sequence[Envelope], now: datetime) -> list[Row | MessageTooLarge]:
-        """Return the rows of ``envelopes`` for the database; for this transport and its receivers only."""
         return [self._row(envelope, now) for envelope in envelopes]
 
     def _row(self, envelope: Envelope, now: datetime) -> Row | MessageTooLarge:
@@ -217,7 +209,7 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
         return (envelope.destination, envelope.message_id, envelope.due, headers, envelope.body, expires_at, span)
 
     def insert(self, connection: Connection, rows: Sequence[Row | MessageTooLarge]) -> list[PostdateError | None]:
-        """Insert messages into their queues, in order, one round trip for all; wake-ups leave with the commit."""
+        """Insert messages into their queues, in order, 1,000 a statement; notifications leave with the commit."""
         good = [row for row in rows if isinstance(row, tuple)]
         found: dict[int, bool] = {}
         for start in range(0, len(good), _IN_ONE_STATEMENT):
@@ -255,13 +247,12 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
         return receiver
 
     def forget(self, receiver: PostgresReceiver) -> None:
-        """Forget a receiver that was closed; what it may hold in doubt is free when this transport is closed."""
+        """Forget a closed receiver; if its claims are in doubt they are freed when this transport is closed."""
         self._left_some |= receiver.in_doubt
         if receiver in self._receivers:
             self._receivers.remove(receiver)
 
     def held_in(self, queue: str) -> list[int]:
-        """Return the numbers of what the receivers of a queue hold."""
         return [number for each in list(self._receivers) if each.queue == queue for number in each.held()]
 
     def queue_id(self, connection: Connection, queue: str) -> int:
@@ -283,19 +274,18 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
             return await server_facts(self.database, None)
 
     async def queue_lengths(self) -> Mapping[str, int]:
-        """Return how many messages each queue holds: with those being handled, without those that have expired."""
+        """Return the number of messages in each queue, with those in progress, without expired ones."""
         rows = await self._run(lambda c: c.execute(self.sql.lengths, ()).fetchall(), patiently=True)
         return dict(rows)
 
     @override
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
-        """See :meth:`postdate.ports.Transport.lengths_of`; those being handled are counted."""
+        """Messages in progress are counted."""
         lengths = await self._run(lambda c: c.execute(self.sql.lengths_of, (list(names),)).fetchall(), patiently=True)
         return dict(lengths)
 
     @override
     async def close(self) -> None:
-        """Give back what is held and close every connection; a second time without effect."""
         self.database.leave()
         receivers, self._receivers = self._receivers, []
         for receiver in receivers:
@@ -308,8 +298,6 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
 
 
 class PostgresReceiver(Receiver):
-    """Receives from one queue; see :class:`postdate.ports.Receiver`."""
-
     def __init__(self, transport: PostgresTransport, queue: str) -> None:
         self._transport, self._database, self._sql, self._queue = transport, transport.database, transport.sql, queue
         self._alarm: Alarm | None = None
@@ -366,21 +354,19 @@ class PostgresReceiver(Receiver):
 
     @property
     def queue(self) -> str:
-        """Its name."""
         return self._queue
 
     def held(self) -> list[int]:
-        """Return the numbers of what is held."""
         return [hold.number for hold in list(self._held) if isinstance(hold, _Hold)]
 
     def _claim(self, limit: int) -> list[Received] | None:
-        """Return what was claimed, or ``None``: those had expired, and what is behind them is still to be looked at."""
+        """Return claimed messages, or ``None``: they had all expired or were unreadable, and more may follow."""
         holder = self._database.listener().holder()
         with self._transport.claiming[self._queue]:
             return self._certain(holder, lambda: self._claim_as(holder, limit))
 
     def _certain(self, holder: int, claim: Callable[[], T]) -> T:
-        """Claim; when that fails, what may have been claimed without our knowing it is freed before the next claim."""
+        """Run ``claim``; after a failure, messages it may have claimed are freed before the next claim."""
         if self.in_doubt:
             values = {"holder": holder, "numbers": array(self._transport.held_in(self._queue))}
 
@@ -390,7 +376,7 @@ class PostgresReceiver(Receiver):
 
             self._database.run_blocking(free)
             self._low.forget()
-            # A claim that was given up may still be waiting on the server; then this is done again before the next.
+            # A claim that was given up may still run on the server; then the next claim frees again.
             self.in_doubt = not self._database.knows_what_was_done
         try:
             return claim()
@@ -408,8 +394,6 @@ class PostgresReceiver(Receiver):
         return None if (rows or bad) and not live else [self._received(row, holder) for row in live]
 
     def _claim_rows(self, holder: int, limit: int) -> tuple[list[Row], list[Unreadable]]:
-        """Return what was claimed, in its order, and what of it is no message."""
-
         def claim(connection: Connection) -> tuple[list[Row], list[Unreadable]]:
             values = {
                 "holder": holder,
@@ -424,7 +408,7 @@ class PostgresReceiver(Receiver):
         return rows, bad
 
     def _set_aside(self, bad: Sequence[Unreadable], holder: int) -> None:
-        """Set claimed messages aside that cannot be read; should this process end before, or not may, others do it."""
+        """Quarantine unreadable claimed messages; if this process ends before, or lacks the rights, others do it."""
 
         def set_aside(connection: Connection) -> None:
             queue_id = self._transport.queue_id(connection, self._queue)
@@ -434,7 +418,7 @@ class PostgresReceiver(Receiver):
         self._database.run_blocking(set_aside)
 
     def _discard(self, rows: Sequence[Row], holder: int) -> None:
-        """Remove claimed messages that have ended, and more like them: where there are some, there may be many."""
+        """Remove claimed messages that have expired, and a batch of others: where one has, many may have."""
 
         def discard(connection: Connection) -> None:
             self._database.reaper.discard(connection, rows[0][1], array(row[2] for row in rows), holder)
@@ -475,7 +459,6 @@ class PostgresReceiver(Receiver):
 
     @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        """See :meth:`postdate.ports.Receiver.commit`; one transaction."""
         ending = self._acknowledgement(received, now, end)
         if isinstance(ending, ClaimLost):
             raise ending
@@ -504,7 +487,7 @@ class PostgresReceiver(Receiver):
         return Acknowledgement(id_, hold.queue_id, hold.number, hold.holder, now, kind, detail, rows, end.work)
 
     def _kind_to_record(self, received: Received, end: End) -> int | None:
-        """Return what is recorded; of messages that were never delayed only that they were discarded: it is an end."""
+        """Return the kind to record; of a message that was never delayed only its discarding is."""
         if end.record is RecordKind.DISCARDED:
             return int(end.record)
         wanted = received.envelope.due is not None and self._transport.recording is Recording.ALL
@@ -549,13 +532,12 @@ class PostgresReceiver(Receiver):
 
 
 def _decoded(row: Row) -> Row:
-    """Return a row of a queue with its headers as they are meant."""
     *others, headers, body = row
     return (*others, decode_headers(present(headers)), body)
 
 
 class _Hold:
-    """What is held, under which number."""
+    """Identifies a claim."""
 
     __slots__ = ("holder", "number", "queue_id")
 
@@ -564,10 +546,10 @@ class _Hold:
 
 
 class LowWater:
-    """Below which number nothing free is left in a queue: there a look begins.
+    """The number at which a look for free messages begins: no lower one is free.
 
-    Without it every look would walk over all that was received while somebody holds an old snapshot. A message whose
-    number is lower, because its transaction took longer, is announced by its commit. Thread-safe.
+    Without it every look would walk over all rows deleted since the oldest snapshot. A lower number, whose transaction
+    took longer, is announced by its commit. Thread-safe.
     """
 
     _SWEEP_EVERY_SECONDS = 10.0
@@ -579,7 +561,7 @@ class LowWater:
         self._freed_while_looking: int | None = None
 
     def value(self) -> int:
-        """Return where a look begins; now and then at the beginning."""
+        """Return the number, or 0 every ten seconds."""
         with self._lock:
             self._freed_while_looking = None
             now = time.monotonic()
@@ -588,27 +570,26 @@ class LowWater:
             return self._value
 
     def claimed(self, numbers: Sequence[int]) -> None:
-        """Take note of what was claimed: a look takes the lowest numbers first. Nothing claimed: begin anew."""
+        """Note the claimed numbers, which were the lowest free ones. None claimed: begin at 0."""
         with self._lock:
             lowest, freed = min(numbers, default=0), self._freed_while_looking
             self._value = lowest if freed is None else min(lowest, freed)  # the look may not have seen it
 
     def sent(self, number: int) -> None:
-        """Take note of a free message."""
+        """Note that a message is free."""
         with self._lock:
             self._value = min(self._value, number)
             freed = self._freed_while_looking
             self._freed_while_looking = number if freed is None else min(freed, number)
 
     def forget(self) -> None:
-        """Begin at the beginning."""
         self.sent(0)
 
 
 def _end_of(envelope: Envelope, now: datetime) -> tuple[datetime | None, timedelta | None]:
-    """Return when a message ends: as the sender wrote it, and how long after its arrival; ``None``: never.
+    """Return the sender's expiry, and the time left, counted from the arrival; ``None``: the message never expires.
 
-    A copy in the error queue does not end, whatever the message was (specification 2.5).
+    A copy in the error queue never expires (specification 2.5).
     """
     if Headers.FAILED_QUEUE in envelope.headers:
         return None, None

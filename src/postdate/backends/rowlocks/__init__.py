@@ -1,8 +1,7 @@
 """Stores on database servers that claim by row locks: everything but the dialect. Source: ADR 0008.
 
-A server's room gives its driver (:class:`~postdate.backends.rowlocks.connection.DatabaseServer` and its sessions) and
-the dialect: :class:`~postdate.backends.rowlocks.statements.RowLockStatements` as data, and the few methods at the end
-of :class:`~postdate.backends.rowlocks.tables.RowLockTables`. :class:`LockingStore` is the store.
+A server's room gives its driver (subclasses of `DatabaseServer` and `ServerSession` in ``connection``) and its dialect:
+`RowLockStatements` as data, and the methods at the end of `RowLockTables`. `LockingStore` is the store.
 """
 
 from postdate.backends.rowlocks.parts import (

@@ -1,20 +1,20 @@
-"""Messages that this process holds: by the row locks of an open transaction, or leased under its number.
+"""The messages that this process holds: by row locks of an open transaction, or leased under its number.
 
-A batch is locked by the transaction that claimed it, which stays open: claiming writes nothing, and whatever happens to
-the process, the server frees the rows. The first part of the batch that is finished or given back commits that
-transaction, and in it the rest is leased: marked with the number under which this process is known to be alive.
+A batch is locked by the transaction that claimed it, which stays open: claiming writes nothing, and the server frees
+the rows whatever happens to the process. The first part of the batch that is finished or released commits that
+transaction, which also leases the rest: marks it with the number under which this process is known to live.
 
-**The doubtful commit.** When the answer to a commit is lost, nobody here knows whether it took effect. These rules hold
-for every store on row locks:
+**The doubtful commit.** When the answer to a commit is lost, its outcome is unknown here. These rules hold for every
+store on row locks:
 
-1. What failed before the commit did nothing: the transaction is rolled back by the server, and the whole batch is free.
-2. What was to be settled is held no more, whichever way it went: it is settled, or it is free and is claimed anew.
-3. The rest is held as if it were leased: whatever is done to it later names the holder, which takes effect on a lease
-   and finds nothing on a free row, or on one that somebody else has claimed.
-4. Leases that nobody was given (:meth:`Claims.lease` failed) are remembered as abandoned, and freed as soon as the
+1. What failed before the commit did nothing: the server rolls the transaction back, and the whole batch is free.
+2. Messages to be settled are no longer held, whichever way it went: they are settled, or free and claimed anew.
+3. The rest is treated as leased: every later step names the holder, so it changes a leased row, and leaves alone one
+   that is free or claimed by another process.
+4. Leases that no caller received (:meth:`Claims.lease` failed) are remembered as abandoned, and freed as soon as the
    server answers.
 
-What a dialect gives is :class:`LeasingTables`, and :class:`ClaimConnections`. Source: ADR 0007, 0008.
+A dialect gives :class:`LeasingTables` and :class:`ClaimConnections`. Source: ADR 0007, 0008.
 """
 
 from __future__ import annotations
@@ -29,45 +29,42 @@ from postdate.ports import Claim
 T = TypeVar("T")
 
 _ASKED_FOR_SECONDS: Final = 1.0
-"""How long a server is asked at least that should have ended the transaction: it may have been as slow as we."""
+"""At least so long for an answer, even if the server should have ended the transaction: it may be as slow as we."""
 
 SettlingStep = Callable[[Any, Sequence[int], int | None], int]
-"""Does something to messages, given by ascending numbers, of one holder; returns to how many."""
+"""``(session, ascending numbers, holder)``: changes those messages of the holder; returns how many."""
 
 
 class LeasingTables(Protocol):
-    """What a dialect gives: how messages are held beyond a transaction. Each is a step of one."""
+    """Steps of a dialect by which messages are held beyond a transaction; each runs in one."""
 
     def lease(self, session: Any, numbers: Sequence[int], holder: int) -> None:
-        """Have ``holder`` hold messages that this transaction has locked beyond its end.
+        """Let ``holder`` keep messages locked by this transaction beyond its end.
 
-        Raises:
-            StoreUnavailable: the number is buried. It cannot be buried before this transaction has ended, either.
+        Raises `StoreUnavailable` if the holder was buried, which it cannot be while this transaction lasts.
         """
         ...
 
     def free(self, session: Any, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int:
-        """Give back what the holders hold, or those of ``numbers``; may be attempted at their due times."""
+        """Free all messages of the holders, or those of ``numbers``; their next attempt is at their due times."""
         ...
 
 
 class ClaimConnections(Protocol):
-    """Where the connections of batches come from and go to; see :class:`postdate.backends.rowlocks.pool.Pool`."""
+    """Lends the connections of batches; see :class:`postdate.backends.rowlocks.pool.Pool`."""
 
-    def put(self, session: Any, /) -> None:
-        """Take a connection back that is in no transaction."""
-        ...
+    def put(self, session: Any, /) -> None: ...
 
     def drop(self, session: Any, /) -> None:
-        """Close a connection, with whatever transaction it is in; asks the server nothing. Never raises."""
+        """Close a connection with its transaction, without asking the server. Never raises."""
         ...
 
     def end(self, session: Any, /) -> None:
-        """Roll back the transaction of a connection and close it, whether the server answers or not. Never raises."""
+        """Roll back and close a connection; a silent server does not keep it from being closed. Never raises."""
         ...
 
     def transaction_blocking(self, work: Callable[[Any], T], /) -> T:
-        """Do ``work`` on another connection, so that all of it is done or nothing."""
+        """Run ``work`` on another connection, all of it or nothing."""
         ...
 
 
@@ -82,7 +79,7 @@ class LockedBatch:
 
 
 class HeldMessage:
-    """What holds one message: the row lock of its batch, or a lease under the number of this process."""
+    """The token of a claim: locked with its batch, or, with a ``holder``, leased under that number of this process."""
 
     __slots__ = ("attempt_at", "batch", "holder", "number")
 
@@ -92,13 +89,13 @@ class HeldMessage:
 
 
 class Claims:
-    """Everything that this process holds of one store. Thread-safe.
+    """All messages of one store that this process holds. Thread-safe.
 
     Args:
-        pool: where connections come from and go to.
+        pool: lends connections.
         tables: of the store.
-        holder: returns the number under which this process is alive; blocking.
-        left_out: returns the numbers of what is not to be claimed for now, without being held.
+        holder: returns the number under which this process lives; blocking.
+        left_out: returns the numbers of unreadable messages that are not to be claimed for now.
     """
 
     def __init__(
@@ -114,7 +111,7 @@ class Claims:
         self._lock = threading.Lock()
 
     def hold(self, session: Any, rows: Sequence[tuple[int, Any]]) -> Sequence[HeldMessage]:
-        """Hold what the open transaction of ``session`` has locked, given by number and when it may be attempted."""
+        """Hold the messages that the open transaction of ``session`` has locked; rows: number, next attempt."""
         batch = LockedBatch(session, rows)
         with self._lock:
             self._held.update((token.number, token) for token in batch.tokens)
@@ -123,37 +120,34 @@ class Claims:
         return batch.tokens
 
     def locked(self) -> list[int]:
-        """Return the numbers that are held by row locks, and those that are left out: what not to be woken for."""
+        """Return the numbers to leave out of a look for the next attempt: locked here, or unreadable."""
         with self._lock:
             held = [token.number for token in self._held.values() if token.holder is None]
         return [*held, *self._left_out()]
 
     def holders(self) -> set[int]:
-        """Return the numbers of this process under which something is leased."""
+        """Return the numbers of this process under which messages are leased."""
         with self._lock:
             return {token.holder for token in self._held.values() if token.holder is not None}
 
     def holds(self, claim: Claim) -> bool:
-        """Return whether a claim is in force: it ends also when another part of its batch cannot be settled."""
+        """Return whether a claim is in force: it also ends when another part of its batch cannot be settled."""
         token = claim.token
         return isinstance(token, HeldMessage) and self._held.get(token.number) is token
 
     def held(self, claims: Iterable[Claim]) -> Sequence[HeldMessage]:
-        """Return what holds those of ``claims`` that are held still."""
+        """Return the tokens of the claims still in force."""
         return [token for _, tokens in self._by_batch(claims) for token in tokens]
 
     def settle(self, claims: Sequence[Claim], step: SettlingStep, *, as_it_was: bool = False) -> int:
-        """Do ``step`` to those of ``claims`` that are held still, which ends them; return the sum of its results.
+        """Run ``step`` on the claims still in force, which ends them; return the sum of its results.
 
-        Args:
-            claims: of this store; those that ended are left out.
-            step: see :data:`SettlingStep`.
-            as_it_was: the messages do not change, so a whole batch needs no step: it is free with its transaction.
+        ``as_it_was``: the messages do not change, so a whole batch needs no step: its transaction is rolled back.
         """
         return sum(self._settle(batch, tokens, step, as_it_was=as_it_was) for batch, tokens in self._by_batch(claims))
 
     def lease(self, tokens: Sequence[HeldMessage]) -> None:
-        """Turn whole batches into leases: a lock would keep a connection busy."""
+        """Turn whole batches into leases, as a lock keeps a connection busy."""
         try:
             for batch in {token.batch for token in tokens}:
                 self._settle(batch, [], lambda _session, _numbers, _holder: 0, as_it_was=False)
@@ -169,7 +163,7 @@ class Claims:
                     self._abandoned[token.number] = token.holder
 
     def abandoned(self) -> Mapping[int, list[int]]:
-        """Return by holder the numbers of what may be leased and is nobody's: to be freed as soon as possible."""
+        """Return by holder the numbers of leases that no caller received, to be freed as soon as possible."""
         found = dict[int, list[int]]()
         with self._lock:
             for number, holder in sorted(self._abandoned.items()):
@@ -177,31 +171,28 @@ class Claims:
         return found
 
     def freed(self, numbers: Sequence[int]) -> None:
-        """Note that what was abandoned is free."""
         with self._lock:
             for number in numbers:
                 self._abandoned.pop(number, None)
 
     def silent(self, after_seconds: float) -> Sequence[LockedBatch]:
-        """Return the batches on whose connections nothing was said for so long."""
+        """Return the batches whose connections have sent nothing for so long."""
         with self._lock:
             batches = {token.batch for token in self._held.values()}
         return [each for each in batches if each.session and time.monotonic() - each.heard_at >= after_seconds]
 
     def keep(self, batches: Iterable[LockedBatch], ends_after_seconds: float) -> int:
-        """Say something on each connection that holds one of these batches, so that it stays; blocking.
+        """Ping each connection that holds one of these batches, so that the server keeps its transaction; blocking.
 
-        The server ends the transaction of a process that falls silent: a frozen one must not hold messages for ever. It
-        has as long to answer as to anything else: while it stands still it ends nothing, and what is given up here
-        is sent twice.
+        The server ends the transaction of a silent process: a frozen one must not hold messages for ever. It gets much
+        time to answer, as a frozen server ends nothing, and messages given up here are sent twice.
 
         Args:
             batches: of :meth:`silent`.
-            ends_after_seconds: after so long a silence the server ends the transaction, and an answer need not be
-                waited for.
+            ends_after_seconds: the silence after which the server ends a transaction, so an answer is not waited for.
 
         Returns:
-            How many messages are found to be held no more, because their connection is gone.
+            How many messages are no longer held, because their connection is lost.
         """
         return sum(self._keep(batch, ends_after_seconds) for batch in batches)
 
@@ -220,7 +211,6 @@ class Claims:
             batch.lock.release()
 
     def forget(self, number: int) -> None:
-        """Note that a message is not held any more, whatever it was held by."""
         with self._lock:
             self._held.pop(number, None)
 
@@ -273,7 +263,7 @@ class Claims:
         return done
 
     def _unlocked(self, batch: LockedBatch, gone: Iterable[HeldMessage], holder: int | None) -> None:
-        """Note that the transaction of a batch has ended: some are held no more, the rest is leased."""
+        """The transaction of a batch has ended: the messages of ``gone`` are no longer held, the rest is leased."""
         batch.session = None
         self._forget(gone)
         for token in batch.tokens:
@@ -296,7 +286,7 @@ class Claims:
                     del self._held[token.number]
 
     def give_up(self) -> None:
-        """Give back everything that is held, and free what is abandoned."""
+        """Release all messages, abandoned ones included."""
         with self._lock:
             held, self._held = list(self._held.values()), {}
             leased, self._abandoned = self._abandoned, {}

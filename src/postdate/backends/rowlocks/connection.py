@@ -1,4 +1,4 @@
-"""Addresses of database servers, TCP connections to them, and what every session on one can. Source: ADR 0008."""
+"""Addresses of database servers, and the base of their connections. Source: ADR 0008."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from postdate.errors import ConfigurationError, StoreUnavailable
 
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 15_000}
-"""A server that vanished without a word is noticed within 15 s or so."""
+"""A vanished server is noticed within 15 s or so."""
 CONNECT_WITHIN_SECONDS: Final = 5.0
 LOG_IN_WITHIN_SECONDS: Final = 10.0
 _ANSWER_WITHIN_SECONDS: Final = 30.0
@@ -23,11 +23,7 @@ _ALIVE_WITHIN_SECONDS: Final = 2.0
 
 
 def connected(address: tuple[str, int], seconds: float) -> socket.socket:
-    """Return a connected socket whose every operation takes ``seconds`` at most, as connecting does.
-
-    Raises:
-        OSError: nobody answers there.
-    """
+    """Return a connected TCP socket; connecting and every operation take at most ``seconds``. Raises `OSError`."""
     opened = socket.create_connection(address, seconds)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -39,17 +35,7 @@ def connected(address: tuple[str, int], seconds: float) -> socket.socket:
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where a database is, and as whom to log in; the parts of a URL.
-
-    Args:
-        product: as people call the server.
-        host: to connect to.
-        port: likewise.
-        database: empty: none is named.
-        user: to log in as.
-        password: of the user.
-        options: behind the question mark, names as they were written.
-    """
+    """The parts of a URL; an empty ``database`` means that it names none."""
 
     product: str
     host: str
@@ -61,15 +47,14 @@ class ServerAddress:
 
     @property
     def where(self) -> str:
-        """The address without secrets, for texts."""
         return f"{self.product} {self.host}:{self.port}/{self.database}"
 
 
 def address_of(url: str, product: str, schemes: tuple[str, ...], port: int) -> ServerAddress:
-    """Return the parts of a URL; ``port`` is the one that a URL without any means.
+    """Return the parts of a URL; ``port`` is the server's usual one.
 
     Raises:
-        ConfigurationError: it cannot be read, or has another scheme; the text never has the password.
+        ConfigurationError: unreadable, or another scheme; its text never has the password.
     """
     example = f"{schemes[0]}://user:password@host:port/database"
     try:
@@ -85,11 +70,7 @@ def address_of(url: str, product: str, schemes: tuple[str, ...], port: int) -> S
 
 
 def check_options(address: ServerAddress, known: frozenset[str]) -> None:
-    """Refuse an option that the server's address does not have.
-
-    Raises:
-        ConfigurationError: names it, and those that there are.
-    """
+    """Raise `ConfigurationError` for an option of the URL that is not ``known``."""
     unknown = sorted(set(address.options) - known)
     if unknown:
         raise ConfigurationError(
@@ -101,49 +82,44 @@ def check_options(address: ServerAddress, known: frozenset[str]) -> None:
 class ServerSession(ABC):
     """One connection, in autocommit mode outside of ``begin`` … ``commit``; one thread at a time.
 
-    Besides what :class:`postdate.backends.rowlocks.parts.PooledSession` says, dialects call ``rows(sql, values)``,
-    which returns the rows of a statement, ``change(sql, values)``, which returns how many rows it changed or found so,
-    and ``pages(sql, values, page)``, which yields rows as the server sends them, while nothing else may run. A percent
-    sign is doubled in statements with ``values``.
+    Besides :class:`postdate.backends.rowlocks.parts.PooledSession`, dialects call ``rows(sql, values)``, which returns
+    the rows of a statement, ``change(sql, values)``, which returns how many rows it changed or found unchanged, and
+    ``pages(sql, values, page)``, which yields rows as the server sends them, while nothing else may run. A percent sign
+    is doubled in statements with ``values``.
     """
 
     @property
     @abstractmethod
     def seconds(self) -> float:
-        """How long the server may take to answer."""
+        """The limit on waiting for an answer."""
 
     @abstractmethod
     def limit(self, seconds: float) -> None:
-        """Wait no longer for an answer from now on."""
+        """Set the limit on waiting for an answer."""
 
     @abstractmethod
     def ping(self) -> None:
-        """Ask the server for any answer.
-
-        Raises:
-            StoreUnavailable: there is none.
-        """
+        """Ask the server for any answer. Raises `StoreUnavailable`."""
 
     @property
     @abstractmethod
-    def driver(self) -> Any:
-        """The connection of the driver."""
+    def driver(self) -> Any: ...
 
     @abstractmethod
     def begin_marked(self) -> object:
-        """Begin a transaction for a handler; return what tells it from any that is begun later."""
+        """Begin a transaction for a handler; return its mark, which no later transaction has."""
 
     @abstractmethod
     def is_in(self, mark: object) -> bool:
-        """Return whether that transaction is open, and may be committed."""
+        """Return whether the transaction with this mark is open and may be committed."""
 
     def wait_for_long(self) -> None:
-        """Wait longer for every answer from now on."""
+        """Raise the limit on waiting for answers for good."""
         self.limit(_PATIENCE_SECONDS)
 
     @contextmanager
     def patient(self) -> Generator[None]:
-        """Wait longer for answers within: for what reads or changes whole tables."""
+        """Raise the limit within the block, for statements on whole tables."""
         with self._limited(_PATIENCE_SECONDS):
             yield
 
@@ -157,7 +133,6 @@ class ServerSession(ABC):
             self.limit(before)
 
     def is_alive(self, at_most: float | None = None) -> bool:
-        """See :meth:`postdate.backends.rowlocks.parts.PooledSession.is_alive`."""
         try:
             with self._limited(_ALIVE_WITHIN_SECONDS if at_most is None else min(self.seconds, at_most)):
                 self.ping()
@@ -170,14 +145,10 @@ S = TypeVar("S", bound=ServerSession)
 
 
 class DatabaseServer(ABC, Generic[S]):
-    """Where a server is.
+    """The address of a server, which connects to it.
 
-    Args:
-        url: of a database there.
-        answers_within: after so long a silence of the server a connection is given up; ``None``: 30 s.
-
-    Raises:
-        ConfigurationError: the address cannot be read, or the time is none at all.
+    ``answers_within``: a connection is given up after so long a silence of the server; ``None``: 30 s. Raises
+    `ConfigurationError` if that is not above 0, or ``url`` unreadable.
     """
 
     product: ClassVar[str]
@@ -192,38 +163,30 @@ class DatabaseServer(ABC, Generic[S]):
 
     @property
     def database(self) -> str:
-        """The database that the address names; empty: none."""
         return self.address.database
 
     @property
     def where(self) -> str:
-        """The address without secrets, for texts."""
         return self.address.where
 
     @property
     def seconds_to_answer(self) -> float:
-        """How long the server may take to answer."""
+        """The limit on waiting for an answer."""
         return _ANSWER_WITHIN_SECONDS if self._answers_within is None else self._answers_within.total_seconds()
 
     @abstractmethod
     def connect(self) -> S:
-        """Return a new connection.
+        """Return a new connection. Raises `StoreUnavailable`.
 
-        Raises:
-            ConfigurationError: it is another server, or too old, or cannot be trusted.
-            StoreUnavailable: it does not answer.
+        A server that is another product, too old, or not to be trusted raises `ConfigurationError`.
         """
 
     @abstractmethod
     def connect_as_application(self) -> S:
-        """Return a new connection as the application would open it, which waits for answers however long they take.
-
-        Raises:
-            ConfigurationError, StoreUnavailable: see :meth:`connect`.
-        """
+        """Return a new connection as the application would open it, without limits; raises as :meth:`connect`."""
 
     def connect_patiently(self) -> S:
-        """Return a connection for long statements, such as a migration's; see :meth:`connect`."""
+        """Return a connection for long statements, such as a migration's; raises as :meth:`connect`."""
         session = self.connect()
         session.wait_for_long()
         return session

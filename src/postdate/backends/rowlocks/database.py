@@ -1,4 +1,4 @@
-"""One schema of a database server, and the connections to it that what is kept there shares."""
+"""One schema of a database server, and the connections that all adapters on it share."""
 
 from __future__ import annotations
 
@@ -26,32 +26,26 @@ HOLDS_AT_MOST: Final = timedelta(seconds=60)
 
 @dataclass(frozen=True, slots=True)
 class TableMaking:
-    """How tables are made on a server.
-
-    Args:
-        migrate: does what is missing of some migrations; several processes may do it at once. Blocks.
-        script: returns the SQL that does the same, for a database administrator.
-    """
+    """How tables are made on a server: ``migrate`` applies missing migrations, ``script`` returns them as SQL."""
 
     migrate: Callable[[Any, RowLockNames, Sequence[Step]], None]
     script: Callable[[RowLockNames, Sequence[Step]], str]
 
 
 class RowLockSchema(DatabaseObject, ABC):
-    """A schema on a server. Adapters made from it share its connections, of which the last that is closed closes all.
+    """A schema on a server. Its adapters share its connections, which are closed with the last adapter.
 
-    Claims of a store are shown to live by one connection and one number, however many share the schema; claims of
-    timeouts are row locks alone.
+    All claims of stores depend on one connection and one number of this process; those of timeouts are row locks alone.
 
     Args:
         url: of the database.
-        schema: that the tables are in; ``None``: the server's default.
-        holds_at_most: a process that shows no life for so long loses what it holds; ``None``: 60 s.
-        answers_within: after so long a silence of the server a connection is given up; above 0. ``None``: 30 s. What
-            reads or changes whole tables may take 10 minutes.
+        schema: of the tables; ``None``: the server's default.
+        holds_at_most: a process that shows no life for so long loses its claims; ``None``: 60 s.
+        answers_within: a connection is given up after so long a silence of the server; above 0. ``None``: 30 s.
+            Statements on whole tables may take 10 minutes.
 
     Raises:
-        ConfigurationError: the address, the schema or a time cannot be.
+        ConfigurationError: the address, the schema or a time is invalid.
     """
 
     has_a_table_for_each_endpoint = True
@@ -74,16 +68,15 @@ class RowLockSchema(DatabaseObject, ABC):
         self.connections = Connections(self.server)
 
     @abstractmethod
-    def _server_at(self, url: str, answers_within: timedelta | None) -> DatabaseServer[Any]:
-        """Return the server of an address."""
+    def _server_at(self, url: str, answers_within: timedelta | None) -> DatabaseServer[Any]: ...
 
     @abstractmethod
     def _checked(self, schema: str | None) -> str:
-        """Return the name of the schema, if the server can have it."""
+        """Return the schema's name, or the default; raise `ConfigurationError` if the server cannot have it."""
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What tells databases apart, and the schema."""
+        """Equal for the same schema of the same server."""
         return (self.server.product, self.server.address.host, self.server.address.port, self.schema)
 
     @classmethod
@@ -94,10 +87,10 @@ class RowLockSchema(DatabaseObject, ABC):
         holds_at_most: timedelta | None = None,
         answers_within: timedelta | None = None,
     ) -> Self:
-        """Return the schema that an adapter is made from: the one it is given, or that of an address and settings.
+        """Return the given database object, or a new one for an address and settings.
 
         Raises:
-            ConfigurationError: the address or a setting cannot be, or a setting is the given object's.
+            ConfigurationError: a setting is invalid, or was given beside a database object.
         """
         if isinstance(place, str):
             return cls(place, schema=schema, holds_at_most=holds_at_most, answers_within=answers_within)
@@ -109,13 +102,13 @@ class RowLockSchema(DatabaseObject, ABC):
 
 
 class KeptOnServer(Scripted):
-    """What has a table of its own in a schema, beside those of stores."""
+    """An adapter with a table of its own in a schema, beside those of stores."""
 
     made_from: ClassVar[type[RowLockSchema]]
     part: ClassVar[str]
     """Folder of its migrations."""
     table: ClassVar[str]
-    """Its name, without what all of ours begin with."""
+    """Its name, without the common prefix."""
 
     def _use(self, url: str | RowLockSchema, schema: str | None, answers_within: timedelta | None) -> None:
         self._database = self.made_from.of(url, schema, answers_within=answers_within)
@@ -125,14 +118,11 @@ class KeptOnServer(Scripted):
 
     @override
     def setup_statements(self, endpoint: str) -> str:
-        """Return the SQL that :meth:`setup` runs where nothing is there yet, for a database administrator."""
         return self._database.tables.script(self._names, self._wanted)
 
     async def setup(self) -> None:
-        """Create what is missing; several processes may do it at once."""
         migrate = self._database.tables.migrate
         await self._pool.run(lambda session: migrate(session, self._names, self._wanted), patiently=True)
 
     async def close(self) -> None:
-        """Close every connection that nobody else uses; a second time without effect."""
         await in_thread(self._pool.close)

@@ -1,4 +1,4 @@
-"""What the errors of servers mean, by number or by class, and what is said then, for every server alike."""
+"""The meanings of servers' errors, by number or class, with the same texts for every server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from postdate.errors import (
 
 Meaning = type[PostdateError]
 Meanings = Mapping[Meaning, Collection[int | str]]
-"""Which errors of ours the numbers and classes of a server's errors are; those of a class are told apart by number."""
+"""Our error for each number or class of a server's errors; a number goes before its class."""
 
 _SAID: Final[Mapping[Meaning, str]] = {
     StoreNotSetUp: "{where} lacks tables of Postdate ({said}); run `postdate setup`",
@@ -29,10 +29,10 @@ _SAID: Final[Mapping[Meaning, str]] = {
 
 
 def told(meaning: Meaning, said: str, where: str) -> PostdateError:
-    """Return the error with what the server ``where`` (without its password) has said and what to do about it."""
+    """Return the error for a meaning, with the server's own text; ``where``: the address without the password."""
     return meaning(_SAID.get(meaning, "{where}: {said}").format(where=where, said=said))
 
 
 def meaning_of(keys: Iterable[int | str], meanings: Meanings) -> Meaning | None:
-    """Return what an error means: the first of its ``keys`` that is known decides; ``None``: none is."""
+    """Return the meaning of the first known key; ``None``: all are unknown."""
     return next((meaning for key in keys for meaning, known in meanings.items() if key in known), None)

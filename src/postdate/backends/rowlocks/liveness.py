@@ -1,17 +1,16 @@
-"""A connection with a thread of its own, by which others know that this process lives, and by which it hears of them.
+"""A thread with its own connection: it shows that this process lives, and notices stored messages and dead processes.
 
-As long as the connection is open, what the process leased is its own. When the process or its machine dies, the server
-closes the connection; whoever looks next frees what was leased under its number. No clock is involved.
+While the connection is open, leases under its number are valid. When the process or its machine dies, the server closes
+the connection, and the next process that looks frees the leases. No clock is involved.
 
-Nothing ends the thread but :meth:`Liveness.stop`, and no number outlives its connection: whatever goes wrong, the
-number is withdrawn, and another connection gets another one. What goes wrong with the tables and not with the
-connection is logged once and tried again, and the number stays.
+Only :meth:`Liveness.stop` ends the thread, and no number outlives its connection: after any failure of the connection
+the number is withdrawn, and the next connection gets another one. A failure of the tables is logged once, the step is
+run again later, and the number stays.
 
-These servers do not call when a message is stored, so the thread asks for the next attempt, the first entry of an
-index, ten times a second, and only while somebody listens.
+These servers do not notify of stored messages, so the thread reads the next attempt, the first entry of an index, ten
+times a second, and only while a poller listens.
 
-What a dialect gives is :class:`LivingTables`. A server that calls (as PostgreSQL notifies) looks at ``next_attempt``
-as seldom as it likes: what it hears of goes to the same next-due cache. Source: ADR 0008.
+A dialect gives :class:`LivingTables`. Source: ADR 0008.
 """
 
 from __future__ import annotations
@@ -33,49 +32,49 @@ from postdate.runtime.next_due import NextDue
 _LOOK_EVERY_SECONDS: Final = 0.1
 _FREE_EVERY_SECONDS: Final = 1.0
 _SPEAK_AFTER_SECONDS: Final = 10.0
-"""How long a connection that holds a batch is silent at most; less where silence is taken for an end earlier."""
+"""The longest silence on a batch's connection; less if the server ends silent ones earlier."""
 _SPEAKS_IN_TIME: Final = 4
-"""Times that something is said before silence would be taken for an end."""
+"""Pings within the time after which the server ends a silent connection."""
 _CONNECT_AGAIN_AFTER_SECONDS: Final = (0.1, 0.2, 0.5, 1.0)
 _START_WITHIN_SECONDS: Final = 15.0
 _STOP_WITHIN_SECONDS: Final = 20.0
-"""As long as it takes to find out that nobody answers; the thread ends after that by itself."""
+"""The time to find a server silent; the thread ends after that by itself."""
 
 log = logging.getLogger("postdate.stores")
 
 
 class LivingTables(LeasingTables, Protocol):
-    """What a dialect gives: numbers that live as long as a connection, and what is asked on it."""
+    """Steps of a dialect on numbers that live as long as a connection."""
 
     def appear(self, session: Any) -> int:
-        """Return a new number under which this process may hold messages for as long as ``session`` is open."""
+        """Return a new number under which this process may hold messages while ``session`` is open."""
         ...
 
     def dead(self, session: Any) -> Sequence[int]:
-        """Return the numbers whose connection is gone."""
+        """Return the numbers whose connection is closed."""
         ...
 
     def unknown(self, session: Any) -> Sequence[int]:
-        """Return the numbers that messages are leased under and nobody has: after a restore, or deletes by hand."""
+        """Return numbers of leases that are registered nowhere: after a restore, or deletes by hand."""
         ...
 
     def bury(self, session: Any, holders: Sequence[int]) -> None:
-        """Forget numbers; waits for transactions that lease under them, and keeps others from it until the end."""
+        """Delete numbers; waits for transactions that lease under them, and blocks new ones until its own ends."""
         ...
 
     def next_attempt(self, session: Any, locked: Sequence[int]) -> int | None:
-        """Return the earliest ``attempt_at``, but for those of ``locked``; waits for nobody."""
+        """Return the earliest ``attempt_at``, without those of ``locked``; waits for no lock."""
         ...
 
 
 class Liveness:
-    """One thread, started by the first who needs it.
+    """One thread, started at first need.
 
     Args:
-        server: to appear at.
+        server: connects.
         tables: of the store.
         next_due: told of the next attempt.
-        holds_at_most: after so long a silence the server ends connections; ``None``: it does not.
+        holds_at_most: the server ends connections that are silent for so long; ``None``: it does not.
     """
 
     def __init__(
@@ -101,7 +100,6 @@ class Liveness:
         self._lock = threading.Lock()
 
     def start(self, claims: Claims) -> None:
-        """Start the thread if it does not run."""
         with self._lock:
             if self._thread is None and not self._stop.is_set():
                 self._claims = claims
@@ -109,7 +107,7 @@ class Liveness:
                 self._thread.start()
 
     def holder(self) -> int:
-        """Return the number under which this process holds messages now; blocking, as long as it takes to connect.
+        """Return the number under which this process holds messages now; waits for the first connection.
 
         Raises:
             StoreUnavailable: there is no connection at the moment.
@@ -120,7 +118,7 @@ class Liveness:
         return holder
 
     def stop(self) -> None:
-        """End the thread and its connection; what is leased now is free."""
+        """End the thread and its connection, which frees all leases."""
         with self._lock:
             self._stop.set()
             thread = self._thread
@@ -132,7 +130,6 @@ class Liveness:
         self._ready.set()
 
     def abort(self) -> None:
-        """End the connection from another thread, whatever is waited for on it."""
         session = self._session
         if session is not None:
             session.abort()
@@ -147,7 +144,6 @@ class Liveness:
                 self._failed(error)
 
     def _live(self, session: Any) -> None:
-        """Have a number for as long as all goes well with the connection."""
         holder = self._tables.appear(session)
         try:
             self._failure, self._holder = None, holder
@@ -159,7 +155,6 @@ class Liveness:
             self._holder = None
 
     def _failed(self, error: Exception) -> None:
-        """Note why there is no number, and wait before the next connection."""
         is_ours = isinstance(error, PostdateError)
         self._failure = error if is_ours else StoreUnreachable(f"{self._server.where}: {error!r}")
         if self._failures:  # the one before did not work, either
@@ -185,7 +180,7 @@ class Liveness:
             self._stop.wait(_LOOK_EVERY_SECONDS)
 
     def _try(self, session: Any, step: Callable[[Any], None]) -> None:
-        """Do a step. Only what is wrong with the connection goes on from here; anything else is for the next time."""
+        """Run a step. Only errors of the connection are raised; any other is logged once, and retried later."""
         name = step.__name__
         try:
             step(session)
@@ -202,7 +197,7 @@ class Liveness:
             self._troubled.discard(name)
 
     def _keep_batches(self) -> None:
-        """Keep what has been silent, beside this thread: what waits for one connection must not silence another."""
+        """Ping silent batches in another thread: waiting for one connection must not silence the number's."""
         if self._claims is None or (self._keeper is not None and self._keeper.is_alive()):
             return
         silent = self._claims.silent(self._speak_after_seconds)
@@ -219,7 +214,6 @@ class Liveness:
             self._next_due.forget()
 
     def _look(self, session: Any) -> None:
-        """Tell the next-due cache of the next attempt."""
         if self._next_due.is_listened_to and self._claims is not None:
             first = self._tables.next_attempt(session, self._claims.locked())
             if first is not None:
@@ -239,7 +233,7 @@ class Liveness:
         self._free_of(session, self._tables.unknown(session))
 
     def _free_what_the_dead_hold(self, session: Any) -> None:
-        """Free the messages of holders that are gone; whoever comes first does it for all."""
+        """Free the messages of dead processes; any process does it for all."""
         self._free_of(session, self._tables.dead(session))
 
     def _free_our_own(self, session: Any) -> None:
@@ -252,7 +246,7 @@ class Liveness:
             self._next_due.forget()
 
     def _free(self, session: Any, holders: Sequence[int]) -> int:
-        """Bury holders, all or nothing: first the numbers, after which nobody can lease under them any more."""
+        """Bury holders and free their messages, in this order: nobody can lease under a buried number."""
         session.begin()
         self._tables.bury(session, holders)
         freed = self._tables.free(session, holders)

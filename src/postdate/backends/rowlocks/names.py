@@ -1,4 +1,4 @@
-"""Names of tables in SQL: quoted as the server has it, and refused where it would refuse or change them."""
+"""Names in SQL: quoted as the server requires, and refused where it would refuse or change them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ class Spelling:
 
     Args:
         room: package of the backend, which has the migrations.
-        quoted: returns a name as SQL, whatever is in it.
+        quoted: returns a name as SQL.
         literal: returns a text as SQL.
-        check: raises ``ConfigurationError`` for a name that the server cannot have; called with the name and with
-            what it names.
+        check: ``(name, kind of name)``; raises ``ConfigurationError`` for one that the server cannot have.
     """
 
     room: str
@@ -31,11 +30,7 @@ class Spelling:
 
 
 def check_not_ours(name: str, what: str) -> str:
-    """Return ``name``, unless it is the name of a table that would be mistaken for one of Postdate's own.
-
-    Raises:
-        ConfigurationError: it begins as they do.
-    """
+    """Return ``name``; raise `ConfigurationError` for a table whose name begins as those of Postdate."""
     if what == "table" and name.lower().startswith(_OURS):
         raise ConfigurationError(f"table {name!r} would stand among Postdate's own: names with {_OURS!r} are taken")
     return name
@@ -43,11 +38,9 @@ def check_not_ours(name: str, what: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RowLockNames:
-    """The names of one store, as they stand in SQL with parameters (a ``%`` doubled).
+    """The names of one store in SQL; those of statements with parameters have a ``%`` doubled.
 
-    Args:
-        schema: that the tables are in; in MariaDB it is the database.
-        table: of the waiting messages.
+    ``schema`` is a database in MariaDB; ``table`` is that of the waiting messages.
     """
 
     spelling: ClassVar[Spelling]
@@ -60,27 +53,25 @@ class RowLockNames:
         self.spelling.check(self.table, "table")
 
     def plain(self, name: str) -> str:
-        """Return a name in the schema for a statement without parameters."""
+        """Return a name in the schema, for a statement without parameters."""
         return f"{self.spelling.quoted(self.schema)}.{self.spelling.quoted(name)}"
 
     def of(self, name: str) -> str:
-        """Return one of Postdate's own names for a statement with parameters."""
+        """Return one of Postdate's own names, for a statement with parameters."""
         return self.plain(_OURS + name).replace("%", "%%")
 
     @property
     def pending(self) -> str:
-        """The table of waiting messages for a statement with parameters."""
+        """The table of waiting messages, for a statement with parameters."""
         return self.plain(self.table).replace("%", "%%")
 
     @property
     def in_statements(self) -> Mapping[str, str]:
-        """What stands for the tables in templates of statements."""
         ours = ("record", "store", "holder", "quarantine")
         return {"{pending}": self.pending, **{f"{{{name}}}": self.of(name) for name in ours}}
 
     @property
     def in_migrations(self) -> Mapping[str, str]:
-        """What stands for the names in numbered SQL."""
         return {
             "{schema}": self.spelling.quoted(self.schema),
             "{table}": self.plain(self.table),
@@ -88,6 +79,6 @@ class RowLockNames:
         }
 
     def lock(self, what: str) -> str:
-        """Return the name of a lock of the server: it has 64 characters at most, and tells schemas apart."""
+        """Return the name of a server lock: 64 characters at most, different for each schema."""
         digest = hashlib.md5(self.schema.encode(), usedforsecurity=False).hexdigest()
         return f"postdate {digest[:16]} {what}"

@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a statement has brought.
+    """The result of a statement.
 
     Args:
-        rows: of a statement that has some, as the driver gives them.
-        rowcount: how many it found or changed, as the driver counts them.
+        rows: as the driver gives them; empty without any.
+        rowcount: as the driver counts rows found or changed.
     """
 
     rows: Sequence[tuple[Any, ...]]
@@ -39,9 +39,9 @@ class Result:
 
 
 class ThreadedConnection:
-    """A connection of a driver that blocks, for coroutines: each call is done in a thread, one after the other.
+    """A blocking driver's connection for coroutines: each call runs in a thread, one after the other.
 
-    It is in the transaction of an outbox, which ends it; a commit of a handler's own is found, and undoes the message.
+    It is in the transaction of an outbox, which ends it. If a handler commits, that is detected, and the message fails.
     """
 
     def __init__(self, session: ServerSession) -> None:
@@ -50,11 +50,11 @@ class ThreadedConnection:
         self._using, self._thread = threading.Lock(), anyio.CapacityLimiter(1)
 
     async def execute(self, statement: str, values: Mapping[str, Any] | Sequence[Any] | None = None) -> Result:
-        """Run a statement and return all that it brings.
+        """Run a statement and return its whole result.
 
         Args:
-            statement: with parameters as the driver has them: ``%s`` or ``%(name)s``.
-            values: of the parameters; ``None``: a percent sign is itself.
+            statement: with the driver's parameters: ``%s`` or ``%(name)s``.
+            values: of the parameters; ``None``: a percent sign is not doubled.
 
         Raises:
             Error: of the driver.
@@ -72,13 +72,13 @@ class ThreadedConnection:
         return await self.run(execute)
 
     async def run(self, work: Callable[[Any], T]) -> T:
-        """Call ``work`` in a thread with the connection of the driver, and return its result."""
+        """Call ``work`` with the driver's connection in a thread, and return its result."""
         return await self.do(lambda session: work(session.driver))
 
     async def do(self, work: Callable[[Any], T]) -> T:
-        """Do something with the session, when nothing else is done with it any more.
+        """Run ``work`` on the session, after all earlier calls.
 
-        In a thread of its own: that of a commit must not be taken by others, who wait for the locks that it frees.
+        The thread is the connection's own: shared ones may all wait for the locks that its commit frees.
         """
 
         def alone() -> T:
@@ -95,13 +95,14 @@ class ServerOutbox(KeptOnServer, SqlOutbox[ThreadedConnection]):
 
     Args:
         url: of the database with the tables of the application, or its database object.
-        schema: that the table is in; ``None``: the default of the server.
-        connections: open at once, 1 or more; as many messages can be handled at once that use the transaction.
-        answers_within: after so long a silence of the server a connection is given up; above 0. The statements of
-            handlers are theirs, and may take as long as they like. ``None``: 30 s.
+        schema: of the table; ``None``: the default of the server.
+        connections: open at once, 1 or more, which limits how many messages that use the transaction are handled at
+            once.
+        answers_within: a connection is given up after so long a silence of the server; above 0. The statements of
+            handlers have no limit. ``None``: 30 s.
 
     Raises:
-        ConfigurationError: the address, the schema or the duration cannot be, or there would be no connection.
+        ConfigurationError: the address, the schema or the duration is invalid, or ``connections`` is below 1.
     """
 
     part, table = "outbox", "outbox"
@@ -141,7 +142,7 @@ class ServerOutbox(KeptOnServer, SqlOutbox[ThreadedConnection]):
 
     @override
     async def put(self, connection: ThreadedConnection) -> None:
-        """Close it: what a handler may have set on it cannot be told, and must not meet another one."""
+        """Close it: settings of a handler are unknown, and must not reach another one."""
         await connection.do(lambda session: session.close())
 
     @override

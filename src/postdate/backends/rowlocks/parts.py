@@ -1,7 +1,7 @@
-"""Values that the parts of a store on row locks hand to each other, and the connections that they use.
+"""Values that the modules of a row-lock store exchange, and the protocol of its connections.
 
 Times in rows are whole microseconds since 1970-01-01 UTC. Every method of a connection blocks and may raise the store
-errors of :mod:`postdate.errors`; drivers' own errors do not leave the room of their server.
+errors of :mod:`postdate.errors`; drivers' own errors do not leave their server's room.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from postdate.ports import ScanFilter
 
 
 class Conflict(StoreTroubled):
-    """The transaction lost against another one; rolled back, it may be run again at once."""
+    """The transaction lost against another one and was rolled back; it may be run again at once."""
 
 
 class DuplicateKey(StoreError):
@@ -39,7 +39,7 @@ class MessageRow(NamedTuple):
 
 
 class QuarantinedRow(NamedTuple):
-    """A message that was set aside, as it is written and read; columns of its row may hold what is no message."""
+    """A quarantined message as it is written and read; columns of its row may be invalid."""
 
     number: int
     at: int
@@ -48,7 +48,7 @@ class QuarantinedRow(NamedTuple):
 
 
 class WaitingRow(NamedTuple):
-    """A waiting message, locked, without its content."""
+    """A waiting message that is locked, without its content."""
 
     number: int
     due: int
@@ -58,7 +58,7 @@ class WaitingRow(NamedTuple):
 
 
 def headers_retimed(old: int, new: int) -> dict[str, str]:
-    """Return which piece of encoded headers says an old due time, and what takes its place; microseconds since 1970."""
+    """Return the text of an old due time in encoded headers, and its replacement."""
     will_be = encoded_deliver_at(from_microseconds(new))
     try:
         return {"was": encoded_deliver_at(from_microseconds(old)), "is": will_be}
@@ -68,13 +68,7 @@ def headers_retimed(old: int, new: int) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class RecordNote:
-    """How messages leave the store.
-
-    Args:
-        at: time of the record.
-        kind: number of the record's kind.
-        detail: of the record.
-    """
+    """Time, kind and detail of a record."""
 
     at: int
     kind: int
@@ -84,51 +78,41 @@ class RecordNote:
 class PooledSession(Protocol):
     """One connection, in autocommit mode outside of :meth:`begin` … :meth:`commit`."""
 
-    def begin(self) -> None:
-        """Begin a transaction."""
-        ...
+    def begin(self) -> None: ...
 
-    def commit(self) -> None:
-        """Commit it."""
-        ...
+    def commit(self) -> None: ...
 
-    def rollback(self) -> None:
-        """Roll it back."""
-        ...
+    def rollback(self) -> None: ...
 
     def close(self) -> None:
-        """Close the connection; whatever it locked is free. Never raises."""
+        """Close the connection, which frees its locks. Never raises."""
         ...
 
     def is_alive(self, at_most: float | None = None) -> bool:
-        """Ask the server.
+        """Ask the server for an answer within ``at_most`` seconds, or the limit of the session if that is shorter.
 
-        Args:
-            at_most: seconds; it has as long to answer as to anything else, but no longer than this. ``None``: two
-                seconds, for a connection that was idle, in place of which there may as well be another one.
+        ``None``: two seconds, for an idle connection, as opening another one is as good.
         """
         ...
 
     def abort(self) -> None:
-        """End the connection from another thread: whoever waits for an answer hears that none comes. Never raises."""
+        """End the connection from another thread: a call that waits for an answer fails. Never raises."""
         ...
 
     def patient(self) -> AbstractContextManager[None]:
-        """Wait longer for answers within the block: for what reads or changes whole tables."""
+        """Wait longer for answers within the block, for statements on whole tables."""
         ...
 
 
 class SessionSource(Protocol):
-    """Where connections come from."""
+    """Connects to a server."""
 
     @property
     def where(self) -> str:
         """The address without secrets, for texts."""
         ...
 
-    def connect(self) -> PooledSession:
-        """Return a new connection."""
-        ...
+    def connect(self) -> PooledSession: ...
 
 
 SCANNED: Final[Mapping[str, tuple[str, ...]]] = {
@@ -140,11 +124,7 @@ SCANNED: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def check_columns(what: str, columns: Sequence[str] = ()) -> None:
-    """Refuse what cannot be scanned.
-
-    Raises:
-        PipelineError: names what there is.
-    """
+    """Raise `PipelineError` for a relation or a column that cannot be scanned."""
     if what not in SCANNED:
         raise PipelineError(f"there is nothing called {what!r} to scan; choose one of {', '.join(SCANNED)}")
     unknown = [column for column in columns if column not in SCANNED[what]]
@@ -153,7 +133,7 @@ def check_columns(what: str, columns: Sequence[str] = ()) -> None:
 
 
 def filter_values(where: ScanFilter) -> dict[str, Any]:
-    """Return the conditions that are given, by their names; times as in rows."""
+    """Return the given conditions by name; times as in rows."""
     given: dict[str, Any] = {
         "message_ids": where.message_ids,
         "destinations": where.destinations,
@@ -164,11 +144,7 @@ def filter_values(where: ScanFilter) -> dict[str, Any]:
 
 
 def from_row(row: MessageRow) -> DelayedMessage:
-    """Return the message of a row. What is stored was checked before, and is not held against limits again.
-
-    Raises:
-        InvalidMessage, InvalidHeaders: it cannot be read; the error says why.
-    """
+    """Return the message of a row, not checked against limits again. Raises `InvalidMessage` or `InvalidHeaders`."""
     return DelayedMessage.restored(
         row.message_id,
         _instant(row.due, "the due time"),
@@ -188,17 +164,17 @@ def _instant(microseconds: int, what: str) -> datetime:
 
 
 def nearest_instant(microseconds: int) -> datetime:
-    """Return the time of a column, or the end of the calendar that is nearest: for what is shown or slept for."""
+    """Return the time of a column, clamped to the calendar: for display and for sleeping."""
     return later(from_microseconds(0), timedelta(microseconds=microseconds))
 
 
 def readable_due(row: MessageRow) -> int | None:
-    """Return the due time for a record; ``None`` where it cannot be one."""
+    """Return the due time for a record; ``None`` where it lies outside the calendar."""
     return row.due if to_microseconds(nearest_instant(row.due)) == row.due else None
 
 
 def decoded(rows: Iterable[tuple[int, MessageRow]]) -> tuple[dict[int, DelayedMessage], dict[int, str]]:
-    """Return by number, in order, what can be read, and of the others why not: each row is read by itself."""
+    """Return by number, in order, the readable messages, and why the others are unreadable."""
     good, bad = dict[int, DelayedMessage](), dict[int, str]()
     for number, row in rows:
         try:

@@ -1,7 +1,6 @@
-"""Connections that are used again, and transactions that are run again when they lost against another.
+"""Connections that are used again, and transactions that are run again after a conflict.
 
-What a dialect gives is a :class:`postdate.backends.rowlocks.parts.SessionSource` with its sessions, and errors that
-are a :class:`postdate.backends.rowlocks.parts.Conflict` where a transaction that lost may be run again.
+A dialect gives a `SessionSource` and its sessions, and raises `Conflict` where a transaction may be run again.
 """
 
 from __future__ import annotations
@@ -23,16 +22,15 @@ T = TypeVar("T")
 _MOST_IDLE: Final = 16
 _TRIES: Final = 8
 _GIVE_UP_AFTER_SECONDS: Final = 20.0
-"""What loses against others for so long is not tried again: most likely somebody has locked a whole table."""
+"""Conflicts for so long are not retried: most likely a whole table is locked."""
 _TRUSTED_SECONDS: Final = 0.5
-"""A connection that was used so lately is taken for alive without asking."""
+"""A connection used so lately is not pinged before use."""
 
 
 class Connections:
     """The idle connections to one server, which the pools of several adapters may share. Thread-safe.
 
-    Args:
-        server: to connect to.
+    They are closed when the last pool has left.
     """
 
     def __init__(self, server: SessionSource) -> None:
@@ -42,12 +40,10 @@ class Connections:
         self._lock = threading.Lock()
 
     def join(self) -> None:
-        """Note that one more pool uses them."""
         with self._lock:
             self._pools += 1
 
     def leave(self) -> None:
-        """Note that one pool less does; without any, the connections are closed."""
         with self._lock:
             self._pools -= 1
             is_last = not self._pools
@@ -55,11 +51,7 @@ class Connections:
             self.close_idle()
 
     def take(self) -> Any:
-        """Return a connection that is alive.
-
-        Raises:
-            StoreUnavailable: the server does not answer.
-        """
+        """Return a live connection. Raises `StoreUnavailable`."""
         while True:
             with self._lock:
                 session, used_at = self.idle.pop() if self.idle else (None, 0.0)
@@ -71,7 +63,7 @@ class Connections:
             self.close_idle()  # most likely they all are gone, and to ask each may take two seconds
 
     def put(self, session: Any) -> None:
-        """Keep a connection that is in no transaction, unless there are enough or nobody uses them any more."""
+        """Keep a connection that is in no transaction; it is closed if enough are idle, or all pools have left."""
         with self._lock:
             if self._pools and len(self.idle) < _MOST_IDLE:
                 self.idle.append((session, time.monotonic()))
@@ -79,7 +71,6 @@ class Connections:
         session.close()
 
     def close_idle(self) -> None:
-        """Close what is idle now."""
         with self._lock:
             idle, self.idle = self.idle, []
         for session, _ in idle:
@@ -87,10 +78,9 @@ class Connections:
 
 
 class Pool:
-    """The connections that one adapter has lent. Thread-safe.
+    """The connections lent by one adapter. Thread-safe.
 
-    Args:
-        connections: shared with other adapters of the same database, or a server to connect to alone.
+    ``connections`` are shared with other adapters; given a server, the adapter has its own.
     """
 
     def __init__(self, connections: Connections | SessionSource) -> None:
@@ -101,11 +91,7 @@ class Pool:
         self._closed = self._aborted = False
 
     def take(self) -> Any:
-        """Return a connection that is alive; give it back with :meth:`put`, or close it.
-
-        Raises:
-            StoreUnavailable: closed, or the server does not answer.
-        """
+        """Return a live connection, to be given back with :meth:`put`, or closed. Raises `StoreUnavailable`."""
         self.check_open()
         session = self._connections.take()
         with self._lock:
@@ -113,12 +99,11 @@ class Pool:
         return session
 
     def check_open(self) -> None:
-        """Refuse to go on after the end."""
         if self._closed or self._aborted:
             raise StoreUnavailable(f"{self.where}: closed")
 
     def abort(self) -> None:
-        """End every connection that is lent, and lend none any more: who waits on one hears that no answer comes."""
+        """End every lent connection, so that calls on them fail, and lend none any more."""
         with self._lock:
             self._aborted = True
             lent = list(self._lent)
@@ -126,14 +111,13 @@ class Pool:
             session.abort()
 
     def put(self, session: Any) -> None:
-        """Take a connection back that is in no transaction."""
         with self._lock:
             self._lent.discard(session)
         self._connections.put(session)
 
     @contextmanager
     def lent(self) -> Generator[Any]:
-        """Lend a connection; it is closed when anything goes wrong with it."""
+        """Lend a connection; it is closed after any exception."""
         session = self.take()
         try:
             yield session
@@ -143,7 +127,7 @@ class Pool:
         self.put(session)
 
     def transaction_blocking(self, work: Callable[[Any], T]) -> T:
-        """Do ``work`` in one transaction, again if it lost against another, and return its result."""
+        """Run ``work`` in one transaction, again after a conflict, and return its result."""
         started = time.monotonic()
         for tries in range(1, _TRIES + 1):
             session = self.take()
@@ -170,7 +154,7 @@ class Pool:
         raise AssertionError
 
     def roll_back(self, session: Any) -> None:
-        """Roll back the transaction of a connection and take it back; it is closed if that fails. Never raises."""
+        """Roll back and take the connection back, or close it if that fails. Never raises."""
         try:
             session.rollback()
         except PostdateError:
@@ -179,21 +163,17 @@ class Pool:
             self.put(session)
 
     def drop(self, session: Any) -> None:
-        """Close a connection, with whatever transaction it is in; asks the server nothing. Never raises."""
         session.close()
 
     def end(self, session: Any) -> None:
-        """Roll back the transaction of a connection and close it, whether the server answers or not. Never raises."""
         with suppress(PostdateError):
             session.rollback()
         session.close()
 
     def run_blocking(self, work: Callable[[Any], T], *, patiently: bool = False) -> T:
-        """Do ``work``, one statement, without a transaction around it.
+        """Run ``work``, one statement, in autocommit mode, again after a conflict.
 
-        Args:
-            work: what to do.
-            patiently: it reads or writes whole tables: the server may take minutes to answer.
+        ``patiently``: it reads or writes whole tables, so the server may take minutes.
         """
         started = time.monotonic()
         for tries in range(1, _TRIES + 1):
@@ -207,23 +187,19 @@ class Pool:
 
     @property
     def where(self) -> str:
-        """The address without secrets, for texts."""
         return self._connections.server.where
 
     async def transaction(self, work: Callable[[Any], T]) -> T:
-        """Do the same as :meth:`transaction_blocking` in one of our threads."""
         return await in_thread(self.transaction_blocking, work)
 
     async def run(self, work: Callable[[Any], T], *, patiently: bool = False) -> T:
-        """Do the same as :meth:`run_blocking` in one of our threads."""
         return await in_thread(partial(self.run_blocking, patiently=patiently), work)
 
     async def look(self, work: Callable[[Any], T], *, patiently: bool = False) -> T:
-        """Do the same as :meth:`run`: a statement sees one moment."""
         return await self.run(work, patiently=patiently)
 
     def close(self) -> None:
-        """Lend nothing any more; a second time without effect. The last pool closes what is idle or comes back."""
+        """Lend nothing any more; idempotent. The last pool closes idle connections, and those that come back later."""
         with self._lock:
             was_closed, self._closed = self._closed, True
         if not was_closed:

@@ -1,13 +1,13 @@
-"""Rows that cannot be read are set aside by whoever meets them, and put back once they are mended.
+"""Moves unreadable rows to the quarantine, and back once they are repaired.
 
 **The unreadable row.** These rules hold for every store on row locks:
 
-1. Each row is read by itself: one that cannot be read never keeps another from being claimed or shown.
-2. A claim sets aside what it finds, recorded and logged, in a transaction that is committed before a batch is held:
-   what was found is seen by all, whatever becomes of the process. Then it looks again.
-3. A look sets aside what nobody holds, and leaves out the rest: what somebody has claimed was readable to them.
-4. Where setting aside is refused (missing rights or tables), such rows are left out for a minute and claims go on with
-   the others; that is said once, with what to do.
+1. Each row is read by itself: an unreadable one never keeps another from being claimed or shown.
+2. A claim moves the unreadable rows that it finds, with a record and a log entry, in a transaction that is committed
+   before a batch is held, so the move survives the process. Then it claims again.
+3. A look moves unclaimed unreadable rows, and leaves out claimed ones: whoever claimed them could read them.
+4. Where the move is refused (missing rights or tables), claims leave such rows out for a minute and go on with the
+   others; that is logged once, with the remedy.
 
 Source: :mod:`postdate.ports.quarantine`; ADR 0019.
 """
@@ -43,13 +43,7 @@ log = logging.getLogger("postdate.stores")
 
 
 class RowQuarantine(Quarantine):
-    """What is set aside of one store. Thread-safe; what is no coroutine blocks.
-
-    Args:
-        pool: where connections come from.
-        tables: of the store.
-        next_due: told of what waits again.
-    """
+    """The quarantined messages of one store. Thread-safe; what is no coroutine blocks."""
 
     def __init__(self, pool: Pool, tables: RowLockTables, next_due: NextDue[int]) -> None:
         self._pool, self._tables, self._next_due = pool, tables, next_due
@@ -58,13 +52,13 @@ class RowQuarantine(Quarantine):
         self._has_complained = False
 
     def left_out(self) -> frozenset[int]:
-        """Return what cannot be read and may not be set aside, until that is tried again."""
+        """Return the row numbers that claims leave out for 60 s, because the quarantine refused them."""
         return self._left if time.monotonic() < self._left_until else _NONE
 
     def clear_away(self, session: Any, bad: Mapping[int, str], at: int) -> None:
-        """Set locked messages aside and end the transaction; where that is refused they are left out for a while.
+        """Quarantine locked messages and end the transaction; if that is refused, claims leave them out for a while.
 
-        An administrator may have made the table without the rights on it. What can be read is not held up by that.
+        An administrator may have made the table without rights on it, which must not stop readable messages.
         """
         try:
             self.put_aside(session, bad, at)
@@ -80,7 +74,7 @@ class RowQuarantine(Quarantine):
             self._left, self._has_complained = _NONE, False
 
     def count(self, session: Any) -> int:
-        """Count what is set aside; 0 where nobody may look, for nothing of ours can be there, either."""
+        """Return how many messages are quarantined; 0 without the right to read: then we have written none either."""
         try:
             return self._tables.set_aside_count(session)
         except (StoreNotWritable, StoreNotSetUp) as error:
@@ -90,16 +84,15 @@ class RowQuarantine(Quarantine):
             return 0
 
     def put_aside(self, session: Any, bad: Mapping[int, str], at: int) -> None:
-        """Set locked messages aside; the caller commits."""
         self._tables.set_aside(session, bad, at)
         text = "%d messages cannot be read and were set aside (%s); `postdate errors` shows what is to be done"
         log.error(text, len(bad), next(iter(bad.values())))
         self._next_due.forget()  # the earliest that is known may have been one of them
 
     def looked_at(self, look: Callable[[Any], Sequence[tuple[int, MessageRow]]]) -> list[DelayedMessage]:
-        """Return what can be read of what ``look`` finds, in order; what cannot is set aside if nobody holds it.
+        """Return the readable messages that ``look`` finds, in order, and quarantine the unclaimed unreadable ones.
 
-        A look does not fail because nothing can be written: then what cannot be read is left out.
+        A look does not fail because nothing can be written: unreadable rows are then left out.
         """
         while True:
             good, bad = decoded(self._pool.run_blocking(look))
@@ -114,7 +107,6 @@ class RowQuarantine(Quarantine):
                 return list(good.values())
 
     def _set_aside_again(self, session: Any, suspects: Sequence[int]) -> int:
-        """Set aside what still cannot be read and nobody holds; return how many."""
         _, bad = decoded(self._tables.free_ones(session, suspects))
         if bad:
             self.put_aside(session, bad, self._tables.now(session))

@@ -13,12 +13,12 @@ class ServerSagaStore(KeptOnServer, SqlSagaStore):
 
     Args:
         url: of the database, or its database object, whose connections and ``schema`` it uses. With an outbox in the
-            same schema, what is kept is part of the outbox's commit.
-        schema: that the table is in; ``None``: the default of the server.
-        answers_within: after so long a silence of the server a connection is given up; above 0. ``None``: 30 s.
+            same schema, changes of instances are part of the outbox's commit.
+        schema: of the table; ``None``: the default of the server.
+        answers_within: a connection is given up after so long a silence of the server; above 0. ``None``: 30 s.
 
     Raises:
-        ConfigurationError: the address, the schema or the duration cannot be.
+        ConfigurationError: the address, the schema or the duration is invalid.
     """
 
     part, table = "sagas", "saga"

@@ -1,4 +1,4 @@
-"""Creating the tables by numbered migrations: those that all stores of a schema share, and the one of each store."""
+"""Numbered migrations: of the tables that all stores of a schema share, and of the one of each store."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from postdate.persistence.migrations import Step, bare, filled_in, migrations, r
 
 
 def steps(room: str, table: str, replacements: Mapping[str, str]) -> tuple[Step, ...]:
-    """Return the migrations of a schema and of one of its stores, in order, statement by statement.
+    """Return the migrations of a schema and one of its stores, in order, statement by statement.
 
-    Args:
-        room: package of the backend.
-        table: of the store.
-        replacements: what stands for ``{schema}``, ``{table}`` and ``{name}``.
+    ``replacements``: SQL for ``{schema}``, ``{table}`` and ``{name}``.
     """
     return tuple(
         Step(subject, each.version, each.name, _statements(each.sql, replacements))
@@ -30,17 +27,11 @@ def _statements(sql: str, replacements: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def steps_of(names: RowLockNames) -> tuple[Step, ...]:
-    """Return the migrations of the store that ``names`` are of."""
     return steps(names.spelling.room, names.table, names.in_migrations)
 
 
 def part_steps(names: RowLockNames, part: str) -> tuple[Step, ...]:
-    """Return the migrations of a part of a schema that has a table of its own, by whose name they are marked.
-
-    Args:
-        names: of the schema, with the name of the table, but for what all of ours begin with.
-        part: ``sagas`` or ``outbox``.
-    """
+    """Return the migrations of a part (``sagas``, ``outbox``) with a table of its own, whose name marks them."""
     return tuple(
         Step(f"postdate_{names.table}", each.version, each.name, _statements(each.sql, names.in_migrations))
         for each in migrations(names.spelling.room, part)
@@ -48,12 +39,11 @@ def part_steps(names: RowLockNames, part: str) -> tuple[Step, ...]:
 
 
 def marks(session: Any, names: RowLockNames) -> Sequence[tuple[Any, ...]]:
-    """Return subject and version of each migration that was done."""
+    """Return subject and version of each migration applied."""
     return session.rows(f"SELECT subject, version FROM {names.of('migration')}", {})
 
 
 def mark_done(names: RowLockNames, step: Step, insert: str = "INSERT") -> str:
-    """Return the statement that says that a step was done."""
     literal = names.spelling.literal
     return (
         f"{insert} INTO {names.plain('postdate_migration')} (subject, version, name) "
@@ -62,16 +52,12 @@ def mark_done(names: RowLockNames, step: Step, insert: str = "INSERT") -> str:
 
 
 def migrate(session: Any, names: RowLockNames, wanted: Sequence[Step], where: str, insert: str = "INSERT") -> None:
-    """Apply what is missing of ``wanted``; nobody else sets up meanwhile.
-
-    Raises:
-        StoreFromNewerVersion: a newer Postdate was here.
-    """
+    """Apply the missing migrations of ``wanted``; the caller keeps others out. Raises `StoreFromNewerVersion`."""
     run(wanted, marks(session, names), where, session.change, lambda step: mark_done(names, step, insert))
 
 
 def rights_needed(names: RowLockNames, where: str) -> str:
-    """Return the comment in the administrator's script on a user without the right to create tables."""
+    """Return a comment for the administrator's script: the rights of a user who may not create tables."""
     rights = (
         f"What a user needs that runs Postdate and may not create tables:\n"
         f"GRANT SELECT, INSERT, UPDATE, DELETE ON {where} TO the_user;\n"

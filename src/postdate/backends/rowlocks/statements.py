@@ -1,8 +1,7 @@
 """The SQL of a store as data: templates in which ``{pending}``, ``{record}`` and the like stand for its tables.
 
-A dialect is a subclass that gives the statements in which servers differ: how rows are locked and skipped, how an index
-is demanded, how much is read. What every server reads alike is written here. Parameters are ``%(name)s``, and any other
-percent sign is doubled. Source: ADR 0008.
+A dialect is a subclass with the statements in which servers differ: how rows are locked and skipped, how an index is
+forced, how much is read. Parameters are ``%(name)s``, and any other percent sign is doubled. Source: ADR 0008.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from postdate.persistence.migrations import filled_in
 from postdate.ports import Scan
 
 EARLIEST: Final = -(2**63) + 1
-"""Before every time; a bound that also leaves out NULL."""
+"""A lower bound before every time, which also excludes NULL."""
 
 _FRAGMENTS: Final = {
     "row": "p.message_id, p.due, p.destination, p.expires_at, p.failures, p.headers, p.body",
@@ -32,34 +31,28 @@ _FRAGMENTS: Final = {
 
 
 class RowLockStatements:
-    """Every statement of one store.
-
-    Attributes of the class are templates, or mappings of them; those of an object have the names filled in.
-
-    Args:
-        names: of the tables.
-    """
+    """Every statement of one store: templates, or mappings of them, on the class; with names filled in on objects."""
 
     fragments: ClassVar[Mapping[str, str]] = {}
-    """Pieces that several templates have, by the name that stands for them in braces; a later one may have earlier
-    ones. ``of_id``: one message by ``id`` and ``store``; ``scheduled``: of its records, the first, which is unique."""
+    """Parts of several templates, by their names in braces; a later one may contain earlier ones. ``of_id``: one
+    message by ``id`` and ``store``; ``scheduled``: its first record, which is unique."""
 
     # --- storing
     find_store = "SELECT store_id FROM {store} WHERE name = %(name)s"
     insert_records: str
-    """Writes *scheduled* records, but for ids that are known; gives number and id of each."""
+    """Writes *scheduled* records of new ids; gives number and id of each."""
     insert_messages: str
     lock_scheduled: str
     last_kind: str
-    """The kind of the last record of a message that does not wait."""
+    """The kind of the last record of a message that is not waiting."""
     record_one = "{into_record} {as_record} {pending} WHERE number = %(number)s"
 
     # --- claims
     claim: str
-    """Locks the oldest that may be attempted and that nobody has locked; gives number, ``attempt_at`` and row."""
+    """Locks the oldest unlocked messages that may be attempted; gives number, ``attempt_at`` and row."""
     lease: str
     keep_holder: str
-    """Has a number not be buried before the end of the transaction; gives nothing if it is buried."""
+    """Keeps a number from being buried before the end of the transaction; gives no row if it is buried."""
     retry: str
     release: str
     lock: str
@@ -70,8 +63,7 @@ class RowLockStatements:
     next_attempt_but: str
     next_due: str
     first_free: str
-    """Where the messages begin that nobody has locked: locked are the oldest, up to the first that can be locked. That
-    one is touched, and no other."""
+    """The first unlocked message: older ones are locked. Locks that one for a moment, and no other."""
     statistics: str
     record_counts = "SELECT kind, COUNT(*) FROM {record} WHERE store_id = %(store)s GROUP BY kind ORDER BY kind"
     list_pending: str
@@ -87,7 +79,7 @@ class RowLockStatements:
         "AND NOT EXISTS (SELECT 1 FROM {holder} AS h WHERE h.holder = p.holder)"
     )
     drop_holders: str
-    """Touches the rows it names and no other: a look at all would wait for every process that leases just now."""
+    """Reads only the named rows: a scan of all would wait for every process that leases just now."""
     report_clock = "UPDATE {holder} SET ahead = %(ahead)s WHERE holder = %(holder)s"
     reported_clocks: str
 
@@ -112,7 +104,7 @@ class RowLockStatements:
     }
     _dues: ClassVar[Mapping[str, str]] = {"due_from": "t.due >= %(due_from)s", "due_to": "t.due < %(due_to)s"}
     _listed: Mapping[str, str]
-    """Conditions that a message is one of a list: ``destinations``, and ``pending`` and ``records`` by id."""
+    """Conditions that a message is in a list: by ``destinations``, and ``pending`` and ``records`` by id."""
 
     def __init__(self, names: RowLockNames) -> None:
         known = {f"{{{name}}}": f"{{{name}}}" for name in ("pending", "record", "store", "holder", "quarantine")}
@@ -128,18 +120,18 @@ class RowLockStatements:
             setattr(self, name, {key: filled_in(filled_in(each, known), tables) for key, each in pieces.items()})
 
     def scanned(self, scan: Scan, given: Mapping[str, Any]) -> str:
-        """Return the statement of a scan; ``given`` are its conditions by their names."""
+        """Return the statement of a scan; ``given`` has its conditions by name."""
         wanted = ", ".join("t.failures" if each == "number_of_failures" else f"t.{each}" for each in scan.columns)
         known = {**self._dues, **self._listed, "message_ids": self._listed[scan.what]}
-        # An empty list is no SQL for some, and nothing is in it.
+        # An empty list is no valid SQL everywhere.
         conditions = [known[name] if value != () else "1 = 0" for name, value in given.items()]
         return " AND ".join([f"SELECT {wanted or '1'} {self._shares[scan.what]}", *conditions])
 
 
 class ServerSqlDialect(SqlDialect):
-    """How a server that stores claim from by row locks takes the statements that all SQL databases have.
+    """A row-lock server's form of the common statements.
 
-    Bytes travel as hexadecimal digits, which no setting of a session that a handler has can change.
+    Bytes travel as hexadecimal digits, as other literals depend on settings that a handler may change.
     """
 
     @override

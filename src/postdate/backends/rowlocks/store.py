@@ -1,4 +1,4 @@
-"""The store itself: the same for every server that locks rows and skips locked ones. Source: ADR 0008."""
+"""The store itself: the same for every server with row locks and SKIP LOCKED. Source: ADR 0008."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ _MODES: Final = frozenset(TransactionMode) - {TransactionMode.TRANSACTION_SCOPE}
 
 
 class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableStore, Scripted):
-    """Keeps delayed messages in a table of a database server. The queues are elsewhere, so delivery is at least once.
+    """Keeps delayed messages in a table of a database server. Its queues are elsewhere, so delivery is at least once.
 
     Args:
-        database: that it is in.
-        tables: makes the SQL of a store from the name of its table.
+        database: of the table.
+        tables: makes the store's SQL from the name of its table.
         table: its name; ``None``: ``{endpoint}.timeouts``.
         largest_message_bytes: of headers and body together.
-        holds_at_most: the server ends the connections of a process that is silent for so long; ``None``: it does not.
+        holds_at_most: the server ends connections that are silent for so long; ``None``: it does not.
     """
 
     def __init__(
@@ -117,7 +117,6 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
 
     @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
-        """Settle the name of the table; the server is not asked. See :class:`postdate.ports.DelayedMessageStore`."""
         if mode not in _MODES:
             raise UnsupportedTransactionMode(
                 f"{type(self).__name__} does not support transaction mode {mode.value!r}: its queues are in another "
@@ -128,8 +127,6 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
 
     @override
     async def setup(self) -> None:
-        """Create the tables; idempotent, and several processes may do it at once."""
-
         def setup() -> None:
             with self._pool.lent() as session, session.patient():
                 self._tables.setup(session)
@@ -138,10 +135,7 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
 
     @override
     async def close(self) -> None:
-        """Give back what is held and close every connection; a second time without effect.
-
-        A server that does not answer is not waited for: without connections it gives back by itself.
-        """
+        """A silent server is not waited for: it releases the claims itself once the connections are closed."""
 
         def give_back() -> None:
             try:
@@ -196,7 +190,7 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
             def store_again(session: Any) -> bool:
                 return self._tables.come_back(session, row, back)
 
-            # Apart: who finds the id there has a lock on it, shared with others who do; each would wait for the rest.
+            # Another transaction: INSERTs that found the id share a lock on it, and would deadlock here.
             if not await self._pool.transaction(store_again):
                 raise DuplicateMessage.of(message.message_id)
         self._next_due.heard(row.due)
@@ -205,7 +199,6 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
         do_jobs(jobs, self._stored, StoreUnreachable)
 
     def _stored(self, works: Sequence[tuple[MessageRow, int]]) -> Sequence[bool]:
-        """Insert messages in one transaction; return whether each is new."""
         unique = {row.message_id: row for row, _ in reversed(works)}
         at = max(at for _, at in works)
         fresh = set(
@@ -222,7 +215,7 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
         return await in_thread(self.store_many_blocking, messages, now)
 
     def store_many_blocking(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        """Do the same as :meth:`store_many` in the calling thread; for pipeline processes."""
+        """:meth:`store_many` in the calling thread, for pipeline processes."""
         rows, at = [self._row(message) for message in messages], to_microseconds(now)
         if not rows:
             return StoreReport(0)
@@ -252,7 +245,6 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
 
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
-        """See :meth:`postdate.ports.DelayedMessageStore.remove`; recorded as delivered."""
         ending = RecordNote(to_microseconds(now), int(RecordKind.DELIVERED))
 
         def remove(session: Any) -> int | None:
@@ -369,7 +361,7 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
 
     @override
     async def next_attempt(self) -> datetime | None:
-        """See :meth:`postdate.ports.ClaimingStore.next_attempt`; what others have locked is not left out."""
+        """Messages locked by other processes count, too."""
 
         def look(session: Any) -> int | None:
             look_number = self._next_due.look()
@@ -379,7 +371,7 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
 
     @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
-        """See :meth:`postdate.ports.ClaimingStore.listen`; what other processes store is heard of within 0.1 s."""
+        """Messages stored by other processes are noticed within 0.1 s."""
 
         def start() -> Callable[[], None]:
             self._liveness.start(self._claims)
@@ -463,8 +455,6 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
 
     @override
     async def report_clock(self, ahead: timedelta) -> None:
-        """See :meth:`postdate.ports.ClaimingStore.report_clock`; others see it for as long as this process lives."""
-
         def report() -> None:
             self._liveness.start(self._claims)
             holder = self._liveness.holder()
@@ -481,7 +471,6 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
 
     @override
     def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
-        """See :meth:`postdate.ports.ScannableStore.scan_parts`; shares are ranges of numbers."""
         check_columns(what)
         if what == "queued":
             return []
@@ -491,7 +480,6 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
 
     @override
     def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
-        """See :meth:`postdate.ports.ScannableStore.scan`; on a connection of its own."""
         check_columns(scan.what, scan.columns)
         if scan.what == "queued":
             return
@@ -503,7 +491,7 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
 
 
 def _done_within(seconds: float, work: Callable[[], None], abort: Callable[[], None]) -> None:
-    """Do ``work`` in a thread of its own; after ``seconds`` call ``abort`` and leave it behind unless that ends it."""
+    """Run ``work`` in a thread; after ``seconds`` call ``abort``, wait as long again, then leave the thread behind."""
     failed = list[BaseException]()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""The steps of one store in SQL, written once for every server that locks rows and skips locked ones. Source: ADR 0008.
+"""The steps of one store in SQL, the same for every server with row locks and SKIP LOCKED. Source: ADR 0008.
 
 A dialect is a subclass of :class:`RowLockTables`: its statements as data, and the methods at the end of the class.
 """
@@ -31,21 +31,17 @@ from postdate.ports import Recording, RecordKind, Scan, ScanPart, ServerFacts
 
 
 class RowLockTables(ABC):
-    """The steps of one store. Each is a part of a transaction that the caller begins and ends, and may block.
+    """The steps of one store. Each is part of a transaction that the caller begins and ends, and may block.
 
-    Times are whole microseconds since 1970-01-01 UTC. Rows are locked and removed in the order of their numbers
-    wherever the order is ours to choose, so that two processes wait for each other instead of deadlocking.
-
-    Args:
-        names: of its tables.
-        sql: its statements.
-        recording: what is recorded.
+    Times are whole microseconds since 1970-01-01 UTC. Rows are locked and removed in the order of their numbers where
+    possible, so that two processes wait for each other instead of deadlocking. For the steps on leases and numbers see
+    :class:`postdate.backends.rowlocks.liveness.LivingTables`.
     """
 
     product: ClassVar[str]
-    """As people call the server."""
+    """The server's usual name."""
     schema_is: ClassVar[str] = "schema"
-    """What the server calls that which its tables are in."""
+    """The server's word for a schema."""
 
     def __init__(self, names: RowLockNames, sql: RowLockStatements, recording: Recording) -> None:
         self.names, self._sql, self._recording = names, sql, recording
@@ -54,16 +50,13 @@ class RowLockTables(ABC):
 
     @property
     def sql(self) -> RowLockStatements:
-        """Its statements."""
         return self._sql
 
     @property
     def recording(self) -> Recording:
-        """What is recorded."""
         return self._recording
 
     def store_id(self, session: Any) -> int:
-        """Return the number of the store."""
         if self._store_id is None:
             missing = (
                 f"{self.schema_is} {self.names.schema!r} has no table {self.names.table!r}; "
@@ -81,13 +74,13 @@ class RowLockTables(ABC):
     # --- storing ------------------------------------------------------------------------------------------------
 
     def insert(self, session: Any, rows: Sequence[MessageRow], at: int) -> Sequence[str]:
-        """Write messages and their records, but for ids that are known; return the ids that were not."""
+        """Write messages with new ids, and their records; return these ids."""
         numbers = self._insert_records(session, rows, at)
         self._insert_messages(session, [(numbers[row.message_id], row) for row in rows if row.message_id in numbers])
         return list(numbers)
 
     def come_back(self, session: Any, row: MessageRow, note: RecordNote) -> bool:
-        """Write a message under its old number if its last record says that it went to the error queue."""
+        """Write a message under its old number if it went to the error queue last; return whether it did."""
         of_id = {"id": row.message_id, "store": self.store_id(session)}
         found = session.rows(self._sql.lock_scheduled, of_id)
         if not found:
@@ -101,7 +94,6 @@ class RowLockTables(ABC):
         return True
 
     def _record_one(self, session: Any, number: int, note: RecordNote) -> None:
-        """Record what happens to a message that stays."""
         session.change(self._sql.record_one, {"number": number, **self._note(session, note)})
 
     def _note(self, session: Any, note: RecordNote) -> dict[str, Any]:
@@ -110,11 +102,7 @@ class RowLockTables(ABC):
     # --- claims -------------------------------------------------------------------------------------------------
 
     def claim(self, session: Any, at: int, limit: int) -> Sequence[tuple[int, int, MessageRow]]:
-        """Lock the oldest messages with ``attempt_at`` before ``at`` that nobody else has locked.
-
-        Returns:
-            Number, ``attempt_at`` and row of each, oldest first.
-        """
+        """Lock the oldest unlocked messages with ``attempt_at`` before ``at``; return number, ``attempt_at``, row."""
         begin = self._beginning(session)
         if begin is None or begin >= at - 1:
             return []
@@ -127,26 +115,17 @@ class RowLockTables(ABC):
         return self._remove_recorded(session, held, self._note(session, ending))
 
     def lease(self, session: Any, numbers: Sequence[int], holder: int) -> None:
-        """Have ``holder`` hold messages that this transaction has locked beyond its end.
-
-        Raises:
-            StoreUnavailable: the number is buried. It cannot be buried before this transaction has ended, either.
-        """
         if not session.rows(self._sql.keep_holder, {"holder": holder}):
             raise StoreUnreachable(f"the connection that held messages under number {holder} is gone")
         session.change(self._sql.lease, {"numbers": self._listed(numbers), "holder": holder})
 
     def release(self, session: Any, numbers: Sequence[int], holder: int | None, attempt_at: int | None) -> int:
-        """Give back those of ``numbers`` (ascending) that ``holder`` holds; ``attempt_at`` ``None``: they are due.
-
-        Returns:
-            How many.
-        """
+        """Free those of ``numbers`` (ascending) of ``holder``, for ``attempt_at`` or as due; return how many."""
         values = {"numbers": self._listed(numbers), "holder": holder, "attempt_at": attempt_at}
         return session.change(self._sql.release, values)
 
     def retry(self, session: Any, number: int, holder: int | None, attempt_at: int | None, note: RecordNote) -> bool:
-        """Count a failure of what ``holder`` holds and give it back; ``attempt_at`` ``None``: at its due time."""
+        """Count a failure of a message of ``holder`` and free it, for ``attempt_at`` or as due."""
         if not session.change(self._sql.retry, {"number": number, "holder": holder, "attempt_at": attempt_at}):
             return False
         if self._recording is Recording.ALL:
@@ -154,29 +133,23 @@ class RowLockTables(ABC):
         return True
 
     def lock(self, session: Any, message_id: str) -> WaitingRow | None:
-        """Lock a waiting message; ``None``: there is none, or somebody has it locked."""
+        """Lock a waiting message; ``None``: there is none, or another transaction has it locked."""
         found = session.rows(self._sql.lock, {"id": message_id, "store": self.store_id(session)})
         return WaitingRow(*found[0]) if found else None
 
     def reschedule(self, session: Any, found: WaitingRow, due: int, at: int) -> None:
-        """Give a locked message another due time, also in the header that says it."""
+        """Change the due time of a locked message, also in its header."""
         session.change(self._sql.reschedule, {"number": found.number, "due": due, **headers_retimed(found.due, due)})
         self._record_one(session, found.number, RecordNote(at, int(RecordKind.RESCHEDULED)))
 
     # --- what cannot be read ------------------------------------------------------------------------------------
 
     def free_ones(self, session: Any, numbers: Sequence[int]) -> Sequence[tuple[int, MessageRow]]:
-        """Lock those of ``numbers`` (ascending) that nobody holds, and return them."""
+        """Lock and return those of ``numbers`` (ascending) that are unclaimed."""
         return numbered(session.rows(self._sql.free_ones, {"numbers": self._listed(numbers)}))
 
     def set_aside(self, session: Any, bad: Mapping[int, str], at: int) -> None:
-        """Take locked messages out of the way with their bytes, and record it.
-
-        Args:
-            session: in a transaction.
-            bad: why each cannot be read, by its number.
-            at: time of the record.
-        """
+        """Quarantine locked messages byte for byte, with a record; ``bad``: why each is unreadable, by number."""
         for number, reason in bad.items():
             values = {"number": number, "at": at, "store": self.store_id(session), "reason": reason}
             found = self.lock_aside(session, self._put_aside(session, values))
@@ -189,21 +162,18 @@ class RowLockTables(ABC):
         session.change(self._sql.record_aside, {**of_message, **self._note(session, note)})
 
     def set_aside_count(self, session: Any) -> int:
-        """Count what is set aside."""
         return _only(session.rows(self._sql.set_aside_count, {"store": self.store_id(session)}))
 
     def all_aside(self, session: Any, limit: int) -> Sequence[QuarantinedRow]:
-        """Return what is set aside, oldest first."""
         found = session.rows(self._sql.all_aside, {"store": self.store_id(session), "limit": limit})
         return [_aside(row) for row in found]
 
     def lock_aside(self, session: Any, number: int) -> QuarantinedRow | None:
-        """Lock what is set aside under a number; ``None``: there is nothing."""
         found = session.rows(self._sql.lock_aside, {"store": self.store_id(session), "number": number})
         return _aside(found[0]) if found else None
 
     def end_aside(self, session: Any, aside: QuarantinedRow, ending: RecordNote | None) -> None:
-        """Delete what is set aside; recorded unless ``ending`` is ``None``."""
+        """Delete a quarantined message; recorded unless ``ending`` is ``None``."""
         session.change(self._sql.end_aside, {"number": aside.number})
         if ending is not None:
             self._record_aside(session, aside, ending)
@@ -211,7 +181,6 @@ class RowLockTables(ABC):
     # --- who is alive -------------------------------------------------------------------------------------------
 
     def appear(self, session: Any) -> int:
-        """Return a new number under which this process may hold messages for as long as ``session`` is open."""
         self._own_lock = self.names.lock(uuid.uuid4().hex)
         self._take_lock(session, self._own_lock)  # first: without it the number would be taken for dead
         values = {
@@ -223,23 +192,19 @@ class RowLockTables(ABC):
         return _only(session.rows(self._sql.add_holder, values))
 
     def dead(self, session: Any) -> Sequence[int]:
-        """Return the numbers whose connection is gone."""
         return [holder for (holder,) in session.rows(self._sql.find_dead, self._here(session))]
 
     def unknown(self, session: Any) -> Sequence[int]:
-        """Return the numbers that messages are leased under and nobody has: after a restore, or deletes by hand."""
         return [holder for (holder,) in session.rows(self._sql.find_unknown, {})]
 
     def bury(self, session: Any, holders: Sequence[int]) -> None:
-        """Forget numbers; waits for transactions that lease under them, and keeps others from it until the end."""
         session.change(self._sql.drop_holders, {"holders": self._listed(holders)})
 
     def report_clock(self, session: Any, holder: int, ahead: int) -> None:
-        """Note how far the clock of ``holder`` is ahead of the server's."""
         session.change(self._sql.report_clock, {"holder": holder, "ahead": ahead})
 
     def reported_clocks(self, session: Any) -> Sequence[tuple[str, int, int]]:
-        """Return machine, process id and how far the clock is ahead, of holders that live and have noted it."""
+        """Return machine, process id and reported clock difference (microseconds ahead) of live holders."""
         found = session.rows(self._sql.reported_clocks, self._here(session))
         return [(machine, pid, ahead) for machine, pid, ahead in found]
 
@@ -249,14 +214,13 @@ class RowLockTables(ABC):
     # --- looking ------------------------------------------------------------------------------------------------
 
     def next_attempt(self, session: Any, locked: Sequence[int]) -> int | None:
-        """Return the earliest ``attempt_at``, but for those of ``locked``; waits for nobody."""
         if locked:
             values = {"from": EARLIEST, "locked": self._listed(locked)}
             return _only(session.rows(self._sql.next_attempt_but, values))
         return _only(session.rows(self._sql.next_attempt, {"from": EARLIEST}))
 
     def statistics(self, session: Any, at: int) -> tuple[int, int, int, int, int | None]:
-        """Return the values of :class:`postdate.ports.StoreStatistics`; exact if what is locked are the oldest."""
+        """Return the values of :class:`postdate.ports.StoreStatistics`; exact if the locked messages are the oldest."""
         begin = self._beginning(session)
         bounds = {"from": EARLIEST if begin is None else begin, "at": at}
         free = session.rows(self._sql.first_free, bounds)
@@ -266,11 +230,10 @@ class RowLockTables(ABC):
         return int(pending), max(int(overdue), 0), int(claimed), int(failing), first
 
     def now(self, session: Any) -> int:
-        """Return the time of the server."""
         return _only(session.rows(self._sql.now, {}))
 
     def facts(self, session: Any) -> ServerFacts:
-        """Return what the server says of itself; needs no tables."""
+        """Return facts about the server; works without tables."""
         version, now, settings = self._said(session)
         try:
             done = marks(session, self.names)
@@ -285,7 +248,7 @@ class RowLockTables(ABC):
         return first, end
 
     def scan(self, session: Any, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
-        """Yield pages of a share, read by one statement; columns are known ones."""
+        """Yield pages of a share, read by one statement; the columns are checked already."""
         given = filter_values(scan.where)
         lists = {name: self._listed(given[name]) for name in ("message_ids", "destinations") if name in given}
         values = {**given, **lists, "first": part.first, "end": part.end, "store": self.store_id(session)}
@@ -298,16 +261,14 @@ class RowLockTables(ABC):
         """Create what is missing. Several processes may do it at once; it ends transactions itself."""
 
     @abstractmethod
-    def free(self, session: Any, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int:
-        """Give back what the holders hold, or those of ``numbers``; may be attempted at their due times."""
+    def free(self, session: Any, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int: ...
 
     @abstractmethod
     def _insert_records(self, session: Any, rows: Sequence[MessageRow], at: int) -> Mapping[str, int]:
-        """Write the *scheduled* records of ids that are not known; return number by id, in the order of ``rows``."""
+        """Write the *scheduled* records of new ids; return number by id, in the order of ``rows``."""
 
     @abstractmethod
-    def _insert_messages(self, session: Any, numbered: Sequence[tuple[int, MessageRow]]) -> None:
-        """Write messages under their numbers."""
+    def _insert_messages(self, session: Any, numbered: Sequence[tuple[int, MessageRow]]) -> None: ...
 
     @abstractmethod
     def _remove_recorded(self, session: Any, held: Mapping[str, Any], note: Mapping[str, Any]) -> int:
@@ -315,27 +276,25 @@ class RowLockTables(ABC):
 
     @abstractmethod
     def _put_aside(self, session: Any, values: Mapping[str, Any]) -> int:
-        """Copy a message to what is set aside; return its number there."""
+        """Copy a message to the quarantine; return its number there."""
 
     @abstractmethod
     def _take_lock(self, session: Any, lock: str) -> None:
-        """Have the connection hold the lock of that name for as long as it is open."""
+        """Take the server lock of that name for the life of the connection."""
 
     @abstractmethod
     def _said(self, session: Any) -> tuple[str, int, dict[str, str]]:
-        """Return the server's version, its time, and settings that operators look at."""
+        """Return the server's version, its time, and settings that matter to operators."""
 
     def _listed(self, values: Sequence[Any]) -> Any:
-        """Return a list as a parameter has it."""
         return values
 
     def _beginning(self, session: Any) -> int | None:
-        """Return an instant before the first attempt, for a look to begin at; ``None``: nothing is to be attempted."""
+        """Return a lower bound for the next attempt, from which a look may begin; ``None``: there is none."""
         return EARLIEST
 
 
 def numbered(rows: Sequence[tuple[Any, ...]]) -> list[tuple[int, MessageRow]]:
-    """Return rows of messages with the numbers before them."""
     return [(number, MessageRow(*row)) for number, *row in rows]
 
 

@@ -1,4 +1,4 @@
-"""Timeouts on database servers that have no queues: everything but the SQL, for MariaDB and SQL Server.
+"""Timeouts on database servers without queues (MariaDB, SQL Server): everything but the SQL.
 
 Source: specification 4.6; ADR 0008, ADR 0014.
 """
@@ -23,11 +23,11 @@ from postdate.runtime.threads import in_thread
 
 
 class RowLockTimeoutTable(TimeoutTable):
-    """The SQL of one table of timeouts; each method is one statement, or begins its own work.
+    """The SQL of one table of timeouts; each method is one statement, or a whole transaction.
 
     Args:
         name: of the table as SQL.
-        create: what makes it where nothing is there yet.
+        create: the statements that make it.
         sql: its statements.
     """
 
@@ -36,7 +36,6 @@ class RowLockTimeoutTable(TimeoutTable):
         self.name, self.create = name, create
 
     def script(self) -> str:
-        """Return the SQL that makes the table where nothing is there yet, for a database administrator."""
         rights = (
             f"For a user who may not create tables:\nGRANT SELECT, INSERT, UPDATE, DELETE ON {self.name} TO the_user;"
         )
@@ -44,11 +43,10 @@ class RowLockTimeoutTable(TimeoutTable):
         return f"{create}{textwrap.indent(rights, '-- ', lambda line: True)}\n"
 
     @abstractmethod
-    def setup(self, session: Any) -> None:
-        """Create what is missing; several processes may do it at once."""
+    def setup(self, session: Any) -> None: ...
 
     def claim(self, session: Any, timeout_id: str) -> tuple[Any, ...] | None:
-        """Return what :meth:`peek` does, with its row locked; ``None`` also while somebody else has it locked."""
+        """Return the row as :meth:`peek` does and lock it; ``None`` also while it is locked by another transaction."""
         return self.dialect.row(session, self.sql.claim, self.key(timeout_id))
 
 
@@ -56,9 +54,9 @@ class ServerTimeouts(SqlTimeouts[RowLockTimeoutTable], Scripted):
     """Keeps timeouts in a table of a database server. The queues are elsewhere, so delivery is at least once.
 
     Args:
-        database: that the table is in.
+        database: of the table.
         make_table: makes the SQL of a table from its name, which it checks.
-        table_prefix: what the name begins with; ``None``: see :func:`postdate.persistence.timeouts.table_prefix`.
+        table_prefix: of the table's name; ``None``: see :func:`postdate.persistence.timeouts.table_prefix`.
     """
 
     def __init__(
@@ -70,12 +68,10 @@ class ServerTimeouts(SqlTimeouts[RowLockTimeoutTable], Scripted):
 
     @override
     def setup_statements(self, endpoint: str) -> str:
-        """Return the SQL that :meth:`setup` runs where nothing is there yet, for a database administrator."""
         return self._named(endpoint).script()
 
     @override
     async def setup(self) -> None:
-        """Create the table where it is missing; of one that is there, nothing is changed."""
         table = self._known
 
         def create() -> None:
@@ -86,7 +82,6 @@ class ServerTimeouts(SqlTimeouts[RowLockTimeoutTable], Scripted):
 
     @override
     async def claim(self, timeout_id: str) -> TimeoutClaim | None:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.claim`: the row is locked by a transaction."""
         table, wanted = self._known, normal_id(timeout_id)
         return None if wanted is None else await in_thread(self._claim, table, wanted)
 
@@ -108,8 +103,6 @@ class ServerTimeouts(SqlTimeouts[RowLockTimeoutTable], Scripted):
 
     @override
     async def close(self) -> None:
-        """Give back what is claimed, and close every connection; a second time without effect."""
-
         def give_back() -> None:
             for claim in list(self._claims):
                 claim.end()
@@ -119,14 +112,9 @@ class ServerTimeouts(SqlTimeouts[RowLockTimeoutTable], Scripted):
 
 
 class _SessionClaim:
-    """What a :class:`postdate.ports.timeouts.TimeoutClaim` calls: a row, locked by the transaction of a session.
+    """The state of a :class:`postdate.ports.timeouts.TimeoutClaim`: a row locked by a session's transaction.
 
-    Args:
-        pool: that the connection goes back to.
-        session: in the transaction.
-        table: of the timeout.
-        timeout: that is claimed.
-        all_claims: of the adapter; it leaves them with its end, which comes once.
+    It leaves ``all_claims`` of the adapter when it ends, which happens once.
     """
 
     def __init__(
@@ -137,14 +125,13 @@ class _SessionClaim:
         self._lock = threading.Lock()
 
     def _ended(self) -> Any:
-        """Return the connection, to whoever ends the claim first; to others ``None``."""
+        """Return the connection to the first caller, who ends the claim; ``None`` to others."""
         with self._lock:
             session, self._session = self._session, None
         self._all_claims.discard(self)
         return session
 
     async def remove(self) -> bool:
-        """Remove it in the transaction that has it locked; ``False`` also after the claim has ended."""
         session = self._ended()
         return session is not None and await in_thread(self._remove, session)
 
@@ -159,13 +146,12 @@ class _SessionClaim:
         return removed
 
     async def release(self) -> None:
-        """Roll the transaction back."""
         session = self._ended()
         if session is not None:
             await in_thread(self._pool.roll_back, session)
 
     def end(self) -> None:
-        """Give it back by ending its connection, which waits for no answer."""
+        """End the claim by closing its connection, without waiting for an answer."""
         session = self._ended()
         if session is not None:
             session.close()

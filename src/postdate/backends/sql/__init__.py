@@ -1,1 +1,1 @@
-"""What SQL databases keep alike, written once: timeouts, sagas, outboxes, and what an operator asks. ADR 0030."""
+"""The SQL that all databases share: timeouts, sagas, outboxes, and an operator's questions. Source: ADR 0030."""

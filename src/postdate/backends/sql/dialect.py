@@ -1,4 +1,4 @@
-"""Where the statements of this room are run, and how the databases of one kind take them. Source: ADR 0030.
+"""How the common statements are run, and how each database takes them. Source: ADR 0030.
 
 Statements are templates: ``%(name)s`` stands for a value, and any other percent sign is doubled.
 """
@@ -18,7 +18,7 @@ _EPOCH: Final = from_microseconds(0)
 
 
 class Sessions(Protocol):
-    """Where an adapter's statements are run: its part of a database that others may use, too."""
+    """Runs an adapter's statements on a database that others may use, too."""
 
     @property
     def where(self) -> str:
@@ -26,47 +26,45 @@ class Sessions(Protocol):
         ...
 
     def look(self, work: Callable[[Any], T], /, *, patiently: bool = False) -> Awaitable[T]:
-        """Do ``work``, which reads; ``patiently``: whole tables, which may take minutes."""
+        """Run ``work``, which reads; ``patiently``: whole tables, which may take minutes."""
         ...
 
     def run(self, work: Callable[[Any], T], /) -> Awaitable[T]:
-        """Do ``work``, one statement that may write, and return its result after the commit."""
+        """Run ``work``, one statement that may write, and return its result after the commit."""
         ...
 
     def transaction(self, work: Callable[[Any], T], /) -> Awaitable[T]:
-        """Do ``work`` in one transaction, and return its result after the commit."""
+        """Run ``work`` in one transaction, and return its result after the commit."""
         ...
 
 
 class SqlDialect(ABC):
-    """What differs between databases in statements that all of them have."""
+    """The differences between databases in statements that all of them have."""
 
     @abstractmethod
     def spelled(self, template: str) -> Any:
-        """Return a statement as sessions take it."""
+        """Return a template as a statement of this database."""
 
     def rows(self, session: Any, statement: Any, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-        """Return the rows of a statement; it may be given more values than it names."""
+        """Return the rows of a statement; ``values`` may have more than it names."""
         return session.execute(statement, values).fetchall()
 
     def row(self, session: Any, statement: Any, values: Mapping[str, Any]) -> tuple[Any, ...] | None:
-        """Return the first row of a statement, if there is one."""
         return next(iter(self.rows(session, statement, values)), None)
 
     def change(self, session: Any, statement: Any, values: Mapping[str, Any]) -> int:
-        """Run a statement; return how many rows it changed."""
         return session.execute(statement, values).rowcount
 
     def equal(self, *columns: str) -> str:
-        """Return the condition that each column has the value of its name, to the letter."""
+        """Return the condition that each column equals the value of its name in every character."""
         return " AND ".join(f"{column} = {self.value(column)}" for column in columns)
 
     def value(self, column: str) -> str:
-        """Return what stands for the value of a column."""
+        """Return the placeholder for the value of a column."""
         return f"%({column})s"
 
     def insert(self, table: str, columns: Iterable[str], key: Sequence[str]) -> Any:
-        """Return the statement that writes one row, for :meth:`insert_new`; ``key`` is unique."""
+        """Return the statement of :meth:`insert_new`; ``key`` is unique."""
         names = list(columns)
         return self.spelled(
             f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(map(self.value, names))}) "
@@ -74,21 +72,20 @@ class SqlDialect(ABC):
         )
 
     def insert_new(self, session: Any, statement: Any, values: Mapping[str, Any]) -> bool:
-        """Write one row; ``False``: there is one with its key, or was until now."""
+        """Write one row; ``False``: its key is there, or was until just now."""
         return self.change(session, statement, values) == 1
 
     @abstractmethod
     def delete_first(self, table: str, where: str, order: str) -> str:
-        """Return the statement that deletes the first rows of an order, ``limit`` at most."""
+        """Return the statement that deletes up to ``limit`` rows, the first by ``order``."""
 
     def time(self, instant: datetime) -> Any:
-        """Return an instant as columns have it: whole microseconds since 1970-01-01 UTC."""
+        """Return an instant as a column's value: whole microseconds since 1970-01-01 UTC."""
         return to_microseconds(instant)
 
     def instant(self, value: Any) -> datetime | None:
-        """Return the time of a column, or the end of the calendar that is nearest; ``None``: it has none."""
+        """Return the time of a column, clamped to the calendar; ``None``: it has none."""
         return later(_EPOCH, timedelta(microseconds=value)) if type(value) is int else None
 
     def content(self, content: bytes | None) -> Any:
-        """Return bytes as a value."""
         return content

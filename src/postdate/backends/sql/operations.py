@@ -1,6 +1,6 @@
-"""What handlers sent, as bytes: how outboxes keep it between the commit and the dispatch.
+"""The bytes in which outboxes keep what handlers sent, between the commit and the dispatch.
 
-Every instant is absolute, so that what is dispatched late or again is not delayed any longer.
+Every instant is absolute, so that a late or repeated dispatch does not delay a message any longer.
 """
 
 from __future__ import annotations
@@ -40,16 +40,11 @@ class _KeptOperations(msgspec.Struct):
 
 
 def encode_operations(operations: Sequence[Operation]) -> bytes:
-    """Return operations in MessagePack."""
     return msgspec.msgpack.encode(_KeptOperations(_VERSION, [_kept(each) for each in operations]))
 
 
 def decode_operations(encoded: bytes) -> tuple[Operation, ...]:
-    """Return the operations that :func:`encode_operations` was given.
-
-    Raises:
-        StoreError: they are damaged, or were written by a later version.
-    """
+    """Return the operations of :func:`encode_operations`. Raises `StoreError` if damaged, or of a later version."""
     try:
         kept = msgspec.msgpack.decode(encoded, type=_KeptOperations)
     except msgspec.MsgspecError as error:

@@ -1,7 +1,7 @@
 """Outboxes in a table of an SQL database, in which handlers have a transaction: everything but its connections.
 
-What several messages ask or write at the same time is handed on together, so that a database may do it in one
-statement, or in one transaction. Source: specification 7; ADR 0017, 0026, 0030.
+Reads and writes of several messages at the same time share a call, so that a database may use one statement, or one
+transaction, for them. Source: specification 7; ADR 0017, 0026, 0030.
 """
 
 from __future__ import annotations
@@ -37,36 +37,30 @@ _AT_ONCE: Final = 500
 
 
 class OutboxStep(Enum):
-    """What is done of records."""
-
     FIND = auto()
     INSERT = auto()
     MARK = auto()
 
 
 def places(connections: int) -> anyio.Semaphore:
-    """Return what lets so many handlers have a connection at once.
-
-    Raises:
-        ConfigurationError: nobody could have one.
-    """
+    """Return a semaphore that limits handlers' connections. Raises `ConfigurationError` below 1."""
     if connections < 1:
         raise ConfigurationError(f"connections must be 1 or more, not {connections}")
     return anyio.Semaphore(connections)
 
 
 class SqlOutbox(OutboxStore, ABC, Generic[C]):
-    """Keeps outboxes in a table of an SQL database. ``C`` is what it knows of a connection that a handler has.
+    """Keeps outboxes in a table of an SQL database. ``C`` is its handle of a connection lent to a handler.
 
     Args:
         dialect: of the database.
         table: its name in statements.
         where: the database in words, without secrets.
-        free: as many handlers may have a connection at once.
+        free: limits the connections lent to handlers at once.
     """
 
     longest_id: ClassVar[int | None] = None
-    """Characters of a message's id that the table takes; of a longer one it has the beginning and a digest."""
+    """Characters of a message's id that the table takes; a longer id is cut, and ends with a digest."""
 
     def __init__(self, dialect: SqlDialect, table: str, where: str, free: anyio.Semaphore) -> None:
         self._dialect, self.where, self.free = dialect, where, free
@@ -81,7 +75,6 @@ class SqlOutbox(OutboxStore, ABC, Generic[C]):
     @property
     @override
     def has_one_writer(self) -> bool:
-        """See :class:`postdate.ports.OutboxStore`: rows are locked, not databases."""
         return False
 
     @override
@@ -113,20 +106,19 @@ class SqlOutbox(OutboxStore, ABC, Generic[C]):
         return {"endpoint": endpoint, "message_id": known}
 
     def row(self, key: Values, operations: Sequence[Operation], now: datetime) -> Values:
-        """Return the record of a message that was handled."""
         at, content = self._dialect.time(now), encode_operations(operations) if operations else None
         rest = {"handled_at": at, "dispatched_at": None if operations else at}
         return {**key, **rest, "operations": self._dialect.content(content)}
 
     def write(self, session: Any, row: Values, work: Sequence[Work]) -> bool:
-        """Write a record, and with it the work of others, in a transaction; ``False``: the record is there."""
+        """Write a record and run ``work``, in the transaction of ``session``; ``False``: the record is there."""
         is_new = self._dialect.insert_new(session, self._insert, row)
         for each in work if is_new else ():
             each(session)
         return is_new
 
     async def add(self, row: Values, work: Sequence[Work]) -> bool:
-        """Do the same as :meth:`write` in a transaction of our own, which no handler has."""
+        """:meth:`write` in a transaction of our own, for a message whose handler used none."""
         if work:
             return await self.alone(partial(self.write, row=row, work=work))
         return await self.done(OutboxStep.INSERT, row)
@@ -134,7 +126,7 @@ class SqlOutbox(OutboxStore, ABC, Generic[C]):
     # --- what comes at the same time is done together -----------------------------------------------------------------
 
     async def done(self, step: OutboxStep, values: Values) -> Any:
-        """Do a step together with what others want, and return what came of it."""
+        """Run a step together with those of other messages, and return its result."""
         return await group_of(self, _AT_ONCE).run(self._do_jobs, (step, values))
 
     def _do_jobs(self, jobs: Sequence[Job[tuple[OutboxStep, Values], Any]]) -> None:
@@ -144,7 +136,7 @@ class SqlOutbox(OutboxStore, ABC, Generic[C]):
                 do_jobs(some, lambda works, step=step: self.do(step, [row for _, row in works]), StoreUnreachable)
 
     def do(self, step: OutboxStep, rows: Sequence[Values]) -> Sequence[Any]:
-        """Do a step of several records, all of them or none; return of each what came of it. Blocks."""
+        """Run a step for several records, all or none; return the result of each. Blocks."""
         dialect = self._dialect
         if step is OutboxStep.FIND:
             return self.looking(lambda session: [dialect.row(session, self._find, row) for row in rows])
@@ -156,14 +148,14 @@ class SqlOutbox(OutboxStore, ABC, Generic[C]):
 
     @abstractmethod
     def looking(self, work: Callable[[Any], T]) -> T:
-        """Do ``work``, which reads, on a connection of our own. Blocks."""
+        """Run ``work``, which reads, on a connection of our own. Blocks."""
 
     @abstractmethod
     def writing(self, work: Callable[[Any], T]) -> T:
-        """Do ``work`` in a transaction of our own. Blocks."""
+        """Run ``work`` in a transaction of our own. Blocks."""
 
     async def alone(self, work: Callable[[Any], T]) -> T:
-        """Do the same as :meth:`writing` in one of our threads."""
+        """:meth:`writing` in a thread."""
         return await in_thread(self.writing, work)
 
     @abstractmethod
@@ -172,36 +164,28 @@ class SqlOutbox(OutboxStore, ABC, Generic[C]):
 
     @abstractmethod
     async def put(self, connection: C) -> None:
-        """Take it back; if a transaction is open on it, that ends with nothing done."""
+        """Take a connection back; an open transaction on it is rolled back."""
 
     @abstractmethod
     async def begin(self, connection: C) -> None:
         """Begin a transaction that only :meth:`commit` and :meth:`undo` end."""
 
     def native(self, connection: C) -> NativeTransaction:
-        """Return what a handler is given."""
         return connection
 
     @abstractmethod
     async def commit(self, connection: C, row: Values, work: Sequence[Work]) -> bool:
-        """Do :meth:`write` in the transaction of a handler and commit; ``False``: it was rolled back.
+        """Run :meth:`write` in a handler's transaction and commit; ``False``: it was rolled back.
 
-        Raises:
-            StoreError: nothing was committed; the transaction is not over, or a handler has ended it.
+        Raises `StoreError` if nothing was committed: the transaction is still open, or a handler has ended it.
         """
 
     @abstractmethod
     async def undo(self, connection: C) -> None:
-        """Roll the transaction back; without effect where there is none.
-
-        Raises:
-            StoreUnreachable: the connection was lost.
-        """
+        """Roll the transaction back, if there is one. Raises `StoreUnreachable` if the connection was lost."""
 
 
 class _SqlOutboxTransaction(OutboxTransaction, Generic[C]):
-    """See :class:`postdate.ports.OutboxTransaction`."""
-
     def __init__(self, outbox: SqlOutbox[C], key: Values) -> None:
         self._outbox, self._key = outbox, key
         self._connection: C | None = None
@@ -245,7 +229,7 @@ class _SqlOutboxTransaction(OutboxTransaction, Generic[C]):
         return connection
 
     def _check_not_over(self) -> None:
-        """Refuse what comes too late, as from a task that the handler has not waited for."""
+        """Refuse late calls, as from a task that the handler has not waited for."""
         if self._over:
             raise StoreError(f"{self._outbox.where}: the transaction is over, as the handling of its message is")
 

@@ -1,4 +1,4 @@
-"""What an operator asks of a store in SQL tables, and of what was recorded there. Source: row 119; ADR 0030."""
+"""An operator's questions to a store in SQL tables and to its records. Source: row 119; ADR 0030."""
 
 from __future__ import annotations
 
@@ -18,38 +18,36 @@ Values = Mapping[str, Any]
 
 
 class SqlQuestions(AdministrableStore, ABC):
-    """A store's answers, by statements that each database has under the same name."""
+    """A store's answers, by statements that have the same name in each database."""
 
     _dialect: SqlDialect
 
     @property
     @abstractmethod
-    def _sessions(self) -> Sessions:
-        """Where they are asked."""
+    def _sessions(self) -> Sessions: ...
 
     @property
     @abstractmethod
     def _questions(self) -> Any:
-        """The statements.
+        """The statements, with the values that they take.
 
-        ``statistics`` (``at``) gives pending, overdue, claimed, failing, the first due time, and what is set aside;
+        ``statistics`` (``at``) gives pending, overdue, claimed, failing, the first due time, and quarantined;
         ``next_due``; ``record_counts``; ``list_pending`` (``destination due_from due_to limit``) and ``get`` (``id``)
         give messages, with their numbers; ``history`` (``id``): kind, id, at, due, destination and detail of records.
         """
 
     @abstractmethod
     async def _messages(self, statement: Any, values: Values) -> list[DelayedMessage]:
-        """Return what can be read of what a statement finds, in order; what cannot is dealt with as the store does."""
+        """Return the readable messages that a statement finds, in order; the store deals with unreadable ones."""
 
     def _of_store(self, session: Any) -> Values:
-        """Return what tells the store from others, for every statement."""
+        """Return the values that identify the store, for every statement."""
         return {}
 
     def _asked(self, session: Any, statement: Any, values: Values) -> Sequence[tuple[Any, ...]]:
         return self._dialect.rows(session, statement, {**values, **self._of_store(session)})
 
     def _counted(self, session: Any, at: Any) -> Sequence[Any]:
-        """Return the row of ``statistics``."""
         return self._asked(session, self._questions.statistics, {"at": at})[0]
 
     @override
@@ -59,7 +57,7 @@ class SqlQuestions(AdministrableStore, ABC):
         return StoreStatistics(*map(int, counts), next_due=self._dialect.instant(first), quarantined=aside)
 
     async def next_due(self) -> datetime | None:
-        """See :meth:`postdate.ports.DelayedMessageStore.next_due`; looks at every message, claimed ones too."""
+        """Reads every message, claimed ones too."""
         found = await self._sessions.look(lambda session: self._asked(session, self._questions.next_due, {}))
         return self._dialect.instant(found[0][0]) if found else None
 

@@ -20,7 +20,7 @@ class SqlSagaStore(SagaStore, ABC):
     """Keeps saga instances in a table of an SQL database.
 
     Args:
-        sessions: where it is.
+        sessions: run its statements.
         dialect: of the database.
         table: its name in statements.
         identity: of the database; see :class:`postdate.ports.SagaStoreCapabilities`.

@@ -34,7 +34,7 @@ from postdate.ports.timeouts import DueChunk, DueTimeout, Timeout, TimeoutPersis
 log = logging.getLogger("postdate.timeouts")
 
 _TOLD: Final = 10_000
-"""Unreadable rows that are remembered, so that each is told of once."""
+"""Errors remembered, so that each is logged once."""
 
 CONTENT: Final = '"Id", "Destination", "SagaId", "State", "Time"'
 LATER: Final = '"Time" > %(after)s'
@@ -47,7 +47,7 @@ First = Callable[[datetime], object]
 
 
 class TimeoutStatements(NamedTuple):
-    """Every statement of one table of timeouts; a name in it stands for an id as :meth:`TimeoutTable.key` has it."""
+    """Every statement of one table of timeouts; a named parameter is an id in the form of :meth:`TimeoutTable.key`."""
 
     insert: Any
     """Writes a row, unless its id is there."""
@@ -60,7 +60,7 @@ class TimeoutStatements(NamedTuple):
 
 
 def standard_statements(table: str, headers: str, first: str) -> TimeoutStatements:
-    """Return the statements of databases that quote names as the standard of SQL does.
+    """Return the statements for databases that quote names with double quotes.
 
     Args:
         table: its name in statements.
@@ -79,11 +79,7 @@ def standard_statements(table: str, headers: str, first: str) -> TimeoutStatemen
 
 
 class TimeoutTable(ABC):
-    """The SQL of one table of timeouts, for whatever its database runs statements on. Ids are normal ones.
-
-    Args:
-        sql: its statements, as templates.
-    """
+    """The SQL of one table of timeouts. Ids are normal ones; ``sql`` has the templates of its statements."""
 
     dialect: ClassVar[SqlDialect]
     no_limit: ClassVar[int | None] = 2**63 - 1
@@ -97,32 +93,30 @@ class TimeoutTable(ABC):
 
     @abstractmethod
     def instant(self, instant: datetime) -> object:
-        """Return a time as a bound to compare ``Time`` with: nothing lies between it and ``instant``."""
+        """Return a bound for ``Time``: no time that the column can hold lies between it and ``instant``."""
 
     def key(self, normal: str) -> Mapping[str, Any]:
-        """Return the parameter that finds the rows of an id, of a timeout or of a saga."""
+        """Return the parameters that find an id, of a timeout or of a saga."""
         return {"id": normal}
 
     def peek(self, session: Any, timeout_id: str) -> tuple[Any, ...] | None:
-        """Return ``Id``, ``Destination``, ``SagaId``, ``State``, ``Time`` and ``Headers``; waits for nobody."""
+        """Return ``Id``, ``Destination``, ``SagaId``, ``State``, ``Time`` and ``Headers``; waits for no lock."""
         return self.dialect.row(session, self.sql.peek, self.key(timeout_id))
 
     def delete(self, session: Any, timeout_id: str) -> int:
-        """Delete a row; return how many were there."""
+        """Delete a row; return how many there were."""
         return self.dialect.change(session, self.sql.delete, self.key(timeout_id))
 
     def delete_saga(self, session: Any, saga_id: str) -> int:
-        """Delete the rows of a saga; return how many were there."""
+        """Delete the rows of a saga; return how many there were."""
         return self.dialect.change(session, self.sql.delete_saga, self.key(saga_id))
 
     def due(self, session: Any, after: datetime, until: datetime, at_most: int | None) -> Sequence[tuple[Any, ...]]:
-        """See :data:`Due`."""
         limit = self.no_limit if at_most is None else at_most
         values = {"after": self.instant(after), "until": self.instant(until), "limit": limit}
         return self.dialect.rows(session, self.sql.due, values)
 
     def first(self, session: Any, after: datetime) -> object:
-        """See :data:`First`."""
         found = self.dialect.row(session, self.sql.first, {"after": self.instant(after)})
         return None if found is None else found[0]
 
@@ -134,9 +128,9 @@ class SqlTimeouts(TimeoutPersister, Generic[Table]):
     """Keeps timeouts in a table of an SQL database.
 
     Args:
-        sessions: where it is.
+        sessions: run its statements.
         make_table: makes the SQL of a table from its name, which it checks.
-        table_prefix: what the name begins with; ``None``: see :func:`postdate.persistence.timeouts.table_prefix`.
+        table_prefix: of the table's name; ``None``: see :func:`postdate.persistence.timeouts.table_prefix`.
     """
 
     def __init__(self, sessions: Sessions, make_table: Callable[[str], Table], table_prefix: str | None) -> None:
@@ -160,7 +154,6 @@ class SqlTimeouts(TimeoutPersister, Generic[Table]):
 
     @override
     async def initialize(self, endpoint: str) -> None:
-        """Settle the name of the table; the database is not asked."""
         self._endpoint, self._table = endpoint, self._named(endpoint)
 
     @override
@@ -199,7 +192,7 @@ class SqlTimeouts(TimeoutPersister, Generic[Table]):
 
 
 class SharedSqlTimeouts(SqlTimeouts[Table]):
-    """Keeps timeouts where queues may be, too: then their transactions store and remove them."""
+    """Keeps timeouts in a database that may have queues, too, whose transactions then store and remove timeouts."""
 
     @override
     def adding(self, timeout: Timeout) -> Work:
@@ -234,7 +227,7 @@ class SharedSqlTimeouts(SqlTimeouts[Table]):
 def next_chunk(start: datetime, now: datetime, limit: int, due: Due, first: First) -> DueChunk:
     """Return a chunk as :meth:`postdate.ports.timeouts.TimeoutPersister.next_chunk` promises it.
 
-    Rows that cannot be read are logged and passed over: they must not hold up the others.
+    Unreadable rows are logged and skipped, as they must not hold up others.
     """
     size = max(limit, 1)
     while True:
@@ -247,7 +240,7 @@ def next_chunk(start: datetime, now: datetime, limit: int, due: Due, first: Firs
         size *= 2  # so many unreadable ones that the limit hides what is behind them
     last = found[-1].due
     earlier = [each for each in found if each.due < last]
-    # More may be due at the last one's time than the limit let in, and the next chunk starts after that time.
+    # More may be due at the last one's time than the limit allows, and the next chunk starts after that time.
     tied = _readable(due(earlier[-1].due if earlier else start, last, None))
     return DueChunk(in_order([*earlier, *tied]), _next_query(now, first(last), now))
 
@@ -268,13 +261,12 @@ def _tell_once(error: str) -> None:
 
 
 def _next_query(now: datetime, later: object, unreadable: datetime | None) -> datetime | None:
-    """Return when to ask again, given the time of the first timeout after a chunk: at once if that is due.
+    """Return when to query again, from the time of the first timeout after a chunk: ``now`` if that is due.
 
     Args:
-        now: until when was looked.
-        later: as it is stored; ``None``: there is none.
-        unreadable: what to return if it cannot be read. Behind a chunk that was cut there may be more that is due; else
-            those behind it are found by whoever asks without being told to.
+        now: end of the chunk's query.
+        later: the time as stored; ``None``: there is none.
+        unreadable: returned if it cannot be read: ``now`` behind a full chunk, after which more may be due.
     """
     try:
         return None if later is None else max(read_time(later), now)

@@ -29,39 +29,33 @@ class SqliteTarget(BenchmarkTarget):
 
     @property
     def path(self) -> Path:
-        """The file."""
         return Path(self.address.partition(":///")[2])
 
     def connect(self, path: Path) -> closing[sqlite3.Connection]:
-        """Return a connection with the durability of the run, which waits for others that write."""
         return closing(self.connection(path))
 
     def connection(self, path: Path) -> sqlite3.Connection:
-        """Return the same for somebody who closes it."""
+        """Return an open connection with the durability of the run; it waits up to a minute for other writers."""
         connection = connect(path, synchronous=self.run.settings.get("synchronous", "full"))
         connection.execute(f"PRAGMA busy_timeout = {_WAITS_MILLISECONDS}")
         return connection
 
     @override
     def facts(self) -> Mapping[str, str]:
-        """Return the version of the library."""
         return {"version": sqlite3.sqlite_version}
 
     @override
     def settle(self) -> None:
-        """Write the log back into the file."""
         with self.connect(self.path) as connection:
             connection.execute("PRAGMA wal_checkpoint(truncate)")
 
     @override
     def arrived(self, queue: str) -> Iterable[str]:
-        """Return the id of each message in a queue."""
         with self.connect(self.path) as connection:
             return [message_id for (message_id,) in connection.execute(f"SELECT message_id {_IN_QUEUE}", [queue])]
 
     @override
     def is_empty(self, queue: str) -> bool:
-        """Return whether a queue holds no message."""
         with self.connect(self.path) as connection:
             return connection.execute(f"SELECT 1 {_IN_QUEUE} LIMIT 1", [queue]).fetchone() is None
 
@@ -88,7 +82,6 @@ class SqliteTarget(BenchmarkTarget):
     @contextmanager
     @override
     def inserter(self) -> Generator[Inserter]:
-        """Insert rows one statement after the other, all in one commit."""
         with self._bare([]) as connection:
             yield lambda rows: partial(_insert, connection, rows)
 

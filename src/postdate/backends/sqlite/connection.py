@@ -16,10 +16,10 @@ from postdate.errors import StoreNotSetUp, StoreUnreachable
 from postdate.persistence.migrations import from_newer
 
 LOCK_PATIENCE_SECONDS = 15.0
-"""How long a writer waits for its turn before it reports the store as out of reach."""
+"""How long a writer waits for its turn before it raises `StoreUnreachable`."""
 
 _RETRY_SECONDS = 0.0001
-# Nobody fair keeps others waiting for a second: from then on it costs less to ask seldom.
+# No fair writer keeps others waiting for a second: from then on seldom tries cost less.
 _LONG_SECONDS, _SELDOM_SECONDS = 1.0, 0.01
 _CACHE_KIB = 16_384
 _READING_CACHE_KIB = 4_096
@@ -32,15 +32,9 @@ _LOOKED_THROUGH_BYTES = 4 * 1024 * 1024
 
 
 def connect(path: Path, *, synchronous: str = "full", read_only: bool = False) -> sqlite3.Connection:
-    """Open the database file.
+    """Open the database file; unless ``read_only``, create it where it is missing.
 
-    Args:
-        path: of the file; created unless ``read_only``.
-        synchronous: ``full`` (a commit survives loss of power) or ``normal`` (it survives any end of the process).
-        read_only: for looking only.
-
-    Raises:
-        StoreNotWritable, NotADatabase, StoreUnavailable
+    ``synchronous``: see :class:`postdate.SqliteStore`.
     """
     if read_only:
         refuse_leftover(path)
@@ -67,7 +61,7 @@ def _configure(connection: sqlite3.Connection, synchronous: str, *, read_only: b
     statements = [f"PRAGMA cache_size = -{cache}", "PRAGMA temp_store = memory"]
     if not read_only:
         if patiently(connection, "PRAGMA page_count").fetchone() == (0,):
-            # A file can be made smaller later only if it was created so; of one that exists, this would write to it.
+            # Only a file created so can shrink later; on an existing one this would write.
             statements.append("PRAGMA auto_vacuum = incremental")
         statements += [
             "PRAGMA journal_mode = wal",
@@ -82,25 +76,19 @@ def _configure(connection: sqlite3.Connection, synchronous: str, *, read_only: b
 
 
 def lock_patience() -> float:
-    """Return :data:`LOCK_PATIENCE_SECONDS`."""
     return LOCK_PATIENCE_SECONDS
 
 
 def patiently(
     connection: sqlite3.Connection, statement: str, patience: Callable[[], float] = lock_patience
 ) -> sqlite3.Cursor:
-    """Execute a statement that needs a lock, asking again every 0.1 ms; return its cursor.
+    """Execute a statement that needs a lock, trying again every 0.1 ms; return its cursor.
 
-    SQLite's own waiting backs off to 100 ms and so starves whoever waits beside a busy writer
+    SQLite's own waiting backs off to 100 ms and so starves processes beside a busy writer
     (facts: 13 instead of 187,000 messages/s); short even waits give every process its turn.
 
-    Args:
-        connection: to the file.
-        statement: to be executed.
-        patience: returns how many seconds to wait; asked again and again, for it ends when the file is closed.
-
-    Raises:
-        StoreUnreachable: others held the lock all that time. No message is to blame, so it is an outage.
+    ``patience`` returns the seconds to wait; it is called at each try, as they fall when the file is being closed. Then
+    `StoreUnreachable`: an outage, for no message is to blame.
     """
     started = time.monotonic()
     while True:
@@ -115,17 +103,14 @@ def patiently(
                     f"the database was locked for {waited:.0f} s: another process writes all the time, or is frozen "
                     f"while it writes; nothing was changed"
                 ) from error
-        # Another process has the lock, and nothing tells when it lets go.
+        # Nothing tells when the other process releases the lock.
         time.sleep(_RETRY_SECONDS if waited < _LONG_SECONDS else _SELDOM_SECONDS)  # noqa: TID251
 
 
 def check_intact(connection: sqlite3.Connection, path: Path) -> None:
-    """Look through a file that is small when it is opened, so that damage is told then, not when a message meets it.
+    """Check a file of up to 4 MB for damage, which is reported at opening instead of when a message meets it.
 
-    That a file was cut short SQLite sees by itself. What is damaged in a large one is found by whoever reads it.
-
-    Raises:
-        NotADatabase: it is damaged; it was left as it is.
+    SQLite itself notices a truncated file. Damage in a larger one is found when the row is read. Raises `NotADatabase`.
     """
     with translated(path):
         sizes = [patiently(connection, f"PRAGMA {each}").fetchone()[0] for each in ("page_count", "page_size")]
@@ -137,11 +122,7 @@ def check_intact(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def create_schema(connection: sqlite3.Connection, path: Path) -> None:
-    """Apply the migrations that the file lacks; idempotent, several processes may do it at once.
-
-    Raises:
-        StoreFromNewerVersion: the file knows a migration that this version does not.
-    """
+    """Apply the migrations that the file lacks; several processes may do so at once. Raises `StoreFromNewerVersion`."""
     with translated(path):
         if schema_version(connection, path) == newest_version():
             return
@@ -156,12 +137,7 @@ def create_schema(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def check_schema(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse a file without the tables of this version.
-
-    Raises:
-        StoreNotSetUp: tables are missing or older.
-        StoreFromNewerVersion: see :func:`create_schema`.
-    """
+    """Raise `StoreNotSetUp` or `StoreFromNewerVersion` unless the file has the tables of this version."""
     with translated(path):
         current = schema_version(connection, path)
     if current < newest_version():
@@ -172,12 +148,8 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def schema_version(connection: sqlite3.Connection, path: Path) -> int:
-    """Return the number of the last migration that was applied; 0: the file has no tables of Postdate.
-
-    Raises:
-        StoreFromNewerVersion: see :func:`create_schema`.
-    """
-    # Looks wait, too: while another process puts a new file into WAL mode, nobody reads it.
+    """Return the number of the last migration applied, 0 without tables of Postdate. Raises `StoreFromNewerVersion`."""
+    # Reads wait, too: while another process puts a new file into WAL mode, it is locked.
     version = version_of(partial(patiently, connection))
     if version > newest_version():
         raise from_newer(str(path), version, newest_version())

@@ -1,4 +1,4 @@
-"""An SQLite file as one object, from which all is made that an endpoint keeps in it. Source: ADR 0003, ADR 0021."""
+"""An SQLite file as one object, from which an endpoint's adapters are made. Source: ADR 0003, ADR 0021."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from postdate.ports import Recording
 
 
 class Sqlite(DatabaseObject):
-    """One SQLite file, with store, queues, sagas, outbox and timeouts in it: each made once, when asked.
+    """One SQLite file, with store, queues, sagas, outbox and timeouts in it, each made once, at first use.
 
-    ``Endpoint("sales", Sqlite("sales.db"))`` takes what it needs. Close it with :meth:`close`, or use it as an
+    ``Endpoint("sales", Sqlite("sales.db"))`` takes from it what it needs. Close it with :meth:`close`, or use it as an
     asynchronous context manager. Any number of processes on one machine may use one file, and several objects on one
     file of one process share its connections.
 
@@ -28,10 +28,10 @@ class Sqlite(DatabaseObject):
         synchronous: ``full``: a commit survives loss of power; ``normal``: it survives any end of the process.
         recording: how much is kept for audits.
         create: create the file and its tables when they are missing.
-        holds_at_most: when this process shows no life for so long, others take what it holds; ``None``: a minute.
+        holds_at_most: a process without a sign of life for this long loses its claims to others; ``None``: a minute.
 
     Raises:
-        ConfigurationError: the file is open in this process with other settings, or one of them cannot be.
+        ConfigurationError: a setting is invalid, or the file is open in this process with other settings.
     """
 
     def __init__(

@@ -36,7 +36,6 @@ _ABOUT_WHAT_WAS_ASKED = frozenset(
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Return whether another connection holds the lock."""
     return _code(error) in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
@@ -45,7 +44,6 @@ def _code(error: sqlite3.Error) -> int:
 
 
 def translate(error: sqlite3.Error, path: Path) -> PostdateError:
-    """Return what went wrong with the database at ``path`` and what to do about it."""
     said = str(error)
     if "no such table" in said or "no such column" in said:
         return StoreNotSetUp(f"{path} lacks tables of Postdate ({said}); run `postdate setup`")
@@ -53,7 +51,6 @@ def translate(error: sqlite3.Error, path: Path) -> PostdateError:
 
 
 def damaged(path: Path, said: str) -> NotADatabase:
-    """Return that the file at ``path`` cannot be used, with what SQLite has said, and what to do."""
     return NotADatabase(
         f"{path} is no SQLite database or is damaged ({' '.join(said.split())}); it was left as it is. Name another "
         f"file, put a backup in its place, or take out what can be read: "
@@ -77,7 +74,6 @@ def _by_code(code: int, said: str, path: Path) -> PostdateError:
 
 @contextmanager
 def translated(path: Path) -> Generator[None]:
-    """Raise errors of SQLite as errors of Postdate."""
     try:
         yield
     except sqlite3.Error as error:

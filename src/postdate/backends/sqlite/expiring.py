@@ -1,4 +1,4 @@
-"""Taking messages out of their queues whose time has run out, by the clock of the machine. Source: specification 2."""
+"""Removing expired messages from their queues, by the clock of the machine. Source: specification 2."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from postdate.messages import encode_headers, format_timestamp
 from postdate.ports import RecordKind
 
 DEAD_LETTERS: Final = "postdate.dead-letters"
-"""The queue of a file where expired messages are kept that are not to vanish; created with the first of them."""
+"""The queue of a file for expired messages that are kept; created with the first of them."""
 
 DEAD_LETTER_HEADER: Final = "Postdate.DeadLetter"
-"""Header of a dead letter: from which queue it comes, and when it expired there."""
+"""Header of a dead letter: its former queue, and when it expired there."""
 
 BATCH: Final = 250
 """Messages in one transaction: some 10 ms, which is how long a sender may have to wait for its turn."""
@@ -28,14 +28,14 @@ BATCH: Final = 250
 _IS_ANY: Final = """
     SELECT 1 FROM queue_message INDEXED BY queue_message_ending
     WHERE ends_at < ? AND ends_at IS NOT NULL AND claimant IS NULL LIMIT 1"""
-# What is held is not in the index: its receiver has it in time.
+# Claimed messages are not in the index: their receivers have them in time.
 _EXPIRED: Final = """
     SELECT m.seq, m.content, m.message_id, m.due, m.ends_at, m.dead_letter, q.name
     FROM queue_message AS m INDEXED BY queue_message_ending CROSS JOIN queue AS q USING (queue_id)
     WHERE m.ends_at < ? AND m.ends_at IS NOT NULL AND m.claimant IS NULL ORDER BY m.ends_at LIMIT ?"""
 _RECORD: Final = "INSERT INTO record (kind, message_id, at, due, destination, detail) VALUES (?, ?, ?, ?, ?, ?)"
 _CONTENT: Final = "SELECT CAST(headers AS BLOB), body FROM content WHERE seq = ?"
-# An end of its own, or an expiry, would take it from the dead letters as well, or from whoever it is returned to.
+# With its expiry it would also vanish from the dead letters, or from the queue to which it is returned.
 _KEEP: Final = """
     UPDATE queue_message SET queue_id = ?, ends_at = NULL, expires_at = NULL, dead_letter = 0, failures = 0
     WHERE seq = ?"""
@@ -43,12 +43,7 @@ _KEEP: Final = """
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """What a batch was.
-
-    Args:
-        dropped: messages that are gone.
-        kept: messages that are dead letters now.
-    """
+    """How many messages of a batch were deleted (``dropped``), and how many became dead letters (``kept``)."""
 
     dropped: int
     kept: int
@@ -56,8 +51,6 @@ class Expired:
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """An expired message in its queue."""
-
     seq: int
     content: int
     message_id: str
@@ -75,17 +68,14 @@ class _Message:
 
 
 def has_expired(connection: sqlite3.Connection, now: int) -> bool:
-    """Return whether any message that nobody holds has expired before ``now`` (microseconds since 1970 UTC)."""
+    """Return whether an unclaimed message expired before ``now`` (microseconds since 1970 UTC)."""
     return connection.execute(_IS_ANY, (now,)).fetchone() is not None
 
 
 def take_out_expired(tx: Transaction, now: int, limit: int = BATCH) -> Expired:
-    """Take the first messages that expired before ``now`` out of their queues, and record that.
+    """Remove up to ``limit`` messages that expired before ``now`` (microseconds since 1970 UTC), and record that.
 
-    Args:
-        tx: that writes; several processes may do this at once, each message is taken out by one of them.
-        now: on the clock of the machine, microseconds since 1970 UTC.
-        limit: messages at most.
+    Several processes may do this at once: each message is removed by one of them.
     """
     found = [_Message(*row) for row in read_rows(tx.connection, _EXPIRED, (now, limit))]
     dead = [each for each in found if each.dead_letter]

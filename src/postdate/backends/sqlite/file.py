@@ -1,7 +1,7 @@
-"""One SQLite file as this process uses it: fair, grouped write transactions, snapshots for reading, claims, news.
+"""One SQLite file in this process: grouped write transactions, fair to others; snapshots for reading; claims; signals.
 
-A process opens a file once, however many stores and transports are on it: they share one writing connection, so they
-never wait for each other's locks, and writes that arrive together are committed together.
+A process opens a file once for all stores and transports on it. They share one writing connection, so they never wait
+for each other's locks, and writes that arrive together are committed together.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ _HOLDERS = """
 _HOLDS = """
     SELECT EXISTS (SELECT 1 FROM delayed_message WHERE claimant = :claimant)
         OR EXISTS (SELECT 1 FROM queue_message WHERE claimant = :claimant)"""
-# Between two looks no more than this counts as silence of others: this process itself may have been frozen.
 _PATIENCE_AT_THE_END_SECONDS = 1.0
+# At most this counts as silence of others between two looks, as this process may have been frozen itself.
 _LONGEST_BETWEEN_LOOKS_SECONDS = 2 * _HOUSEKEEPING_SECONDS
 
 T = TypeVar("T")
@@ -87,13 +87,7 @@ _Work = Callable[[Transaction], Any]
 
 
 class SqliteFile:
-    """The shared handle of one file in this process. Use :meth:`open`, and :meth:`close` as often.
-
-    Args:
-        path: absolute.
-        synchronous: see :func:`postdate.backends.sqlite.connection.connect`.
-        recording: how much the store and the queues of this process record.
-    """
+    """The shared handle of one file in this process: call :meth:`close` once for each :meth:`open`."""
 
     _open: ClassVar[dict[tuple[int, Path], SqliteFile]] = {}
     _open_lock: ClassVar[threading.Lock] = threading.Lock()
@@ -111,17 +105,11 @@ class SqliteFile:
     ) -> SqliteFile:
         """Return the handle of this process for ``path``; nothing is read or written before the first use.
 
-        Args:
-            path: of the file.
-            synchronous: see :func:`postdate.backends.sqlite.connection.connect`.
-            recording: how much the store and the queues of this process record.
-            create: create the file and its tables when they are missing.
-            rules: of the queues, from a transport; ``None``, from a store: as the transport on this file has them.
-            holds_at_most: after so long without a sign of life others take what this process holds; ``None``: as
-                whoever opened it first has said, or :data:`~postdate.backends.sqlite.liveness.HELD_AT_MOST`.
+        Args as :class:`postdate.SqliteStore` has them, but ``rules`` are given by transports only. Without ``rules`` or
+        ``holds_at_most`` those of an earlier opener are valid, else defaults.
 
         Raises:
-            ConfigurationError: it is open already with other settings, or ``synchronous`` is unknown.
+            ConfigurationError: it is open already with other settings, or a setting is invalid.
         """
         if synchronous not in {"full", "normal"}:
             raise ConfigurationError(f"synchronous must be 'full' or 'normal', not {synchronous!r}")
@@ -185,7 +173,6 @@ class SqliteFile:
         )
 
     def _agree_on(self, rules: QueueRules | None) -> None:
-        """Take the rules of a transport; the first one decides."""
         if rules is None:
             return
         if self._rules is None:
@@ -197,7 +184,6 @@ class SqliteFile:
             )
 
     def _agree_on_bound(self, holds_at_most: timedelta | None) -> None:
-        """Take the bound on holding; the first who names one decides."""
         if holds_at_most is None:
             return
         if self._holds_at_most not in {None, holds_at_most}:
@@ -209,17 +195,16 @@ class SqliteFile:
 
     @property
     def holds_at_most(self) -> timedelta:
-        """After so long without a sign of life others take what this process holds."""
+        """A process without a sign of life for this long loses its claims."""
         return self._holds_at_most or HELD_AT_MOST
 
     @property
     def rules(self) -> QueueRules:
-        """How the queues treat what has expired; by the system's clock as long as no transport has said otherwise."""
+        """How the queues treat expired messages; the system's clock and no rules until a transport gives its own."""
         return self._rules or _DEFAULT_RULES
 
     @property
     def where(self) -> str:
-        """The file, for texts."""
         return str(self.path)
 
     @property
@@ -230,36 +215,30 @@ class SqliteFile:
     # --- writing ------------------------------------------------------------------------------------------------
 
     async def write(self, work: Callable[[Transaction], T]) -> T:
-        """Do ``work`` in a write transaction and return its result after the commit.
+        """Run ``work`` in a write transaction and return its result after the commit.
 
-        Works that arrive while a transaction runs share the next one; one that raises is rolled back alone.
-
-        Raises:
-            StoreError: the transaction failed; nothing of it was kept.
+        Works that arrive while a transaction runs share the next one; a work that raises is rolled back alone.
         """
         return await group_of(self, _JOBS_IN_ONE_COMMIT).run(self._commit_together, work)
 
     async def run(self, work: Callable[[Transaction], T]) -> T:
-        """Do the same as :meth:`write`; see :class:`postdate.backends.sql.dialect.Sessions`."""
         return await self.write(work)
 
     async def transaction(self, work: Callable[[Transaction], T]) -> T:
-        """Likewise."""
         return await self.write(work)
 
     def write_blocking(self, work: Callable[[Transaction], T]) -> T:
-        """Do the same as :meth:`write` in the calling thread; for pipeline processes and the command line."""
+        """:meth:`write` in the calling thread, for pipeline processes and the command line."""
         job = Job[_Work, Any](work)
         self._commit_together([job])
         return job.outcome()
 
     def checkpoint_blocking(self) -> None:
-        """Bring everything from the log into the database file and start the log anew."""
         with self._turn(), translated(self.path):
             self._writing_connection().execute("PRAGMA wal_checkpoint(truncate)")
 
     async def give_way(self) -> None:
-        """Give other processes a turn if one wrote lately; for whoever writes batch after batch."""
+        """Give other processes a turn if one wrote lately; called between batches."""
         if self._beside_others:
             await anyio.sleep(_COURTESY_SECONDS)
 
@@ -278,7 +257,6 @@ class SqliteFile:
 
     @contextmanager
     def _turn(self) -> Generator[None]:
-        """Wait for other threads that write."""
         if not self._writing.acquire(timeout=self._patience()):
             raise StoreUnreachable(f"{self.path}: another thread of this process waits to write to it")
         try:
@@ -287,7 +265,7 @@ class SqliteFile:
             self._writing.release()
 
     def _patience(self) -> float:
-        """Return how many seconds a writer waits for its turn: whoever closes does not wait for who is frozen."""
+        """Return the seconds a writer waits for its turn: short while closing, as the lock may be a frozen process'."""
         return _PATIENCE_AT_THE_END_SECONDS if self._closing else lock_patience()
 
     def _transaction(
@@ -308,11 +286,11 @@ class SqliteFile:
         return topics, elsewhere
 
     def _begin(self, connection: sqlite3.Connection) -> None:
-        """Begin a transaction under a number that is registered: whatever it claims is this process' then."""
+        """Begin a transaction under a registered number, as claims of an unregistered one would be freed by others."""
         while True:
             patiently(connection, "BEGIN IMMEDIATE", self._patience)
             self._notice_others(connection)
-            # Only somebody else's commit can have taken it out.
+            # Only another process' commit can have removed it.
             if not self._beside_others or self._is_registered(connection):
                 return
             connection.execute("ROLLBACK")
@@ -322,7 +300,6 @@ class SqliteFile:
         return connection.execute(f"{_REGISTERED} WHERE claimant = ?", (self._claimant,)).fetchone() is not None
 
     def _register_anew(self, connection: sqlite3.Connection) -> None:
-        """Go on under another number: others took this process for gone, and have what it held."""
         before, presence = self._claimant, self._presence
         self._register(connection)
         log.warning(
@@ -371,15 +348,13 @@ class SqliteFile:
     # --- reading ------------------------------------------------------------------------------------------------
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Return what ``work`` reads from one consistent snapshot."""
+        """Return the result of ``work`` on one consistent snapshot."""
         return await in_thread(self.read_blocking, work)
 
     async def look(self, work: Callable[[sqlite3.Connection], T], *, patiently: bool = False) -> T:
-        """Do the same as :meth:`read`; see :class:`postdate.backends.sql.dialect.Sessions`."""
         return await self.read(work)
 
     def read_blocking(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Do the same as :meth:`read` in the calling thread."""
         with self._reading, translated(self.path):
             connection = self._reading_connection()
             connection.execute("BEGIN")
@@ -389,7 +364,7 @@ class SqliteFile:
                 connection.execute("COMMIT")
 
     def snapshot(self) -> sqlite3.Connection:
-        """Return a connection of the caller's own, in a read transaction; to be closed by the caller. Blocking."""
+        """Return a connection in a read transaction, which the caller closes. Blocking."""
         connection = connect(self.path, read_only=True)
         with translated(self.path):
             check_schema(connection, self.path)
@@ -397,12 +372,12 @@ class SqliteFile:
         return connection
 
     def when_fenced(self, fenced: Callable[[int], None]) -> Callable[[], None]:
-        """Call ``fenced`` with a number whose claims are void, in the thread that found out; returns how to stop it."""
+        """Call ``fenced`` with a number whose claims became void, in the thread that noticed; return how to stop."""
         self._when_fenced.append(fenced)
         return lambda: self._when_fenced.remove(fenced)
 
     def is_in_force(self, claimant: int) -> bool:
-        """Return whether this process still holds what it claimed under a number. Looks only after a long silence."""
+        """Return whether claims under a number are still in force; reads the file only after a long silence."""
         presence = self._presence
         if claimant != self._claimant or presence is None:
             return False
@@ -415,11 +390,10 @@ class SqliteFile:
     # --- claims and news ----------------------------------------------------------------------------------------
 
     async def listen(self, topic: str, wake: Wake) -> Callable[[], None]:
-        """Call ``wake`` at news of ``topic``, from any process, until the returned function is called."""
+        """Call ``wake`` at each signal of ``topic``, by any process, until the returned function is called."""
         return await in_thread(self.listen_blocking, topic, wake)
 
     def listen_blocking(self, topic: str, wake: Wake) -> Callable[[], None]:
-        """Do the same as :meth:`listen` in the calling thread."""
         port = self._wakeups.port
         self.write_blocking(
             lambda tx: tx.execute("INSERT OR REPLACE INTO listener VALUES (?, ?, ?)", (tx.claimant, topic, port))
@@ -427,16 +401,14 @@ class SqliteFile:
         return self._wakeups.subscribe(topic, wake)
 
     def setup_blocking(self) -> None:
-        """Create the file and its tables."""
         with self._turn(), translated(self.path):
             self._writing_connection()
 
     async def setup(self) -> None:
-        """Create the file and its tables; idempotent."""
         await in_thread(self.setup_blocking)
 
     def _show_life(self) -> bool:
-        """Give a sign of life from time to time while this process holds something; else its silence harms nobody."""
+        """Give a sign of life while this process holds messages; without claims its silence harms nobody."""
         presence, now = self._presence, time.monotonic()
         if presence is None or not presence.sign_is_wanted(now):
             return False
@@ -447,13 +419,12 @@ class SqliteFile:
         return False
 
     def _look_at_the_file(self) -> bool:
-        """Notice that another file was put in place, though nobody here uses it at the moment."""
         if self._is_replaced(self._writer_of):
             self.setup_blocking()
         return False
 
     def _look_for_news(self) -> bool:
-        """Wake who waits for what is due when that has come nearer, should the datagram be lost that says so."""
+        """Wake pollers when the next due time has come nearer: the datagram that says so may be lost."""
         if DUE in self._wakeups.topics:
             before, self._next_attempt = self._next_attempt, self.read_blocking(next_attempt)
             if self._next_attempt is not None and (before is None or self._next_attempt < before):
@@ -465,14 +436,12 @@ class SqliteFile:
         return self.read_blocking(lambda c: bool(c.execute(_HOLDS, values).fetchone()[0]))
 
     def _look_for_the_dead(self) -> bool:
-        """Free what processes held that are gone, or show no life."""
         if self._presence is not None and not self._presence.stands():
             self._reappear()
         self.free_claims_of_the_dead()
         return False
 
     def _take_out_expired(self) -> bool:
-        """Take messages out of their queues whose time has run out: nobody may ever receive there again."""
         now = self.rules.now()
         if not self.read_blocking(lambda c: has_expired(c, now)):
             return False
@@ -492,7 +461,6 @@ class SqliteFile:
                 log.info(text, dropped + kept, dropped, kept, DEAD_LETTERS)
 
     def _give_back_room(self) -> bool:
-        """Make the file smaller when much of it has been free for a while."""
         found = self.read_blocking(shape)
         pages = 0 if found is None else self._room.look(*found)
         if not pages:
@@ -510,7 +478,7 @@ class SqliteFile:
         return more
 
     def _reappear(self) -> None:
-        """Take a lock file anew that somebody has removed: without it other processes take this one for gone."""
+        """Lock the lock file anew after its removal: without it other processes take this one for dead."""
         before = self._claimant
         self.write_blocking(lambda _: None)  # if they have done so already, it has another number and file now
         if self._claimant == before:
@@ -518,7 +486,7 @@ class SqliteFile:
             self._presence = FileLiveness(self._presence_folder, self._claimant, self.holds_at_most)
 
     def free_claims_of_the_dead(self) -> int:
-        """Give back what processes held that are gone or show no life; return how many were. Blocking."""
+        """Free the claims of processes that ended or show no life; return how many processes. Blocking."""
         registered, holders = self.read_blocking(
             lambda c: (_numbers(c.execute(_REGISTERED)), _numbers(c.execute(_HOLDERS)))
         )
@@ -558,11 +526,10 @@ class SqliteFile:
         return self._writer
 
     def _is_replaced(self, identity: Identity | None) -> bool:
-        """Return whether another file, or none, is there now; a look costs 2 us."""
         return identity_of(self.path) != identity
 
     def _open_writer(self) -> None:
-        """Open the file that is there, or one that was put in its place; which must not be an empty one then."""
+        """Open the file, or the one that has replaced it; a replacement must not be empty."""
         self._check_usable()
         again, presence, number = self._was_here, self._presence, self._claimant
         known = self._writer_of or self._reader_of
@@ -596,7 +563,7 @@ class SqliteFile:
         self._chores.start()
 
     def _identity_since(self, before: Identity | None) -> Identity | None:
-        """Return which file was opened; before that ``before`` was there, or nothing."""
+        """Return the opened file's identity, or ``before`` if that is another: the next use compares again."""
         after = identity_of(self.path)
         return after if before in {None, after} else before  # in doubt it is looked at again at the next use
 
@@ -608,12 +575,12 @@ class SqliteFile:
             check_schema(connection, self.path)
 
     def _register(self, connection: sqlite3.Connection) -> None:
-        """Take a number, with a locked file, and be told news under it. If that fails all is as it was."""
+        """Take a number and its lock file, and listen under it. After a failure the state is as before."""
         before, presence = self._claimant, None
         patiently(connection, "BEGIN IMMEDIATE", self._patience)
         try:
-            # Locked before the commit: nobody ever sees the row without the lock. A number may be locked by a process
-            # that has a file open which was here before.
+            # Locked before the commit: no process ever sees the row without the lock. A process with a former file open
+            # may have locked the number.
             while presence is None:
                 self._claimant = int(connection.execute(_TAKE_NUMBER, (os.getpid(),)).lastrowid or 0)
                 presence = FileLiveness.take(self._presence_folder, self._claimant, self.holds_at_most)
@@ -634,7 +601,7 @@ class SqliteFile:
         self._presence = presence
 
     def _check_usable(self) -> None:
-        """Refuse a handle that was closed, or that a forked child has inherited: SQLite forbids to share it."""
+        """Refuse a closed handle, and one inherited by a fork: SQLite forbids sharing connections."""
         if self._users <= 0:
             raise StoreError(f"{self.path} was closed in this process; open a store or transport on it again")
         if self._pid != os.getpid():
@@ -653,7 +620,7 @@ class SqliteFile:
         return self._reader
 
     def _looking_connection(self) -> sqlite3.Connection:
-        """Open the file for looking, which needs no number in it and writes nothing, so a full disk does not matter."""
+        """Open the file for reading. It takes no number and writes nothing, so it works on a full disk."""
         try:
             connection = connect(self.path, read_only=True)
         except PostdateError:
@@ -669,7 +636,7 @@ class SqliteFile:
         return connection
 
     def close(self) -> None:
-        """Give the handle back; the last user's call frees what is still held and closes the file. Blocking."""
+        """Give the handle back; the last user's call frees claims and closes the file. Blocking."""
         if self._pid != os.getpid():  # a forked child: everything belongs to its parent
             return
         with self._open_lock:
@@ -704,7 +671,6 @@ def _numbers(cursor: sqlite3.Cursor) -> set[int]:
 
 
 def _forget(tx: Transaction, claimant: int) -> None:
-    """Free what a claimant holds and forget it."""
     freed = tx.execute(
         "UPDATE delayed_message SET claimant = NULL, attempt_at = due WHERE claimant = ?", (claimant,)
     ).rowcount
@@ -721,13 +687,12 @@ def _forget(tx: Transaction, claimant: int) -> None:
 
 
 class OnFile:
-    """What is kept in a file, which it gives back once it is closed."""
+    """An adapter on a file, whose handle it gives back once it is closed."""
 
     file: SqliteFile
     _closed = False
 
     async def close(self) -> None:
-        """Give the file back; a second time without effect."""
         closed, self._closed = self._closed, True
         if not closed:
             self.file.close()

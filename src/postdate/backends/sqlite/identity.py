@@ -1,11 +1,11 @@
-"""Which file is at a path, and what another one, that was there before, has left beside it.
+"""Which file is at a path, and the log that a former file may have left beside it.
 
-Whoever replaces the file (a backup that is put back, ``mv``) leaves the log of the old one in place, and SQLite takes
-it for the log of the new one: what was put back is overwritten, or damaged. So it is written down which log belongs to
-which file, and a log that belongs to another file is put aside before the file is opened. Source: ADR 0019.
+After a file is replaced (a restored backup, ``mv``), SQLite would take the old log for the log of the new file, which
+it overwrites or damages. So a note beside the file says to which file the log belongs, and a log of another file is
+moved away before the file is opened. Source: ADR 0019.
 
-A file is known by its number, and a file system gives the number of a file that was removed to the next one that is
-made (``rm``, then ``cp``). So while there is a log, its file has a second name beside the note: its number is taken.
+A file is identified by its inode number, which file systems reuse after ``rm``. So while there is a log, a second name
+beside the note keeps its file, and with it the number.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from postdate.errors import StoreUnreachable
 log = logging.getLogger("postdate.embedded")
 
 Identity = tuple[int, int]
-"""Device and number of a file: another one at the same path has another identity."""
+"""Device and inode number of a file."""
 
 _LOCK: Final = "opening.lock"
 _OPENING_SECONDS: Final = 10.0
@@ -34,7 +34,7 @@ _PINNED: Final = "file-of-log"
 
 
 def identity_of(path: Path) -> Identity | None:
-    """Return which file is at ``path``; ``None``: none, or nobody may look."""
+    """Return the identity of the file at ``path``; ``None``: there is no file, or it may not be read."""
     try:
         found = os.stat(path)  # noqa: PTH116 - once for every transaction
     except OSError:
@@ -43,12 +43,11 @@ def identity_of(path: Path) -> Identity | None:
 
 
 def log_path(path: Path) -> Path:
-    """Return where SQLite keeps the log of the file at ``path``."""
     return path.with_name(path.name + "-wal")
 
 
 def is_leftover(path: Path) -> bool:
-    """Return whether the log at ``path`` belongs to another file, that was there before."""
+    """Return whether the log beside ``path`` belongs to a former file."""
     there, beside = identity_of(path), identity_of(log_path(path))
     if there is None or beside is None:
         return False
@@ -58,11 +57,7 @@ def is_leftover(path: Path) -> bool:
 
 
 def refuse_leftover(path: Path) -> None:
-    """Refuse to read a file with the log of another one.
-
-    Raises:
-        StoreUnreachable: until a process that writes has put the log aside.
-    """
+    """Raise `StoreUnreachable` if the log belongs to a former file: only a process that writes may move it away."""
     if is_leftover(path):
         raise StoreUnreachable(
             f"{path} was replaced while it was in use, and {log_path(path).name} belongs to the file before: "
@@ -72,10 +67,9 @@ def refuse_leftover(path: Path) -> None:
 
 @contextmanager
 def alone(path: Path) -> Generator[None]:
-    """Open the file at ``path`` in here: what another one has left is put aside, and the log is noted afterwards.
+    """Hold the lock under which a file is opened: a former file's log is moved away first, the log is noted afterwards.
 
-    Raises:
-        StoreUnreachable: another process has been opening it for too long.
+    Raises `StoreUnreachable` when another process has had the lock for too long.
     """
     folder = presence_folder(path)
     lock = FileLock(folder / _LOCK, thread_local=False, is_singleton=False)
@@ -100,8 +94,8 @@ def _put_aside(path: Path) -> None:
         return
     noted = _noted(path)
     kept = path.with_name(f"{path.name}-log-of-replaced-{noted[0][1] if noted else 0}")
-    # First the index, then the log: as long as the log is there nobody opens the file to read, and whoever did so with
-    # the index of the old log would share it with all connections of its process.
+    # First the index, then the log: while the log is there no process opens the file to read; a reader with the index
+    # of the old log would share it with all connections of its process.
     with suppress(FileNotFoundError):
         path.with_name(path.name + "-shm").unlink()
     log_path(path).replace(kept)
@@ -122,9 +116,9 @@ def _noted(path: Path) -> tuple[Identity, Identity] | None:
 
 
 def forget_log(path: Path) -> None:
-    """Forget whose the log was, where there is none any more; to be called after a file was closed. Never raises.
+    """Remove the note and the second name once the log is gone; to be called after a file was closed. Never raises.
 
-    A number that nobody keeps may be that of any file soon, and a file that is removed then gives its room back.
+    Otherwise a removed file would keep its room on the disk.
     """
     folder = presence_folder(path)
     with suppress(OSError, Timeout):  # whoever opens the file now notes it anew; and no more than a note is lost

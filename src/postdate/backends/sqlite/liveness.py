@@ -1,12 +1,11 @@
-"""Who is alive: each process that holds messages also holds a locked file, which the system lets go when it dies.
+"""Which processes live: each process that holds messages also holds a locked file, which the system frees when it dies.
 
 A lock needs no clock: a slow handler never loses its message, and after kill -9 the message is free at once
 (ADR 0003; a lease would have to choose between the two).
 
-A process that is frozen keeps its lock. So each one that holds something also touches a file of its own from time to
-time: others take over what is held by one that shows no sign for as long as its file says (ADR 0019). Whoever judges
-counts only the time in which it looked itself: no clock is compared with another, and a machine that slept takes nobody
-for silent.
+A frozen process keeps its lock. So each one with claims also touches a file now and then, and others take its claims
+when it does not do so for as long as its file says (ADR 0019). An observer counts only the time in which it looked
+itself: no clocks are compared, and after a machine has slept nobody is taken for silent.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Final
 from filelock import FileLock, Timeout
 
 HELD_AT_MOST: Final = timedelta(seconds=60)
-"""By default a process loses what it holds after so long without a sign of life."""
+"""Default of ``holds_at_most``."""
 
 SHORTEST_BOUND: Final = timedelta(seconds=3)
 """Signs and looks are a second apart at best."""
@@ -32,13 +31,7 @@ _SIGNS_IN_A_BOUND: Final = 4
 
 
 class FileLiveness:
-    """The locked file of one claimant, and the file that it touches as a sign of life.
-
-    Args:
-        folder: where these files of one database live; created here.
-        claimant: number of the process in the database.
-        holds_at_most: after so long without a sign others may take what it holds.
-    """
+    """The locked file of one claimant, and the file that it touches as a sign of life, both in ``folder``."""
 
     def __init__(self, folder: Path, claimant: int, holds_at_most: timedelta) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,41 +46,40 @@ class FileLiveness:
 
     @classmethod
     def take(cls, folder: Path, claimant: int, holds_at_most: timedelta) -> FileLiveness | None:
-        """Return the presence of a claimant, or ``None``: another process has the lock of that number."""
+        """Return the liveness of a claimant, or ``None``: another process has the lock of that number."""
         try:
             return cls(folder, claimant, holds_at_most)
         except Timeout:
             return None
 
     def sign_is_wanted(self, at: float) -> bool:
-        """Return whether it is time for a sign, if anything is held; ``at``: seconds of a clock that nobody sets."""
+        """Return whether a sign is due; ``at``: monotonic seconds."""
         return at >= self._next_sign
 
     def is_overdue(self, at: float) -> bool:
-        """Return whether so much time has passed without a sign that others may have taken what is held."""
+        """Return whether the last sign is so old that others may have the claims; ``at``: monotonic seconds."""
         return at >= self._next_sign + (_SIGNS_IN_A_BOUND - 1) * self._every
 
     def show_life(self, at: float) -> None:
-        """Give a sign: the time of a file changes, which costs the disk one small write."""
+        """Touch the file, which costs the disk one small write."""
         os.utime(self._sign)
         self._next_sign = at + self._every
 
     def stands(self) -> bool:
-        """Return whether the locked file is still the one that others look at."""
+        """Return whether the locked file is still the one at its path."""
         try:
             return os.path.samestat(self._path.stat(), self._taken)
         except FileNotFoundError:
             return False
 
     def leave(self) -> None:
-        """Let go; a forked child does not let go for its parent."""
         if os.getpid() == self._pid:
             self._lock.release()
             _remove(self._path, self._sign)
 
 
 def is_gone(folder: Path, claimant: int) -> bool:
-    """Return whether the process of a claimant ended; then its file is removed."""
+    """Return whether the process of a claimant has ended; if so, its files are removed."""
     path = _lock_path(folder, claimant)
     if not path.exists():
         return True
@@ -102,7 +94,7 @@ def is_gone(folder: Path, claimant: int) -> bool:
 
 
 def forget(folder: Path, claimant: int) -> None:
-    """Remove the files of a process that shows no life: should it die so, nobody else would."""
+    """Remove the files of a silent process: if it dies silent, nobody else would."""
     _remove(_lock_path(folder, claimant), _sign_path(folder, claimant))
 
 
@@ -114,19 +106,13 @@ def _remove(*paths: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """What others see of a process.
-
-    Args:
-        mark: changes with every sign.
-        bound: seconds without one after which it loses what it holds.
-    """
+    """The last sign of life of a process: ``mark`` changes with each, and may stay the same for ``bound`` seconds."""
 
     mark: int
     bound: float
 
 
 def last_sign(folder: Path, claimant: int) -> Sign | None:
-    """Return the last sign of a process; ``None``: it gives none, as those of an older Postdate."""
     path = _sign_path(folder, claimant)
     try:
         return Sign(path.stat().st_mtime_ns, float(path.read_text(encoding="ascii")))
@@ -135,18 +121,18 @@ def last_sign(folder: Path, claimant: int) -> Sign | None:
 
 
 class Silence:
-    """How long others have shown no sign of life, as far as this process has looked; pure."""
+    """For how long other processes have given no sign, as far as this process has looked; pure."""
 
     def __init__(self) -> None:
         self._silent_for: dict[int, tuple[Sign, float]] = {}
 
     def look(self, holders: Iterable[int], sign_of: Callable[[int], Sign | None], passed: float) -> list[int]:
-        """Return those who have lost what they hold.
+        """Return the claimants whose claims are void.
 
         Args:
-            holders: claimants that hold something; whoever holds nothing need give no sign.
-            sign_of: returns the last one.
-            passed: seconds since the look before, in which this process was awake itself.
+            holders: claimants with claims; a process without any need give no sign.
+            sign_of: returns the last sign; ``None``: it gives none, as those of an older Postdate.
+            passed: seconds since the last look, in which this process was awake itself.
         """
         seen = dict[int, tuple[Sign, float]]()
         for holder in holders:
@@ -159,7 +145,6 @@ class Silence:
 
 
 def presence_folder(path: Path) -> Path:
-    """Return where the lock files of the database at ``path`` are."""
     return path.with_name(path.name + "-claimants")
 
 

@@ -1,7 +1,6 @@
-"""One thing in one process' hands, for as long as that lives: a locked file for each, beside those of the processes.
+"""Holding a name in one process while it lives: a locked file for each name, beside the lock files of the processes.
 
-For what is held while something slow happens elsewhere: a mark in the database would cost two commits more.
-Source: ADR 0003, ADR 0014.
+For claims during slow work elsewhere: a mark in the database would cost two commits more. Source: ADR 0003, ADR 0014.
 """
 
 from __future__ import annotations
@@ -16,18 +15,13 @@ from postdate.errors import StoreNotWritable
 
 
 class LockedFile:
-    """A locked file; the system lets it go when the process ends.
-
-    Args:
-        lock: taken.
-        path: of the file.
-    """
+    """A locked file; the system unlocks it when the process ends."""
 
     def __init__(self, lock: FileLock, path: Path) -> None:
         self._lock, self._path = lock, path
 
     def let_go(self) -> None:
-        """Let others have it. Never raises."""
+        """Unlock and remove it. Never raises."""
         with suppress(OSError):
             self._path.unlink()
         with suppress(OSError):
@@ -35,17 +29,10 @@ class LockedFile:
 
 
 def try_to_hold(folder: Path, name: str) -> LockedFile | None:
-    """Hold what is called ``name``, or return ``None``: somebody holds it, here or in another process.
+    """Lock the file of ``name``, any text, or return ``None``: it is locked, here or by another process.
 
-    Who waits for a file that is just being taken away may hold it beside somebody who makes it anew. So look, after
-    this, whether there is still anything to do: what was done before it was let go is seen.
-
-    Args:
-        folder: of the locked files; made here.
-        name: any text.
-
-    Raises:
-        StoreNotWritable: no file can be made or locked there.
+    The lock is not exclusive while its file is being removed: a process may lock the old file and another one its
+    successor. So check afterwards whether the work is still to be done: what was done before the unlocking is visible.
     """
     path = folder / f"held-{hashlib.md5(name.encode(), usedforsecurity=False).hexdigest()}.lock"
     lock = FileLock(path, thread_local=False, is_singleton=False)

@@ -1,4 +1,4 @@
-"""Moving what is due to its queue inside the file, by a few statements a batch. Source: ADR 0003."""
+"""Moving due messages to their queues inside the file, by a few statements a batch. Source: ADR 0003."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from postdate.backends.sqlite.waiting import next_attempt
 from postdate.clock import LATEST
 from postdate.ports import NOTHING_MOVED, Moved, MoveReport
 
-# The batch is written down first: every later statement works on exactly these rows, whatever the planner does. An
-# expiry that is no number ends nothing, here and in the queue: whoever receives the message sets it aside.
+# The batch goes into a table first, so that every later statement works on exactly these rows. An expiry that is no
+# number ends nothing, here and in the queue: the receiver of the message quarantines it.
 _TAKE_BATCH: Final = """
     INSERT INTO temp.batch (seq, queue_id, expired)
     SELECT d.seq, q.queue_id, typeof(d.expires_at) = 'integer' AND d.expires_at < :now
@@ -43,14 +43,7 @@ _HEAD_HAS_NO_QUEUE: Final = """
 
 
 def move(tx: Transaction, now: int, limit: int, *, listing: bool) -> MoveReport:
-    """Do what :meth:`postdate.ports.MovingStore.move_due` says, in a transaction.
-
-    Args:
-        tx: that writes.
-        now: microseconds since 1970 UTC; what was due before it is taken.
-        limit: messages at most.
-        listing: say which ones.
-    """
+    """Move up to ``limit`` messages that were due before ``now`` (microseconds); see `MovingStore.move_due`."""
     tx.execute(
         "CREATE TEMP TABLE IF NOT EXISTS batch (position INTEGER PRIMARY KEY, seq INTEGER, queue_id INTEGER, expired)"
     )
@@ -77,7 +70,7 @@ def _listed(tx: Transaction) -> Moved:
 
 
 def _move_batch(tx: Transaction, now: int) -> tuple[int, int]:
-    # A queue ends messages by the clock of the machine, whatever clock the mover lives by.
+    # Messages expire in a queue by the clock of the machine, whatever the mover's clock is.
     values = {"ahead": tx.rules.now() - now, "dead_letter": int(tx.rules.keeps_expired)}
     delivered = tx.execute(_SEND_BATCH, values).rowcount
     tx.execute(_RECORD_BATCH, {"now": now})

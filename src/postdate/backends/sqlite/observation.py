@@ -1,4 +1,4 @@
-"""Looking at a file without changing what waits in it: what an operator asks. See :class:`postdate.ports.Observer`."""
+"""An operator's questions about a file; nothing waiting is changed. See :class:`postdate.ports.Observer`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from postdate.messages import Headers
 from postdate.ports import FileFacts, Observer, Process, Queued, Standing
 
 OLDEST_SQLITE: Final = (3, 35, 0)
-"""The first version with RETURNING, which claims are made with."""
+"""The first version with RETURNING, which claims need."""
 
 _STANDING: Final = """
     SELECT d.seq, d.message_id, d.due, d.destination, d.expires_at, d.failures, CAST(t.headers AS BLOB), t.body,
@@ -46,11 +46,7 @@ _NEXT_DESTINATIONS: Final = """
 
 
 class FileObserver(Observer):
-    """Looks at one file.
-
-    Args:
-        file: shared handle; not closed here.
-    """
+    """Answers an operator's questions about one file."""
 
     def __init__(self, file: SqliteFile) -> None:
         self._file = file
@@ -98,7 +94,7 @@ class FileObserver(Observer):
 
 
 def _header(message_id: str) -> str:
-    """Return the header of a message id as it stands in the text of the headers, which is compact JSON."""
+    """Return a message id as it stands in the text of encoded headers, which is compact JSON."""
     return f"{json.dumps(Headers.MESSAGE_ID)}:{json.dumps(message_id, ensure_ascii=False)}"
 
 
@@ -114,7 +110,6 @@ def _queued(row: Row) -> Queued:
 
 
 def queue_lengths(connection: sqlite3.Connection) -> dict[str, int]:
-    """Return how many messages each queue holds."""
     return dict(
         connection.execute(
             "SELECT name, (SELECT count(*) FROM queue_message AS m WHERE m.queue_id = q.queue_id) "
@@ -124,7 +119,7 @@ def queue_lengths(connection: sqlite3.Connection) -> dict[str, int]:
 
 
 def processes(connection: sqlite3.Connection, path: Path, *, but: int = 0) -> list[Process]:
-    """Return the processes that use the file, except the claimant ``but``."""
+    """Return the processes that use the file, without the claimant ``but``."""
     topics: defaultdict[int, set[str]] = defaultdict(set)
     for claimant, topic in connection.execute("SELECT claimant, topic FROM listener"):
         topics[claimant].add(topic)
@@ -157,11 +152,6 @@ def _is_alive(path: Path, claimant: int) -> bool:
 
 
 def look_at(path: Path, now_microseconds: int) -> FileFacts:
-    """Return the facts of the file at ``path``; see :attr:`postdate.ports.backends.Backend.file_facts`.
-
-    Raises:
-        NotADatabase, StoreNotSetUp, StoreFromNewerVersion, StoreNotWritable, StoreUnavailable
-    """
     connection = connect(path, read_only=True)
     try:
         check_schema(connection, path)
@@ -186,5 +176,4 @@ def _one(connection: sqlite3.Connection, sql: str, *values: object) -> Any:
 
 
 def sqlite_version() -> tuple[int, ...]:
-    """Return the version of the SQLite library in use."""
     return sqlite3.sqlite_version_info

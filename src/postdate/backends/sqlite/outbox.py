@@ -1,7 +1,7 @@
 """Outboxes in an SQLite file: the one with the tables of the application, so that one commit covers both.
 
-SQLite has one writer at a time, so the transactions of a process take turns, from where a handler asks for its
-connection, or has ended, to the commit. Source: specification 7; ADR 0017.
+SQLite has one writer at a time, so the transactions of a process take turns. A turn lasts from the handler's request
+for its connection, or from its end, to the commit. Source: specification 7; ADR 0017.
 """
 
 from __future__ import annotations
@@ -61,18 +61,15 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
     @property
     @override
     def has_one_writer(self) -> bool:
-        """See :class:`postdate.ports.OutboxStore`: so it is with SQLite."""
         return True
 
     @override
     async def setup(self) -> None:
-        """Create the file and its tables; idempotent."""
         where = f"the outbox in {self.path}"
         await self.alone(lambda tx: bring_up_to_date(tx.execute, steps("outbox"), where))
 
     @override
     async def close(self) -> None:
-        """Close the file; a second time without effect."""
         await in_thread(self._close)
 
     def _close(self) -> None:
@@ -89,7 +86,7 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
 
     @override
     async def done(self, step: OutboxStep, values: Values) -> Any:
-        """Do a step; what writes waits for its turn."""
+        """Run a step; those that write wait for their turn."""
         if step is not OutboxStep.FIND:
             async with self.free:
                 return (await in_thread(self.do, step, [values]))[0]
@@ -132,7 +129,7 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
 
     @override
     async def put(self, connection: sqlite3.Connection) -> None:
-        """The connection stays: what is open on it was ended, or is before the next transaction."""
+        """Keep the connection: an open transaction was ended already, or is ended before the next begins."""
 
     @override
     async def begin(self, connection: sqlite3.Connection) -> None:
@@ -165,7 +162,6 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
     # --- in threads ---------------------------------------------------------------------------------------------------
 
     def _do(self, work: Callable[[], T]) -> T:
-        """Do something on the connection; for whoever has the turn."""
         with self._using, translated(self.path):
             return work()
 
@@ -185,12 +181,11 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
         return connection
 
     def _may(self, action: int, *_: object) -> int:
-        """Refuse to end a transaction while a handler has it: its data must not be committed without the record."""
+        """SQLite's authorizer: handlers must not end their transaction, which would commit without the record."""
         refused = self._guarded and action == sqlite3.SQLITE_TRANSACTION
         return sqlite3.SQLITE_DENY if refused else sqlite3.SQLITE_OK
 
     def _end(self, how: Callable[[], None]) -> None:
-        """Call ``commit`` or ``rollback`` of the connection."""
         self._guarded = False
         how()
 
@@ -204,5 +199,5 @@ def _transaction(connection: sqlite3.Connection) -> Transaction:
 
 
 def as_opened(connection: sqlite3.Connection) -> None:
-    """Undo what a handler has set about rows: our own statements, and those of other adapters, read tuples of text."""
+    """Undo settings of a handler about rows: our statements, and those of other adapters, read tuples of text."""
     connection.row_factory, connection.text_factory = None, str

@@ -1,4 +1,4 @@
-"""Taking records out of the file, and putting them back. Source: ADR 0011."""
+"""Removing records from the file, and restoring them. Source: ADR 0011."""
 
 from __future__ import annotations
 
@@ -10,24 +10,21 @@ from postdate.ports import RecordKind
 from postdate.ports.archives import ARCHIVED, StoredRecord
 
 _MARK: Final = f"UPDATE record SET detail = '{ARCHIVED}' WHERE seq = ? AND kind = 1 AND detail IS NOT '{ARCHIVED}'"
-# New records are numbered after the last one: without it, numbers would come again that an archive has.
+# New records are numbered after the last one: without it, numbers in an archive would be given again.
 _PRUNE: Final = "DELETE FROM record WHERE seq = ? AND seq < (SELECT max(seq) FROM record)"
 _UNMARK: Final = f"UPDATE record SET detail = ? WHERE kind = 1 AND message_id = ? AND detail = '{ARCHIVED}'"
 _INSERT: Final = "INSERT INTO record (seq, kind, message_id, at, due, destination, detail) VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
 def mark_archived(file: SqliteFile, numbers: Sequence[int]) -> int:
-    """See :meth:`postdate.ports.archives.ArchivableStore.mark_archived`."""
     return file.write_blocking(lambda tx: tx.executemany(_MARK, [(number,) for number in numbers]).rowcount)
 
 
 def prune(file: SqliteFile, numbers: Sequence[int]) -> int:
-    """See :meth:`postdate.ports.archives.ArchivableStore.prune`."""
     return file.write_blocking(lambda tx: tx.executemany(_PRUNE, [(number,) for number in numbers]).rowcount)
 
 
 def restore(file: SqliteFile, records: Sequence[StoredRecord]) -> int:
-    """See :meth:`postdate.ports.archives.ArchivableStore.restore`."""
     scheduled = [record for record in records if record.kind == RecordKind.SCHEDULED]
     others = [record for record in records if record.kind != RecordKind.SCHEDULED]
 

@@ -1,9 +1,7 @@
-"""Setting rows aside that cannot be read, byte for byte, and putting them back once they are mended.
+"""The quarantine of a file: unreadable rows are moved to it byte for byte, and back once they are repaired.
 
-A damaged row is met by whoever reads it first: who claims, receives or looks. It goes into a table of its own, in one
-transaction with whatever else was done, so the tables and indexes that deliveries go through stay as they are.
-
-Source: :mod:`postdate.ports.quarantine`; ADR 0019.
+A claim, a receiver or a look that meets such a row moves it in its own transaction, so the tables and indexes of
+deliveries stay as they are. Source: :mod:`postdate.ports.quarantine`; ADR 0019.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ _NAMES: Final = (
     "body",
 )
 _SHOWN: Final = f"SELECT number, place, reason, at, {', '.join(_NAMES)} FROM quarantine"
-# An id that is no UTF-8 is shown as far as it can be read, and its bytes are kept.
+# An id that is no UTF-8 is decoded as far as possible for display; its bytes are kept.
 _BYTES: Final = ", ".join(f"CAST({name} AS BLOB)" for name in _NAMES)
 _LISTED: Final = f"SELECT number, place, reason, at, {_BYTES} FROM quarantine"
 
@@ -59,9 +57,9 @@ async def looked_at(
     values: Sequence[Any] | Mapping[str, Any],
     decode: Callable[[Row], T],
 ) -> list[T]:
-    """Run a statement that only looks, and return what can be read, in order; what cannot is set aside if it is free.
+    """Run a statement that only reads; return the readable rows, in order, and move unclaimed unreadable ones away.
 
-    A look does not fail because nothing can be written: then what cannot be read is left out.
+    A look does not fail because nothing can be written: unreadable rows are then left out.
     """
     while True:
         rows = await file.read(lambda connection: read_rows(connection, sql, values))
@@ -76,7 +74,6 @@ async def looked_at(
 
 
 def _set_aside_again(tx: Transaction, shelf: QuarantineTable, suspects: Mapping[int, str]) -> int:
-    """Set aside what still cannot be read and nobody holds; return how many were."""
     marks = ",".join("?" * len(suspects))
     sql = f"SELECT {shelf.columns} FROM {shelf.table} WHERE seq IN ({marks}) AND claimant IS NULL"
     _, bad = decoded(read_rows(tx.connection, sql, tuple(suspects)), shelf.decode)
@@ -85,10 +82,10 @@ def _set_aside_again(tx: Transaction, shelf: QuarantineTable, suspects: Mapping[
 
 
 class FileQuarantine(OnFile, Quarantine):
-    """The methods of :class:`postdate.ports.Quarantine`, on a file."""
+    """:class:`postdate.ports.Quarantine` on a file."""
 
     _place: ClassVar[str]
-    """Which places are this one's, as a condition."""
+    """SQL condition for the rows of this adapter."""
 
     @override
     async def quarantined(self, limit: int) -> Sequence[Quarantined]:
@@ -142,12 +139,10 @@ class _Aside:
     body: Any
 
     def recorded(self) -> tuple[str, int | None, str | None]:
-        """Return what a record says of it."""
         destination = self.destination if isinstance(self.destination, str) else None
         return self.message_id, readable(self.due), destination
 
     def mended(self, mending: Mending) -> _Aside:
-        """Return it with what ``mending`` puts in place."""
         put: dict[str, Any] = {
             "headers": None if mending.headers is None else encode_headers(mending.headers),
             "due": None if mending.due is None else to_microseconds(mending.due),
@@ -185,7 +180,7 @@ def _into_store(tx: Transaction, row: _Aside, at: int) -> None:
 
 
 def _number_of(tx: Transaction, row: _Aside, at: int) -> int:
-    """Return the number under which a message waits again: its own, as long as nothing else became of it."""
+    """Return the former number of a message that failed last, otherwise a new one. Raises `DuplicateMessage`."""
     failed = tx.execute(FAILED_LAST, {"id": row.message_id}).fetchone()
     if failed is not None:
         return failed[0]

@@ -1,4 +1,4 @@
-"""The records of a SQLite file as they are written: writers take turns, so numbers are in the order of commits."""
+"""The stream of records in an SQLite file: writers take turns, so numbers are in the order of commits."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from postdate.ports import Recording, RecordStreamStore, Scan, ScanPart
 
 
 class SqliteRecordStream(RecordStreamStore):
-    """See :class:`postdate.ports.record_streams.RecordStreamStore`. A file that is missing is not created.
+    """See :class:`postdate.ports.record_streams.RecordStreamStore`. A missing file is not created.
 
     Args:
         path: of the file.
-        synchronous: as whoever else in this process has the file open.
+        synchronous: as the other adapters on the file in this process have it.
         recording: likewise.
     """
 
@@ -38,7 +38,6 @@ class SqliteRecordStream(RecordStreamStore):
     @property
     @override
     def where(self) -> str:
-        """The file."""
         return f"SQLite {self._file.path}"
 
     @override
@@ -55,7 +54,6 @@ class SqliteRecordStream(RecordStreamStore):
 
     @override
     def records(self, first: int, end: int, columns: Sequence[str], page: int) -> Iterable[list[tuple[Any, ...]]]:
-        """See :class:`postdate.ports.record_streams.RecordStreamStore`; in the order of numbers."""
         self._be_there()
         return read_scan(self._file, Scan("records", tuple(columns)), ScanPart(first, end), page)
 
@@ -66,7 +64,6 @@ class SqliteRecordStream(RecordStreamStore):
 
     @override
     def close(self) -> None:
-        """Give the file back; a second time without effect."""
         closed, self._closed = self._closed, True
         if not closed:
             self._file.close()

@@ -1,4 +1,4 @@
-"""Storing messages in the file, and what is recorded of them. Times are microseconds since 1970 UTC."""
+"""Storing messages in the file, and their records. Times are microseconds since 1970 UTC."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ FAILED_LAST: Final = """
         AND NOT EXISTS (SELECT 1 FROM record AS later WHERE later.message_id = :id AND later.kind IN (2, 3, 5, 6, 9)
             AND later.seq > (SELECT max(f.seq) FROM record AS f WHERE f.kind = 7 AND f.message_id = :id))
         AND EXISTS (SELECT 1 FROM record AS f WHERE f.kind = 7 AND f.message_id = :id)"""
-"""The number of a message that does not wait, and failed last: only that may come back."""
+"""The number of a message that is not waiting, and whose last record is a failure: only such a one may come back."""
 
 NEXT_NUMBER: Final = """
     SELECT max(coalesce((SELECT max(seq) FROM record), 0), coalesce((SELECT max(seq) FROM delayed_message), 0)) + 1"""
-"""Above those of all that waits, too: in files in which older versions recorded nothing it may have no record."""
+"""Above those of waiting messages, too: in files where older versions recorded nothing they may have no record."""
 
 
 def insert(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> StoreReport:
-    """Insert messages that are not known: id, due time, due time, destination, expiry, headers, body of each."""
+    """Insert messages whose ids are new; rows: id, due time twice, destination, expiry, headers, body."""
     if not rows:
         return StoreReport(0)
     (base,) = tx.execute(NEXT_NUMBER).fetchone()
@@ -50,7 +50,7 @@ def insert(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> StoreRe
 
 
 def insert_or_revive(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> StoreReport:
-    """Insert; what is known and went to the error queue last comes back under its old number."""
+    """Insert; a known message that went to the error queue last comes back under its old number."""
     report = insert(tx, rows, at)
     content_of = {row[0]: row for row in reversed(rows)}  # of an id that stands twice the first one counts
     still_there = list[str]()
@@ -74,7 +74,7 @@ def _revive(tx: Transaction, row: tuple[Any, ...], at: int) -> bool:
 
 
 def signal_if_first(tx: Transaction, due: int) -> None:
-    """Wake the poller only when it would otherwise sleep too long: most messages are due after the first one."""
+    """Wake the poller only for a message due before all others: most are not."""
     (first,) = tx.execute("SELECT min(attempt_at) FROM delayed_message").fetchone()
     if first is None or due < first:
         tx.signal(DUE)
@@ -83,7 +83,7 @@ def signal_if_first(tx: Transaction, due: int) -> None:
 def record(
     tx: Transaction, kind: RecordKind, of: tuple[str, int | None, str | None], at: int, detail: str = ""
 ) -> None:
-    """Record what happened to the message given as id, due time and destination."""
+    """Record an event of a message; ``of``: id, due time, destination."""
     tx.execute(
         "INSERT INTO record (kind, at, detail, message_id, due, destination) VALUES (?, ?, ?, ?, ?, ?)",
         (int(kind), at, detail or None, *of),

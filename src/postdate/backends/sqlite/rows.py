@@ -1,6 +1,6 @@
-"""Rows of the file as messages, each by itself: one that cannot be read is the only one that cannot.
+"""Rows of the file as messages, each read by itself: an unreadable row does not affect others.
 
-What is stored was checked before: it is not held against limits again, which may have been tightened since.
+Stored messages are not checked against limits again, which may have been tightened since.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ WAITING_COLUMNS: Final = (
     "(SELECT CAST(headers AS BLOB) FROM content AS c WHERE c.seq = content), "
     "(SELECT body FROM content AS c WHERE c.seq = content)"
 )
-"""Of a message that waits, as :func:`message_of` reads them. Headers as bytes: they may be no UTF-8."""
+"""Of a waiting message, for :func:`message_of`. Headers as bytes: they may be no UTF-8."""
 
 QUEUED_COLUMNS: Final = (
     "seq, message_id, due, expires_at, failures, "
     "(SELECT CAST(headers AS BLOB) FROM content AS c WHERE c.seq = content), "
     "(SELECT body FROM content AS c WHERE c.seq = content)"
 )
-"""Of a message in a queue, as :func:`envelope_of` reads them."""
+"""Of a message in a queue, for :func:`envelope_of`."""
 
 _EPOCH: Final = from_microseconds(0)
 
@@ -35,11 +35,7 @@ Row = Sequence[Any]
 
 
 def message_of(row: Row) -> DelayedMessage:
-    """Return the message of :data:`WAITING_COLUMNS`.
-
-    Raises:
-        InvalidMessage, InvalidHeaders: it cannot be read; the error says why.
-    """
+    """Return the message of a row of :data:`WAITING_COLUMNS`. Raises `InvalidMessage` or `InvalidHeaders`."""
     _, message_id, due, destination, expires_at, failures, headers, body = row
     return DelayedMessage.restored(
         text(message_id, "the message id"),
@@ -52,7 +48,7 @@ def message_of(row: Row) -> DelayedMessage:
 
 
 def envelope_of(row: Row, queue: str) -> tuple[Envelope, int]:
-    """Return the message of :data:`QUEUED_COLUMNS` and its failures; see :func:`message_of`."""
+    """Return the envelope of a row of :data:`QUEUED_COLUMNS`, and its failures; see :func:`message_of`."""
     _, message_id, due, expires_at, failures, headers, body = row
     envelope = Envelope.restored(
         queue,
@@ -65,21 +61,19 @@ def envelope_of(row: Row, queue: str) -> tuple[Envelope, int]:
 
 
 def text(value: object, what: str) -> str:
-    """Return a column that must be text."""
     if type(value) is str:
         return value
     raise InvalidMessage(f"{what} is no text: {_short(value)}")
 
 
 def whole(value: object, what: str) -> int:
-    """Return a column that must be a whole number."""
     if type(value) is int:
         return value
     raise InvalidMessage(f"{what} is no whole number: {_short(value)}")
 
 
 def instant(value: object, what: str) -> datetime:
-    """Return the time of a column that must be microseconds since 1970 UTC."""
+    """Return the time of a column, which must hold microseconds since 1970 UTC."""
     try:
         return from_microseconds(whole(value, what))
     except OverflowError as error:
@@ -87,15 +81,14 @@ def instant(value: object, what: str) -> datetime:
 
 
 def nearest_instant(value: object) -> datetime | None:
-    """Return the time of a column, or the end of the calendar that is nearest, or ``None`` where it has no time at all.
+    """Return the time of a column, clamped to the calendar; ``None``: it holds no time.
 
-    For what is only shown or slept for: whoever claims the message finds out what is wrong.
+    For display and for sleeping: whoever claims the message finds out what is wrong.
     """
     return later(_EPOCH, timedelta(microseconds=value)) if type(value) is int else None
 
 
 def content_of(headers: object, body: object) -> tuple[Mapping[str, str], bytes]:
-    """Return the headers and the body of their columns."""
     if not isinstance(headers, bytes | str):
         shown = f"the headers are no text: {_short(headers)}"
         raise InvalidHeaders("the headers are gone" if headers is None else shown)
@@ -106,7 +99,7 @@ def content_of(headers: object, body: object) -> tuple[Mapping[str, str], bytes]
 
 
 def shown(value: str | bytes) -> str:
-    """Return a text for people: of what is no UTF-8 as much as can be read."""
+    """Return a text for people; bytes that are no UTF-8 are replaced."""
     return value if isinstance(value, str) else value.decode(errors="replace")
 
 
@@ -117,7 +110,7 @@ def _short(value: object) -> str:
 def read_rows(connection: sqlite3.Connection, sql: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Row]:
     """Return the rows of a statement that may write; a text that is no UTF-8 comes as bytes, not as an error.
 
-    By default one such text makes all rows unreadable. To ask for bytes always would cost every row.
+    By default one such text makes all rows unreadable. Asking for bytes always would cost every row.
     """
     connection.execute("SAVEPOINT reading")
     try:
@@ -138,7 +131,6 @@ def read_rows(connection: sqlite3.Connection, sql: str, values: Sequence[Any] | 
 
 
 def is_undecodable(error: sqlite3.Error) -> bool:
-    """Return whether a text is no UTF-8."""
     return "Could not decode to UTF-8" in str(error)
 
 
@@ -150,7 +142,7 @@ def _lenient(value: bytes) -> str | bytes:
 
 
 def decoded(rows: Sequence[Row], decode: Callable[[Row], T]) -> tuple[list[T], dict[int, str]]:
-    """Return what could be read, in order, and of the other rows why not, by their number in the first column."""
+    """Return the decoded rows, in order, and by row number (the first column) why the others cannot be decoded."""
     good, bad = list[T](), dict[int, str]()
     for row in rows:
         try:

@@ -18,9 +18,12 @@ class SqliteSagaStore(OnFile, SqlSagaStore):
 
     Args:
         path: of the file; created by :meth:`setup` or at first use unless ``create`` is false.
-        synchronous: see :class:`postdate.SqliteStore`; whatever is on the same file needs the same.
+        synchronous: see :class:`postdate.SqliteStore`; all adapters on the same file need the same.
         recording: likewise.
         create: create the file when it is missing.
+
+    Raises:
+        ConfigurationError: a setting is invalid, or the file is open in this process with other settings.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Pages through whole tables of the file, in shares that are ranges of row numbers."""
+"""Scans of whole tables of the file, in shares that are ranges of row numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from postdate.ports import Scan, ScanFilter, ScanPart
 
 
 def scan_parts(file: SqliteFile, what: str, parts: int) -> Sequence[ScanPart]:
-    """See :meth:`postdate.ports.ScannableStore.scan_parts`."""
     table = _scanned(what).table
     first, last = file.read_blocking(
         lambda c: c.execute(f"SELECT coalesce(min(seq), 0), coalesce(max(seq), -1) FROM {table}").fetchone()
@@ -29,11 +28,11 @@ def scan_parts(file: SqliteFile, what: str, parts: int) -> Sequence[ScanPart]:
 def read_scan(file: SqliteFile, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
     """See :meth:`postdate.ports.ScannableStore.scan`.
 
-    One text that is no UTF-8 does not end an audit: of a record or a message in a queue it is read as far as it goes.
-    What waits is copied to other stores, and must not become another message on the way.
+    A text that is no UTF-8 does not end an audit: in records and queues it is decoded as far as possible. A waiting
+    message is copied to other stores, and must not be changed on the way.
 
     Raises:
-        StoreError: a text of a waiting message is no UTF-8; whoever claims or lists it sets it aside.
+        StoreError: a text of a waiting message is no UTF-8; whoever claims or lists it quarantines it.
     """
     source = _scanned(scan.what)
     unknown = [column for column in scan.columns if column not in source.columns]
@@ -63,7 +62,6 @@ def read_scan(file: SqliteFile, scan: Scan, part: ScanPart, page: int) -> Iterab
 
 
 def _conditions(source: _Scanned, where: ScanFilter) -> dict[str, Any]:
-    """Return the conditions that are given, in SQL, each with its value."""
     conditions = dict[str, Any]()
     if where.message_ids is not None:
         conditions[source.with_ids] = _list(where.message_ids)
@@ -86,14 +84,14 @@ _OF_IDS: Final = "message_id IN (SELECT value FROM json_each(?))"
 
 @dataclass(frozen=True, slots=True)
 class _Scanned:
-    """A relation that can be scanned by ``t.seq``, and what its columns are called outside.
+    """A relation that can be scanned by ``t.seq``, with its columns' public names.
 
     Args:
         table: whose numbers are ``t.seq``.
-        relation: what is read.
-        columns: in SQL, by the names outside.
-        with_ids: the condition that an id is one of a list, by an index where there is one.
-        destination: the column that is the destination.
+        relation: the FROM clause.
+        columns: SQL by public name.
+        with_ids: the condition that an id is in a list, written for an index where there is one.
+        destination: the column with the destination.
     """
 
     table: str

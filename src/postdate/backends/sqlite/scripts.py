@@ -1,4 +1,4 @@
-"""What an administrator runs by hand to make a file, where services may not."""
+"""SQL that an administrator runs by hand to make a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from postdate.ports import FileScripts
 
 
 def scripts() -> FileScripts:
-    """Return the SQL that makes what lives in a file of SQLite."""
     return FileScripts(
         database=partial(setup_script, "database"),
         timeouts=timeouts.setup_statements,

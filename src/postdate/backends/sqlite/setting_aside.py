@@ -1,4 +1,4 @@
-"""Sets aside what cannot be read, within the transaction that met it. Source: ADR 0019."""
+"""Moves unreadable rows to the quarantine, in the transaction that met them. Source: ADR 0019."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class QuarantineTable:
     """A table whose rows are read as messages.
 
     Args:
-        columns: of one row, as :attr:`decode` reads them.
-        table: the table.
-        copy: into the quarantine, from the row of a number; nothing passes through Python, so no byte changes.
-        decode: reads :attr:`columns`; raises when that cannot be done.
+        columns: as :attr:`decode` reads them.
+        table: its name.
+        copy: copies a row to the quarantine by its number; inside SQLite, so no byte changes.
+        decode: reads :attr:`columns`; raises when the row is unreadable.
     """
 
     table: str
@@ -72,13 +72,9 @@ _TAKEN: Final = "SELECT message_id, due, destination FROM quarantine WHERE numbe
 
 
 def set_aside(tx: Transaction, shelf: QuarantineTable, bad: Mapping[int, str], at: int | None = None) -> None:
-    """Set rows aside and record it.
+    """Move rows to the quarantine and record that.
 
-    Args:
-        tx: that writes.
-        shelf: where they are.
-        bad: why each cannot be read, by the number of the row.
-        at: microseconds since 1970 UTC; ``None``: by the clock of the machine.
+    ``bad``: why each is unreadable, by its number; ``at``: microseconds since 1970 UTC, by default now.
     """
     when = tx.rules.now() if at is None else at
     for seq, reason in bad.items():
@@ -95,7 +91,7 @@ def set_aside(tx: Transaction, shelf: QuarantineTable, bad: Mapping[int, str], a
 
 
 def readable(due: object) -> int | None:
-    """Return the microseconds of a due time that may be anything; ``None``: it is no instant."""
+    """Return a due time in microseconds; ``None``: the value is no instant."""
     return due if isinstance(due, int) and nearest_instant(due) == _exact(due) else None
 
 
@@ -113,9 +109,9 @@ def claimed(
     decode: Callable[[Row], T],
     at: int | None = None,
 ) -> list[T]:
-    """Run a statement that claims, and return what of it can be read; what cannot is set aside, and more is claimed.
+    """Run a statement that claims; return the readable rows. Unreadable ones are quarantined, and more are claimed.
 
-    Empty only when nothing is left to claim. If reading fails otherwise the transaction ends, and the claims with it.
+    Empty only when nothing is left to claim. Any other failure to read ends the transaction, and the claims with it.
     """
     while True:
         rows = sorted(read_rows(tx.connection, sql, values), key=lambda row: row[0])

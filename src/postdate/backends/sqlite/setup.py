@@ -1,4 +1,4 @@
-"""Numbered migrations of a file: of what store and queues share, of sagas, of outboxes; one table has their marks."""
+"""Numbered migrations of a file: of store and queues, of sagas, of outboxes; one table marks those applied."""
 
 from __future__ import annotations
 
@@ -16,27 +16,18 @@ _MARKING: Final = (
 _MARKS: Final = "SELECT sql FROM sqlite_master WHERE type = 'table' AND name = "
 _SUBJECTS: Final = {"database": "", "sagas": "saga", "outbox": "outbox"}
 _MARKED_APART: Final = {"saga": "saga_migration", "outbox": "postdate_outbox_migration"}
-"""Tables in which earlier versions of Postdate have marked what they did, and do so beside this one."""
+"""Tables of marks of earlier versions, which may run beside this one and still use them."""
 
 
 def bring_up_to_date(execute: Callable[..., sqlite3.Cursor], wanted: Sequence[Step], where: str) -> None:
-    """Apply the migrations that are missing, in the transaction that runs.
-
-    Args:
-        execute: of a connection or a transaction.
-        wanted: see :func:`postdate.persistence.migrations.missing`.
-        where: for texts.
-
-    Raises:
-        StoreFromNewerVersion: see :func:`postdate.persistence.migrations.missing`.
-    """
+    """Apply the missing migrations in the open transaction, with its ``execute``. Raises `StoreFromNewerVersion`."""
     _gather_marks(execute)
     done = execute("SELECT subject, version FROM postdate_migration").fetchall()
     run(wanted, done, where, execute, mark_done)
 
 
 def _gather_marks(execute: Callable[..., sqlite3.Cursor]) -> None:
-    """Make the table of marks, and have in it what earlier versions marked; their own tables stay for them."""
+    """Make the table of marks and copy those of earlier versions, whose tables stay for older processes."""
     found = execute(f"{_MARKS}'postdate_migration'").fetchone()
     if found is not None and "subject" not in found[0]:
         execute("ALTER TABLE postdate_migration RENAME TO postdate_migration_before")
@@ -50,7 +41,7 @@ def _gather_marks(execute: Callable[..., sqlite3.Cursor]) -> None:
 
 
 def version_of(execute: Callable[[str], sqlite3.Cursor]) -> int:
-    """Return the version of what store and queues share; 0: there is none."""
+    """Return the version of the tables of store and queues; 0: there are none."""
     found = execute(f"{_MARKS}'postdate_migration'").fetchone()
     if found is None:
         return 0
@@ -65,22 +56,18 @@ def steps(part: str) -> tuple[Step, ...]:
 
 
 def newest_version() -> int:
-    """Return the version of what store and queues share that this Postdate makes."""
     return migrations("postdate.backends.sqlite")[-1].version
 
 
 def library_facts() -> LibraryFacts:
-    """Return what the SQLite of this process is."""
     return LibraryFacts("sqlite", sqlite3.sqlite_version_info, newest_version())
 
 
 def mark_done(step: Step) -> str:
-    """Return the statement that says that a step was done."""
     return f"INSERT INTO postdate_migration VALUES ({step.version}, '{step.name}', '{step.subject}')"
 
 
 def setup_script(part: str) -> str:
-    """Return the SQL that makes a part of a file that has nothing of it, for an administrator."""
     parts = [f"{_MARKING};"]
     for step in steps(part):
         sql = "".join(step.statements).strip()
@@ -89,7 +76,7 @@ def setup_script(part: str) -> str:
 
 
 def statements_of(script: str) -> list[str]:
-    """Return the statements of a script, one by one: a script as a whole cannot run in a transaction."""
+    """Split a script into statements: as a whole it cannot run in a transaction."""
     statements: list[str] = []
     pending = ""
     for line in script.splitlines(keepends=True):

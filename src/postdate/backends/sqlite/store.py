@@ -57,12 +57,7 @@ _RETIME: Final = """
 
 
 class _Claimed:
-    """Messages that were claimed together, and under which number; kept as long as any of their claims is.
-
-    Args:
-        claimant: number of this process then.
-        message_ids: of the messages.
-    """
+    """Messages claimed together under one claimant number; kept as long as any of their claims is."""
 
     def __init__(self, claimant: int, message_ids: Sequence[str]) -> None:
         self.claimant, self.message_ids = claimant, message_ids
@@ -70,13 +65,13 @@ class _Claimed:
 
 @dataclass(slots=True, eq=False)
 class _Token:
-    """What fences a claim.
+    """Identifies a claim, so that a later claim of the same message is told apart.
 
     Args:
         seq: number of the waiting message.
-        batch: with which it was claimed.
-        latest: number of the latest record then.
-        released: given back; what holds the message now, if anything does, is another claim.
+        batch: claimed with it.
+        latest: number of the latest record at that time.
+        released: given back; whoever holds the message now has another claim.
     """
 
     seq: int
@@ -88,7 +83,7 @@ class _Token:
 class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
     """Keeps delayed messages in an SQLite file.
 
-    Several processes may use one file at once; one file is one store, whatever endpoints are on it.
+    Several processes may use one file at once; one file is one store, shared by all endpoints on it.
 
     Args:
         path: of the file; created by :meth:`setup` or at first use unless ``create`` is false.
@@ -96,8 +91,11 @@ class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
         recording: how much is kept for audits.
         largest_message_bytes: of headers and body together.
         create: create the file and its tables when they are missing.
-        holds_at_most: a process that is frozen for so long loses what it holds to others, and is fenced off; at least
-            3 s. By default what the transport on this file has, or 60 s.
+        holds_at_most: a process that is frozen for so long loses its claims to others, and is fenced off; at least
+            3 s. By default that of the transport on this file, or 60 s.
+
+    Raises:
+        ConfigurationError: a setting is invalid, or the file is open in this process with other settings.
     """
 
     _place = "place = ''"
@@ -135,12 +133,10 @@ class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
 
     @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
-        """Open the file; every transaction mode is supported. See :class:`postdate.ports.DelayedMessageStore`."""
         await self.file.setup()
 
     @override
     async def setup(self) -> None:
-        """Create the file and its tables."""
         await self.file.setup()
 
     @override
@@ -160,7 +156,7 @@ class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
         return await self.file.write(work)
 
     def store_many_blocking(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        """Do the same as :meth:`store_many` in the calling thread; for pipeline processes."""
+        """:meth:`store_many` in the calling thread, for pipeline processes."""
         return self.file.write_blocking(self._storing(messages, now))
 
     @override
@@ -184,7 +180,6 @@ class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
 
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
-        """See :meth:`postdate.ports.DelayedMessageStore.remove`; recorded as delivered."""
         return await self.file.write(lambda tx: _end(tx, message_id, RecordKind.DELIVERED, to_microseconds(now), ""))
 
     @override
@@ -213,7 +208,7 @@ class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
 
     @override
     def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
-        """See :meth:`postdate.ports.ClaimingStore.when_lost`: after this process was frozen, or the file replaced."""
+        """Called after this process was frozen, or the file replaced."""
         loop = asyncio.get_running_loop()
 
         def fenced(claimant: int) -> None:
@@ -295,7 +290,6 @@ class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
 
     @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
-        """See :meth:`postdate.ports.ClaimingStore.listen`; other processes are heard, too."""
         return await self.file.listen(DUE, wake)
 
     # --- moving -------------------------------------------------------------------------------------------------
@@ -369,7 +363,6 @@ class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
     @property
     @override
     def records_in_commit_order(self) -> bool:
-        """See :class:`postdate.ports.archives.ArchivableStore`: one transaction writes at a time."""
         return True
 
     @override
@@ -381,12 +374,11 @@ class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
     @property
     @override
     def pruned_at_once(self) -> int:
-        """See :class:`postdate.ports.archives.ArchivableStore`: other processes wait for each transaction."""
+        """Few, because other processes wait for each transaction."""
         return 2_000
 
     @override
     def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        """See :meth:`postdate.ports.archives.ArchivableStore.mark_archived`; a number is a place."""
         return pruning.mark_archived(self.file, numbers)
 
     @override
@@ -415,7 +407,6 @@ def _end(tx: Transaction, message_id: str, kind: RecordKind, at: int, detail: st
 
 
 def _delete(tx: Transaction, condition: str, values: Sequence[Any]) -> int:
-    """Delete waiting messages with their content; return how many."""
     found = tx.execute(f"DELETE FROM delayed_message WHERE {condition} RETURNING content", values).fetchall()
     tx.executemany("DELETE FROM content WHERE seq = ?", found)
     return len(found)
@@ -432,9 +423,9 @@ def _numbered(row: Row) -> tuple[int, DelayedMessage]:
     return row[0], message_of(row)
 
 
-# Every claim that ends without removing the message counts a failure: with the count, an old claim is told apart. A
-# message that came back from the error queue begins again at none: it has failed since an old claim was made. What is
-# released counts nothing: its token says so.
+# A claim that ends without removing the message counts a failure, so the count tells an old claim apart. A message that
+# came back from the error queue begins again at 0: it has a failure record later than an old claim. A release counts no
+# failure: its token is marked.
 _HELD: Final = """
     seq = ? AND claimant = ? AND message_id = ? AND failures = ? AND NOT EXISTS (
         SELECT 1 FROM record AS failed WHERE failed.kind = 7 AND failed.message_id = ? AND failed.seq > ?)"""
@@ -442,10 +433,9 @@ _RELEASE: Final = f"UPDATE delayed_message SET claimant = NULL, attempt_at = coa
 
 
 def _held_by(tx: Transaction, claim: Claim) -> tuple[object, ...]:
-    """Return the values of :data:`_HELD`."""
     id_, token = claim.message.message_id, claim.token
     assert isinstance(token, _Token)
-    # Nothing is numbered 0: so it is not held by a process that has lost what it held, or by another one.
+    # No claimant is numbered 0: a void claim finds no row.
     claimant = 0 if token.released or token.batch.claimant != tx.claimant else tx.claimant
     return (token.seq, claimant, id_, claim.message.number_of_failures, id_, token.latest)
 
@@ -472,7 +462,7 @@ def _count_failure(tx: Transaction, seq: object, attempt_at: int | None, at: int
 
 
 def _find(tx: Transaction, message_id: str) -> tuple[int, int, str, int | None] | None:
-    """Return number, due time, destination and expiry of a waiting message, which need not be readable otherwise."""
+    """Return number, due time, destination and expiry of a waiting message, readable or not."""
     return tx.execute(
         f"SELECT seq, due, destination, expires_at FROM delayed_message {_OF_ID}", (message_id,)
     ).fetchone()

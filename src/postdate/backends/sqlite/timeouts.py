@@ -1,4 +1,4 @@
-"""Timeouts in one SQLite file, that of the local transport and of the SQLite store if they are on it.
+"""Timeouts in one SQLite file.
 
 With the local transport on the same file, a timeout is stored, or dispatched and removed, in the transaction of the
 queues. Source: specification 4.6; ADR 0003, ADR 0014.
@@ -33,14 +33,13 @@ class SqliteTimeouts(OnFile, SharedSqlTimeouts["_SqliteTable"]):
 
     Args:
         path: of the file; created by :meth:`setup`.
-        table_prefix: what the name of the table begins with; any characters. ``None``: that of the endpoint, see
-            :func:`postdate.persistence.timeouts.table_prefix`. SQLite does not tell tables apart by the case of
-            letters.
+        table_prefix: of the table's name; any characters. ``None``: that of the endpoint, see
+            :func:`postdate.persistence.timeouts.table_prefix`. SQLite ignores the case of letters in it.
         synchronous: as of the transport on the file; see :class:`postdate.SqliteStore`.
         recording: as of the transport on the file.
 
     Raises:
-        ConfigurationError: the table cannot be, or the file is open in this process with other settings.
+        ConfigurationError: the table's name is invalid, or the file is open in this process with other settings.
     """
 
     def __init__(
@@ -59,12 +58,10 @@ class SqliteTimeouts(OnFile, SharedSqlTimeouts["_SqliteTable"]):
     @property
     @override
     def database(self) -> object:
-        """See :class:`postdate.ports.timeouts.TimeoutPersister`; that of a local transport on the same file."""
         return ("sqlite", str(self.file.path))
 
     @override
     async def setup(self) -> None:
-        """Create the file and the table where they are missing."""
         statements = self._known.setup
 
         def create(tx: Transaction) -> None:
@@ -76,7 +73,7 @@ class SqliteTimeouts(OnFile, SharedSqlTimeouts["_SqliteTable"]):
 
     @override
     async def claim(self, timeout_id: str) -> TimeoutClaim | None:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.claim`: a file is locked, nothing is written."""
+        """Claim by a locked file; nothing is written to the database."""
         wanted = normal_id(timeout_id)
         if wanted is None:
             return None
@@ -97,41 +94,30 @@ class SqliteTimeouts(OnFile, SharedSqlTimeouts["_SqliteTable"]):
 
 
 class _FileClaim:
-    """What a :class:`postdate.ports.timeouts.TimeoutClaim` calls: a locked file."""
+    """The state of a :class:`postdate.ports.timeouts.TimeoutClaim`: a locked file."""
 
     def __init__(self, timeout: Timeout, timeouts: SqliteTimeouts, hold: LockedFile) -> None:
         self.timeout, self._timeouts = timeout, timeouts
         self._hold: LockedFile | None = hold
 
     async def remove(self) -> bool:
-        """Remove it, and let it go when that is committed."""
         try:
             return self._hold is not None and await self._timeouts.try_remove(self.timeout.timeout_id)
         finally:
             await self.release()
 
     async def release(self) -> None:
-        """Let it go; that takes some microseconds."""
         hold, self._hold = self._hold, None
         if hold is not None:
             hold.let_go()
 
 
 def setup_statements(endpoint: str, table_prefix: str | None = None) -> str:
-    """Return the SQL that makes an endpoint's table in a file that has those of queues, for an administrator."""
+    """Return the SQL of an endpoint's table, for a file that has the tables of queues."""
     return "".join(f"{statement};\n" for statement in _SqliteTable(table_name(endpoint, prefix=table_prefix)).setup)
 
 
 class _SqliteTable(TimeoutTable):
-    """Every statement of one table.
-
-    Args:
-        name: its name.
-
-    Raises:
-        ConfigurationError: SQLite cannot have it.
-    """
-
     dialect, no_limit = SqliteSqlDialect(), -1
 
     def __init__(self, name: str) -> None:
@@ -159,11 +145,7 @@ class _SqliteTable(TimeoutTable):
 
 
 def _checked_name(table: str) -> str:
-    """Return the name of a table if SQLite can have it.
-
-    Raises:
-        ConfigurationError: it has a NUL character or a lone surrogate, or is one of SQLite's own.
-    """
+    """Raise `ConfigurationError` for NUL characters, lone surrogates, and names reserved by SQLite."""
     lone = any(0xD800 <= ord(character) < 0xE000 for character in table)
     if "\0" in table or lone or table.lower().startswith(_RESERVED):
         raise ConfigurationError(

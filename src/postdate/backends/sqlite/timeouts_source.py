@@ -1,4 +1,4 @@
-"""Timeouts in an SQLite file, which only timeout managers of Postdate's kind write: .NET has no such persistence."""
+"""Migrating timeouts from an SQLite file. Only Postdate writes such files: .NET has no such persistence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _VALUE: Final = re.compile(r"%(?:%|\((\w+)\)s)")
 
 
 class SqliteSession:
-    """One connection, for reading only until the first transaction; see :class:`Session`."""
+    """A connection that only reads until its first transaction; see :class:`Session`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -31,24 +31,20 @@ class SqliteSession:
         self._may_write = False
 
     def rows(self, sql: str, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-        """See :class:`Session`."""
         with translated(self._path):
             return self._connection.execute(_in_sqlite(sql), values).fetchall()
 
     def change(self, sql: str, values: Mapping[str, Any]) -> int:
-        """See :class:`Session`."""
         with translated(self._path):
             return max(self._connection.execute(_in_sqlite(sql), values).rowcount, 0)
 
     def pages(self, sql: str, values: dict[str, Any], page: int) -> Iterable[list[tuple[Any, ...]]]:
-        """See :class:`Session`."""
         with translated(self._path):
             cursor = self._connection.execute(_in_sqlite(sql), values)
             while rows := cursor.fetchmany(page):
                 yield rows
 
     def begin(self) -> None:
-        """Wait for the file's one writer, and be it."""
         with translated(self._path):
             if not self._may_write:
                 self._connection.close()
@@ -56,18 +52,15 @@ class SqliteSession:
             patiently(self._connection, "BEGIN IMMEDIATE")
 
     def commit(self) -> None:
-        """See :class:`Session`."""
         with translated(self._path):
             self._connection.execute("COMMIT")
 
     def rollback(self) -> None:
-        """See :class:`Session`."""
         with translated(self._path):
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
 
     def close(self) -> None:
-        """See :class:`Session`."""
         with suppress(PostdateError), translated(self._path):
             self._connection.close()
 
@@ -77,12 +70,7 @@ def _in_sqlite(sql: str) -> str:
 
 
 class SqliteDialect(Dialect):
-    """The SQL of SQLite.
-
-    Args:
-        path: of the file.
-        clock: of the machine, which is the database's.
-    """
+    """The SQL of SQLite; ``clock`` is that of the machine, which is the database's."""
 
     text = long_text = instant = "text"
 
@@ -92,7 +80,7 @@ class SqliteDialect(Dialect):
 
     @override
     def connect(self) -> Session:
-        """See :class:`Dialect`; a file that is not there is not created."""
+        """A missing file is not created."""
         if not self._path.exists():
             raise StoreNotSetUp(f"there is no file {self._path}; a migration creates none")
         return SqliteSession(self._path)
@@ -111,21 +99,21 @@ class SqliteDialect(Dialect):
 
     @override
     def limit(self, session: Session, margin: timedelta) -> None:
-        """Nothing: once a writer has begun, nobody makes it wait. The clock is looked at before the commit."""
+        """No limit is needed: after BEGIN a writer waits for nobody. The clock is checked before the commit."""
 
     @override
     def value(self, instant: datetime) -> object:
-        """Return a text: SQLite has no type of times."""
+        """Return a text, as SQLite has no type for times."""
         return text_time(instant)
 
     @override
     def floor(self, instant: datetime) -> object:
-        """Return a text without zeros at its end, so that it compares well with texts of fewer digits."""
+        """Return a text without trailing zeros, so that it compares well with texts of fewer digits."""
         return text_time(instant).rstrip("0").rstrip(".")
 
     @override
     def is_due_from(self) -> str:
-        """Return the condition; the index serves its first part, in which a ``T`` would count as late."""
+        """The index serves the first part of the condition, in which a ``T`` would count as late."""
         return f"{self.quoted(TIME)} >= %(floor)s AND {self._spaced()} >= %(floor)s"
 
     @override

@@ -1,4 +1,4 @@
-"""An open write transaction on the file, the topics it can tell others about, and how it takes statements."""
+"""An open write transaction on the file, its topics, and its SQL dialect."""
 
 from __future__ import annotations
 
@@ -22,40 +22,36 @@ _THE_MACHINE: Final = SystemClock()
 
 
 def queue_topic(queue: str) -> str:
-    """Return the topic for messages that arrive in ``queue``."""
     return f"queue:{queue}"
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRules:
-    """How the queues of a file treat what has expired.
+    """How the queues of a file treat expired messages.
 
-    Args:
-        clock: of the machine: what ends in a queue ends by it.
-        expiry: the rules of MSMQ; ``None``: every message has its own time, and what has expired is gone.
+    ``clock`` is the machine's; ``expiry`` the rules of MSMQ, or ``None``: every message has its own time, and expired
+    ones are deleted.
     """
 
     clock: Clock = _THE_MACHINE
     expiry: ExpiryRules | None = None
 
     def agrees_with(self, other: QueueRules) -> bool:
-        """Return whether two transports with these rules can share a file."""
         clocks = (self.clock, other.clock)
         same_clock = self.clock == other.clock or all(isinstance(clock, SystemClock) for clock in clocks)
         return same_clock and self.expiry == other.expiry
 
     def now(self) -> int:
-        """Return the time of the machine in microseconds since 1970 UTC."""
         return to_microseconds(self.clock.now())
 
     @property
     def keeps_expired(self) -> bool:
-        """Whether a message that says nothing of it becomes a dead letter when it expires in its queue."""
+        """Whether a message without a setting of its own becomes a dead letter when it expires in its queue."""
         return self.expiry is not None and self.expiry.use_dead_letter_queue_for_messages_with_time_to_be_received
 
 
 class Transaction:
-    """An open write transaction on the file; what :data:`postdate.ports.Work` is given.
+    """An open write transaction on the file, given to :data:`postdate.ports.Work`.
 
     Args:
         connection: in a transaction; do not commit or roll back.
@@ -72,20 +68,18 @@ class Transaction:
         self.topics: set[str] = set()
 
     def execute(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> sqlite3.Cursor:
-        """Execute one statement."""
         return self.connection.execute(sql, parameters)
 
     def executemany(self, sql: str, rows: Sequence[Sequence[Any]]) -> sqlite3.Cursor:
-        """Execute one statement for every row."""
         return self.connection.executemany(sql, rows)
 
     def signal(self, topic: str) -> None:
-        """Tell whoever listens to ``topic``, after the commit."""
+        """Wake the listeners of ``topic`` after the commit."""
         self.topics.add(topic)
 
 
 class SqliteSqlDialect(SqlDialect):
-    """How SQLite takes the statements that all SQL databases have: a value is named by ``:name``."""
+    """SQLite's form of the common statements: a value is named ``:name``."""
 
     @override
     def spelled(self, template: str) -> str:

@@ -1,11 +1,11 @@
 """Durable, transactional queues in one SQLite file, for any number of processes on one machine.
 
 A received message is held by the process, not by a lease: it is free again when the process commits, rolls back, or
-dies. Receiving, the sends of the handler and whatever else happens in the file are one transaction. Source: ADR 0003.
+dies. Receiving, the sends of the handler and all other changes of the file are one transaction. Source: ADR 0003.
 
-A message with a time to be received, or with an expiry, is not received after it: the queue ends it by the clock of the
-machine. Every process that has the file open takes such messages out of it, whether anybody receives or not, and gives
-the room back. What is held when its time runs out is its receiver's. Source: specification 2.
+An expired message is not received: the queue ends it by the clock of the machine. Every process that has the file
+open removes such messages, whether anybody receives or not. A message that expires while it is held stays its
+receiver's. Source: specification 2.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ _INSERT: Final = """
     INSERT INTO queue_message (queue_id, message_id, due, expires_at, ends_at, dead_letter, content)
     VALUES (?, ?, ?, ?, ?, ?, ?)"""
 _ALIVE: Final = "claimant IS NULL AND (ends_at IS NULL OR ends_at >= :now)"
-# By name, every time: should the file be replaced, another queue may have the number.
+# By name, every time: in a replaced file another queue may have the number.
 _FIRST: Final = f"""
     SELECT (
         SELECT seq FROM queue_message AS m INDEXED BY queue_message_free
         WHERE m.queue_id = q.queue_id AND {_ALIVE} ORDER BY seq LIMIT 1)
     FROM queue AS q WHERE q.name = :queue"""
 _IN_QUEUE: Final = "queue_id = (SELECT q.queue_id FROM queue AS q WHERE q.name = :queue)"
-# From the first on that was seen alive: behind many that have expired, the way there is not gone again with the lock.
+# From the first unexpired message that was read before: expired ones are not walked over again under the lock.
 _GONE: Final = """
     DELETE FROM queue_message WHERE seq IN (SELECT value FROM json_each(?)) AND claimant = ?
     RETURNING seq, content, message_id"""
@@ -84,7 +84,7 @@ _TAKE: Final = f"""
         SELECT min(seq) FROM queue_message WHERE {_IN_QUEUE} AND message_id = :id AND {_ALIVE})
     RETURNING {QUEUED_COLUMNS}"""
 
-# Each answered by one index: of those that are free, few have expired and are still there.
+# Each count uses one index; few of the free messages are expired ones.
 _LENGTHS: Final = """
     SELECT q.name,
         (SELECT count(*) FROM queue_message AS m INDEXED BY queue_message_free
@@ -94,10 +94,10 @@ _LENGTHS: Final = """
     FROM queue AS q WHERE q.name IN (SELECT value FROM json_each(?))"""
 
 _Row = tuple[Any, ...] | MessageTooLarge | TimeToBeReceivedInTransaction
-"""Of the database, for one message; or why that cannot be sent."""
+"""The row of a message, or why it cannot be sent."""
 
 _POLL_FLOOR_SECONDS = 1.0
-"""A receiver looks by itself this often, should a wake-up be lost."""
+"""A receiver looks this often without a wake-up, as one may be lost."""
 
 
 class LocalTransport(FileQuarantine, Transport):
@@ -105,17 +105,20 @@ class LocalTransport(FileQuarantine, Transport):
 
     Args:
         path: of the file; created by :meth:`create_queues` or at first use unless ``create`` is false.
-        synchronous: see :class:`postdate.backends.sqlite.store.SqliteStore`; the store on the same file needs the same.
+        synchronous: see :class:`postdate.SqliteStore`; the store on the same file needs the same.
         recording: likewise.
         largest_message_bytes: of headers and body together.
         create: create the file and its tables when they are missing.
-        expiry: ``None``: every message has a time to be received of its own, in a transaction as well, and what has
-            expired is gone. With rules, the queues are as strict as those of MSMQ: in a transaction a time to be
+        expiry: ``None``: every message has a time to be received of its own, in a transaction as well, and expired
+            messages are deleted. With rules, the queues are as strict as those of MSMQ: in a transaction a time to be
             received is refused, or left to the receiver, and there are dead letters, in the queue
             :data:`DEAD_LETTERS`.
-        clock: by which messages end in their queues; default: the machine's. All that is on one file in one process
-            needs the same, and the same rules.
-        holds_at_most: see :class:`postdate.backends.sqlite.store.SqliteStore`.
+        clock: by which messages expire in their queues; default: the machine's. All adapters on one file in one
+            process need the same clock and the same rules.
+        holds_at_most: see :class:`postdate.SqliteStore`.
+
+    Raises:
+        ConfigurationError: a setting is invalid, or the file is open in this process with other settings.
     """
 
     _place = "place <> ''"
@@ -173,7 +176,6 @@ class LocalTransport(FileQuarantine, Transport):
         return await self.file.write(lambda tx: [_send(tx, row) for row in rows])
 
     def rows(self, envelopes: Sequence[Envelope], now: datetime, *, in_transaction: bool) -> list[_Row]:
-        """Return the rows of ``envelopes`` for the database; for this transport and its receivers only."""
         return [self._row(envelope, now, in_transaction=in_transaction) for envelope in envelopes]
 
     def _row(self, envelope: Envelope, now: datetime, *, in_transaction: bool) -> _Row:
@@ -191,7 +193,7 @@ class LocalTransport(FileQuarantine, Transport):
         return (envelope.message_id, due, expires_at, *place, headers, envelope.body, envelope.destination)
 
     def _end(self, envelope: Envelope, now: datetime, *, in_transaction: bool) -> tuple[int | None, bool]:
-        """Return when the queue ends a message, and whether it keeps it then."""
+        """Return when the queue ends a message, and whether it is kept as a dead letter then."""
         span, expiry = envelope.time_to_be_received, self._rules.expiry
         if expiry is not None:
             span = expiry.native(envelope, in_transaction=in_transaction).time_to_be_received
@@ -205,7 +207,7 @@ class LocalTransport(FileQuarantine, Transport):
         return LocalReceiver(self, queue)
 
     async def queue_lengths(self) -> Mapping[str, int]:
-        """Return how many messages each queue holds, those being handled included."""
+        """Return the number of messages in each queue, those in progress included."""
         rows = await self.file.read(
             lambda c: c.execute(
                 "SELECT name, (SELECT count(*) FROM queue_message m WHERE m.queue_id = q.queue_id) FROM queue AS q"
@@ -215,7 +217,7 @@ class LocalTransport(FileQuarantine, Transport):
 
     @override
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
-        """See :meth:`postdate.ports.Transport.lengths_of`; what is in hand or has expired is not counted."""
+        """Messages in progress and expired ones are not counted."""
         values = (self._rules.now(), json.dumps([name for name in names if "\0" not in name]))
         return dict(await self.file.read(lambda c: c.execute(_LENGTHS, values).fetchall()))
 
@@ -225,8 +227,6 @@ class LocalTransport(FileQuarantine, Transport):
 
 
 class LocalReceiver(Receiver):
-    """Receives from one queue; see :class:`postdate.ports.Receiver`."""
-
     def __init__(self, transport: LocalTransport, queue: str) -> None:
         self._transport, self._file, self._queue = transport, transport.file, queue
         self._alarm: Alarm | None = None
@@ -252,7 +252,6 @@ class LocalReceiver(Receiver):
 
     @override
     async def take(self, message_id: str) -> Received | None:
-        """Hold one message of the queue, chosen by its id, or return ``None``: it is not there, or held already."""
         await self._file.read(self._first)
         received = await self._claimed(_TAKE, id=message_id)
         return received[0] if received else None
@@ -265,7 +264,7 @@ class LocalReceiver(Receiver):
         return found[0]
 
     async def _claimed(self, sql: str, **values: object) -> list[Received]:
-        """Claim, and hold what can be read; what cannot is set aside in the same transaction."""
+        """Claim and hold readable messages; unreadable ones are quarantined in the same transaction."""
 
         def claim(tx: Transaction) -> list[Received]:
             def held(row: Row) -> Received:
@@ -283,7 +282,6 @@ class LocalReceiver(Receiver):
 
     @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        """See :meth:`postdate.ports.Receiver.commit`; one transaction."""
         rows = self._transport.rows(end.outgoing, now, in_transaction=True)
 
         def commit(tx: Transaction) -> None:
@@ -297,7 +295,7 @@ class LocalReceiver(Receiver):
 
     @override
     async def settle(self, endings: Sequence[Ending]) -> Sequence[Exception | None]:
-        """See :meth:`postdate.ports.Receiver.settle`: one part of a transaction, or each a part of its own."""
+        """Settle all in one savepoint; if that fails, each in its own."""
         rows = [self._transport.rows(each.end.outgoing, each.at, in_transaction=True) for each in endings]
         try:
             await self._file.write(lambda tx: self._settle(tx, endings, rows))
@@ -379,7 +377,7 @@ class LocalReceiver(Receiver):
 
 
 def _fence(received: Received, tx: Transaction) -> tuple[int, int]:
-    """Return the number of a message, and of who holds it: of nobody, 0, if this process has lost what it held."""
+    """Return the number of a message and its claimant: 0, which is nobody, if this process has lost its claims."""
     seq, claimant = cast("tuple[int, int]", received.token)
     return seq, claimant if claimant == tx.claimant else 0
 
@@ -407,9 +405,9 @@ def _send_and_work(tx: Transaction, rows: Sequence[_Row], work: Sequence[Work]) 
 
 
 def _record_of(tx: Transaction, received: Received, at: datetime, end: End) -> tuple[object, ...] | None:
-    """Return what is recorded of the end of a message, if anything.
+    """Return the record of how a message ended, if there is one.
 
-    Of one that was not delayed only that it was discarded: no audit asks for more.
+    Of a message that was not delayed only its discarding is recorded: no audit asks for more.
     """
     due = received.envelope.due
     if end.record is None or not _is_recorded(tx.recording, end.record, delayed=due is not None):

@@ -1,4 +1,4 @@
-"""Questions about all that waits in the file, answered from its indexes. Times are microseconds since 1970 UTC."""
+"""An operator's questions about waiting messages, answered from indexes. Times are microseconds since 1970 UTC."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from postdate.backends.sqlite.rows import WAITING_COLUMNS, nearest_instant
 
-# Only failed and held rows differ from attempt_at: so not every row is read.
+# Due times differ from attempt_at only in failed and claimed rows: so not every row is read.
 next_due: Final = """
     SELECT min(first) FROM (
         SELECT min(attempt_at) AS first FROM delayed_message
@@ -33,7 +33,7 @@ history: Final = "SELECT kind, message_id, at, due, destination, detail FROM rec
 
 
 def next_attempt(connection: sqlite3.Connection) -> datetime | None:
-    """Return when something can be attempted next; what is claimed has no such time."""
+    """Return the earliest next attempt; claimed messages have none."""
     row = connection.execute(
         "SELECT attempt_at FROM delayed_message WHERE attempt_at IS NOT NULL ORDER BY attempt_at LIMIT 1"
     ).fetchone()

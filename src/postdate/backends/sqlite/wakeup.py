@@ -1,7 +1,7 @@
-"""News between processes on one machine: a datagram on the loopback interface, sent after the commit, never before.
+"""Signals between processes on one machine: a datagram on the loopback interface, sent after the commit, never before.
 
-A datagram carries only the name of a topic. One that is lost costs a poll interval, never a message: everyone who
-waits also looks by itself from time to time.
+A datagram carries only the name of a topic. A lost one costs a poll interval, never a message: all listeners also
+look by themselves from time to time.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from postdate.ports import Wake
 _LOOPBACK = "127.0.0.1"
 _LONGEST_TOPIC_BYTES = 2048
 _LOOK_UP_SECONDS = 1.0
-"""The listening thread sees this often whether it is to end, should the datagram that says so be lost."""
+"""How often the listening thread checks whether it is to end, as the datagram that says so may be lost."""
 
 log = logging.getLogger("postdate.embedded")
 
 
 class Wakeups:
-    """Topics this process listens to, in process and by datagram."""
+    """The topics that this process listens to, and the socket by which it hears other processes."""
 
     def __init__(self) -> None:
         self._subscribers: dict[str, list[Wake]] = defaultdict(list)
@@ -35,7 +35,7 @@ class Wakeups:
 
     @property
     def port(self) -> int:
-        """UDP port on the loopback interface; the listening thread starts with the first call."""
+        """UDP port on the loopback interface; the first call starts the listening thread."""
         with self._lock:
             if self._listener is None:
                 self._listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -48,12 +48,11 @@ class Wakeups:
 
     @property
     def topics(self) -> list[str]:
-        """Topics that somebody in this process listens to."""
         with self._lock:
             return [topic for topic, wakes in self._subscribers.items() if wakes]
 
     def subscribe(self, topic: str, wake: Wake) -> Callable[[], None]:
-        """Call ``wake`` at news of ``topic`` until the returned function is called."""
+        """Call ``wake`` at each signal of ``topic`` until the returned function is called."""
         with self._lock:
             self._subscribers[topic].append(wake)
 
@@ -65,7 +64,7 @@ class Wakeups:
         return unsubscribe
 
     def signal(self, topics: Iterable[str], elsewhere: Iterable[tuple[str, int]]) -> None:
-        """Tell subscribers here about ``topics`` and processes elsewhere, given as (topic, port)."""
+        """Wake subscribers in this process, and processes ``elsewhere``, given as (topic, port)."""
         for topic in topics:
             self._wake(topic)
         for topic, port in elsewhere:
@@ -82,7 +81,6 @@ class Wakeups:
                 log.debug("no datagram to port %d: %s", port, error)
 
     def stop_listening(self) -> None:
-        """End the listening thread; signals can still be sent."""
         with self._lock:
             listener, self._listener = self._listener, None
         if listener is not None:
@@ -92,7 +90,6 @@ class Wakeups:
             listener.close()
 
     def close(self) -> None:
-        """Release the sending socket."""
         with self._lock:
             sender, self._sender = self._sender, None
         if sender is not None:

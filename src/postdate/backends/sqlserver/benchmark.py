@@ -1,4 +1,4 @@
-"""Room for ``postdate bench``: a schema of the run, and bare rows into a table of it."""
+"""The target of ``postdate bench``: a schema of the run, and bare rows into a table of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from postdate.ports.benchmarks import BareRow, BenchmarkRun, BenchmarkTarget, In
 
 
 class SqlServerTarget(BenchmarkTarget):
-    """A schema that is made for the run, in the database of the address, and dropped after it."""
+    """A schema made for the run in the address' database, and dropped after it."""
 
     def __init__(self, address: str, run: BenchmarkRun) -> None:
         super().__init__(address, run)
@@ -40,13 +40,11 @@ class SqlServerTarget(BenchmarkTarget):
     @property
     @override
     def settings(self) -> Mapping[str, str]:
-        """The schema of the store."""
         return {"schema": self.schema}
 
     @contextmanager
     @override
     def inserter(self) -> Generator[Inserter]:
-        """Insert many rows with one statement."""
         table = f"[{self.schema}].[bare_pending]"
         self.session.change(
             f"CREATE TABLE {table} (id bigint NOT NULL IDENTITY PRIMARY KEY, due bigint NOT NULL, "

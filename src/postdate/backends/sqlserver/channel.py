@@ -1,8 +1,8 @@
-"""The connection beneath the driver: TLS by Python's own ``ssl``, time limits, and a say in the login.
+"""The connection beneath the driver: TLS by Python's own ``ssl``, time limits, and control of the login.
 
-The driver is given what looks to it like a socket without encryption. Encryption is agreed upon and begun here, before
-the driver sends the login, and what the server answers to the login is read here first: so its own sentence is what
-fails, at once, and where it sends us elsewhere we go there as securely. Source: MS-TDS 2.2.6.5, 3.2.5.
+The driver sees an unencrypted socket. This module negotiates and starts TLS before the driver sends the login, and
+reads the answer to the login first: so a refusal is raised at once with the server's own text, and a routing to another
+server is followed with the same encryption. Source: MS-TDS 2.2.6.5, 3.2.5.
 """
 
 from __future__ import annotations
@@ -32,12 +32,7 @@ _CHUNK_BYTES: Final = 65_536
 
 
 class Refused(Exception):
-    """The server refused the login.
-
-    Args:
-        number: of the first error, which says why; those that follow say that the login failed.
-        text: the server's sentence.
-    """
+    """The server refused the login, with the first error's number and text: later ones only say that it failed."""
 
     def __init__(self, number: int, text: str) -> None:
         super().__init__(text)
@@ -45,11 +40,7 @@ class Refused(Exception):
 
 
 class Routed(Exception):
-    """The server names another one that is to be asked.
-
-    Args:
-        address: host and port.
-    """
+    """The server routes the login to another one, at ``address``."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         super().__init__(f"{address[0]}:{address[1]}")
@@ -57,7 +48,7 @@ class Routed(Exception):
 
 
 class _Bytes(Protocol):
-    """A stream of bytes with a limit of time for each call."""
+    """A stream of bytes with a time limit for each call."""
 
     def sendall(self, content: bytes, /) -> None: ...
 
@@ -65,7 +56,7 @@ class _Bytes(Protocol):
 
 
 class _Tls:
-    """A stream in TLS over a socket, in which the handshake may be wrapped into packets."""
+    """A TLS stream over a socket; the handshake may be wrapped into TDS packets."""
 
     def __init__(self, raw: socket.socket, context: ssl.SSLContext, name: str, *, in_packets: bool) -> None:
         self._raw = raw
@@ -75,7 +66,6 @@ class _Tls:
 
     @property
     def version(self) -> str | None:
-        """The version of TLS that was agreed upon."""
         return self._tls.version()
 
     def _shake_hands(self, *, in_packets: bool) -> None:
@@ -120,11 +110,7 @@ class _Tls:
 
 
 def read_message(stream: _Bytes) -> tuple[bytes, bytes]:
-    """Return the packets of one message as they came, and what they contain.
-
-    Raises:
-        ConnectionResetError: the connection ended before the message did.
-    """
+    """Return the packets of one message as they came, and their joined content. Raises `ConnectionResetError`."""
     whole, content = bytearray(), bytearray()
     is_last = False
     while not is_last:
@@ -148,15 +134,10 @@ def _exactly(stream: _Bytes, size: int) -> bytes:
 
 
 class DriverSocket:
-    """What the driver takes for a socket; one thread at a time, but for :meth:`abort`.
+    """Acts as the driver's socket; one thread at a time, except for :meth:`abort`.
 
-    Until the login is done it keeps the limit of time that the socket came with, whatever the driver sets.
-
-    Args:
-        raw: connected.
-        host: that the server's certificate must name.
-        wanted: how the connection is encrypted.
-        where: the address without secrets, for texts.
+    Until the login is done it keeps the time limit of ``raw``, whatever the driver sets. ``host`` is the name that the
+    server's certificate must have.
     """
 
     def __init__(self, raw: socket.socket, host: str, wanted: Encryption, where: str) -> None:
@@ -170,25 +151,24 @@ class DriverSocket:
 
     @property
     def tls_version(self) -> str | None:
-        """The version of TLS that is spoken; ``None``: the connection is in the clear."""
+        """The version of TLS; ``None``: the connection is not encrypted."""
         return self._stream.version if isinstance(self._stream, _Tls) else None
 
     # --- what the driver calls ------------------------------------------------------------------------------------
 
     def setsockopt(self, *_options: object) -> None:
-        """Do nothing: all options were set when it was connected."""
+        """Ignored: all options were set at connecting."""
 
     def gettimeout(self) -> float | None:
-        """Return how long one call may take, in seconds."""
         return self._raw.gettimeout()
 
     def settimeout(self, seconds: float | None) -> None:
-        """Limit every call from now on; without effect until the login is done."""
+        """Ignored until the login is done."""
         if self._is_logged_in:
             self._raw.settimeout(seconds)
 
     def sendall(self, content: bytes | bytearray, _flags: int = 0) -> None:
-        """Send all of it; the driver's first words are what encryption is agreed upon with."""
+        """The driver's first message is the PRELOGIN, with which encryption is negotiated."""
         if self._is_logged_in:
             self._stream.sendall(bytes(content))
             return
@@ -200,7 +180,6 @@ class DriverSocket:
                 self._agree(bytes(content))
 
     def recv(self, size: int, _flags: int = 0) -> bytes:
-        """Return some bytes; none at the end of the connection."""
         if not self._ready:
             if self._is_logged_in:
                 return self._received(size)
@@ -216,25 +195,23 @@ class DriverSocket:
             raise TimeoutError(f"did not answer within {self.gettimeout():g} s") from error
 
     def recv_into(self, buffer: bytearray | memoryview, size: int = 0, flags: int = 0) -> int:
-        """Read some bytes to the beginning of ``buffer``; return how many."""
         found = self.recv(size or len(buffer), flags)
         buffer[: len(found)] = found
         return len(found)
 
     def close(self) -> None:
-        """Close the connection."""
         self._raw.close()
 
     # --- what else is done with it --------------------------------------------------------------------------------
 
     def abort(self) -> None:
-        """End the connection from any thread: who waits for an answer hears that there is none. Never raises."""
+        """End the connection from any thread: a call that waits for an answer fails. Never raises."""
         with suppress(OSError):
             self._raw.shutdown(socket.SHUT_RDWR)
 
     @contextmanager
     def _logging_in(self) -> Generator[None]:
-        """Raise what goes wrong with the connection as an error of ours: the driver would sleep and try again."""
+        """Translate errors of the connection at once: the driver would sleep and try again."""
         try:
             yield
         except (TimeoutError, ssl.SSLError) as error:
@@ -244,7 +221,7 @@ class DriverSocket:
             raise StoreUnreachable(f"{self._where}: {error or type(error).__name__}") from error
 
     def _agree(self, prelogin: bytes) -> None:
-        """Send the driver's PRELOGIN as we want it, and have ready for the driver what it expects in answer."""
+        """Send the driver's PRELOGIN with our own encryption option, and prepare the answer that the driver expects."""
         asked = ENCRYPT_ON if self._wanted.is_on else ENCRYPT_NOT_SUPPORTED
         self._stream.sendall(prelogin[: HEADER.size] + with_encryption(prelogin[HEADER.size :], asked))
         whole, content = read_message(self._stream)
@@ -280,12 +257,7 @@ class DriverSocket:
             raise StoreUnreachable(f"{self._where}: the TLS handshake failed: {error.reason or error}") from error
 
     def _answer_to_the_login(self) -> bytes:
-        """Return the packets of the answer to the login, which is a good one.
-
-        Raises:
-            Refused: it is not.
-            Routed: another server is to be asked.
-        """
+        """Return the packets of a successful answer to the login. Raises `Refused` or `Routed`."""
         whole, content = read_message(self._stream)
         try:
             answer: LoginAnswer = login_answer(content)

@@ -1,4 +1,4 @@
-"""A connection to SQL Server as we want it, and the address it goes to. Source: ADR 0008."""
+"""A connection to SQL Server with our settings, and its address. Source: ADR 0008."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _INDEX_SETTINGS: Final = (
     "SET QUOTED_IDENTIFIER, ANSI_NULLS, ANSI_PADDING, ANSI_WARNINGS, ARITHABORT, CONCAT_NULL_YIELDS_NULL ON; "
     "SET NUMERIC_ROUNDABORT OFF"
 )
-"""What filtered indexes, and those on computed columns, ask for: sqlcmd has QUOTED_IDENTIFIER off unless it is told."""
+"""Required by filtered indexes and those on computed columns; sqlcmd's default for QUOTED_IDENTIFIER is off."""
 
 ADMINISTRATORS_SETTINGS: Final = f"{_INDEX_SETTINGS}; SET XACT_ABORT ON"
-"""Besides: an error ends a transaction."""
+"""Also: an error ends a transaction."""
 
 # Nobody waits for locks for long.
 _SETTINGS: Final = f"{ADMINISTRATORS_SETTINGS}; SET LOCK_TIMEOUT 3000; SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
 
 class SqlServerInstance(DatabaseServer["SqlServerSession"]):
-    """Where a server is.
+    """The address of a server, which connects to it.
 
     Args:
         url: ``mssql://user:password@host:port/database``. The connection is encrypted and the server's certificate
@@ -55,7 +55,7 @@ class SqlServerInstance(DatabaseServer["SqlServerSession"]):
         answers_within: see :class:`postdate.backends.rowlocks.connection.DatabaseServer`.
 
     Raises:
-        ConfigurationError: the address cannot be read; the text never has the password.
+        ConfigurationError: the address is unreadable; the text never has the password.
     """
 
     product, schemes, port = "SQL Server", ("mssql", "sqlserver"), 1433
@@ -70,7 +70,7 @@ class SqlServerInstance(DatabaseServer["SqlServerSession"]):
 
     @override
     def connect(self) -> SqlServerSession:
-        """Return a new connection, to the server that this one sends us to."""
+        """Follows a routing to another server."""
         return self._routed(lambda session: session.set_up())
 
     @override
@@ -125,20 +125,13 @@ class SqlServerInstance(DatabaseServer["SqlServerSession"]):
 
 
 class SqlServerSession(ServerSession):
-    """One connection; see :class:`postdate.backends.rowlocks.connection.ServerSession`.
-
-    Args:
-        connection: of the driver.
-        channel: beneath it.
-        where: the address without secrets.
-    """
+    """One connection, on a ``channel``; see :class:`postdate.backends.rowlocks.connection.ServerSession`."""
 
     def __init__(self, connection: Any, channel: DriverSocket, where: str) -> None:
         self._connection, self._channel, self._where = connection, channel, where
 
     @property
     def tls_version(self) -> str | None:
-        """The version of TLS that is spoken; ``None``: the connection is in the clear."""
         return self._channel.tls_version
 
     @property
@@ -156,12 +149,10 @@ class SqlServerSession(ServerSession):
         return self.rows("SELECT CURRENT_TRANSACTION_ID(), XACT_STATE()")[0] == (mark, 1)
 
     def set_up(self, settings: str = _SETTINGS) -> None:
-        """Set what our own statements need, and check the server."""
         self.change(settings)
         self.check()
 
     def check(self) -> None:
-        """Refuse a server that cannot be used."""
         ((major, edition, compatibility),) = self.rows(
             "SELECT CAST(SERVERPROPERTY('ProductMajorVersion') AS int), CAST(SERVERPROPERTY('EngineEdition') AS int), "
             "(SELECT compatibility_level FROM sys.databases WHERE database_id = DB_ID())"
@@ -175,10 +166,10 @@ class SqlServerSession(ServerSession):
 
     @contextmanager
     def _cursor(self) -> Generator[Any]:
-        """Lend a cursor, and read what is left of the answer before it is closed.
+        """Lend a cursor, and read the rest of the answer before it is closed.
 
-        The driver cancels what it has not read to the end: two more round trips for each statement, and an attention
-        that met a request still running would roll its transaction back without a word (``XACT_ABORT``).
+        The driver would cancel an answer not read to its end: two more round trips for each statement, and an attention
+        that meets a running request would silently roll its transaction back (``XACT_ABORT``).
         """
         with translated(self._where), closing(self._connection.cursor()) as cursor:
             try:
@@ -192,7 +183,6 @@ class SqlServerSession(ServerSession):
             _drain(cursor)
 
     def rows(self, sql: str, values: Mapping[str, Any] | None = None) -> Sequence[tuple[Any, ...]]:
-        """Run a statement and return its rows; with ``values``, a percent sign is doubled in it."""
         with self._cursor() as cursor:
             cursor.execute(sql, None if values is None else dict(values))
             while cursor.description is None and cursor.nextset():  # a procedure before the SELECT may count rows
@@ -200,13 +190,11 @@ class SqlServerSession(ServerSession):
             return [tuple(row) for row in cursor.fetchall()]
 
     def change(self, sql: str, values: Mapping[str, Any] | None = None) -> int:
-        """Run a statement and return how many rows it changed; with ``values``, a percent sign is doubled in it."""
         with self._cursor() as cursor:
             cursor.execute(sql, None if values is None else dict(values))
             return max(cursor.rowcount, 0)
 
     def pages(self, sql: str, values: Mapping[str, Any], page: int) -> Iterable[list[tuple[Any, ...]]]:
-        """Yield the rows of a statement as the server sends them; nothing else may run meanwhile."""
         with self.patient(), self._cursor() as cursor:
             cursor.execute(sql, dict(values))
             while rows := cursor.fetchmany(page):
@@ -215,39 +203,32 @@ class SqlServerSession(ServerSession):
     @property
     @override
     def seconds(self) -> float:
-        """How long the server may take to answer."""
         within = self._channel.gettimeout()
         return math.inf if within is None else within
 
     @override
     def limit(self, seconds: float) -> None:
-        """Wait no longer for an answer from now on."""
         self._channel.settimeout(None if seconds == math.inf else seconds)
 
     def begin(self) -> None:
-        """Begin a transaction."""
         self.change("BEGIN TRANSACTION")
 
     def commit(self) -> None:
-        """Commit it."""
         self.change("COMMIT TRANSACTION")
 
     def rollback(self) -> None:
-        """Roll it back, if an error has not done so already."""
+        """Without effect if an error has rolled back already."""
         self.change("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
 
     def close(self) -> None:
-        """Close the connection. Never raises."""
         with suppress(Exception):  # the driver closes with what the socket says
             self._connection.close()
 
     def abort(self) -> None:
-        """End the connection from another thread: whoever waits for an answer hears that none comes. Never raises."""
         self._channel.abort()
 
     @override
     def ping(self) -> None:
-        """Ask the server for any answer."""
         self.rows("SELECT 1")
 
 

@@ -1,4 +1,4 @@
-"""SQL Server as applications name it: one object for all that Postdate keeps in a schema there."""
+"""SQL Server as one object, from which an endpoint's adapters on a schema are made."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from postdate.backends.sqlserver.timeouts import SqlServerTimeouts
 
 
 class SqlServer(SqlServerSchema):
-    """A schema of SQL Server 2016 or newer: one pool of connections for what is kept there.
+    """A schema of SQL Server 2016 or newer: one pool of connections for all adapters on it.
 
-    A store or timeouts with settings of their own are made from it, too: ``SqlServerStore(database, recording=…)``.
+    Adapters with settings of their own are made from it, too: ``SqlServerStore(database, recording=…)``.
 
     Args:
         url: ``mssql://user:password@host:port/database``, in TLS unless it says otherwise; for its options see
             :class:`postdate.backends.sqlserver.connection.SqlServerInstance`.
-        schema: that the tables are in; ``None``: ``dbo``.
+        schema: of the tables; ``None``: ``dbo``.
         holds_at_most: see :class:`postdate.backends.sqlserver.store.SqlServerStore`; ``None``: 60 s.
-        answers_within: after so long a silence of the server a connection is given up; above 0. ``None``: 30 s.
+        answers_within: a connection is given up after so long a silence of the server; above 0. ``None``: 30 s.
 
     Raises:
-        ConfigurationError: the address, the schema or a time cannot be.
+        ConfigurationError: the address, the schema or a time is invalid.
     """
 
     @cached_property

@@ -20,9 +20,9 @@ class Encryption:
     """How a connection is encrypted.
 
     Args:
-        context: of TLS; ``None``: the connection is in the clear, and so is the password.
-        is_strict: TLS comes before anything else (TDS 8, SQL Server 2022 and newer), as web servers have it.
-        expected_name: that the server's certificate must have; ``None``: the host of the address.
+        context: of TLS; ``None``: nothing is encrypted, not even the password.
+        is_strict: TLS begins before anything else (TDS 8, SQL Server 2022 and newer), as on the web.
+        expected_name: in the server's certificate; ``None``: the host of the address.
     """
 
     context: ssl.SSLContext | None
@@ -31,16 +31,11 @@ class Encryption:
 
     @property
     def is_on(self) -> bool:
-        """Whether it is encrypted at all."""
         return self.context is not None
 
 
 def encryption_of(options: Mapping[str, str]) -> Encryption:
-    """Return what the options of an address say; names in lower case.
-
-    Raises:
-        ConfigurationError: they cannot be, or the file of certificates cannot be read.
-    """
+    """Return the encryption of an address' options; names in lower case. Raises `ConfigurationError`."""
     wanted = options.get("encrypt", "yes").lower()
     is_trusting = _is_yes("trustservercertificate", options.get("trustservercertificate", "no"))
     if wanted != _STRICT and not _is_yes("encrypt", wanted, f"yes, no or {_STRICT}"):

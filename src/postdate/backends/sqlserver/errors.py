@@ -39,7 +39,6 @@ _MEANINGS: Final[Meanings] = {
 
 
 def translate(error: Exception, where: str) -> PostdateError:
-    """Return what went wrong with the database ``where`` (without its password) and what to do about it."""
     if isinstance(error, TimeoutError) and not error.args and isinstance(error.__cause__, Exception):
         return translate(error.__cause__, where)  # the driver gave up trying; this is why
     number = getattr(error, "number", 0) or getattr(error, "msg_no", 0)
@@ -56,7 +55,6 @@ def translate(error: Exception, where: str) -> PostdateError:
 
 @contextmanager
 def translated(where: str) -> Generator[None]:
-    """Raise errors of SQL Server and of its connection as errors of Postdate."""
     from pytds import Error  # pyright: ignore[reportMissingTypeStubs] - it has none
 
     try:

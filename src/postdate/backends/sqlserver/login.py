@@ -1,6 +1,7 @@
-"""What is said between client and server until a login is done, as bytes in and values out. Source: MS-TDS 2.2.
+"""The messages between client and server until a login is done, as bytes in and values out. Source: MS-TDS 2.2.
 
-Every packet has eight bytes in front: type, status (1: the last of its message), length with them, and four more.
+Every packet has a header of eight bytes: type, status (1: the last of its message), length with the header, and four
+more.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 PRELOGIN: Final = 0x12
-"""Type of the packets in which encryption is agreed upon, and in which TLS shakes hands."""
+"""Type of the packets that negotiate encryption, and of those with the TLS handshake."""
 
 ENCRYPT_ON: Final = 1
 ENCRYPT_NOT_SUPPORTED: Final = 2
@@ -32,11 +33,11 @@ _ROUTING: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class LoginAnswer:
-    """What a server answers to a login.
+    """A server's answer to a login.
 
     Args:
-        errors: number and text of what is wrong, in the order said; empty: the login is done.
-        route: host and port of the server that is to be asked instead.
+        errors: number and text, in the order sent; empty: the login is done.
+        route: host and port of another server to log in to.
     """
 
     errors: tuple[tuple[int, str], ...] = ()
@@ -44,26 +45,18 @@ class LoginAnswer:
 
 
 def packet(kind: int, content: bytes) -> bytes:
-    """Return one packet that is a whole message."""
+    """Return a whole message as one packet."""
     return HEADER.pack(kind, 1, HEADER.size + len(content), 0, 0, 0) + content
 
 
 def encryption(content: bytes) -> int:
-    """Return what a PRELOGIN says of encryption.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
+    """Return the encryption option of a PRELOGIN. Raises `ValueError`."""
     place = _place_of_encryption(content)
     return ENCRYPT_NOT_SUPPORTED if place is None else content[place]
 
 
 def with_encryption(content: bytes, value: int) -> bytes:
-    """Return a PRELOGIN that says ``value`` of encryption, and otherwise the same.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
+    """Return a PRELOGIN with the encryption option set to ``value``. Raises `ValueError`."""
     place = _place_of_encryption(content)
     return content if place is None else content[:place] + bytes([value]) + content[place + 1 :]
 
@@ -86,11 +79,7 @@ def _place_of_encryption(content: bytes) -> int | None:
 
 
 def login_answer(content: bytes) -> LoginAnswer:
-    """Return what the tokens of an answer to a login say.
-
-    Raises:
-        ValueError: they cannot be read.
-    """
+    """Parse the tokens of an answer to a login. Raises `ValueError`."""
     errors, route, is_acknowledged = list[tuple[int, str]](), None, False
     try:
         for kind, token in _tokens(content):

@@ -11,12 +11,10 @@ LONGEST_NAME: Final = 128
 
 
 def quoted(name: str) -> str:
-    """Return a name as SQL, whatever is in it."""
     return "[" + name.replace("]", "]]") + "]"
 
 
 def literal(text: str) -> str:
-    """Return a text as SQL."""
     return "N'" + text.replace("'", "''") + "'"
 
 
@@ -24,8 +22,8 @@ def check_name(name: str, what: str) -> str:
     """Return ``name`` if SQL Server can have it.
 
     Raises:
-        ConfigurationError: blank, over 128 UTF-16 units, with a NUL character or a lone surrogate, or a table that
-            would be mistaken for one of Postdate's own.
+        ConfigurationError: blank, over 128 UTF-16 units, with a NUL or a lone surrogate, or it could be mistaken for
+            one of Postdate's own tables.
     """
     if not name.strip() or any(character == "\0" or 0xD800 <= ord(character) < 0xE000 for character in name):
         raise ConfigurationError(f"{what} must not be blank or have NUL characters or lone surrogates: {name!r}")

@@ -1,4 +1,4 @@
-"""A schema in a database of SQL Server, with the sagas and the outbox in it, which have never been run against one."""
+"""A schema in a database of SQL Server, with the sagas and the outbox in it; never run against a server so far."""
 
 from __future__ import annotations
 

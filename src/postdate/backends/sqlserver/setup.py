@@ -1,4 +1,4 @@
-"""Creating the tables in SQL Server, by numbered migrations in one transaction. Source: ADR 0008."""
+"""Migrations in SQL Server, in one transaction. Source: ADR 0008."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ TAKE_TURN: Final = (
 
 
 def foundation(names: RowLockNames) -> tuple[str, ...]:
-    """Return the statements that come before every migration."""
     marks = names.plain("postdate_migration")
     return (
         creating_schema(names.schema),
@@ -34,12 +33,11 @@ def foundation(names: RowLockNames) -> tuple[str, ...]:
 
 
 def creating_schema(schema: str) -> str:
-    """Return the statement that creates a schema where it is missing; creating it must be alone in its batch."""
+    """Return the statement that creates a missing schema, in EXEC: CREATE SCHEMA must be alone in its batch."""
     return f"IF SCHEMA_ID({literal(schema)}) IS NULL EXEC ({literal(f'CREATE SCHEMA {quoted(schema)}')})"
 
 
 def setup_statements(names: RowLockNames, wanted: Sequence[Step]) -> str:
-    """Return the SQL that does what is missing of ``wanted``; harmless when it is run again."""
     guarded = (
         _guarded(names, step, statement) for step in wanted for statement in (*step.statements, mark_done(names, step))
     )
@@ -49,7 +47,7 @@ def setup_statements(names: RowLockNames, wanted: Sequence[Step]) -> str:
 
 
 def _guarded(names: RowLockNames, step: Step, statement: str) -> str:
-    """Return a statement of a migration that is skipped once the migration is marked: by its last statement."""
+    """Return a statement that is skipped once its migration is marked, which the migration's last statement does."""
     marked = (
         f"SELECT 1 FROM {names.plain('postdate_migration')} "
         f"WHERE subject = {literal(step.subject)} AND version = {step.version}"
@@ -58,11 +56,9 @@ def _guarded(names: RowLockNames, step: Step, statement: str) -> str:
 
 
 def setup(session: Any, names: RowLockNames, wanted: Sequence[Step]) -> None:
-    """Do what is missing of ``wanted``; several processes may do it at once.
+    """Apply the missing migrations of ``wanted``; several processes may do it at once.
 
-    Raises:
-        StoreFromNewerVersion: a newer Postdate was here.
-        StoreUnavailable: another process has been at it for half a minute.
+    Raises `StoreFromNewerVersion`, or `StoreUnavailable` when another process has been at it for half a minute.
     """
     session.begin()
     try:
@@ -77,10 +73,9 @@ def setup(session: Any, names: RowLockNames, wanted: Sequence[Step]) -> None:
 
 
 def wait_for_our_turn(session: Any, lock: str) -> None:
-    """Wait until nobody else sets up, until the end of the transaction.
+    """Take the lock of all set-ups until the end of the transaction.
 
-    Raises:
-        StoreUnavailable: another process has been at it for half a minute.
+    Raises `StoreUnavailable` when another process has had it for half a minute.
     """
     ((granted,),) = session.rows(TAKE_TURN, {"name": lock, "wait": _WAIT_MILLISECONDS})
     if granted < 0:

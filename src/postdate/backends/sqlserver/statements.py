@@ -1,12 +1,12 @@
 """The SQL of a store in SQL Server. Source: ADR 0008.
 
-Lists travel as JSON: a statement takes no more than 2,100 parameters. A name stands for ``NULL`` in the text when its
-value is ``None``.
+Lists travel as JSON, as a statement takes at most 2,100 parameters. The driver writes ``NULL`` into the text for a
+value of ``None``.
 
-FORCESEEK: a small table would be read from its beginning to its end, through rows that others have locked; and
-statistics made while it was small must not turn a change of some rows into a scan of millions later. READCOMMITTEDLOCK:
-with row versions switched on in the database, READPAST is refused without it. REPEATABLEREAD: a shared lock until the
-transaction ends, also with row versions switched on.
+FORCESEEK: a small table would be read whole, through rows that others have locked; and statistics made while it was
+small must not turn a change of some rows into a scan of millions later. READCOMMITTEDLOCK: with row versions switched
+on in the database, READPAST is refused without it. REPEATABLEREAD: a shared lock until the transaction ends, also with
+row versions switched on.
 """
 
 from __future__ import annotations
@@ -19,17 +19,13 @@ from postdate.backends.rowlocks.statements import RowLockStatements, ServerSqlDi
 
 
 class SqlServerStatements(RowLockStatements):
-    """Every statement of one store; parameters are those of pytds.
-
-    Args:
-        names: of its tables.
-    """
+    """Every statement of one store; parameters are those of pytds."""
 
     fragments = {  # noqa: RUF012 - nobody changes it
         "time": "DATEDIFF_BIG(microsecond, CAST('19700101' AS datetime2), SYSUTCDATETIME())",
         "locked_hints": "UPDLOCK, ROWLOCK, READCOMMITTEDLOCK",
         "the_id": "CAST(%(id)s AS nvarchar(500)) COLLATE Latin1_General_BIN2",
-        # One of a list that travels as JSON. Spaces at the end, which = does not see, count.
+        # In a list that travels as JSON. Spaces at the end, which = ignores, count.
         "text": "CAST(j.[value] AS nvarchar(500)) COLLATE Latin1_General_BIN2",
         "numbers": "(SELECT CAST(j.[value] AS bigint) FROM OPENJSON(%(numbers)s) AS j)",
         "holders": "(SELECT CAST(j.[value] AS bigint) FROM OPENJSON(%(holders)s) AS j)",
@@ -99,7 +95,7 @@ class SqlServerStatements(RowLockStatements):
     )
 
     next_attempt = "{after} ORDER BY p.attempt_at"
-    # In a table with a key: as a condition, thousands of numbers would be parsed anew for each row that is passed.
+    # In a table with a key: in a condition, the JSON of thousands of numbers would be parsed for each row.
     next_attempt_but = (
         "DECLARE @locked TABLE (number bigint NOT NULL PRIMARY KEY); "
         "INSERT INTO @locked (number) SELECT CAST(j.[value] AS bigint) FROM OPENJSON(%(locked)s) AS j; "
@@ -141,7 +137,7 @@ class SqlServerStatements(RowLockStatements):
         "INSERT INTO {holder} (store_id, lock_name, pid, machine, started_at, seen_at) OUTPUT inserted.holder "
         "VALUES (%(store)s, %(lock)s, %(pid)s, %(machine)s, {time}, {time})"
     )
-    # A session may have a lock twice, so it would take itself for dead.
+    # A session may take a lock twice, so without this it would take itself for dead.
     find_dead = (
         "SELECT holder FROM {holder} WHERE store_id = %(store)s AND lock_name <> %(own)s "
         "AND APPLOCK_TEST('public', lock_name, 'Exclusive', 'Session') = 1"
@@ -151,7 +147,7 @@ class SqlServerStatements(RowLockStatements):
         "SELECT machine, pid, ahead FROM {holder} "
         "WHERE store_id = %(store)s AND ahead IS NOT NULL AND (lock_name = %(own)s OR {lives})"
     )
-    # A frozen process keeps its connections: whoever has the rights ends them.
+    # A frozen process keeps its connections; processes with the rights end them.
     show_life = "UPDATE {holder} SET seen_at = {time} WHERE lock_name = %(own)s"
     find_silent = (
         "SELECT holder, pid, machine FROM {holder} WHERE store_id = %(store)s AND lock_name <> %(own)s "
@@ -193,9 +189,9 @@ class SqlServerStatements(RowLockStatements):
 
 
 class SqlServerSqlDialect(ServerSqlDialect):
-    """How SQL Server takes the statements that all SQL databases have. Spaces at the end, which = does not see, count.
+    """SQL Server's form of the common statements. Spaces at the end, which ``=`` ignores, count here.
 
-    A row is written where none has its key, under a lock on the gap between keys: an error would end the transaction.
+    A row is inserted unless its key exists, under a lock on the gap between keys: an error would end the transaction.
     """
 
     @override

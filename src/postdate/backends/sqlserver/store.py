@@ -1,9 +1,8 @@
 """Delayed messages in SQL Server 2016 or newer.
 
-Not run against a server so far: none can be installed where Postdate is built. The conformance suite runs it when
+Never run against a server so far, as none can be installed where Postdate is built. The conformance suite runs it when
 ``POSTDATE_SQLSERVER_URL`` is set; without, its statements are parsed, its wire is tested against a listener of our own,
-and the rest is what MariaDB proves.
-Source: specification 1.1, 1.3; ADR 0008.
+and the rest is proven by MariaDB. Source: specification 1.1, 1.3; ADR 0008.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ class SqlServerStore(LockingStore):
             :class:`postdate.backends.sqlserver.connection.SqlServerInstance`. Or a
             :class:`postdate.backends.sqlserver.database.SqlServer`, whose connections it uses, and which has the
             settings ``schema``, ``holds_at_most`` and ``answers_within``.
-        schema: that the tables are in; ``None``: ``dbo``.
+        schema: of the tables; ``None``: ``dbo``.
         table: of the waiting messages; at most 128 characters. ``None``: ``{endpoint}.timeouts``.
         recording: how much is kept for audits.
         largest_message_bytes: of headers and body together.
-        holds_at_most: a process that shows no life for so long (frozen, swapped out) loses what it holds to others that
-            have the rights to end its connections (VIEW SERVER STATE and ALTER ANY CONNECTION); the server itself never
-            ends them, so without these rights it keeps what it holds, and that is logged. ``None``: 60 s.
-        answers_within: after so long a silence of the server a connection is given up; above 0. ``None``: 30 s. What
-            reads or changes whole tables may take 10 minutes.
+        holds_at_most: a process that shows no life for so long (frozen, swapped out) loses its claims to others that
+            have the rights to end its connections (VIEW SERVER STATE and ALTER ANY CONNECTION). The server itself never
+            ends them, so without these rights the process keeps its claims, and that is logged. ``None``: 60 s.
+        answers_within: a connection is given up after so long a silence of the server; above 0. ``None``: 30 s.
+            Statements on whole tables may take 10 minutes.
 
     Raises:
-        ConfigurationError: the address, the schema or the table cannot be.
+        ConfigurationError: the address, the schema, the table or a time is invalid.
     """
 
     def __init__(  # noqa: PLR0913 - the settings that stand beside an address
@@ -64,6 +63,5 @@ class SqlServerStore(LockingStore):
 
     @override
     def setup_statements(self, endpoint: str) -> str:
-        """Return the SQL that :meth:`setup` runs on an empty database, for a database administrator."""
         names = SqlServerNames(self._schema, self._table or f"{endpoint}.timeouts")
         return setup_statements(names, steps_of(names))

@@ -29,12 +29,9 @@ _STATEMENT_CHARACTERS: Final = 2 * 1024 * 1024
 
 
 class SqlServerTables(RowLockTables):
-    """Every step of one store.
+    """The steps of one store.
 
-    Args:
-        names: of its tables.
-        recording: what is recorded.
-        holds_at_most: a process that shows no life for so long is ended, where we have the rights.
+    ``holds_at_most``: a process that shows no life for so long is ended, where we have the rights.
     """
 
     product = "SQL Server"
@@ -47,7 +44,6 @@ class SqlServerTables(RowLockTables):
 
     @override
     def setup(self, session: Any) -> None:
-        """Create what is missing, in one transaction."""
         setup.setup(session, self.names, steps_of(self.names))
 
     def _listed(self, values: Sequence[Any]) -> str:
@@ -76,7 +72,6 @@ class SqlServerTables(RowLockTables):
 
     @override
     def free(self, session: Any, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int:
-        """Give back what the holders hold, or those of ``numbers``; may be attempted at their due times."""
         values = {"holders": self._listed(holders)}
         if numbers is None:
             return session.change(self._sqlserver.free, values)
@@ -93,7 +88,7 @@ class SqlServerTables(RowLockTables):
 
     @override
     def dead(self, session: Any) -> Sequence[int]:
-        """Return the numbers whose connection is gone. Those that show no life are ended first, where we may."""
+        """Silent processes are ended first, where we have the rights."""
         if time.monotonic() - self._spoke_at >= _SPEAK_EVERY_SECONDS:
             self._spoke_at = time.monotonic()
             session.change(self._sqlserver.show_life, {"own": self._own_lock})
@@ -103,7 +98,7 @@ class SqlServerTables(RowLockTables):
     def _end_silent(self, session: Any) -> None:
         """End the connections of frozen processes: the server never does so by itself.
 
-        That takes the rights to see them and to end them. Without, it is said once that such a process is there.
+        Without the rights to see and to end them, it is logged once that such a process is there.
         """
         silence = int(self._holds_at_most.total_seconds())
         silent = {**self._here(session), "silence": silence * 1_000_000}
@@ -132,7 +127,7 @@ class SqlServerTables(RowLockTables):
 
     @override
     def scan(self, session: Any, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
-        """Yield pages of a share, of one snapshot if the database allows it (ALLOW_SNAPSHOT_ISOLATION)."""
+        """Pages come from one snapshot if the database allows it (ALLOW_SNAPSHOT_ISOLATION)."""
         pages = super().scan(session, scan, part, page)
         if session.rows(self._sqlserver.snapshots) == [(1,)]:
             session.change("SET TRANSACTION ISOLATION LEVEL SNAPSHOT")
@@ -153,7 +148,6 @@ def _content(number: int, row: MessageRow) -> dict[str, Any]:
 
 
 def _json_lists(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    """Yield lists of rows that are not too long for one statement each."""
     part, size = list[str](), 0
     for row in rows:
         text = json.dumps(row, ensure_ascii=False)

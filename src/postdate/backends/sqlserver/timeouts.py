@@ -1,8 +1,7 @@
-"""Timeouts in SQL Server 2016 or newer, in the table that upstream's SQL persistence lays out.
+"""Timeouts in SQL Server 2016 or newer, in the table of upstream's SQL persistence.
 
-Not run against a server so far: none can be installed where Postdate is built. The conformance suite runs it when
-``POSTDATE_SQLSERVER_URL`` is set; without, its statements are parsed, and the rest is what MariaDB proves.
-Source: specification 4.6; ADR 0008, ADR 0014.
+Never run against a server so far; see :mod:`postdate.backends.sqlserver.store`. Source: specification 4.6; ADR 0008,
+ADR 0014.
 """
 
 from __future__ import annotations
@@ -25,37 +24,37 @@ from postdate.persistence.timeouts import DESTINATION, ID, STATE, TIME, rounded_
 
 _WHAT: Final = "the table of timeouts (table_prefix=...)"
 _ENDINGS: Final = (0, 3, 7)
-"""The last digits that milliseconds have in a ``datetime``, which counts in 300ths of a second."""
+"""The last digits of milliseconds in a ``datetime``, which counts in 300ths of a second."""
 
 EARLIEST: Final = datetime(1753, 1, 1, tzinfo=UTC)
 """The first instant of a ``datetime``."""
 _LATEST: Final = datetime(9999, 12, 31, 23, 59, 59, 997_000, tzinfo=UTC)
 
 _SKIPPING: Final = "WITH (READPAST, READCOMMITTEDLOCK)"
-"""Looks at no row that somebody has changed: whoever is removing one has it in hand, whatever comes of it; and a row
-that is being added is seen by a later look. What is only claimed is seen: an update lock is no bar to readers.
+"""Skips rows that another transaction has changed: one being removed is that transaction's, and one being added is
+seen by a later look. Claimed rows are seen, as an update lock does not keep readers out.
 READCOMMITTEDLOCK: with row versions switched on in the database, READPAST is refused without it."""
 
 
 _CLAIMING: Final = "WITH (UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)"
-"""Locks the row for the transaction, or does not see it because somebody else has it locked."""
+"""Locks the row for the transaction, or skips it if another one has it locked."""
 
 
 class SqlServerTimeouts(ServerTimeouts):
     """Keeps timeouts in a table of SQL Server; :class:`postdate.ports.timeouts.TimeoutPersister`.
 
-    A due time is rounded up to one that a ``datetime`` has: by 3 ms at most.
+    A due time is rounded up to one that a ``datetime`` can hold: by 3 ms at most.
 
     Args:
         url: ``mssql://user:password@host:port/database``, in TLS unless it says otherwise; for its options see
             :class:`postdate.backends.sqlserver.connection.SqlServerInstance`. Or a
             :class:`postdate.backends.sqlserver.database.SqlServer`, whose connections and ``schema`` it uses.
-        schema: that the table is in; ``None``: ``dbo``.
-        table_prefix: what the name of the table begins with; the name has at most 128 characters. ``None``: that of the
-            endpoint, see :func:`postdate.persistence.timeouts.table_prefix`.
+        schema: of the table; ``None``: ``dbo``.
+        table_prefix: of the table's name, which has at most 128 characters. ``None``: that of the endpoint, see
+            :func:`postdate.persistence.timeouts.table_prefix`.
 
     Raises:
-        ConfigurationError: the address, the schema or the table cannot be.
+        ConfigurationError: the address, the schema or the table's name is invalid.
     """
 
     def __init__(
@@ -66,22 +65,12 @@ class SqlServerTimeouts(ServerTimeouts):
 
 
 class SqlServerTable(RowLockTimeoutTable):
-    """Every statement of one table; see :class:`postdate.backends.rowlocks.timeouts.RowLockTimeoutTable`.
-
-    Args:
-        schema: it is in.
-        name: its name.
-
-    Raises:
-        ConfigurationError: SQL Server cannot have such a name.
-    """
-
     dialect = SqlServerSqlDialect()
 
     def __init__(self, schema: str, name: str) -> None:
         plain = f"{quoted(schema)}.{quoted(check_name(name, _WHAT))}"
         table = plain.replace("%", "%%")
-        # The indexes hang on the table: they are made in one statement, so one question decides on all.
+        # The indexes are part of CREATE TABLE, so one check decides on all.
         create = (
             creating_schema(schema),
             (
@@ -122,7 +111,6 @@ class SqlServerTable(RowLockTimeoutTable):
 
     @override
     def setup(self, session: Any) -> None:
-        """Create what is missing, in one transaction."""
         session.begin()
         try:
             wait_for_our_turn(session, self._lock)
@@ -135,28 +123,22 @@ class SqlServerTable(RowLockTimeoutTable):
 
     @override
     def key(self, normal: str) -> Mapping[str, Any]:
-        """Return the id itself: the column is no text."""
         return {"Id": normal}
 
     @override
     def instant(self, instant: datetime) -> object:
-        """Return the text of a time that a ``datetime`` has."""
         return bound(instant)
 
     @override
     def insert(self, session: Any, row: dict[str, Any]) -> bool:
-        """Write a row, its bytes as hexadecimal text; ``False``: its id is there already."""
+        """Bytes travel as hexadecimal text."""
         _check_destination(row)
         values = {**row, STATE: f"0x{row[STATE].hex()}", TIME: bound(as_stored(row[TIME]))}
         return session.change(self.sql.insert, values) > 0
 
 
 def as_stored(due: datetime) -> datetime:
-    """Return the first instant of a ``datetime`` that is not before ``due``.
-
-    Raises:
-        InvalidMessage: there is none.
-    """
+    """Return the first ``datetime`` of SQL Server not before ``due``. Raises `InvalidMessage` if there is none."""
     if due > _LATEST:
         raise InvalidMessage(f"SQL Server keeps no timeout that is due at {due.isoformat()}")
     due = max(rounded_up(due, 3), EARLIEST)
@@ -165,7 +147,7 @@ def as_stored(due: datetime) -> datetime:
 
 
 def bound(instant: datetime) -> str:
-    """Return the text of the last instant of a ``datetime`` that is not after ``instant``: nothing lies in between."""
+    """Return the text of the last ``datetime`` of SQL Server not after ``instant``."""
     instant = max(instant.astimezone(UTC), EARLIEST)
     milliseconds = instant.microsecond // 1000
     last = max(ending for ending in _ENDINGS if ending <= milliseconds % 10)

@@ -18,11 +18,11 @@ from postdate.migrating.names import NUMBER, ONGOING, STATE_TABLE
 from postdate.persistence.timeouts import ID, TIME
 
 _LOCK_MILLISECONDS: Final = 3_000
-"""What every session of ours has."""
+"""The setting of our sessions."""
 
 
 class PlainSession:
-    """One connection; see :class:`Session`. The driver leaves percent signs alone when there are no values."""
+    """One connection, see :class:`Session`; without values the driver leaves percent signs alone."""
 
     def __init__(self, session: SqlServerSession) -> None:
         self._session = session
@@ -30,26 +30,16 @@ class PlainSession:
         self.close = session.close
 
     def rows(self, sql: str, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-        """See :class:`Session`."""
         return self._session.rows(sql, values) if values else self._session.rows(sql.replace("%%", "%"))
 
     def change(self, sql: str, values: Mapping[str, Any]) -> int:
-        """See :class:`Session`."""
         return self._session.change(sql, values) if values else self._session.change(sql.replace("%%", "%"))
 
     def pages(self, sql: str, values: dict[str, Any], page: int) -> Iterable[list[tuple[Any, ...]]]:
-        """See :class:`Session`."""
         return self._session.pages(sql if values else sql.replace("%%", "%"), values, page)
 
 
 class SqlServerDialect(Dialect):
-    """The SQL of SQL Server.
-
-    Args:
-        url: of the database.
-        schema: ``None``: ``dbo``.
-    """
-
     text = "nvarchar(200)"
     long_text = "nvarchar(max)"
     instant = "datetime2"
@@ -78,7 +68,7 @@ class SqlServerDialect(Dialect):
 
     @override
     def columns(self, session: Session, table: str) -> Sequence[str]:
-        """See :class:`Dialect`; without those that the server computes."""
+        """Without computed columns."""
         sql = (
             "SELECT name FROM sys.columns WHERE object_id = OBJECT_ID(%(table)s, 'U') AND is_computed = 0 "
             "AND system_type_id <> 189 ORDER BY column_id"  # 189: a row version
@@ -87,7 +77,7 @@ class SqlServerDialect(Dialect):
 
     @override
     def limit(self, session: Session, margin: timedelta) -> None:
-        """Limit waits for locks only: the server has no limit for statements. The clock is looked at before commit."""
+        """Limits waits for locks; the server has no limit for statements. The clock is checked before the commit."""
         session.change(f"SET LOCK_TIMEOUT {min(margin // timedelta(milliseconds=8), _LOCK_MILLISECONDS)}", {})
 
     @override
@@ -96,7 +86,7 @@ class SqlServerDialect(Dialect):
 
     @override
     def take_turn(self, session: Session) -> None:
-        """See :class:`Dialect`; until the end of the transaction."""
+        """The lock is held until the end of the transaction."""
         values = {"name": SqlServerNames(self.schema, "any").lock("migration"), "wait": TURN_SECONDS * 1_000}
         ((granted,),) = session.rows(TAKE_TURN, values)
         if granted < 0:
