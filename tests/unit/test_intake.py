@@ -392,6 +392,30 @@ async def test_a_message_is_in_trouble_alone_only_while_others_are_stored(
     assert bench.ids("error") == []
 
 
+async def test_what_a_store_refuses_while_it_takes_others_is_tried_once_a_second(
+    bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not whenever another is stored, which may be thousands of times a second."""
+    store, tries = bench.memory.store, 0
+
+    async def all_but_one(message: DelayedMessage, now: datetime) -> None:
+        nonlocal tries
+        if message.message_id == "m-bad":
+            tries += 1
+            raise StoreFull("there is room for small ones only")
+        await store(message, now)
+
+    monkeypatch.setattr(bench.memory, "store", all_but_one)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(bench.pump.handle, await arrive(bench, bench.message("m-bad", 600)))
+        for number in range(40):
+            await bench.clock.advance(SECOND / 20)
+            await bench.pump.handle(await arrive(bench, bench.message(f"m-{number}", 600)))
+        tasks.cancel_scope.cancel()
+    assert 2 <= tries <= 4
+    assert (await bench.memory.statistics(bench.start)).pending == 40
+
+
 async def test_a_call_that_fails_just_after_a_store_is_back_is_soon_tried_again(bench) -> None:
     """It hung until then: what failed before is no reason to wait as long as in an outage."""
     bench.store.faults.add(Fault("store", StoreUnreachable("away")))
