@@ -231,6 +231,14 @@ async def test_a_malformed_due_time_goes_to_the_error_queue_at_once_row_14(bench
     assert bench.arrived("error")[0].headers[Headers.ERROR_CODE] == "invalid_timestamp"
 
 
+async def test_queues_that_fail_with_an_error_of_their_own_fail_as_with_one_of_ours(bench) -> None:
+    """Given back each time, it would come again for ever."""
+    bench.transport.faults.add(Fault("commit", ValueError("a bug"), calls=[1]))
+    await bench.handle(await arrive(bench, bench.message(due_in=-1)))
+    assert bench.arrived("error")[0].headers[Headers.ERROR_CODE] == "transport_unavailable"
+    assert bench.ids(QUEUE) == []
+
+
 async def test_what_is_due_already_and_has_no_queue_goes_to_the_error_queue_row_38(bench) -> None:
     await bench.pump.handle(await arrive(bench, bench.message(due_in=-1, destination="nowhere")))
     assert bench.arrived("error")[0].headers[Headers.ERROR_CODE] == "queue_not_found"

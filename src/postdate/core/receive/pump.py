@@ -336,7 +336,8 @@ class MessagePump:
                 await self._receiver.roll_back(received, failed=outcome is not UNCOUNTED)
                 return None
             await self._receiver.commit(received, self._clock.now(), outcome.end)
-        except PostdateError as error:
+        except Exception as raised:  # whosever it is: as where ends go in batches
+            error = self._ours(raised)
             self._note_loss(received, error)
             if outcome.end is None:
                 raise
