@@ -106,7 +106,8 @@ class Handling:
         self.receiver = self._taking or WatchedReceiver(receiver, outgoing.clock)
         """Ends messages as the transaction mode says."""
         self._asking = Suspects()
-        allowed = Allowed(anew=(SagaConflict,), is_taken=is_taken)
+        # Asked anew, the step would take the message off its queue once more: what is taken has its policy decide.
+        allowed = Allowed(anew=() if is_taken else (SagaConflict,), is_taken=is_taken)
         self._recovery = PolicyRecovery(allowed=allowed, endings=endings)
         self.leaving = PolicyRecovery(allowed=allowed, endings=endings, suspects=Suspects())
         """Of ends with which something is sent or stored."""
