@@ -20,6 +20,7 @@ from postdate import (
     SqliteStore,
     TransactionMode,
 )
+from postdate.core.receive.settling import Settler
 from postdate.errors import ConfigurationError, SagaConflict, StoreUnavailable, TransportUnavailable
 from postdate.ports import RecordKind
 from postdate.testing import Fault, FaultyMovingStore, FaultyStore, FaultyTransport, VirtualClock
@@ -196,6 +197,21 @@ async def test_in_mode_none_a_handler_that_raises_a_conflict_has_failed_and_noth
     assert handled == [1]
     assert await one_file.length("error") == 1
     assert await one_file.length("sales") == 0
+
+
+async def test_in_mode_none_nothing_waits_for_the_ends_of_others(
+    one_file: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off its queue already, it would be lost with its process."""
+    monkeypatch.setattr(Settler, "put", lambda *_: 1 / 0)
+    endpoint = one_file.endpoint(NONE)
+    handled = sends_then(endpoint, fails=True)
+    async with endpoint:
+        await endpoint.send({"n": 1})
+        await one_file.clock.settle()
+        assert await one_file.length("error") == 1
+        await one_file.clock.advance(SECOND)
+    assert handled == [1]
 
 
 # --- delivery ---------------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class MessagePump:
         breaker: for failing receives and commits.
         queue: its name, for logs.
         prefetches: receive more than is handled at once, as long as it is handled within moments; and end messages in
-            batches.
+            batches, unless ``receiver`` is a :class:`WatchedReceiver` that has them end one by one.
     """
 
     def __init__(  # noqa: PLR0913 - the parts
@@ -88,7 +88,8 @@ class MessagePump:
         self._workers = self._busy = 0
         self._is_waking = self._is_full = self._is_over = False
         self._has_room = anyio.Event()
-        self._settler = Settler(self._receiver, clock) if prefetches else None
+        in_batches = prefetches and self._receiver.ends_in_batches
+        self._settler = Settler(self._receiver, clock) if in_batches else None
         self._outage = OutageLog(log, f"cannot receive from {queue}", f"{queue} is")
 
     async def run(self) -> None:
