@@ -32,6 +32,7 @@ from postdate.endpoint.sending import through_queue
 from postdate.errors import (
     NotADatabase,
     PostdateError,
+    StoreError,
     StoreFromNewerVersion,
     StoreFull,
     StoreNotSetUp,
@@ -258,6 +259,19 @@ async def test_a_failing_store_is_tried_as_often_as_specified_row_42(make_bench,
             (received,) = await bench.receiver.receive(1)
     assert bench.arrived("error")[0].headers[Headers.ERROR_CODE] == "store_unavailable"
     assert bench.ids(QUEUE) == []
+
+
+async def test_a_store_that_fails_for_good_is_not_tried_at_once_again_and_its_breaker_hears_of_it(make_bench) -> None:
+    bench = make_bench(number_of_retries=1_000)
+    await bench.create_queues("billing")
+    bench.store.faults.add(Fault("store", StoreError("never")))
+    received = await arrive(bench, bench.message(due_in=600))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(bench.pump.handle, received)
+        await bench.clock.advance(SECOND / 2)
+        assert bench.store_breaker.deadline is not None
+        assert bench.ids(QUEUE) == bench.ids("error") == []  # it is in hand
+        tasks.cancel_scope.cancel()
 
 
 async def test_a_store_failing_for_30_seconds_is_one_critical_error_row_43(make_bench) -> None:

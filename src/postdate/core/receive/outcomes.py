@@ -19,7 +19,7 @@ from postdate.core.circuit_breaker import PAUSE_ARMED, FailureRate, RepeatedFail
 from postdate.core.failure import Allowed, ErrorQueue, Way, way_after
 from postdate.core.outages import Suspects
 from postdate.core.recoverability import ImmediateRetry, Recoverability, after_handling_failed
-from postdate.errors import PostdateError
+from postdate.errors import PostdateError, StoreError
 from postdate.messages import Envelope
 from postdate.ports import End, Received
 from postdate.runtime.metrics import NO_METRICS, Metrics
@@ -103,6 +103,10 @@ class Recovery(ABC):
             met = suspects.met(received.envelope.message_id, error)
         return way_after(gone, error, received, met, self.allowed, others_are_well=others_are_well)
 
+    def pauses_after(self, error: PostdateError) -> bool:
+        """Return whether a pause goes before what the policy decides, as it may decide that it is tried again."""
+        return self.allowed.counts and error.transient
+
     @abstractmethod
     def decided(self, received: Received, outcome: Outcome | None, error: Exception) -> Outcome:
         """Return what the policy decides about a message whose step, or whose end, failed."""
@@ -143,6 +147,12 @@ class Attempts(Recovery):
     metrics: Metrics = NO_METRICS
     given_up: Callable[[Received], None] | None = None
     returns_outgoing: bool = False
+
+    @override
+    def pauses_after(self, error: PostdateError) -> bool:
+        """See :class:`Recovery`; what a store never does it may do for none: its breaker is to hear of it."""
+        is_of_store = isinstance(error, StoreError) and not isinstance(error, self.policy.unrecoverable)
+        return self.allowed.counts and (error.transient or is_of_store)
 
     @override
     def decided(self, received: Received, outcome: Outcome | None, error: Exception) -> Outcome:

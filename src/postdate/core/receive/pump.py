@@ -370,7 +370,7 @@ class MessagePump:
             await self._clock.wait_for(self._stop, retry_delay(told.failures))
             return told, UNCOUNTED if self._stop.is_set() else BACK
         if way is Way.DECIDED:
-            if recovery.allowed.counts and error.transient and not told.is_last:
+            if recovery.pauses_after(error) and not told.is_last:
                 await (self._pause_after(error) if recovery.outage is None else recovery.outage.wait(error, way))
             return told, recovery.decided(told, outcome, error)
         if way is not Way.ANEW and recovery.outage is not None:
