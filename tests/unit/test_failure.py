@@ -25,7 +25,7 @@ from postdate.messages import Envelope, Headers
 from postdate.ports import Received
 
 HANDLER = Allowed(anew=(SagaConflict,))
-TAKEN = Allowed(anew=(SagaConflict,), is_taken=True)
+TAKEN = Allowed(is_taken=True)
 STORING = Allowed(stays=True, counts=True)
 IN_ONE = Allowed(stays=True, is_one=True, counts=True)
 SENDING = Allowed(anew=(DestinationUnavailable,), counts=True)
@@ -46,6 +46,7 @@ LAST = NEW._replace(is_last=True)
         (HANDLER, TransportUnreachable("away"), Way.BACK),
         (HANDLER, StoreFull("full"), Way.BACK),
         (HANDLER, ClaimLost("lost"), Way.BACK),
+        (TAKEN, SagaConflict("somebody was faster"), Way.DECIDED),
         (TAKEN, TransportUnavailable("nack"), Way.DECIDED),
         (TAKEN, TransportUnreachable("away"), Way.DECIDED),
         (STORING, StoreFull("full"), Way.STAYS),

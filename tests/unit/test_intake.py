@@ -32,6 +32,7 @@ from postdate.endpoint.sending import through_queue
 from postdate.errors import (
     NotADatabase,
     PostdateError,
+    StoreError,
     StoreFromNewerVersion,
     StoreFull,
     StoreNotSetUp,
@@ -231,6 +232,14 @@ async def test_a_malformed_due_time_goes_to_the_error_queue_at_once_row_14(bench
     assert bench.arrived("error")[0].headers[Headers.ERROR_CODE] == "invalid_timestamp"
 
 
+async def test_queues_that_fail_with_an_error_of_their_own_fail_as_with_one_of_ours(bench) -> None:
+    """Given back each time, it would come again for ever."""
+    bench.transport.faults.add(Fault("commit", ValueError("a bug"), calls=[1]))
+    await bench.handle(await arrive(bench, bench.message(due_in=-1)))
+    assert bench.arrived("error")[0].headers[Headers.ERROR_CODE] == "transport_unavailable"
+    assert bench.ids(QUEUE) == []
+
+
 async def test_what_is_due_already_and_has_no_queue_goes_to_the_error_queue_row_38(bench) -> None:
     await bench.pump.handle(await arrive(bench, bench.message(due_in=-1, destination="nowhere")))
     assert bench.arrived("error")[0].headers[Headers.ERROR_CODE] == "queue_not_found"
@@ -250,6 +259,19 @@ async def test_a_failing_store_is_tried_as_often_as_specified_row_42(make_bench,
             (received,) = await bench.receiver.receive(1)
     assert bench.arrived("error")[0].headers[Headers.ERROR_CODE] == "store_unavailable"
     assert bench.ids(QUEUE) == []
+
+
+async def test_a_store_that_fails_for_good_is_not_tried_at_once_again_and_its_breaker_hears_of_it(make_bench) -> None:
+    bench = make_bench(number_of_retries=1_000)
+    await bench.create_queues("billing")
+    bench.store.faults.add(Fault("store", StoreError("never")))
+    received = await arrive(bench, bench.message(due_in=600))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(bench.pump.handle, received)
+        await bench.clock.advance(SECOND / 2)
+        assert bench.store_breaker.deadline is not None
+        assert bench.ids(QUEUE) == bench.ids("error") == []  # it is in hand
+        tasks.cancel_scope.cancel()
 
 
 async def test_a_store_failing_for_30_seconds_is_one_critical_error_row_43(make_bench) -> None:
@@ -390,6 +412,30 @@ async def test_a_message_is_in_trouble_alone_only_while_others_are_stored(
         assert await bench.memory.get("m-bad") is not None
         tasks.cancel_scope.cancel()
     assert bench.ids("error") == []
+
+
+async def test_what_a_store_refuses_while_it_takes_others_is_tried_once_a_second(
+    bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not whenever another is stored, which may be thousands of times a second."""
+    store, tries = bench.memory.store, 0
+
+    async def all_but_one(message: DelayedMessage, now: datetime) -> None:
+        nonlocal tries
+        if message.message_id == "m-bad":
+            tries += 1
+            raise StoreFull("there is room for small ones only")
+        await store(message, now)
+
+    monkeypatch.setattr(bench.memory, "store", all_but_one)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(bench.pump.handle, await arrive(bench, bench.message("m-bad", 600)))
+        for number in range(40):
+            await bench.clock.advance(SECOND / 20)
+            await bench.pump.handle(await arrive(bench, bench.message(f"m-{number}", 600)))
+        tasks.cancel_scope.cancel()
+    assert 2 <= tries <= 4
+    assert (await bench.memory.statistics(bench.start)).pending == 40
 
 
 async def test_a_call_that_fails_just_after_a_store_is_back_is_soon_tried_again(bench) -> None:

@@ -547,6 +547,17 @@ async def test_row_101_dispatching_is_tried_five_times_and_the_timeout_stays(ben
     assert bench.stored() == [timeout]
 
 
+async def test_row_101_what_fails_with_no_error_of_ours_is_tried_five_times(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("postdate.core.timeout_manager.steps.timeout_of", lambda *_: 1 / 0)
+    async with bench.endpoint():
+        await bench.put(deferred(bench.start + 60 * SECOND, "m-1"))
+        await bench.clock.advance(30 * SECOND)
+        (copy,) = bench.arrived("error")
+    assert (copy.message_id, copy.headers[Headers.FAILED_QUEUE]) == ("m-1", TIMEOUTS)
+
+
 DAMAGED = StoreTroubled("page 7 is damaged")
 
 

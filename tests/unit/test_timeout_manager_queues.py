@@ -7,7 +7,9 @@ import pytest
 from postdate import DelayedMessage, Envelope, Headers
 from postdate.core.intake import OLD_DESTINATION, OLD_EXPIRE, from_timeouts_queue
 from postdate.endpoint.sending import through_queue
+from postdate.errors import StoreTroubled
 from postdate.messages import format_timestamp
+from postdate.testing import Fault
 
 QUEUE = "sales.timeouts"
 
@@ -66,6 +68,14 @@ async def test_two_delayed_retries_of_one_message_are_two_messages(bench) -> Non
 async def test_the_same_delayed_send_received_twice_is_stored_once(bench) -> None:
     assert await stored(bench, old(bench, 60)) == await stored(bench, old(bench, 60))
     assert (await bench.memory.statistics(bench.start)).pending == 1
+
+
+async def test_one_that_met_trouble_and_is_stored_at_last_is_no_suspect_any_more(bench) -> None:
+    """Though it is stored under an id of its own."""
+    bench.store.faults.add(Fault("store", StoreTroubled("locked"), calls=[1]))
+    await bench.handle(await bench.put_in_timeouts_queue(old(bench, 600)))
+    assert (await bench.memory.statistics(bench.start)).pending == 1
+    assert not bench.intake._storing.suspects
 
 
 async def test_stale_headers_of_a_timeout_manager_do_not_steer_a_message_of_ours_row_89(bench) -> None:

@@ -20,7 +20,8 @@ from postdate import (
     SqliteStore,
     TransactionMode,
 )
-from postdate.errors import ConfigurationError, StoreUnavailable, TransportUnavailable
+from postdate.core.receive.settling import Settler
+from postdate.errors import ConfigurationError, SagaConflict, StoreUnavailable, TransportUnavailable
 from postdate.ports import RecordKind
 from postdate.testing import Fault, FaultyMovingStore, FaultyStore, FaultyTransport, VirtualClock
 
@@ -178,6 +179,39 @@ async def test_a_commit_that_fails_takes_with_it_what_the_mode_says(world: World
         await world.clock.advance(30 * SECOND)
     assert handled == ([1] if mode is NONE else [1, 1])
     assert await world.length("audit") == (4 if mode is RECEIVE_ONLY and not world.one_database else 2)
+
+
+async def test_in_mode_none_a_handler_that_raises_a_conflict_has_failed_and_nothing_is_lost(one_file: World) -> None:
+    """Its message is off the queue: there is nothing to be taken off when it is handled anew."""
+    endpoint, handled = one_file.endpoint(NONE), list[int]()
+
+    @endpoint.handler(dict, name="Any")
+    async def handle(content: dict, context: HandlerContext) -> None:
+        handled.append(content["n"])
+        raise SagaConflict("somebody was faster")
+
+    endpoint.route(dict, "sales", name="Any")
+    async with endpoint:
+        await endpoint.send({"n": 1})
+        await one_file.clock.advance(10 * SECOND)
+    assert handled == [1]
+    assert await one_file.length("error") == 1
+    assert await one_file.length("sales") == 0
+
+
+async def test_in_mode_none_nothing_waits_for_the_ends_of_others(
+    one_file: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off its queue already, it would be lost with its process."""
+    monkeypatch.setattr(Settler, "put", lambda *_: 1 / 0)
+    endpoint = one_file.endpoint(NONE)
+    handled = sends_then(endpoint, fails=True)
+    async with endpoint:
+        await endpoint.send({"n": 1})
+        await one_file.clock.settle()
+        assert await one_file.length("error") == 1
+        await one_file.clock.advance(SECOND)
+    assert handled == [1]
 
 
 # --- delivery ---------------------------------------------------------------------------------------------------------

@@ -145,14 +145,14 @@ class Intake:
         What is stored already is what an earlier attempt left that could not be taken off the queue: it is done. So
         what comes again is not sent from here, though it may be due by now: the store knows whether it was sent.
         """
-        now = self._clock.now()
+        now, id_ = self._clock.now(), received.envelope.message_id
         try:
             message = self._read(received.envelope, now)
             if received.failures == received.tries == 0 and message.due < now:
                 sent = [to_envelope(to_be_stored(message))]
-                done = [partial(self._ended, self._sending, message)]
+                done = [partial(self._ended, self._sending, id_, message)]
                 return Outcome(End(record=None, outgoing=sent), self._sending, done)
-            stored = partial(self._ended, self._storing, message)
+            stored = partial(self._ended, self._storing, id_, message)
             if self._enlisting is not None:
                 work = [RepeatableStoring(self._enlisting, [message], now)]
                 return Outcome(End(record=None, work=work), self._storing, [stored])
@@ -176,8 +176,9 @@ class Intake:
             if not await self._watch.call_apart(is_stored(self._store, message), self._store, StoreUnreachable):
                 raise
 
-    async def _ended(self, recovery: Attempts, message: DelayedMessage) -> None:
-        await recovery.ended_well(message.message_id)
+    async def _ended(self, recovery: Attempts, received_id: str, message: DelayedMessage) -> None:
+        """Note what became of a message; what is delayed may have another id than what was received."""
+        await recovery.ended_well(received_id)
         if recovery is self._storing:
             self._metrics.stored(1)
         if log.isEnabledFor(logging.DEBUG):

@@ -35,7 +35,7 @@ from postdate.errors import (
     TransportUnreachable,
 )
 from postdate.messages import Envelope
-from postdate.ports import HANDLED, End, Ending, Received, Receiver, RecordKind, TransactionMode, Work
+from postdate.ports import HANDLED, End, Received, Receiver, RecordKind, TransactionMode, Work
 
 log = logging.getLogger("postdate.endpoint")
 
@@ -45,7 +45,12 @@ and the one that stands first in its queue comes back to it from each process th
 
 
 class TakenReceiver(WatchedReceiver):
-    """In transaction mode ``none`` a message is off its queue before it is handled: what its end sends just leaves."""
+    """In transaction mode ``none`` a message is off its queue before it is handled: what its end sends just leaves.
+
+    At once: a process that is killed loses what waits for others.
+    """
+
+    ends_in_batches = False
 
     def __init__(self, receiver: Receiver, clock: Clock, send: Callable[[End], Awaitable[None]]) -> None:
         super().__init__(receiver, clock)
@@ -54,10 +59,6 @@ class TakenReceiver(WatchedReceiver):
     @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
         await self._send(end)
-
-    @override
-    async def settle(self, endings: Sequence[Ending]) -> Sequence[Exception | None]:
-        return await Receiver.settle(self, endings)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,7 +107,8 @@ class Handling:
         self.receiver = self._taking or WatchedReceiver(receiver, outgoing.clock)
         """Ends messages as the transaction mode says."""
         self._asking = Suspects()
-        allowed = Allowed(anew=(SagaConflict,), is_taken=is_taken)
+        # Asked anew, the step would take the message off its queue once more: what is taken has its policy decide.
+        allowed = Allowed(anew=() if is_taken else (SagaConflict,), is_taken=is_taken)
         self._recovery = PolicyRecovery(allowed=allowed, endings=endings)
         self.leaving = PolicyRecovery(allowed=allowed, endings=endings, suspects=Suspects())
         """Of ends with which something is sent or stored."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from postdate.core.circuit_breaker import PAUSE_ARMED, FailureRate, RepeatedFail
 from postdate.core.failure import Allowed, ErrorQueue, Way, way_after
 from postdate.core.outages import Suspects
 from postdate.core.recoverability import ImmediateRetry, Recoverability, after_handling_failed
-from postdate.errors import PostdateError
+from postdate.errors import PostdateError, StoreError
 from postdate.messages import Envelope
 from postdate.ports import End, Received
 from postdate.runtime.metrics import NO_METRICS, Metrics
@@ -102,6 +103,10 @@ class Recovery(ABC):
             met = suspects.met(received.envelope.message_id, error)
         return way_after(gone, error, received, met, self.allowed, others_are_well=others_are_well)
 
+    def pauses_after(self, error: PostdateError) -> bool:
+        """Return whether a pause goes before what the policy decides, as it may decide that it is tried again."""
+        return self.allowed.counts and error.transient
+
     @abstractmethod
     def decided(self, received: Received, outcome: Outcome | None, error: Exception) -> Outcome:
         """Return what the policy decides about a message whose step, or whose end, failed."""
@@ -142,6 +147,12 @@ class Attempts(Recovery):
     metrics: Metrics = NO_METRICS
     given_up: Callable[[Received], None] | None = None
     returns_outgoing: bool = False
+
+    @override
+    def pauses_after(self, error: PostdateError) -> bool:
+        """See :class:`Recovery`; what a store never does it may do for none: its breaker is to hear of it."""
+        is_of_store = isinstance(error, StoreError) and not isinstance(error, self.policy.unrecoverable)
+        return self.allowed.counts and (error.transient or is_of_store)
 
     @override
     def decided(self, received: Received, outcome: Outcome | None, error: Exception) -> Outcome:
@@ -189,7 +200,7 @@ class StoreOutage:
     def __init__(self, clock: Clock, said: OutageLog, breaker: RepeatedFailures | None = None) -> None:
         self._clock, self._said, self._breaker = clock, said, breaker
         self._of_some = OutageLog(log, "cannot store some messages, only others", "they are", logging.WARNING)
-        self._stop, self._is_over = anyio.Event(), anyio.Event()
+        self._stop, self._is_over, self._over_at = anyio.Event(), anyio.Event(), -math.inf
 
     def stop(self) -> None:
         """End pauses, also those that are still to begin."""
@@ -201,7 +212,7 @@ class StoreOutage:
         if self._breaker is not None:
             self._breaker.success()  # a call that hung until now fails a little later, and is not to wait any longer
         self._is_over.set()
-        self._is_over = anyio.Event()
+        self._is_over, self._over_at = anyio.Event(), self._clock.monotonic()
 
     def worked(self) -> None:
         """Note that something was stored."""
@@ -212,7 +223,11 @@ class StoreOutage:
             self._breaker.success()
 
     async def wait(self, error: PostdateError, way: Way) -> None:
-        """Wait before a message is tried again: with all others, unless it alone is in trouble or this counts."""
+        """Wait before a message is tried again: with all others, unless it alone is in trouble or this counts.
+
+        What fails just after others went well waits for a second, whatever goes well meanwhile: a store may take some
+        and not others, and a destination that takes nothing is no outage of the store.
+        """
         seconds, pause, until = self._clock.monotonic(), PAUSE_ARMED, self._stop
         if way is Way.ALONE:
             self._of_some.failed(error, seconds)
@@ -220,5 +235,8 @@ class StoreOutage:
             pause = self._breaker.failure(error, seconds)
         if way is Way.STAYS:
             self._said.failed(error, seconds)
-            until = until if until.is_set() else self._is_over
+            if seconds - self._over_at < PAUSE_ARMED.total_seconds():
+                pause = min(pause, PAUSE_ARMED)
+            elif not until.is_set():
+                until = self._is_over
         await self._clock.wait_for(until, pause)

@@ -58,7 +58,7 @@ class MessagePump:
         breaker: for failing receives and commits.
         queue: its name, for logs.
         prefetches: receive more than is handled at once, as long as it is handled within moments; and end messages in
-            batches.
+            batches, unless ``receiver`` is a :class:`WatchedReceiver` that has them end one by one.
     """
 
     def __init__(  # noqa: PLR0913 - the parts
@@ -88,7 +88,8 @@ class MessagePump:
         self._workers = self._busy = 0
         self._is_waking = self._is_full = self._is_over = False
         self._has_room = anyio.Event()
-        self._settler = Settler(self._receiver, clock) if prefetches else None
+        in_batches = prefetches and self._receiver.ends_in_batches
+        self._settler = Settler(self._receiver, clock) if in_batches else None
         self._outage = OutageLog(log, f"cannot receive from {queue}", f"{queue} is")
 
     async def run(self) -> None:
@@ -336,7 +337,8 @@ class MessagePump:
                 await self._receiver.roll_back(received, failed=outcome is not UNCOUNTED)
                 return None
             await self._receiver.commit(received, self._clock.now(), outcome.end)
-        except PostdateError as error:
+        except Exception as raised:  # whosever it is: as where ends go in batches
+            error = self._ours(raised)
             self._note_loss(received, error)
             if outcome.end is None:
                 raise
@@ -368,7 +370,7 @@ class MessagePump:
             await self._clock.wait_for(self._stop, retry_delay(told.failures))
             return told, UNCOUNTED if self._stop.is_set() else BACK
         if way is Way.DECIDED:
-            if recovery.allowed.counts and error.transient and not told.is_last:
+            if recovery.pauses_after(error) and not told.is_last:
                 await (self._pause_after(error) if recovery.outage is None else recovery.outage.wait(error, way))
             return told, recovery.decided(told, outcome, error)
         if way is not Way.ANEW and recovery.outage is not None:

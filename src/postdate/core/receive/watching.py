@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Coroutine, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import anyio
 from typing_extensions import override
@@ -130,6 +130,9 @@ class WatchedReceiver(Receiver):
         clock: tells and waits.
         answers_within: see :data:`postdate.core.guard.ANSWERS_WITHIN`.
     """
+
+    ends_in_batches: ClassVar[bool] = True
+    """Whether messages may wait for their end, where the queue is read ahead."""
 
     def __init__(self, receiver: Receiver, clock: Clock, answers_within: timedelta = ANSWERS_WITHIN) -> None:
         self._receiver, self.watch = receiver, CallWatch(clock, answers_within)

@@ -22,7 +22,7 @@ from postdate.core.timeout_manager.reading import (
     timeout_of,
     undelayed,
 )
-from postdate.errors import NotADelayedMessage, PostdateError, TimeoutConcurrentlyProcessed
+from postdate.errors import NotADelayedMessage, TimeoutConcurrentlyProcessed
 from postdate.messages import Envelope, Headers
 from postdate.ports import End, Received, Transport, Work
 from postdate.ports.timeouts import Timeout, TimeoutClaim, TimeoutPersister
@@ -73,12 +73,13 @@ class StoreStep:
             now = self._clock.now()
             if timeout.due > later(now, NOT_STORED_BEFORE_DUE):
                 return await self._store(timeout, envelope)
-        except PostdateError as error:
+            if now < timeout.due:  # asked again then, it is stored if the clock was set back meanwhile
+                return Outcome(None, wait=timeout.due - now)
+            end = End(record=None, outgoing=[undelayed(timeout, envelope.message_id)])
+        except Exception as error:  # noqa: BLE001 - whatever it is: just given back, it would come for ever
             return Outcome(None, self._recovery, failed=Failed(error))
-        if now < timeout.due:  # asked again then, it is stored if the clock was set back meanwhile
-            return Outcome(None, wait=timeout.due - now)
         log.debug("message %s is due and goes to %s at once", envelope.message_id, timeout.destination)
-        return self._outcome(envelope, End(record=None, outgoing=[undelayed(timeout, envelope.message_id)]))
+        return self._outcome(envelope, end)
 
     async def _store(self, timeout: Timeout, envelope: Envelope) -> Outcome:
         work: list[Work] = []
@@ -154,7 +155,7 @@ class DispatchStep:
         """See :data:`postdate.core.receive.outcomes.Step`; a timeout that is gone is success."""
         try:
             end, afterwards = await self._dispatch(received.envelope)
-        except PostdateError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is: just given back, it would come for ever
             return Outcome(None, self._recovery, failed=Failed(error))
         ended = partial(self._recovery.ended_well, received.envelope.message_id)
         return Outcome(end, self._recovery, [ended, afterwards])
