@@ -21,14 +21,9 @@ log = logging.getLogger("postdate.mover")
 
 
 class Mover:
-    """Moves due messages inside the database that store and queues share; claims only what has no queue there.
+    """Moves due messages inside the database that store and queues share.
 
-    Args:
-        store: in the database of the transport.
-        dispatcher: for messages whose destination is not a queue of that database: they go the ordinary way.
-        clock: for the time of each move.
-        metrics: what is counted.
-        journal: told of what was moved.
+    Messages whose destination has no queue there are claimed, and go through ``dispatcher``.
     """
 
     def __init__(
@@ -44,11 +39,9 @@ class Mover:
         self._journal, self._listing = journal, journal is not NO_JOURNAL
 
     def running(self) -> AbstractAsyncContextManager[None]:
-        """See :class:`postdate.core.poller.DueWork`."""
         return self._dispatcher.running()
 
     async def take(self, now: datetime) -> PollResult:
-        """See :class:`postdate.core.poller.DueWork`."""
         began = self._clock.monotonic()
         report = await self._asking.call(lambda: self._store.move_due(now, _MOVED_AT_ONCE, listing=self._listing))
         if report.moved is not None:
@@ -79,5 +72,4 @@ class Mover:
             self._metrics.expired(report.expired)
 
     async def listen(self, wake: Wake) -> Callable[[], None]:
-        """See :class:`postdate.core.poller.DueWork`."""
         return await self._dispatcher.listen(wake)
