@@ -16,27 +16,19 @@ from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Re
 
 
 class BusinessTransaction:
-    """What the context of a handler knows of the outbox: the transaction, and what must not be done during it.
+    """The transaction of the outbox in which a handler runs, and what must not be done during it.
 
-    Args:
-        transaction: of the message being handled.
-        store: of the outbox.
-        queues: identity of the database of the queues, if any.
+    ``queues`` is the identity of the database of the queues, if any.
     """
 
     def __init__(self, transaction: OutboxTransaction, store: OutboxStore, queues: object | None) -> None:
         self._transaction, self._store, self._queues = transaction, store, queues
 
     async def begin(self) -> NativeTransaction:
-        """Return a connection with the transaction open on it; see :meth:`postdate.ports.OutboxTransaction.begin`."""
         return await self._transaction.begin()
 
     def check_isolated_send(self) -> None:
-        """Refuse to send beside an open transaction that keeps all others from writing to the queues.
-
-        Raises:
-            NotSupported: it would wait for itself.
-        """
+        """Refuse a send that would wait for itself: for the handler's transaction, the only writer of its file."""
         if self._transaction.begun and self._store.has_one_writer and self._store.database == self._queues:
             raise NotSupported(
                 "an isolated send into the file in which the handler has a transaction open would wait for itself: "
@@ -58,7 +50,8 @@ class HandlerContext:
         self._headers = MappingProxyType(received.envelope.headers)
         self.outgoing: list[Outgoing] = []
         self.named: list[DelayedMessage] = []
-        """Those with an id of the application that are to leave by an outbox: another message may have it."""
+        """Delayed messages with an id of the application that are to leave by an outbox: another message may have that
+        id."""
         self.work: list[Work] = []
         """Done in the transaction in which what was sent leaves; only with queues, or an outbox, in the database of the
         work."""
@@ -69,7 +62,7 @@ class HandlerContext:
         self._ended = False
 
     def end(self) -> None:
-        """From now on nothing can be sent."""
+        """Refuse to send from now on."""
         self._ended = True
 
     @property
@@ -141,9 +134,9 @@ class HandlerContext:
         return outgoing.message_id
 
     def _named(self, outgoing: DelayedMessage, *, isolated: bool) -> DelayedMessage:
-        """Return a message with an id of the application, which this handler may have sent in an earlier attempt.
+        """Mark a message with an id of the application which an earlier attempt of this handler may have sent.
 
-        That is so where a message came back unanswered, and what its handlers delay leaves through a queue before its
+        It may where the incoming message came back unanswered, and delayed messages leave through a queue before its
         end.
         """
         if self._business is not None:

@@ -50,32 +50,21 @@ POLICY_FAILURES: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """Which retries an endpoint has.
-
-    Args:
-        immediate: a message can be given back to its queue.
-        delayed: a message can come back later.
-    """
+    """Which retries an endpoint has: ``immediate``, back to its queue; ``delayed``, with a store."""
 
     immediate: bool
     delayed: bool
 
     @classmethod
     def of(cls, mode: TransactionMode, *, delays: bool) -> Self:
-        """Return the retries of a transaction mode, with or without a store for delayed messages."""
         given_back = mode is not TransactionMode.NONE
         return cls(given_back, given_back and delays)
 
     def check(self, settings: Recoverability) -> None:
-        """Refuse settings that cannot be; see :func:`~postdate.core.recoverability.check_retries`."""
         check_retries(settings, immediate=self.immediate, delayed=self.delayed)
 
     def decide(self, error: Exception, received: Received, settings: Recoverability, now: datetime) -> Decision:
-        """Return what the policy decides, if it can be done, else that the message goes to the error queue.
-
-        Raises:
-            Exception: what a policy of the application raised, or that it decided nothing that there is.
-        """
+        """Return what the policy decides, or :class:`MoveToError` where that cannot be; raises what a policy does."""
         headers, failures = dict(received.envelope.headers), received.failures + 1  # what it writes there is its own
         policy = settings.policy or after_handling_failed
         decision = policy(error, failures, headers, settings, now)
@@ -91,17 +80,9 @@ class Retries:
 
 @dataclass(frozen=True, slots=True)
 class MessageEndings:
-    """Decides how received messages end that are not just handled.
+    """Decides how received messages end that have expired, or whose handling has failed.
 
-    Args:
-        outgoing: makes and stores retries.
-        recoverability: how often handling is tried, and then what.
-        retries: which of them the endpoint has.
-        host: named in error copies.
-        critical_errors: told when the policy itself fails.
-        metrics: told of what is discarded.
-        ignore_time_to_be_received: handle messages also after their time to be received.
-        allowance: how much later than the end of its time a message is still handled.
+    ``allowance`` says how much later than its expiry a message is still handled.
     """
 
     outgoing: OutgoingMessages
@@ -115,13 +96,12 @@ class MessageEndings:
 
     @property
     def error_queue(self) -> str:
-        """Where failed messages go unless the policy names another queue."""
         return self.recoverability.error_queue or DEFAULT_ERROR_QUEUE
 
     def discard_reason(self, received: Received) -> str | None:
-        """Return why an incoming message is past its use, or ``None``.
+        """Return why an incoming message has expired, or ``None``.
 
-        Queues that expire messages have looked at what is not in the headers, by their own clock.
+        Queues that expire messages have looked at an expiry that is not in the headers, by their own clock.
         """
         envelope, headers = received.envelope, received.envelope.headers
         if self.ignore_time_to_be_received or (envelope.expires_at is None and not may_expire(headers)):
@@ -131,7 +111,7 @@ class MessageEndings:
         return discard_reason(headers, self.outgoing.clock.now(), self.allowance)
 
     def discarded(self, received: Received, reason: str) -> End:
-        """Return the end of a message that is past its use: counted, recorded, and in no other queue."""
+        """Return the end of an expired message: counted, recorded, and in no other queue."""
         if received.failures:  # so this was not just too late: it is worth knowing
             reason = f"{reason}, after {received.failures} failed attempts"
         level = logging.WARNING if received.failures else logging.DEBUG
@@ -186,13 +166,9 @@ class MessageEndings:
         return end is not None and instant - end > self.allowance
 
     def to_error(self, received: Received, error: Exception, queue: str | None = None, *, brief: bool = False) -> End:
-        """Return the end of a message that goes to an error queue.
+        """Return the end of a message that goes to ``queue``, or to the endpoint's error queue.
 
-        Args:
-            received: the message.
-            error: why.
-            queue: which; ``None``: that of the endpoint.
-            brief: its copy says only what is needed, as another was refused.
+        Its copy is in brief after a full one was refused.
         """
         reason = f"{type(error).__name__}: {text_of(error)}"
         if not brief:
@@ -222,7 +198,7 @@ def _why_impossible(decision: Decision, now: datetime) -> str | None:
 
 
 def _own_headers(envelope: Envelope) -> Mapping[str, str]:
-    """Return the headers with the expiry that only the queue knew; a time to be received is in them already."""
+    """Return the headers, with an expiry that only the queue knew; a time to be received is in them already."""
     if Headers.TIME_TO_BE_RECEIVED in envelope.headers:
         return envelope.headers
     return headers_with_expiry(envelope.headers, envelope.expires_at)

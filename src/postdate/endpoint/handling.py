@@ -45,7 +45,7 @@ and the one that stands first in its queue comes back to it from each process th
 
 
 class TakenReceiver(WatchedReceiver):
-    """In transaction mode ``none`` a message is off its queue before it is handled: what its end sends just leaves."""
+    """In transaction mode ``none`` a message is off its queue before it is handled: its end only sends."""
 
     def __init__(self, receiver: Receiver, clock: Clock, send: Callable[[End], Awaitable[None]]) -> None:
         super().__init__(receiver, clock)
@@ -109,10 +109,9 @@ class Handling:
         allowed = Allowed(anew=(SagaConflict,), is_taken=is_taken)
         self._recovery = PolicyRecovery(allowed=allowed, endings=endings)
         self.leaving = PolicyRecovery(allowed=allowed, endings=endings, suspects=Suspects())
-        """Of ends with which something is sent or stored."""
+        """Of messages whose ends send or store something."""
 
     async def handle(self, received: Received) -> Outcome:
-        """See :data:`postdate.core.receive.outcomes.Step`."""
         unhandled = self.unhandled(received)
         if self._taking is not None:
             discarded = unhandled.end if unhandled is not None and unhandled.failed is None else None
@@ -120,10 +119,7 @@ class Handling:
         return unhandled or await self._handle(received)
 
     def unhandled(self, received: Received) -> Outcome | None:
-        """Return how a message ends without being handled; ``None``: go on.
-
-        That is what has expired, and what came back without an answer until the policy says that it has failed.
-        """
+        """Return the outcome of a message that has expired, or came back unanswered too often; ``None``: handle it."""
         try:
             reason = self.endings.discard_reason(received)
         except InvalidTimestamp as error:
@@ -173,13 +169,12 @@ class Handling:
         return Outcome(end, self.leaving, context.afterwards)
 
     def recovered(self, received: Received, error: Exception) -> Outcome:
-        """Return what the policy decides about a failed message."""
         return self.leaving.decided(received, None, error)
 
     # --- what handling consists of ------------------------------------------------------------------------------------
 
     async def call(self, received: Received, business: BusinessTransaction) -> HandlerContext:
-        """Call the handlers in a transaction of the outbox; return what they were given, with what they sent."""
+        """Call the handlers in a transaction of the outbox; return their context, with the messages they sent."""
         context = HandlerContext(self.outgoing, received, business)
         await self._call(received, context)
         for storing in self.outgoing.storing(context.named, self.outgoing.clock.now()):
@@ -189,7 +184,6 @@ class Handling:
         return context
 
     async def _call(self, received: Received, context: HandlerContext) -> None:
-        """Call the handlers; with what they send leaves the copy for the audit."""
         started = self.outgoing.clock.now() if self.audit is not None else None
         try:
             await self.handlers.call(received, context)
@@ -204,7 +198,7 @@ class Handling:
     async def send(self, end: End) -> None:
         """Send and store outside of any receive transaction: with each other, where the queues can have that.
 
-        What is stored already is left out; see :func:`~postdate.core.repetitions.is_stored`.
+        Messages that are stored already are left out; see :func:`~postdate.core.repetitions.is_stored`.
         """
         rest = await self._send_apart(end)
         await self._send(rest.outgoing, rest.work)

@@ -54,11 +54,7 @@ class SagaRole(enum.Enum):
 class SagaMethod:
     """A method of a saga, for one type of message.
 
-    Args:
-        role: see :class:`SagaRole`.
-        message_type: whose messages it takes.
-        correlate: from a message to the value of the correlation property; ``None``: its attribute of that name.
-        method: its name.
+    ``correlate`` returns the value of the correlation property from a message; ``None``: its attribute of that name.
     """
 
     role: SagaRole
@@ -108,7 +104,7 @@ def _marking(mark: SagaMethod) -> Callable[[H], H]:
 
 
 class _Requests(Protocol):
-    """Where an instance puts what it requests while it handles a message: see the methods of :class:`Saga`."""
+    """Takes what a saga requests while it handles a message: see the methods of :class:`Saga`."""
 
     def request(self, timeout: object, within: timedelta | None, at: datetime | None) -> str: ...
     def cancel(self, timeout_id: str) -> bool: ...
@@ -222,14 +218,7 @@ class Saga(Generic[S]):
 class SagaDefinition:
     """What is known of a saga from its class.
 
-    Args:
-        saga: the class.
-        name: on the wire.
-        correlated_by: the correlation property of its state.
-        state_type: of its state.
-        field: name of the correlation property in JSON.
-        messages: its methods for messages, by type.
-        timeouts: its methods for timeouts, by type.
+    ``field`` is the name of the correlation property in JSON; ``messages`` and ``timeouts`` are methods by type.
     """
 
     saga: type[Saga[Any]]
@@ -241,21 +230,12 @@ class SagaDefinition:
     timeouts: Mapping[type[Any], SagaMethod]
 
     def correlation_of(self, message: object, method: SagaMethod) -> tuple[object, str]:
-        """Return the value by which a message finds its instance, and the same as text.
-
-        Raises:
-            InvalidMessage: the message has none, or one that is no name.
-        """
+        """Return the value by which a message finds its instance, and the same as text."""
         value = getattr(message, self.correlated_by) if method.correlate is None else method.correlate(message)
         value = _plain(value)
         return value, as_text(value, self.correlated_by, type(message).__name__)
 
     def new_state(self, value: object) -> Any:
-        """Return the state of a new instance.
-
-        Raises:
-            InvalidMessage: the correlation value does not fit the state.
-        """
         try:
             return msgspec.convert({self.field: value}, self.state_type)
         except msgspec.ValidationError as error:
@@ -265,11 +245,7 @@ class SagaDefinition:
 
 
 def as_text(value: object, name: str, of: str) -> str:
-    """Return a correlation value as text; of a member of an ``Enum``, its value, as it is on the wire.
-
-    Raises:
-        InvalidMessage: it is neither text nor a whole number nor a UUID, or it is blank or too long.
-    """
+    """Return a correlation value as text, which is not blank; of a member of an ``Enum``, its value, as on the wire."""
     value = _plain(value)
     if not isinstance(value, (str, int, UUID)) or isinstance(value, bool):
         raise InvalidMessage(
@@ -317,7 +293,7 @@ def _definition(saga: type[Saga[Any]], correlated_by: str, name: str) -> SagaDef
 
 @dataclass(frozen=True, slots=True)
 class _Wrong:
-    """What cannot be about a class."""
+    """Makes errors about a saga class that cannot work."""
 
     saga: str
 
@@ -335,7 +311,7 @@ def _state_type(saga: type[Saga[Any]], check: _Wrong) -> type[Any]:
 
 
 def _correlation_field(state_type: type[Any], correlated_by: str, check: _Wrong) -> str:
-    """Return the name in JSON of the correlation property, which alone must be given to make a state."""
+    """Return the name in JSON of the correlation property, the only one that may be without a default."""
     kind = msgspec.inspect.type_info(state_type)
     if not isinstance(kind, (msgspec.inspect.DataclassType, msgspec.inspect.StructType)):
         raise check.error(f"its state {state_type.__name__} is neither a dataclass nor a msgspec.Struct")

@@ -33,7 +33,6 @@ class EndpointContext:
     send_only: bool = False
 
     def breaker(self, name: str, critical: str, time_to_trigger: timedelta = RECEIVE_BREAKER) -> RepeatedFailures:
-        """Return a circuit breaker that tells the endpoint of its critical error."""
         return RepeatedFailures(name, critical, time_to_trigger, self.critical_error, self.metrics)
 
 
@@ -51,7 +50,7 @@ class Service:
     def __init__(self, context: EndpointContext) -> None:
         self._context = context
         self._steps: list[_Stops] = []
-        """Of its pumps, which are stopped after them."""
+        """Parts of its pumps, which are stopped after these."""
         self._runs: list[_Runs] = []
         self._breakers: list[Breaker] = []
 

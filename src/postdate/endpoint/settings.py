@@ -207,11 +207,7 @@ def check_above_zero(setting: str, value: object) -> None:
 
 
 def mode_of(given: TransactionMode | str | None) -> TransactionMode | None:
-    """Return the mode that is meant by a mode or its name.
-
-    Raises:
-        ConfigurationError: there is no such mode.
-    """
+    """Return the transaction mode of a setting, a mode or its name."""
     if given is None or isinstance(given, TransactionMode):
         return given
     try:

@@ -61,22 +61,14 @@ def time_to_be_received(span: timedelta | str) -> Callable[[T], T]:
 
 
 class TimesToBeReceived:
-    """How long the messages of each type are wanted.
-
-    Args:
-        convention: asked first; what it leaves open the type decides.
-    """
+    """How long the messages of each type are wanted: as the convention says, or else the type."""
 
     def __init__(self, convention: Convention | None = None) -> None:
         self._convention = convention
         self._known: dict[type[Any], timedelta | None] = {}
 
     def of(self, message_type: type[Any]) -> timedelta | None:
-        """Return how long messages of a type are wanted, or ``None`` for ever.
-
-        Raises:
-            ConfigurationError: the convention returned something else than a duration above zero.
-        """
+        """Return how long messages of a type are wanted, or ``None`` for ever."""
         if message_type not in self._known:
             self._known[message_type] = finite(self._find(message_type))
         return self._known[message_type]
@@ -98,15 +90,9 @@ def finite(span: timedelta | None) -> timedelta | None:
 
 
 def checked_span(span: object, what: str) -> timedelta:
-    """Return a time to be received that may be one.
+    """Return a time to be received as a duration, or refuse it.
 
-    Args:
-        span: a duration, or a time span as text with a colon at least: a bare number means days to some and seconds
-            to others.
-        what: it is, for the error.
-
-    Raises:
-        ConfigurationError: it is neither, not above zero, or too long.
+    A text needs a colon at least: a bare number means days to some and seconds to others.
     """
     if isinstance(span, str):
         parsed = INFINITE if span.strip() == _INFINITE_TEXT else parse_time_span(span)
