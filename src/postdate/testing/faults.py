@@ -1,4 +1,4 @@
-"""Stores and transports that fail when they are told to: before a call, or after it has taken effect."""
+"""Stores and transports that fail as planned: before a call, or after it has taken effect."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Faults:
         self.calls: Counter[str] = Counter()
 
     def add(self, plan: Plan) -> None:
-        """Let ``plan`` have its say, too."""
+        """Ask ``plan``, too, after the others."""
         self.plans.append(plan)
 
     def clear(self) -> None:
@@ -296,5 +296,5 @@ class FaultyReceiver(Receiver):
 
     @override
     async def close(self) -> None:
-        """Pass on: what ends must end."""
+        """Never fails, as held messages must be given back."""
         await self._receiver.close()

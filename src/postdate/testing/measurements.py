@@ -8,14 +8,14 @@ from datetime import timedelta
 
 
 class RecordedMetrics:
-    """Adds up what it is told; implements :class:`postdate.runtime.metrics.Metrics`."""
+    """Counts, and keeps what was measured; implements :class:`postdate.runtime.metrics.Metrics`."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         """Messages by what happened to them: ``stored``, ``delivered`` and so on, by the names of the methods."""
         self.lateness_seconds: list[float] = []
         self.batches: list[int] = []
-        """How many messages each look brought that brought any."""
+        """Sizes of the batches that looks brought, empty ones left out."""
         self.fetch_durations: list[timedelta] = []
         self.breaker_changes: list[tuple[str, str]] = []
 
