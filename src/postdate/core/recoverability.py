@@ -1,4 +1,4 @@
-"""What to do after a failure: one pure function for each place where it can happen. Source: specification 1.6, 5."""
+"""Decisions after failures: one pure function for each place where they happen. Source: specification 1.6, 5."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ class Discard:
 Decision: TypeAlias = ImmediateRetry | DelayedRetry | MoveToError | Discard
 
 Policy: TypeAlias = "Callable[[BaseException, int, Mapping[str, str], Recoverability, datetime], Decision]"
-"""Decides about a message whose handling failed; arguments as of :func:`after_handling_failed`. Pure: it is told the
-time, and does nothing. What it raises is a critical error, and the message is handled again."""
+"""Decides about a message whose handling failed; arguments as of :func:`after_handling_failed`. Pure: time is an
+argument. An error that it raises is a critical error, and the message is handled again."""
 
 CustomizeHeaders: TypeAlias = Callable[[Mapping[str, str]], Mapping[str, str]]
 """Returns the headers of an error copy, from those it would have. Pure."""
@@ -98,12 +98,12 @@ class Recoverability:
         immediate_retries: tries in a row after the first; 0 or more.
         delayed_retries: rounds after a delay, each with its own immediate retries; 0 or more.
         time_increase: the n-th delayed retry waits n times this.
-        unrecoverable: exceptions that no retry mends; subclasses count.
+        unrecoverable: exceptions after which a retry is useless; subclasses count.
         policy: decides instead of :func:`after_handling_failed`, which it may call.
-        customize_headers: has the last word about the headers of error copies.
+        customize_headers: makes the final headers of error copies.
 
     Raises:
-        ConfigurationError: a number or the increase is negative, or what is called cannot be.
+        ConfigurationError: a number or the increase is negative, or a function is not callable.
     """
 
     error_queue: str | None = None

@@ -17,7 +17,7 @@ from postdate.ports import TransportCapabilities
 class Audit:
     """Keep a copy of every message that was handled.
 
-    The copy outlives the time to be received of its message, whose header it keeps for information.
+    The copy outlives the time to be received of its message, and keeps its header for information.
 
     Args:
         queue: for the copies.

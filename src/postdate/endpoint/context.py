@@ -1,4 +1,4 @@
-"""What a handler is given besides its message. Source: specification 5."""
+"""The context of a handler: the message's headers, and sends. Source: specification 5."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class BusinessTransaction:
 
 
 class HandlerContext:
-    """What a handler is given besides the message.
+    """The second argument of a handler: headers of its message, sends, and the transaction of the outbox.
 
-    What it sends leaves when the handler has succeeded, together with the completion of the incoming message; when it
-    fails, nothing leaves, except what was sent ``isolated``; in transaction mode ``none``, all of it leaves at once.
+    Messages that it sends leave when the handler has succeeded, together with the completion of the incoming message;
+    when it fails, none leaves, except those sent ``isolated``. In transaction mode ``none`` all of them leave at once.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class HandlerContext:
         """Delayed messages with an id of the application that are to leave by an outbox: another message may have that
         id."""
         self.work: list[Work] = []
-        """Done in the transaction in which what was sent leaves; only with queues, or an outbox, in the database of the
+        """Done in the transaction in which sent messages leave; only with queues, or an outbox, in the database of the
         work."""
         self.afterwards: list[Callable[[], Awaitable[None]]] = []
         """Done when the message has ended well; must raise nothing."""
@@ -69,7 +69,7 @@ class HandlerContext:
     def headers(self) -> Mapping[str, str]:
         """Headers of the incoming message; read-only, since a retry and the error queue get them as they came.
 
-        What is sent takes its own: ``headers={**context.headers, "Mine": "1"}``.
+        Messages that are sent have headers of their own: ``headers={**context.headers, "Mine": "1"}``.
         """
         return self._headers
 
@@ -120,8 +120,8 @@ class HandlerContext:
     ) -> str:
         """Send a message and return its id: as :meth:`Endpoint.send`, with the end of the message being handled.
 
-        ``isolated`` lets it leave at once, whatever becomes of that one. A ``message_id`` that was used for another
-        delayed message fails the handler as it ends.
+        With ``isolated`` it leaves at once, also if handling fails. A ``message_id`` that was used for another delayed
+        message fails the handler as it ends.
         """
         headers = self._with_saga(headers)
         options = SendOptions(
@@ -165,7 +165,7 @@ class HandlerContext:
     async def publish(
         self, message: object, headers: Mapping[str, str] | None = None, *, message_id: str | None = None
     ) -> str:
-        """Send a message to everybody who is subscribed to its type; see :meth:`Endpoint.publish`."""
+        """Send a message to all subscribers of its type; see :meth:`Endpoint.publish`."""
         options = self._messages.publish_options(message, self._with_saga(headers), message_id)
         outgoing = self._messages.make(message, options, related_to=self.headers)
         await self._leave(outgoing)

@@ -42,7 +42,7 @@ _MARK = "__postdate_saga__"
 
 
 class SagaRole(enum.Enum):
-    """What a method of a saga does with a type of message."""
+    """The role of a saga's method for a type of message."""
 
     STARTS = "started_by"
     HANDLES = "handles"
@@ -82,8 +82,8 @@ def handles(message_type: type[M], *, correlate: Callable[[M], object] | None = 
 def handles_reply(message_type: type[Any]) -> Callable[[H], H]:
     """Handle replies of a type with the instance that sent the message which is replied to.
 
-    The reply says itself whose it is, in the headers ``NServiceBus.SagaId`` and ``NServiceBus.SagaType``, so nothing of
-    its content is looked at. One whose instance has ended, or that replies to no saga, goes to :meth:`Saga.not_found`.
+    The reply names its instance in the headers ``NServiceBus.SagaId`` and ``NServiceBus.SagaType``, so its content is
+    not looked at. One whose instance has ended, or that replies to no saga, goes to :meth:`Saga.not_found`.
     """
     return _marking(SagaMethod(SagaRole.TAKES_REPLIES, message_type, None))
 
@@ -122,8 +122,8 @@ class Saga(Generic[S]):
     :func:`handles`, :func:`handles_reply` and :func:`handles_timeout`. An object lives for one message; only ``state``
     is kept.
 
-    Messages of one instance may be handled by several processes at once: what was decided on a state that had changed
-    meanwhile is undone, and decided again.
+    Messages of one instance may be handled by several processes at once: a handler whose state was changed by another
+    one meanwhile is undone, and runs again.
 
     Args of the class statement:
         correlated_by: name of the property of the state that tells instances apart; the first message sets it, and it
@@ -178,10 +178,10 @@ class Saga(Generic[S]):
         return self.__requests.move(timeout_id, within, at)
 
     async def reply_to_originator(self, message: object, headers: Mapping[str, str] | None = None) -> str:
-        """Send a message to where the one that began this instance asked for replies; return its id.
+        """Send a message to the reply address of the message that began this instance; return its id.
 
-        It leaves with the end of the message that is being handled, whichever that is. Where a saga sent the first
-        message, its instance gets the reply.
+        It leaves with the end of the message that is being handled. Where a saga sent the first message, its instance
+        gets the reply.
 
         Args:
             message: see :meth:`Endpoint.send`.
@@ -203,9 +203,9 @@ class Saga(Generic[S]):
 
     @classmethod
     async def not_found(cls, message: object, context: Any) -> None:
-        """Take a message that belongs to no instance and starts none; by default it is logged and that is all.
+        """Handle a message that belongs to no instance and starts none; by default it is only logged.
 
-        So does a reply to an instance that has ended. Not called for timeouts.
+        Replies to an instance that has ended come here, too; timeouts do not.
 
         Args:
             message: of a type that this saga handles.

@@ -95,7 +95,7 @@ class SendOptions:
     def due(self, now: datetime) -> datetime | None:
         """Return the absolute due time in UTC, or ``None`` for a message to be sent at once.
 
-        A delay that ends after the year 9999 ends with it: ``timedelta.max`` means never, as it does elsewhere.
+        A delay that ends after the year 9999 ends with that year: ``timedelta.max`` means never, as elsewhere.
         """
         if self.deliver_at is not None:
             return aware_utc(self.deliver_at, "deliver_at")

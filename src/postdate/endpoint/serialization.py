@@ -23,7 +23,7 @@ _KEPT: Final = 1_000
 
 @runtime_checkable
 class _Model(Protocol):
-    """What a model of pydantic can do; pydantic itself is not needed here."""
+    """The methods of a pydantic model that are used; pydantic itself is not imported."""
 
     def model_dump_json(self) -> str: ...
 

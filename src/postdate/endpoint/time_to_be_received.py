@@ -15,10 +15,10 @@ from postdate.errors import ConfigurationError
 from postdate.messages import LONGEST_TIME_TO_BE_RECEIVED, parse_time_span
 
 Convention: TypeAlias = Callable[[type[Any]], timedelta | None]
-"""From a message type to how long its messages are wanted; ``None``: the type itself says, or they are always."""
+"""From a message type to how long its messages are wanted; ``None``: as the type itself says, or for ever."""
 
 INFINITE: Final = timedelta.max
-"""Says that messages do not expire, where the type or the convention would say that they do."""
+"""A time to be received that never ends; it overrides the type or the convention."""
 
 _ATTRIBUTE: Final = "__postdate_time_to_be_received__"
 _INFINITE_TEXT: Final = "10675199.02:48:05.4775807"
@@ -40,7 +40,7 @@ def time_to_be_received(span: timedelta | str) -> Callable[[T], T]:
         span: above zero; as text ``[d.]hh:mm:ss[.fffffff]``.
 
     Raises:
-        ConfigurationError: where the type is defined: the text is no time span, or the span is not above zero.
+        ConfigurationError: raised where the type is defined: the text is no time span, or the span is not above zero.
 
     Source: specification 2.1.
     """
@@ -85,7 +85,7 @@ class TimesToBeReceived:
 
 
 def finite(span: timedelta | None) -> timedelta | None:
-    """Return ``None`` for a span that means for ever."""
+    """Return the span, or ``None`` for one that means for ever."""
     return None if span == INFINITE else span
 
 
