@@ -171,9 +171,7 @@ class Dispatcher:
     async def take(self, now: datetime, limit: int = _CLAIMED_AT_ONCE) -> PollResult:
         await self._finisher.again()
         if await self._in_flight.wait_for_room(limit):
-            return PollResult(
-                0, more=True
-            )  # that took time: whoever asked looks at the clock, and whether to go on at all
+            return PollResult(0, more=True)  # that took time: the poller looks at its clock, and may have to stop
         seconds = self._clock.monotonic()
         if pause := self._outages.transport_left(seconds):
             return self._paused(0, pause)
@@ -222,9 +220,9 @@ class Dispatcher:
             self._wake()
 
     async def _without_those_that_wait(self, claims: Sequence[Claim], seconds: float) -> Sequence[Claim]:
-        """Give back claims of destinations that take nothing now, and of messages that are being sent; return the rest.
+        """Give back claims of destinations that take nothing now, and of messages being sent; return the rest.
 
-        The latter were claimed again because their first claim became void: sent again, they would arrive twice.
+        A message being sent was claimed again because its first claim became void: sent again, it would arrive twice.
         """
         being_sent = self._in_flight.among([claim.message.message_id for claim in claims])
         if not self._outages.has_destinations and not being_sent:
@@ -257,7 +255,7 @@ class Dispatcher:
     async def _deliver(self, batch: Batch) -> None:
         try:
             await self._send_and_settle(batch)
-        except BaseException:  # cancelled: the process may go on without us, and with it what it holds
+        except BaseException:  # cancelled: the process may go on, and with it its claims
             with anyio.CancelScope(shield=True):
                 await within(self._clock, self._longest_letting_go, lambda: self._let_go(batch))
             self._finisher.keep([GivingBack(claim, None) for claim in batch.held.values()])
@@ -265,7 +263,7 @@ class Dispatcher:
         finally:
             self._in_flight.end(batch)
         if self._tasks is not None and (batch.gave_back or self._finisher.holds_some):
-            self._wake()  # what was given back, or could not be written, may be the next to be attempted
+            self._wake()  # a message given back, or unwritten, may be the next to be attempted
 
     async def _send_and_settle(self, batch: Batch) -> None:
         now = batch.now
@@ -547,11 +545,7 @@ class Dispatcher:
         return replace(again, reason=None)
 
     def _doom_of(self, message: DelayedMessage) -> PostdateError | None:
-        """Return why a message goes to the error queue at once; ``None``: it is attempted.
-
-        It is attempted, too, when it has come back from the error queue, was attempted by others, or only has the same
-        id.
-        """
+        """Return why a message goes to the error queue at once; ``None``: send it, as after a return from there."""
         doomed = self._doomed.pop(message.message_id, None)
         if doomed is None or doomed.until < self._clock.monotonic():
             return None

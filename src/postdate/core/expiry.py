@@ -17,8 +17,7 @@ def may_expire(headers: Mapping[str, str]) -> bool:
 def discard_reason(headers: Mapping[str, str], now: datetime, allowance: timedelta = timedelta(0)) -> str | None:
     """Return why a received message is discarded, or ``None``: at the very instant of expiry it is processed.
 
-    ``allowance`` is added to the expiry, for clocks that differ. Raises :class:`InvalidTimestamp` as
-    :func:`end_of_use`.
+    ``allowance`` is added to the expiry, for clocks that differ.
     """
     end = end_of_use(headers)
     if end is None or now - end <= allowance:

@@ -1,7 +1,4 @@
-"""What becomes of a message that failed, received or due; and how error copies are made. Pure.
-
-Source: specification 1.6, 4.9, 5; ADR 0019, 0026.
-"""
+"""What becomes of failed messages; error copies. Pure. Source: specification 1.6, 4.9, 5; ADR 0019, 0026."""
 
 from __future__ import annotations
 
@@ -93,11 +90,7 @@ def after_copy(gone: Way, error: PostdateError) -> Way:
 
 @dataclass(frozen=True, slots=True)
 class ErrorQueue:
-    """Where messages go that failed for good.
-
-    Its copies name ``failed_queue`` as the queue to return them to. ``customize`` has the last word about their
-    headers, except in brief.
-    """
+    """An error queue. Its copies are to be returned to ``failed_queue``; ``customize`` is for full ones only."""
 
     name: str
     failed_queue: str

@@ -124,13 +124,10 @@ class Finisher:
         return max(min(limit, REMEMBERED - len(self._left)), 0)
 
     def next_attempt(self, earliest: datetime | None, *, claims_from: float = 0.0) -> datetime | None:
-        """Return the earlier of ``earliest`` and when to try writing again.
-
-        No message is claimed before ``claims_from``, in monotonic seconds.
-        """
+        """Return when to try writing again, or ``earliest``; nothing is claimed before ``claims_from``, monotonic."""
         times = [left.again_at for left in self._left.values()]
         if self._refuses and (self._left or self._void):
-            times.append(max(self._probe_at, claims_from))  # it is by claiming that is found out
+            times.append(max(self._probe_at, claims_from))  # only claiming finds out whether it can
         if not times:
             return earliest
         again = later(self._clock.now(), timedelta(seconds=max(min(times) - self._clock.monotonic(), 0.001)))
@@ -179,7 +176,7 @@ class Finisher:
     # --- what is remembered -----------------------------------------------------------------------------------------
 
     def _hold(self, left: _Left) -> None:
-        self._forget(left.message_id)  # who fails goes to the end: others are tried alone before it is again
+        self._forget(left.message_id)  # a failed one goes to the end: others are tried alone before it
         self._left[left.message_id] = left
 
     def _avoid(self, left: _Left) -> None:
@@ -379,7 +376,7 @@ class Finisher:
         if len(some) == 1 or isinstance(error, StoreUnreachable):
             self._remember_again(some, error, are_their_own=are_their_own)
             return
-        while rest and in_a_row < _ALONE:  # one that cannot be removed keeps none of the others
+        while rest and in_a_row < _ALONE:  # one that cannot be removed does not keep others
             left, are_their_own = rest.popleft(), not self._refuses
             error = await self._try_to_finish([left], outcome, detail)
             in_a_row = in_a_row + 1 if error else 0
@@ -406,8 +403,8 @@ class Finisher:
             self._journal.ended(OUTCOME_RECORDS[outcome], [claim.message for claim in claims], at, detail)
         for left in some:
             if finished == len(claims) or outcome is not Outcome.DELIVERED:
-                # What went to the error queue, and is not held any more, may come back from there, with the same id and
-                # content: taken for what was to be removed, it would be lost. A second copy is a duplicate.
+                # A message that went to the error queue may come back from there, with the same id and content: taken
+                # for the one that is to be removed, it would be lost. A second copy is a duplicate.
                 self._left.pop(left.message_id, None)
             else:  # some claims were void: they are removed, or come again
                 self._avoid(left)

@@ -65,10 +65,7 @@ def calling_store(store: object) -> Generator[None]:
 
 @contextmanager
 def calling_transport(transport: object) -> Generator[None]:
-    """Turn an exception of a transport or receiver that is no ``PostdateError`` into ``TransportUnavailable``.
-
-    Or into :class:`TransportUnreachable`, where it leaves open what became of the call.
-    """
+    """Turn an exception that is no ``PostdateError`` into ``TransportUnavailable`` or ``TransportUnreachable``."""
     try:
         yield
     except BaseException as error:  # noqa: BLE001 - all of it is raised again
@@ -106,7 +103,7 @@ def _ours(adapter: object, error: BaseException, errors: _Errors) -> PostdateErr
 def _said_of(adapter: object) -> set[str]:
     try:
         return _said.setdefault(adapter, set())
-    except TypeError:  # one that cannot be a key: all of these have one set
+    except TypeError:  # an adapter that cannot be a key: these share one set
         return _said_by_others
 
 

@@ -1,7 +1,4 @@
-"""Messages that a dispatcher has claimed and not yet dealt with, and when it may claim more.
-
-Source: specification 1.7 (at most four overlapping); ADR 0002.
-"""
+"""Messages that a dispatcher has claimed, and when it may claim more. Source: specification 1.7; ADR 0002."""
 
 from __future__ import annotations
 
@@ -69,10 +66,7 @@ class Group:
 
 
 class Batch:
-    """Messages claimed in one call, at ``now``, which is ``began`` in monotonic seconds.
-
-    One that ``is_probe`` is one message, after the transport could not be reached.
-    """
+    """Messages claimed in one call; one message if it ``is_probe``, as the transport could not be reached before."""
 
     def __init__(self, claims: Sequence[Claim], now: datetime, began: float, *, is_probe: bool = False) -> None:
         self.now, self.began, self.is_probe = now, began, is_probe

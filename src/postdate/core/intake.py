@@ -34,8 +34,8 @@ from postdate.runtime.outage_log import OutageLog
 
 log = logging.getLogger("postdate.intake")
 
-# What goes through the timeouts queue is an ordinary message there, so none of its ends is recorded: the store records
-# the delayed message itself.
+# A message in the timeouts queue is an ordinary one, so how it ends there is not recorded: the store records the
+# delayed message itself.
 _TAKEN_OFF: Final = End(record=None)
 
 OLD_EXPIRE: Final = Headers.EXPIRE

@@ -21,10 +21,7 @@ log = logging.getLogger("postdate.mover")
 
 
 class Mover:
-    """Moves due messages inside the database that store and queues share.
-
-    Messages whose destination has no queue there are claimed, and go through ``dispatcher``.
-    """
+    """Moves due messages inside the database of store and queues; ``dispatcher`` sends those for other queues."""
 
     def __init__(
         self,
@@ -49,14 +46,14 @@ class Mover:
         self._count(report, timedelta(seconds=self._clock.monotonic() - began))
         moved = report.delivered + report.expired
         needed = report.left_behind or self._dispatcher.holds_some
-        # A few at a look: what has no queue must not hold up what has (a bad destination never holds up the rest).
+        # A few at a look: messages without a queue must not delay the others (a bad destination never does).
         others = (
             await self._dispatcher.take(now, _LEFT_BEHIND_AT_ONCE)
             if needed
             else PollResult(0, False, report.next_attempt)
         )
         if moved < _MOVED_AT_ONCE:
-            own = None if report.left_behind else report.next_attempt  # what was left behind is theirs by now
+            own = None if report.left_behind else report.next_attempt  # those left behind are the dispatcher's by now
             attempts = [each for each in (own, others.next_attempt) if each is not None]
             return PollResult(moved + others.count, others.more, min(attempts, default=None))
         await self._asking.call(self._store.pause)

@@ -91,11 +91,7 @@ class Suspects:
 
 @dataclass(slots=True)
 class _Outage:
-    """An outage of a transport or a destination; times are monotonic seconds.
-
-    The next attempt is at ``until``, ``pause`` seconds after the last. Messages that were given back wait for ``turn``,
-    and ``waiting`` counts them.
-    """
+    """The next attempt is at ``until``, in monotonic seconds; ``waiting`` messages were given back until ``turn``."""
 
     pause: float
     until: float

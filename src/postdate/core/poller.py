@@ -72,10 +72,7 @@ class DueWork(Protocol):
 
 
 class Poller:
-    """One loop. Start :meth:`run` as a task; :meth:`stop` lets it finish what it has in hand.
-
-    ``recovered`` is called when a look succeeds after others that failed.
-    """
+    """One loop. Start :meth:`run` as a task; :meth:`stop` lets it finish what it has in hand."""
 
     def __init__(
         self,

@@ -216,10 +216,7 @@ def is_outage(error: BaseException) -> bool:
 
 
 def may_be_of_one(error: BaseException) -> bool:
-    """Return whether the outage of a store may concern a single row: an internal error, its disk, damage.
-
-    A store that is read-only, full or out of reach is so for all messages.
-    """
+    """Return whether an outage may concern a single row; a store that is read-only, full or away is so for all."""
     of_store = error.__cause__ if isinstance(error, TransportUnreachable) else error
     return isinstance(of_store, StoreTroubled | NotADatabase)
 
@@ -279,17 +276,14 @@ def error_headers(
         added[Headers.ERROR_CODE] = error.code
     if not brief:
         return {**kept, **added, **_told_by(error)}
-    for each in (kept, added):  # one of an earlier failure would be taken for that of this one
+    for each in (kept, added):  # that of an earlier failure would be taken for this one's
         each.pop(Headers.EXCEPTION_STACK_TRACE, None)
     added[Headers.EXCEPTION_MESSAGE] = added[Headers.EXCEPTION_MESSAGE][:_BRIEF_MESSAGE_LIMIT]
     return {**kept, **added}
 
 
 def _told_by(error: BaseException) -> dict[str, str]:
-    """Return headers for an exception's ``help_link`` and ``data``, within the limits above; raises nothing.
-
-    The limits leave every queue room for the message.
-    """
+    """Return headers for an exception's ``help_link`` and ``data``, within the limits above; raises nothing."""
     told: dict[str, str] = {}
     room = TOLD_LIMIT
     try:

@@ -163,10 +163,7 @@ class SimpleStore(ClaimingStore):
 
     @override
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
-        """Fetch until there is no more or enough.
-
-        What was fetched before a fetch failed is claimed all the same: nobody else can have it.
-        """
+        """Fetch until there is no more or enough; a failed fetch keeps the messages before it, which are held here."""
         self._looked = now
         ready = [kept.message for kept in self._kept.values() if kept.attempt_at < now][:limit]
         for message in ready:
@@ -238,13 +235,13 @@ class SimpleStore(ClaimingStore):
     @override
     async def next_attempt(self) -> datetime | None:
         """See :data:`LOOK_BEHIND_HELD` and specification row 57."""
-        stored = self._during_look = []  # while the store is asked: it may not be in its answer
+        stored = self._during_look = []  # messages stored while the store is asked may not be in its answer
         try:
             due = await self.next_due()
         finally:
             self._during_look = None
         if due is not None and self._looked is not None and due < self._looked:
-            # Held here, held elsewhere, or stored just now; nobody can tell what follows. Look soon, never at once.
+            # Held here or elsewhere, or stored just now: the store does not tell what follows. Look soon, not at once.
             due = self._looked + LOOK_BEHIND_HELD
         times = [kept.attempt_at for kept in self._kept.values()]
         self._announced = min([*times, *stored, *([] if due is None else [due])], default=None)
@@ -262,10 +259,7 @@ class SimpleStore(ClaimingStore):
         return stop
 
     async def give_back(self, now: datetime) -> None:
-        """Give back messages kept in memory, at the end; that counts as a failure, the only way to let go.
-
-        If it fails, the rest is free when this process ends.
-        """
+        """Give back messages kept in memory, at the end; that counts as a failure, the only way to let go."""
         while self._kept:
             message_id, _ = self._kept.popitem()
             await self.increment_failure_count(message_id, now)

@@ -42,10 +42,7 @@ _DRIFT: Final = 100e-6
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds, UTC, of the time that a server's clock shows at one instant of a clock that is never set.
-
-    ``at`` is that instant, in seconds since this machine was started, those of its suspension included.
-    """
+    """Bounds of a server's time, UTC, at an instant in seconds since this machine was started, suspension included."""
 
     at: float
     earliest: datetime
@@ -116,10 +113,7 @@ class FollowingClock:
     # --- measuring ------------------------------------------------------------------------------------------------
 
     async def measure(self) -> None:
-        """Read the store's clock, and report to the store how far that of this machine is off.
-
-        Failures are logged, and the clock goes on as before.
-        """
+        """Read the store's clock, and report to it how far this machine's is off; failures are logged."""
         if not await self._try_to_read(ROUND_TRIPS):
             return
         try:
@@ -208,10 +202,7 @@ class FollowingClock:
 
 
 def clock_of_store(clock: Clock, store: object, *, judges: bool = True) -> FollowingClock | None:
-    """Return a clock that follows that of a store, or ``None`` where the store has none.
-
-    Nor for a ``clock`` that is no real one: that of a test or a simulation goes before any server's.
-    """
+    """Return a clock that follows the store's; ``None``: it has none, or ``clock`` is of a test or a simulation."""
     if isinstance(clock, SystemClock) and isinstance(store, ClaimingStore) and store.capabilities.has_clock:
         return FollowingClock(clock, store, judges=judges)
     return None

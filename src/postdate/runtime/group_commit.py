@@ -1,7 +1,4 @@
-"""Group commit, for one event loop: jobs that arrive while others are being done share the next turn.
-
-So a slow server or disk is asked seldom, for many jobs at once, and a quick one is asked at once.
-"""
+"""Group commit, for one event loop: a slow server or disk is asked seldom, for many at once; a quick one at once."""
 
 from __future__ import annotations
 

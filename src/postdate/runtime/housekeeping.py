@@ -36,10 +36,7 @@ class Chore:
 
 
 class Housekeeping:
-    """Does the chores of one file or connection, in order, every so many seconds.
-
-    ``of`` is the file or connection, for the log; ``end`` is called in the thread when it ends.
-    """
+    """Does the chores ``of`` one file or connection, in order, every so many seconds; calls ``end`` in its thread."""
 
     def __init__(self, of: str, every: float, chores: Sequence[Chore], end: Callable[[], None] = lambda: None) -> None:
         self._every, self._end = every, end
@@ -68,10 +65,10 @@ class Housekeeping:
             try:
                 more |= chore.do()
             except (PostdateError, OSError) as error:
-                if self._stopped.is_set():  # what it is done for is being closed, which is no outage
+                if self._stopped.is_set():  # its file or connection is being closed, which is no outage
                     return False
                 outage.failed(error, time.monotonic())
-            except Exception:  # a clock of the user's, say: what the dead held must become free all the same
+            except Exception:  # in a user's clock, say: claims of dead processes must become free all the same
                 log.exception("%s", chore.what)
             else:
                 outage.succeeded(time.monotonic())

@@ -47,7 +47,7 @@ class NextDue(Generic[T]):
         with self._lock:
             self._next_look += 1
             self._looks[self._next_look] = None
-            if len(self._looks) > _LOOKS_AT_ONCE:  # of looks that failed nobody asks any more
+            if len(self._looks) > _LOOKS_AT_ONCE:  # looks that failed are never ended
                 del self._looks[min(self._looks)]
             return self._next_look
 

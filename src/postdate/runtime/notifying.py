@@ -14,10 +14,7 @@ log = logging.getLogger("postdate.service")
 
 
 def notify(state: str) -> None:
-    """Tell a state to the service manager that started this process with ``NOTIFY_SOCKET``, if one did.
-
-    A failure is logged only: the service delivers all the same.
-    """
+    """Tell a state to the service manager that started this process, if one did; a failure is only logged."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return

@@ -31,10 +31,7 @@ Afterwards: TypeAlias = Callable[[], Awaitable[None]]
 
 
 class Failed(NamedTuple):
-    """The failure of a message, and the way that was decided about it last; ``None``: nothing yet.
-
-    ``original`` is the envelope that its error copy is made of; ``None``: the message's own.
-    """
+    """A message's failure, and the last way, if any. Its error copy is made of ``original``, or of the message."""
 
     error: Exception
     way: Way | None = None
@@ -181,7 +178,7 @@ class StoreOutage:
     def over(self) -> None:
         """End the pauses of messages that wait, as the store answers again."""
         if self._breaker is not None:
-            self._breaker.success()  # a call that hung until now fails a little later, and is not to wait any longer
+            self._breaker.success()  # a call that hangs will fail a little later, and must not pause then
         self._is_over.set()
         self._is_over = anyio.Event()
 

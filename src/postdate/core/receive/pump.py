@@ -1,7 +1,4 @@
-"""The message pump: receives from one queue, has a step handle each message, and ends it as the step decides.
-
-Source: ADR 0026.
-"""
+"""The message pump: receives from one queue, has a step handle each message, and ends it. Source: ADR 0026."""
 
 from __future__ import annotations
 
@@ -341,10 +338,7 @@ class MessagePump:
     async def _after(
         self, told: Received, outcome: Outcome, error: PostdateError, way: Way
     ) -> tuple[Received, Outcome]:
-        """Go the way of a message that failed; return it as its step is told from now on, and the next outcome.
-
-        Raises ``error`` if the message goes back.
-        """
+        """Go the way of a failed message; return it for its next step, and the next outcome, or raise: it goes back."""
         recovery = outcome.recovery
         if recovery is None or way is Way.BACK:
             raise error
@@ -502,7 +496,7 @@ class Prefetch:
 
     _AHEAD_SECONDS: Final = 0.05
     _MOST: Final = 1_000
-    _SHORTEST_SECONDS: Final = _AHEAD_SECONDS  # or many slow ones that end together would look quick
+    _SHORTEST_SECONDS: Final = _AHEAD_SECONDS  # or many slow messages that end together would look quick
 
     def __init__(self, concurrency: int) -> None:
         self._concurrency = self._most = concurrency

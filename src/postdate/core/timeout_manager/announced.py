@@ -1,7 +1,4 @@
-"""Timeouts that were announced and may still be stored, so that none is announced again and again. Pure.
-
-Source: specification 4.7; ADR 0014.
-"""
+"""Announced timeouts that may still be stored: none is announced twice. Pure. Source: specification 4.7; ADR 0014."""
 
 from __future__ import annotations
 
@@ -82,7 +79,7 @@ class Announced:
                 self.discard(timeout_id)
             elif not timedelta(0) <= now - on_its_way.since <= HEARD_OF_WITHIN:
                 # Announced in the future: the clock was set back. Others may have dispatched it long ago, and looks do
-                # not come as far as its due time: it must not hold up what is due before that.
+                # not come as far as its due time: it must not delay timeouts that are due before.
                 self.leave(timeout_id)
         for timeout_id, due in list(self._left.items()):
             if after < due <= until and timeout_id not in stored:

@@ -45,11 +45,7 @@ _NEVER: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class DueTimeouts:
-    """Announces due timeouts; the work of a :class:`postdate.core.poller.Poller`.
-
-    ``queue`` is the dispatcher's. With ``set_up`` the storage is set up before the first look, however often that
-    takes.
-    """
+    """Announces due timeouts; the work of a poller. With ``set_up`` it sets up the storage before its first look."""
 
     def __init__(  # noqa: PLR0913 - collaborators; put together in one place
         self,
@@ -96,7 +92,7 @@ class DueTimeouts:
 
     async def take(self, now: datetime) -> PollResult:
         """Announce some of the timeouts due by ``now``, inclusive; one that cannot be sent is next."""
-        self._next_look = _NEVER  # what is stored while this look goes on may be missed by it, so it wakes the poller
+        self._next_look = _NEVER  # this look may miss timeouts that are stored meanwhile: they wake the poller
         if self._set_up:
             await self._asking.call(self._persister.setup)
             self._set_up = False
@@ -126,7 +122,7 @@ class DueTimeouts:
             count += await self._announce(batch)
             for _ in batch:
                 self._fetched.popleft()
-            if not self._fetched:  # only now: what could not be announced is not passed over (row 97)
+            if not self._fetched:  # only now: one that could not be announced is not passed over (row 97)
                 self._slice = max(self._slice, batch[-1].due)
         return count
 

@@ -92,17 +92,14 @@ def timeout_of(envelope: Envelope, owner: str) -> Timeout:
     headers.setdefault(Headers.MESSAGE_ID, message_id)
     due = parse_timestamp(expire)
     own_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{message_id}\n{format_timestamp(due)}\n{destination}"))
-    # A message that is retried may be a reply to a saga, which others than that saga handle, too. Belonging to it, it
-    # would be forgotten with the saga's timeouts.
+    # A retried message may be a reply to a saga that other handlers take, too: as a timeout of that saga it would be
+    # forgotten with the others.
     saga = None if Headers.DELAYED_RETRIES in headers else saga_of(envelope)
     return Timeout(own_id, due, destination, saga, owner, headers, envelope.body)
 
 
 def announcement(timeout_id: str, queue: str) -> Envelope:
-    """Return the control message that tells the dispatch step of a due timeout.
-
-    It has the timeout's id, which so becomes that of the dispatched message: repetitions can be told as such.
-    """
+    """Return the control message of a due timeout, with the timeout's id, which the dispatched message gets, too."""
     headers = {Headers.MESSAGE_ID: timeout_id, Headers.CONTROL_MESSAGE: TRUE, Headers.TIMEOUT_ID: timeout_id}
     return Envelope(queue, timeout_id, headers)
 

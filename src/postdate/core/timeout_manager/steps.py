@@ -148,7 +148,7 @@ class DispatchStep:
         """Dispatch a timeout, or return the end that does; and a callback for when the message has ended so."""
         timeout_id = announced_timeout(announcement)
         taken = await self._asking.call(lambda: self._taken(timeout_id), _release)
-        if taken is None:  # if others have it in hand and do not get done with it, the next look back finds it again
+        if taken is None:  # if others hold it and do not dispatch it, the next look back finds it again
             log.debug("timeout %s is gone already, or in other hands", timeout_id)
             return End(record=None), partial(self._ended, timeout_id)
         envelope = dispatched(taken.timeout, announcement.message_id, self._clock.now())
@@ -162,7 +162,7 @@ class DispatchStep:
     async def _taken(self, timeout_id: str) -> TimeoutClaim | None:
         if self._enlisting is None:
             return await self._persister.claim(timeout_id)
-        # In the transaction of the queue no claim is needed: who comes second finds the timeout gone and sends nothing.
+        # In the transaction of the queue no claim is needed: the second one finds the timeout gone and sends nothing.
         timeout = await self._persister.peek(timeout_id)
         if timeout is None:
             return None
