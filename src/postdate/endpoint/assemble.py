@@ -156,7 +156,7 @@ def sagas_of(store: SagaStore, outgoing: OutgoingMessages, outbox: Outbox | None
         check_saga_outbox(store, outbox.store)
         database = outbox.store.database
     elif outgoing.mode is TransactionMode.RECEIVE_ONLY and not can.time_to_be_received_in_transactions:
-        database = None  # there some messages cannot leave in the transaction in which state would be kept
+        database = None  # some messages could not leave in the transaction that keeps the state
     else:
         database = can.database
     return Sagas(store, database, outgoing)
@@ -169,10 +169,7 @@ def delay_services(
     error_queue: str | None,
     errors: str,
 ) -> list[Service]:
-    """Return the services that keep delayed messages and deliver them.
-
-    ``error_queue`` is as it was given, for the delayed delivery; ``errors`` that in force, for the timeout manager.
-    """
+    """Return the services for delayed messages; ``error_queue`` is as given, ``errors`` the one in force."""
     services = list[Service]()
     orders_first = None
     if timeout_manager is not None:

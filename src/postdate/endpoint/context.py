@@ -16,10 +16,7 @@ from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Re
 
 
 class BusinessTransaction:
-    """The transaction of the outbox in which a handler runs, and what must not be done during it.
-
-    ``queues`` is the identity of the database of the queues, if any.
-    """
+    """The outbox's transaction in which a handler runs; ``queues`` is the identity of the queues' database, if any."""
 
     def __init__(self, transaction: OutboxTransaction, store: OutboxStore, queues: object | None) -> None:
         self._transaction, self._store, self._queues = transaction, store, queues

@@ -65,7 +65,10 @@ class Retries:
 
     def decide(self, error: Exception, received: Received, settings: Recoverability, now: datetime) -> Decision:
         """Return what the policy decides, or :class:`MoveToError` where that cannot be; raises what a policy does."""
-        headers, failures = dict(received.envelope.headers), received.failures + 1  # what it writes there is its own
+        headers, failures = (
+            dict(received.envelope.headers),
+            received.failures + 1,
+        )  # a copy, which the policy may change
         policy = settings.policy or after_handling_failed
         decision = policy(error, failures, headers, settings, now)
         if not isinstance(decision, ImmediateRetry | DelayedRetry | MoveToError | Discard):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -80,10 +83,7 @@ class Retries:
 
 @dataclass(frozen=True, slots=True)
 class MessageEndings:
-    """Decides how received messages end that have expired, or whose handling has failed.
-
-    ``allowance`` says how much later than its expiry a message is still handled.
-    """
+    """Decides how received messages end that have expired, or whose handling has failed."""
 
     outgoing: OutgoingMessages
     recoverability: Recoverability
@@ -99,10 +99,7 @@ class MessageEndings:
         return self.recoverability.error_queue or DEFAULT_ERROR_QUEUE
 
     def discard_reason(self, received: Received) -> str | None:
-        """Return why an incoming message has expired, or ``None``.
-
-        Queues that expire messages have looked at an expiry that is not in the headers, by their own clock.
-        """
+        """Return why a message has expired, or ``None``; queues may have judged an expiry outside its headers."""
         envelope, headers = received.envelope, received.envelope.headers
         if self.ignore_time_to_be_received or (envelope.expires_at is None and not may_expire(headers)):
             return None
@@ -112,7 +109,7 @@ class MessageEndings:
 
     def discarded(self, received: Received, reason: str) -> End:
         """Return the end of an expired message: counted, recorded, and in no other queue."""
-        if received.failures:  # so this was not just too late: it is worth knowing
+        if received.failures:  # not just too late, so it is worth knowing
             reason = f"{reason}, after {received.failures} failed attempts"
         level = logging.WARNING if received.failures else logging.DEBUG
         log.log(level, "Discarding message %s due to lapsed Time To Be Received header: %s", _id(received), reason)
@@ -151,7 +148,7 @@ class MessageEndings:
         """Return the message for its delayed retry: a send of its own, so it has an id of its own in the store."""
         envelope = received.envelope
         own = _own_headers(envelope)
-        # Without those that would steer the delay: on the way through a queue they would be taken for its own.
+        # Without headers of an earlier delay: on the way through a queue they would be taken for those of this one.
         retried = without_delay_headers(delayed_retry_headers(own, now))
         headers = {Headers.MESSAGE_ID: envelope.message_id, **retried}
         return DelayedMessage(new_message_id(), due, self.outgoing.endpoint, headers, envelope.body)
@@ -166,10 +163,7 @@ class MessageEndings:
         return end is not None and instant - end > self.allowance
 
     def to_error(self, received: Received, error: Exception, queue: str | None = None, *, brief: bool = False) -> End:
-        """Return the end of a message that goes to ``queue``, or to the endpoint's error queue.
-
-        Its copy is in brief after a full one was refused.
-        """
+        """Return the end of a message that goes to ``queue``, or to the endpoint's error queue."""
         reason = f"{type(error).__name__}: {text_of(error)}"
         if not brief:
             log.error("message %s moved to error queue %s: %s", _id(received), queue or self.error_queue, reason)

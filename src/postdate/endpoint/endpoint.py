@@ -248,7 +248,7 @@ class Endpoint:
         self._events.append(event)
 
     def _add_type(self, message_type: type[Any], name: str | None) -> None:
-        self.outgoing.times_to_be_received.of(message_type)  # a wrong one is told where the type is registered
+        self.outgoing.times_to_be_received.of(message_type)  # raises where the type is registered
         self.outgoing.types.add(message_type, name)
 
     # --- life ---------------------------------------------------------------------------------------------------

@@ -143,7 +143,7 @@ class Handling:
         try:
             await self._call(received, context)
             end = self.outgoing.end_of(context.outgoing, RecordKind.HANDLED, also=context.work)
-        except SagaConflict as error:  # somebody else was faster, and nothing of it is left: decided again, on theirs
+        except SagaConflict as error:  # another process was faster: all is undone, and done again on its state
             log.debug("message %s is handled again: %s", received.envelope.message_id, error)
             return Outcome(None, self._recovery, failed=Failed(error))
         except OwnStoreUnreachable:
@@ -158,8 +158,8 @@ class Handling:
         if not (end.outgoing or end.work):
             return Outcome(end, self._recovery, context.afterwards)
         if self.outgoing.mode is TransactionMode.RECEIVE_ONLY and end.outgoing:
-            # Not rolled back when taking the message off the queue fails afterwards (specification 6). What is stored
-            # in the database of the queues is: stored again when it has left, it looks like another under its id.
+            # Sends are not undone when taking the message off its queue fails (specification 6). Storing is: stored
+            # again after it has left, a delayed message would look like another one under its id.
             try:
                 end = await self._send_apart(end)
             except PostdateError as error:
@@ -188,7 +188,7 @@ class Handling:
         try:
             await self.handlers.call(received, context)
         finally:
-            if cancelled_task() is not None:  # by its handler, perhaps, which ended before that was raised
+            if cancelled_task() is not None:  # by its handler, perhaps, which ended before this was raised
                 await asyncio.sleep(0)
         context.end()
         if self.audit is not None and started is not None:
@@ -196,10 +196,7 @@ class Handling:
             context.outgoing.append(self.audit.copy(received.envelope, started, now, self.endings.host))
 
     async def send(self, end: End) -> None:
-        """Send and store outside of any receive transaction: with each other, where the queues can have that.
-
-        Messages that are stored already are left out; see :func:`~postdate.core.repetitions.is_stored`.
-        """
+        """Send and store outside of any receive transaction, together where the queues can; leave out repetitions."""
         rest = await self._send_apart(end)
         await self._send(rest.outgoing, rest.work)
 

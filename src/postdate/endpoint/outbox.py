@@ -146,7 +146,7 @@ class OutboxHandling:
                 with calling_store(self._store):
                     await self._store.mark_dispatched(self._outgoing.endpoint, id_, self._outgoing.clock.now())
                 await recovery.ended_well(received.envelope.message_id)
-        except PostdateError as error:  # what was sent and cannot be stays in the outbox
+        except PostdateError as error:  # messages that cannot be sent stay in the outbox
             return Outcome(None, recovery, failed=Failed(error))
         return Outcome(End(RecordKind.HANDLED, detail), recovery, afterwards)
 
@@ -204,7 +204,7 @@ class OutboxHandling:
             return OutboxRecord(handled.outgoing, dispatched=not handled.outgoing)
         log.info("message %s was handled by somebody else meanwhile", message_id(received))
         record = await self._find(message_id(received))
-        if record is None:  # forgotten in this moment: the retention is far too short, or clocks differ
+        if record is None:  # forgotten just now: the retention is far too short, or clocks differ
             raise StoreUnavailable(f"the outbox forgot message {message_id(received)} while it was being handled")
         return record
 

@@ -1,7 +1,4 @@
-"""Makes what an endpoint sends of messages of the application; sends or stores it at once, or at the end of a handler.
-
-Source: specification 5; ADR 9, 14.
-"""
+"""Makes, sends and stores an endpoint's messages, at once or with a handler. Source: specification 5; ADR 9, 14."""
 
 from __future__ import annotations
 

@@ -93,10 +93,7 @@ def check_saga_outbox(store: SagaStore, outbox: OutboxStore) -> None:
 
 
 class Sagas:
-    """The sagas of one endpoint.
-
-    ``database`` is that of the transaction in which messages of handlers leave: that of the queues, or of the outbox.
-    """
+    """The sagas of one endpoint; ``database`` is that of the transaction in which messages of handlers leave."""
 
     def __init__(self, store: SagaStore, database: object | None, messages: OutgoingMessages) -> None:
         self.store, self._messages = store, messages
@@ -248,7 +245,7 @@ class Sagas:
         if changes and self._enlisting is not None:
             context.work.append(self._enlisting.applying(changes))
         elif changes:
-            kinds = frozenset(each.fate for each in changes)  # rows are added elsewhere than where others are changed
+            kinds = frozenset(each.fate for each in changes)  # adding rows may fail where changing others does not
             with calling_own_store(self._suspects[kinds], context.message_id):
                 await self.store.apply(changes)
         for each in instances:

@@ -52,10 +52,7 @@ class SagaInstance:
         self._has_ended = True
 
     def _send_again(self) -> None:
-        """Send timeouts again that this message requested when it was handled before, as they may not have left.
-
-        They keep their ids: one that is stored already is not stored twice.
-        """
+        """Send again, with their ids, timeouts of an earlier attempt at this message: they may not have left."""
         for timeout_id, pending in self.details.timeouts.items():
             if pending.requested_by == self.context.message_id:
                 self._leaves(self._made(self._content(pending), None, pending.due, pending.message_id))
@@ -165,10 +162,7 @@ class SagaInstance:
     # --- for the endpoint ---------------------------------------------------------------------------------------------
 
     def changes(self, completed_by: str | None) -> Sequence[SagaChange]:
-        """Return the changes to be kept.
-
-        Completed instances are marked with the id of the message, ``completed_by``, or, with ``None``, removed at once.
-        """
+        """Return the changes to be kept; a completed instance is removed, or marked ``completed_by`` a message."""
         self._check_correlation()
         replaced = [] if self.leftover is None else [SagaChange(SagaFate.COMPLETED, self.leftover)]
         if self.is_completed:

@@ -33,10 +33,7 @@ class PendingTimeout:
 
 @dataclass(frozen=True, slots=True)
 class Originator:
-    """Who sent the message that began an instance: the address for replies, and headers for these.
-
-    The headers say which message a reply belongs to, and which saga instance, if one sent it.
-    """
+    """Who sent the message that began an instance: the address for replies, and the headers that these get."""
 
     address: str
     headers: Mapping[str, str]
@@ -74,10 +71,7 @@ class SagaDetails:
         return next((key for key, each in self.timeouts.items() if each.message_id == message_id), None)
 
     def expects(self, message_id: str) -> bool:
-        """Return whether a timeout that comes is to be handled: it is pending, or came just now and may be unfinished.
-
-        One that was cancelled, moved, or handled before is ignored.
-        """
+        """Return whether to handle a timeout: it is pending, or came just now and may be unfinished."""
         return message_id in self.fired or self.timeout_of(message_id) is not None
 
     def came(self, message_id: str, *, remember: bool) -> None:

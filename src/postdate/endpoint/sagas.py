@@ -216,10 +216,7 @@ class Saga(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class SagaDefinition:
-    """What is known of a saga from its class.
-
-    ``field`` is the name of the correlation property in JSON; ``messages`` and ``timeouts`` are methods by type.
-    """
+    """The definition of a saga, from its class; ``field`` is the name of the correlation property in JSON."""
 
     saga: type[Saga[Any]]
     name: str

@@ -1,7 +1,4 @@
-"""Makes an envelope or a delayed message of a message of the application. Pure; time is an argument.
-
-Source: specification 5.
-"""
+"""Makes envelopes and delayed messages of what an application sends. Pure. Source: specification 5."""
 
 from __future__ import annotations
 
@@ -93,10 +90,7 @@ class SendOptions:
         return self.delay is not None or self.deliver_at is not None
 
     def due(self, now: datetime) -> datetime | None:
-        """Return the absolute due time in UTC, or ``None`` for a message to be sent at once.
-
-        A delay that ends after the year 9999 ends with that year: ``timedelta.max`` means never, as elsewhere.
-        """
+        """Return the due time in UTC, or ``None`` for at once; the end of the calendar means never."""
         if self.deliver_at is not None:
             return aware_utc(self.deliver_at, "deliver_at")
         if self.delay is None:
@@ -198,10 +192,7 @@ def outgoing_message(
 
 
 def check_headers_fit(message: Envelope | DelayedMessage, limit: int | None) -> None:
-    """Refuse headers that no queue takes: found out when the message is due, that would be too late.
-
-    ``limit`` is in bytes of encoded headers; ``None``: the queues have no limit of their own.
-    """
+    """Refuse headers over ``limit`` bytes, encoded, now: when the message is due, that would be too late."""
     if limit is None:
         return
     size = size_in_bytes(encode_headers(message.headers), b"")

@@ -1,7 +1,4 @@
-"""How long messages of a type are wanted: by a decorator on the type, or by a convention for all types.
-
-Source: specification 2.1, row 74.
-"""
+"""How long messages of a type are wanted: by decorator, or by a convention. Source: specification 2.1, row 74."""
 
 from __future__ import annotations
 
@@ -90,10 +87,7 @@ def finite(span: timedelta | None) -> timedelta | None:
 
 
 def checked_span(span: object, what: str) -> timedelta:
-    """Return a time to be received as a duration, or refuse it.
-
-    A text needs a colon at least: a bare number means days to some and seconds to others.
-    """
+    """Return a span as a duration; a text needs a colon, as a bare number means days to some and seconds to others."""
     if isinstance(span, str):
         parsed = INFINITE if span.strip() == _INFINITE_TEXT else parse_time_span(span)
         if parsed is None or ":" not in span:

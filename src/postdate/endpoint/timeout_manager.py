@@ -1,7 +1,4 @@
-"""A timeout manager running: the pumps of its two queues and the look for due timeouts, put together and checked.
-
-Source: specification 4.1, 4.2, 4.11; ADR 0014.
-"""
+"""A timeout manager running: two pumps, and the look for due timeouts. Source: specification 4; ADR 0014."""
 
 from __future__ import annotations
 
@@ -158,10 +155,7 @@ class TimeoutManagerService(Service):
         return StoreStep(persister, self._enlisting, context.endpoint, context.clock, due.registered, recovery).handle
 
     def orders_first(self, queue: str, others: Step) -> Step:
-        """Return a step that obeys orders to forget timeouts and leaves all other messages to ``others``.
-
-        Call it after :meth:`prepare`.
-        """
+        """Return a step that obeys orders to forget timeouts, before ``others``; call it after :meth:`prepare`."""
         assert self._due is not None
         obeys = self._step(queue, self._due)
 
