@@ -70,24 +70,21 @@ async def _wait_precisely(event: anyio.Event, seconds: float) -> None:
         return
     if our_threads().available_tokens > 0:
         await in_thread(time.sleep, seconds)
-    else:  # calls that hang have all of them: waiting for one, no deadline would ever end these calls
+    else:  # hanging calls have all threads: a wait for one of these would keep their deadlines from ever ending them
         with anyio.move_on_after(seconds):
             await event.wait()
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The machine's clock; it waits in real time."""
 
     def now(self) -> datetime:
-        """Return the machine's UTC time."""
         return datetime.now(UTC)
 
     async def wait(self, event: anyio.Event, until: datetime) -> None:
-        """Wait on the machine's clock; see :meth:`Clock.wait`."""
         await _wait_precisely(event, (until - self.now()).total_seconds())
 
     def monotonic(self) -> float:
-        """Return the machine's monotonic seconds."""
         return time.monotonic()
 
     def since_boot(self) -> float:
@@ -95,11 +92,9 @@ class SystemClock:
         return time.monotonic() if _SINCE_BOOT is None else time.clock_gettime(_SINCE_BOOT)
 
     async def wait_for(self, event: anyio.Event, duration: timedelta) -> None:
-        """Wait in real time; see :meth:`Clock.wait_for`."""
         await _wait_precisely(event, duration.total_seconds())
 
     async def sleep(self, duration: timedelta) -> None:
-        """Sleep in real time."""
         await anyio.sleep(max(duration.total_seconds(), 0))
 
 
@@ -125,24 +120,19 @@ class ScaledClock:
             raise ValueError("a scaled clock needs an aware start and a speed above 0")
 
     def now(self) -> datetime:
-        """Return the scaled time in UTC."""
         elapsed = timedelta(seconds=(time.time() - self.real_start) * self.speed)
         return (self.starts_at + elapsed).astimezone(UTC)
 
     async def wait(self, event: anyio.Event, until: datetime) -> None:
-        """Wait on the scaled clock; see :meth:`Clock.wait`."""
         await _wait_precisely(event, (until - self.now()).total_seconds() / self.speed)
 
     def monotonic(self) -> float:
-        """Return the machine's monotonic seconds, scaled."""
         return time.monotonic() * self.speed
 
     async def wait_for(self, event: anyio.Event, duration: timedelta) -> None:
-        """Wait for ``duration`` of scaled time; see :meth:`Clock.wait_for`."""
         await _wait_precisely(event, duration.total_seconds() / self.speed)
 
     async def sleep(self, duration: timedelta) -> None:
-        """Sleep for ``duration`` of scaled time."""
         await anyio.sleep(max(duration.total_seconds() / self.speed, 0))
 
 

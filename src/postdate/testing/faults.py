@@ -75,7 +75,6 @@ class Fault:
     after: bool = False
 
     def __call__(self, call: Call) -> BaseException | None:
-        """See :class:`Plan`."""
         chosen = self.calls is None or call.number in self.calls
         return self.error if call.method == self.method and call.done is self.after and chosen else None
 
@@ -134,7 +133,6 @@ class FaultyStore(ClaimingStore):
     @property
     @override
     def capabilities(self) -> StoreCapabilities:
-        """Those of the wrapped store."""
         return self._store.capabilities
 
     @override
@@ -239,7 +237,6 @@ class FaultyTransport(Transport):
     @property
     @override
     def capabilities(self) -> TransportCapabilities:
-        """Those of the wrapped transport."""
         return self._transport.capabilities
 
     @override
@@ -259,7 +256,6 @@ class FaultyTransport(Transport):
 
     @override
     def receiver(self, queue: str) -> FaultyReceiver:
-        """Return a receiver that fails by the same plans."""
         return FaultyReceiver(self._transport.receiver(queue), self.faults)
 
     @override

@@ -84,7 +84,6 @@ async def prepared(store: P) -> AsyncGenerator[P]:
 
 
 async def prepare(store: DelayedMessageStore) -> None:
-    """Initialize, then set up."""
     await store.initialize("conformance", TransactionMode.RECEIVE_ONLY)
     if isinstance(store, ClaimingStore):
         await store.setup()
@@ -93,7 +92,6 @@ async def prepare(store: DelayedMessageStore) -> None:
 
 
 async def close(store: DelayedMessageStore | Transport) -> None:
-    """Close a store that has a method for it."""
     closing = getattr(store, "close", None)
     if closing is not None:
         await closing()
@@ -190,12 +188,10 @@ def message(
     body: bytes = b"body",
     expires_at: datetime | None = None,
 ) -> DelayedMessage:
-    """Return a message."""
     return DelayedMessage(message_id, due, destination, headers or {"kind": "check"}, body, expires_at)
 
 
 def ids(claims: Sequence[Claim | DelayedMessage]) -> list[str]:
-    """Return the ids of claims or messages, in order."""
     return [each.message.message_id if isinstance(each, Claim) else each.message_id for each in claims]
 
 

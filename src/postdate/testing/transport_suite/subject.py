@@ -96,7 +96,6 @@ def envelope(
     expires_at: datetime | None = None,
     due: datetime | None = None,
 ) -> Envelope:
-    """Return an envelope."""
     return Envelope(destination, message_id, headers or {"kind": "check"}, body, expires_at, due)
 
 
@@ -108,7 +107,6 @@ async def receive(receiver: Receiver, limit: int = 100) -> Sequence[Received]:
 
 
 async def receive_one(receiver: Receiver) -> Received:
-    """Receive one message."""
     return (await receive(receiver, 1))[0]
 
 
@@ -145,7 +143,6 @@ async def is_empty(transport: Transport, queue: str) -> bool:
 
 
 def ids(received: Sequence[Received]) -> list[str]:
-    """Return the ids of received messages, in order."""
     return [each.envelope.message_id for each in received]
 
 
