@@ -1,4 +1,4 @@
-"""Circuit breakers, pure; times are monotonic seconds, as arguments. Source: specification 1.11; ADR 0019."""
+"""Circuit breakers; pure: times are arguments, in monotonic seconds. Source: specification 1.11; ADR 0019."""
 
 from __future__ import annotations
 

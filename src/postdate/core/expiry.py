@@ -15,7 +15,7 @@ def may_expire(headers: Mapping[str, str]) -> bool:
 
 
 def discard_reason(headers: Mapping[str, str], now: datetime, allowance: timedelta = timedelta(0)) -> str | None:
-    """Return why a received message is discarded, or ``None``: at the very instant of expiry it is processed.
+    """Return why a received message is discarded, or ``None``. At the very instant of expiry it is still processed.
 
     ``allowance`` is added to the expiry, for clocks that differ.
     """

@@ -171,7 +171,7 @@ class Guard:
 
     @classmethod
     def of_transport(cls, transport: object, clock: Clock, answers_within: timedelta = ANSWERS_WITHIN) -> Guard:
-        """For receivers, too."""
+        """Return the guard of a transport or a receiver."""
         return cls(transport, clock, _OF_TRANSPORTS, answers_within)
 
     def hurry(self, *, hurries: bool = True) -> None:

@@ -234,7 +234,7 @@ class SimpleStore(ClaimingStore):
 
     @override
     async def next_attempt(self) -> datetime | None:
-        """See :data:`LOOK_BEHIND_HELD` and specification row 57."""
+        """Return when to look again; see :data:`LOOK_BEHIND_HELD` and specification row 57."""
         stored = self._during_look = []  # messages stored while the store is asked may not be in its answer
         try:
             due = await self.next_due()

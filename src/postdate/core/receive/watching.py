@@ -121,7 +121,7 @@ class WatchedReceiver(Receiver):
 
     @override
     async def receive(self, limit: int) -> Sequence[Received]:
-        """May wait for ever."""
+        """Has no deadline: it may wait for ever."""
         return await self._receiver.receive(limit)
 
     @override
