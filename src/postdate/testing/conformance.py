@@ -55,6 +55,7 @@ class Check(Generic[S]):
     run: Callable[[S], Awaitable[None]]
 
     async def __call__(self, subject: S) -> None:
+        """Run the check on a fresh subject."""
         await self.run(subject)
 
     def __str__(self) -> str:

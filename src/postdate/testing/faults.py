@@ -75,6 +75,7 @@ class Fault:
     after: bool = False
 
     def __call__(self, call: Call) -> BaseException | None:
+        """Return the error if this call is to fail now."""
         chosen = self.calls is None or call.number in self.calls
         return self.error if call.method == self.method and call.done is self.after and chosen else None
 
