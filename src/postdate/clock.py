@@ -59,7 +59,7 @@ _TIMER_SLACK_SECONDS = 0.0015
 
 
 async def _wait_precisely(event: anyio.Event, seconds: float) -> None:
-    """Wait for ``event`` or ``seconds``, to about a tenth of a millisecond; deaf to ``event`` in the last stretch."""
+    """Wait for ``event`` or ``seconds``, to a tenth of a millisecond; the last stretch ignores ``event``."""
     if seconds > _TIMER_SLACK_SECONDS:
         started = time.monotonic()
         with anyio.move_on_after(seconds - _TIMER_SLACK_SECONDS):
@@ -70,24 +70,21 @@ async def _wait_precisely(event: anyio.Event, seconds: float) -> None:
         return
     if our_threads().available_tokens > 0:
         await in_thread(time.sleep, seconds)
-    else:  # calls that hang have all of them: waiting for one, no deadline would ever end these calls
+    else:  # hanging calls have all threads: a wait for one of these would keep their deadlines from ever ending them
         with anyio.move_on_after(seconds):
             await event.wait()
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The machine's clock; it waits in real time."""
 
     def now(self) -> datetime:
-        """Return the machine's UTC time."""
         return datetime.now(UTC)
 
     async def wait(self, event: anyio.Event, until: datetime) -> None:
-        """Wait on the machine's clock; see :meth:`Clock.wait`."""
         await _wait_precisely(event, (until - self.now()).total_seconds())
 
     def monotonic(self) -> float:
-        """Return the machine's monotonic seconds."""
         return time.monotonic()
 
     def since_boot(self) -> float:
@@ -95,11 +92,9 @@ class SystemClock:
         return time.monotonic() if _SINCE_BOOT is None else time.clock_gettime(_SINCE_BOOT)
 
     async def wait_for(self, event: anyio.Event, duration: timedelta) -> None:
-        """Wait in real time; see :meth:`Clock.wait_for`."""
         await _wait_precisely(event, duration.total_seconds())
 
     async def sleep(self, duration: timedelta) -> None:
-        """Sleep in real time."""
         await anyio.sleep(max(duration.total_seconds(), 0))
 
 
@@ -125,24 +120,19 @@ class ScaledClock:
             raise ValueError("a scaled clock needs an aware start and a speed above 0")
 
     def now(self) -> datetime:
-        """Return the scaled time in UTC."""
         elapsed = timedelta(seconds=(time.time() - self.real_start) * self.speed)
         return (self.starts_at + elapsed).astimezone(UTC)
 
     async def wait(self, event: anyio.Event, until: datetime) -> None:
-        """Wait on the scaled clock; see :meth:`Clock.wait`."""
         await _wait_precisely(event, (until - self.now()).total_seconds() / self.speed)
 
     def monotonic(self) -> float:
-        """Return the machine's monotonic seconds, scaled."""
         return time.monotonic() * self.speed
 
     async def wait_for(self, event: anyio.Event, duration: timedelta) -> None:
-        """Wait for ``duration`` of scaled time; see :meth:`Clock.wait_for`."""
         await _wait_precisely(event, duration.total_seconds() / self.speed)
 
     async def sleep(self, duration: timedelta) -> None:
-        """Sleep for ``duration`` of scaled time."""
         await anyio.sleep(max(duration.total_seconds() / self.speed, 0))
 
 
@@ -155,7 +145,7 @@ def later(instant: datetime, duration: timedelta) -> datetime:
     """Return the sum of an aware UTC instant and a duration; the end of the calendar where it lies outside.
 
     The only place where times are added: a message due at the last microsecond of the year 9999 is a usual way to say
-    *never*, and must not end what computes with it.
+    *never*, and must not break a computation with it.
     """
     try:
         return instant + duration
@@ -164,11 +154,11 @@ def later(instant: datetime, duration: timedelta) -> datetime:
 
 
 def brought_up_to_date(shown: datetime, heard_at: float) -> datetime:
-    """Return what a clock shows now at least that showed an instant when it was heard of.
+    """Return the least that a clock shows now, from what it showed when it was read.
 
     Args:
         shown: aware, UTC.
-        heard_at: seconds of :func:`time.monotonic`, in whatever thread.
+        heard_at: when it was read, in seconds of :func:`time.monotonic`; in any thread.
     """
     return later(shown, timedelta(seconds=time.monotonic() - heard_at))
 
@@ -176,17 +166,17 @@ def brought_up_to_date(shown: datetime, heard_at: float) -> datetime:
 def time_left(deadline: float, seconds: float) -> timedelta:
     """Return how long it is from ``seconds`` of :meth:`Clock.monotonic` until ``deadline``; zero when it has come.
 
-    Rounded up, so that who waits for so long finds that it has come.
+    Rounded up, so that the deadline has come after a wait of this length.
     """
     left = deadline - seconds
     return timedelta(microseconds=max(math.ceil(round(left * 1_000_000, 3)), 1)) if left > 0 else timedelta(0)
 
 
 def checked_clock(clock: Clock) -> Clock:
-    """Return a clock that was given to an endpoint.
+    """Return the clock of an endpoint if it has all methods of :class:`Clock`.
 
     Raises:
-        ConfigurationError: methods are missing, as in one that was written for a version before there were all of them.
+        ConfigurationError: methods are missing, as in a clock that was written for an earlier version.
     """
     needed = ("now", "wait", "monotonic", "wait_for", "sleep")
     missing = [f"{method}()" for method in needed if not callable(getattr(clock, method, None))]

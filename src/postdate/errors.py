@@ -43,9 +43,9 @@
 
 ``code`` is stable: logs, headers, the command line and exit documents use it. ``transient`` and ``outage`` are the only
 things retry code looks at. ``transient`` means that the same call may succeed later without anyone mending anything in
-the message or the configuration; ``outage``, that store or queues say it of themselves, whatever was asked of them: no
-message is to blame, so it is never counted against one; but for what may be of a single row (`StoreTroubled`,
-`NotADatabase`), once a message has met it again and again while others went well.
+the message or the configuration; ``outage``, that store or queues themselves are in trouble, whatever they were asked
+for: no message is to blame, so it is never counted against one; except an error that may be of a single row
+(`StoreTroubled`, `NotADatabase`), once a message has met it again and again while others went well.
 
 Source: house-style.md, "Errors".
 """
@@ -174,7 +174,7 @@ class DuplicateMessage(StoreError):
 
     @classmethod
     def of_set_aside(cls, message_id: str) -> Self:
-        """Return the error of a store to which a message of its quarantine cannot be put back."""
+        """Return the error for a message that cannot be put back from the quarantine."""
         return cls(f"message {message_id!r} was stored anew since it was set aside; discard this one")
 
 
@@ -263,7 +263,7 @@ class QueueNotFound(TransportError):
 
     @classmethod
     def of(cls, queue: str, message_id: str = "", *, place: str = "") -> Self:
-        """Return the error of a queue that can be made; ``place`` names the database where it is not."""
+        """Return the error with the command that creates the queue; ``place`` names the database that has none."""
         message = f" for message {message_id!r}" if message_id else ""
         no = f"{place} has no" if place else "there is no"
         return cls(f"{no} queue {queue!r}{message}; create it: postdate setup --queue {queue}")
@@ -300,7 +300,7 @@ class ClaimLost(TransportError):
 
     @classmethod
     def of(cls, *message_ids: str, queue: str = "", reason: str = "") -> Self:
-        """Return the error of whoever holds one of these messages no longer: of a store, or of a queue."""
+        """Return the error for messages of a store or a queue of which one is no longer held here."""
         what = f"message {message_ids[0]!r}" if len(message_ids) == 1 else f"one of {len(message_ids)} messages"
         where, why = f" in {queue!r}" if queue else "", f": {reason}" if reason else ""
         return cls(f"{what}{where} is no longer held here{why}")

@@ -277,9 +277,9 @@ def stored_headers(message: DelayedMessage, largest_message_bytes: int) -> str:
 
 
 def why_too_large(envelope: Envelope, headers: str, largest_message_bytes: int) -> MessageTooLarge | None:
-    """Return why queues do not take a message whose encoded headers are these, if that is so.
+    """Return the error for a message that is too large for queues, or ``None``; ``headers`` are its encoded ones.
 
-    What the copy of a message for the error or the audit queue says besides does not count.
+    Headers that are added to copies for the error or the audit queue do not count.
     """
     size, limit = size_in_bytes(headers, envelope.body), largest_message_bytes
     if Headers.FAILED_QUEUE in envelope.headers or Headers.PROCESSING_ENDED in envelope.headers:
@@ -319,9 +319,9 @@ def encode_headers_xml(headers: Mapping[str, str]) -> bytes:
 
 
 def decode_headers_xml(blob: bytes) -> dict[str, str]:
-    """Return the headers of an ``ArrayOfHeaderInfo`` blob; whatever stands behind its end is left out.
+    """Return the headers of an ``ArrayOfHeaderInfo`` blob; bytes behind its end are left out.
 
-    Some senders have the blob in a buffer that is longer than it: zeros, or what was there before.
+    Some senders have the blob in a longer buffer, with zeros or old content behind it.
 
     Raises:
         InvalidHeaders: not XML, another root, a document type declaration (never part of the format, and the way
@@ -381,7 +381,7 @@ class DelayedMessage:
         destination: address of the queue it is meant for; 1 to 200 characters.
         headers: text to text; delivered unchanged.
         body: bytes, delivered unchanged.
-        expires_at: instant after which nobody wants it any more: then it is recorded as expired and not delivered;
+        expires_at: instant after which it is no longer wanted: then it is recorded as expired and not delivered;
             ``None`` means never. Not before ``due``.
         number_of_failures: failed dispatch attempts so far; written by stores only.
 
@@ -433,7 +433,7 @@ class DelayedMessage:
     ) -> Self:
         """Return a message that was checked before a store kept it; times are aware and UTC. For stores only.
 
-        Refused is only what nothing can be made of, if somebody has changed the row: a blank id or destination.
+        Only a blank id or destination is refused, as a row may have after it was changed by hand.
         """
         if not (message_id.strip() and destination.strip()):
             raise InvalidMessage(f"message id {message_id!r} or destination {destination!r} is blank")
@@ -459,7 +459,7 @@ class Envelope:
         headers: text to text.
         body: bytes.
         expires_at: discard it if not received by then; ``None`` means never.
-        due: set on a delayed message that has become due: what its lateness is measured against.
+        due: of a delayed message that has become due; its lateness is measured against it.
         time_to_be_received: to be discarded by the queue itself when it was not received this long after it was handed
             to the transport, so that no clock but the queue's counts; ``None`` means never. The header of the same name
             is for the receiver.
@@ -510,7 +510,7 @@ class Envelope:
 
     @classmethod
     def of(cls, message: DelayedMessage, headers: Mapping[str, str]) -> Self:
-        """Return the envelope of a message with these headers; what the message has was checked already."""
+        """Return the envelope of a message with these headers; the message's fields were checked already."""
         return cls.restored(
             message.destination, message.message_id, headers, message.body, message.expires_at, message.due
         )
@@ -592,7 +592,7 @@ def expires_at_of(headers: Mapping[str, str]) -> datetime | None:
 
 
 def encoded_deliver_at(due: datetime) -> str:
-    """Return how the header of a due time stands among encoded headers: what a store replaces when it reschedules."""
+    """Return the header of a due time as part of encoded headers, which a store replaces when it reschedules."""
     return f'"{Headers.DELIVER_AT}":"{format_timestamp(due)}"'
 
 
@@ -613,7 +613,7 @@ def rescheduled(message: DelayedMessage, due: datetime) -> DelayedMessage:
 
 
 def with_failures(message: DelayedMessage, number_of_failures: int) -> DelayedMessage:
-    """Return the message with another count of failed dispatch attempts; what was checked once is not checked again."""
+    """Return the message with another count of failed dispatch attempts; its fields are not checked again."""
     old = message
     return DelayedMessage.restored(
         old.message_id, old.due, old.destination, old.headers, old.body, old.expires_at, number_of_failures

@@ -595,9 +595,7 @@ def test_row_115_endpoints_are_those_with_a_store_there(
             redis.move_to(new, batch_size=0)
 
 
-def test_row_115_a_schema_without_stores_is_refused(
-    files: tuple[StorePlace, StorePlace], postgres_url: str
-) -> None:
+def test_row_115_a_schema_without_stores_is_refused(files: tuple[StorePlace, StorePlace], postgres_url: str) -> None:
     old, new = files
     old.add(messages(1))
     nowhere = StoreSpec(postgres_url, schema="no stores here")

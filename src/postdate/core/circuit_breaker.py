@@ -1,9 +1,4 @@
-"""Repeated failures over time, and failures at too high a rate: when to stop hoping. Pure; time is an argument.
-
-It is given in seconds of a clock that nobody sets: :meth:`postdate.clock.Clock.monotonic`.
-
-Source: specification 1.11; ADR 0019.
-"""
+"""Circuit breakers; pure: times are arguments, in monotonic seconds. Source: specification 1.11; ADR 0019."""
 
 from __future__ import annotations
 
@@ -19,7 +14,7 @@ from postdate.runtime.outage_log import SAID_AGAIN_AFTER_SECONDS
 log = logging.getLogger("postdate.circuit_breaker")
 
 CriticalError = Callable[[str, BaseException], None]
-"""What to do when the endpoint cannot do its work any more: a text, and the last failure."""
+"""Called when the endpoint cannot do its work any more, with a text and the last failure."""
 
 PAUSE_ARMED = timedelta(seconds=1)
 PAUSE_TRIGGERED = timedelta(seconds=10)
@@ -28,7 +23,7 @@ NOTHING_HANDLED = timedelta(minutes=1)
 
 
 class BreakerState(enum.Enum):
-    """Disarmed: all is well. Armed: it fails, for how long? Triggered: too long; said so once."""
+    """Disarmed: all is well. Armed: it fails. Triggered: it has failed for too long, which was reported once."""
 
     DISARMED = "disarmed"
     ARMED = "armed"
@@ -36,18 +31,11 @@ class BreakerState(enum.Enum):
 
 
 class RepeatedFailures:
-    """Trips when something keeps failing for a given time without one success.
+    """Trips when something keeps failing for ``time_to_trigger`` without one success.
 
-    That it is armed is said once a minute at most: other calls may succeed in between. It is told of time: whoever runs
-    it calls :meth:`check` when :attr:`deadline` has come, so that it trips although nothing fails any more because
-    nobody tries.
-
-    Args:
-        name: for logs and metrics.
-        critical: text of the critical error.
-        time_to_trigger: how long failures may go on.
-        trigger: called once for each arming, when the time is up, with the last error.
-        metrics: told of every change.
+    ``trigger`` is then called, once, with the text ``critical`` and the last error. Whoever runs the breaker calls
+    :meth:`check` at :attr:`deadline`, so that it trips also when nobody tries any more. "Armed" is logged once a minute
+    at most: other calls may succeed in between.
     """
 
     def __init__(
@@ -69,7 +57,7 @@ class RepeatedFailures:
 
     @property
     def deadline(self) -> float | None:
-        """When it trips unless something succeeds before, in seconds; ``None`` while it is not armed."""
+        """Monotonic seconds at which it trips unless something succeeds before; ``None`` while it is not armed."""
         if self.state is not BreakerState.ARMED or self._armed_at is None:
             return None
         return self._armed_at + self._time_to_trigger.total_seconds()
@@ -88,7 +76,6 @@ class RepeatedFailures:
         return PAUSE_TRIGGERED if self.state is BreakerState.TRIGGERED else PAUSE_ARMED
 
     def check(self, seconds: float) -> None:
-        """Trip if it is armed and its time is up."""
         deadline, last = self.deadline, self._last
         if deadline is None or last is None or seconds < deadline:
             return
@@ -98,7 +85,6 @@ class RepeatedFailures:
         _call(self._trigger, self._critical, last)
 
     def success(self) -> None:
-        """Note a success: disarms."""
         if self.state is not BreakerState.DISARMED:
             if self._is_said:
                 log.info("circuit breaker %s disarmed", self.name)
@@ -111,18 +97,11 @@ class RepeatedFailures:
 
 
 class FailureRate:
-    """Trips when more than a number of failures a second, over 30 s, cannot even be handled; or when none can for long.
+    """Trips when more than ``per_second`` failures, on average over 30 s, cannot even be handled.
 
-    Failures are counted in windows of 30 s, one after the other, the first from the first failure on. Where each waits
-    longer than the one before, there are never many in one window: so they trip it, too, once they have gone on for
-    :data:`NOTHING_HANDLED` without one success.
-
-    Args:
-        name: for logs and metrics.
-        critical: text of the critical error.
-        per_second: limit; times 30 in each window.
-        trigger: called for every failure above the limit; and once when nothing could be handled for too long.
-        metrics: told of every change.
+    Windows of 30 s follow one another, the first from the first failure on; ``trigger`` is called for every failure
+    above the limit. Failures of which each waits longer than the one before are never many in one window: they trip it,
+    once, after :data:`NOTHING_HANDLED` without one success.
     """
 
     def __init__(
@@ -139,7 +118,6 @@ class FailureRate:
         self._is_said = False
 
     def failure(self, error: BaseException, seconds: float) -> None:
-        """Note a failure."""
         self.check(seconds)
         if self.deadline is None:
             self.deadline, self._failures = seconds + RATE_WINDOW.total_seconds(), 0
@@ -158,7 +136,7 @@ class FailureRate:
             self._trip(error)
 
     def success(self) -> None:
-        """Note that a failure, or what failed, could be dealt with."""
+        """Note that a failure, or the message that failed, could be dealt with."""
         self._failing_since, self._is_said = None, False
 
     def _trip(self, error: BaseException) -> None:
@@ -182,7 +160,7 @@ Breaker = RepeatedFailures | FailureRate
 
 
 def _nobody() -> None:
-    """Stand in for whoever watches the deadlines."""
+    """The default of ``on_armed``."""
 
 
 def _call(trigger: CriticalError, critical: str, error: BaseException) -> None:

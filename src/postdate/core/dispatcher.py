@@ -1,6 +1,6 @@
-"""A due message to its destination, or back for another attempt, or to the error queue. Never lost on the way.
+"""Sends due messages to their destinations, or gives them back for another attempt, or moves them to the error queue.
 
-The order is: send, then remove. What is interrupted in between is sent again with the same id (at least once), except
+First it sends, then it removes. What is interrupted in between is sent again with the same id (at least once), except
 where store and queues share a database: there both are one transaction (exactly once). Source: specification 1.8, 1.10;
 ADR 0002.
 """
@@ -51,35 +51,26 @@ LONGEST_SEND = timedelta(seconds=30)
 """A destination that has not answered by then counts as unavailable."""
 
 PATIENCE = timedelta(milliseconds=250)
-"""How long the answered part of a batch waits for the rest once the first destination has answered.
-
-Finishing a batch whole is what costs a store least; nothing of it should wait longer than this for a stranger.
-"""
+"""How long the answered part of a batch waits for the rest, as one call to finish all of it costs a store least."""
 
 _CLAIMED_AT_ONCE = 1_000
 
 FRESH = timedelta(seconds=10)
-"""No error copy leaves under a claim that is older: leases last longer. It is claimed anew first."""
+"""Error copies leave only under younger claims, as leases last longer; under an older one the message is claimed again
+first."""
 
 LONGEST_LETTING_GO = timedelta(seconds=10)
 """A batch that is ended by force takes no longer; what it still holds then is free when the store is closed."""
 
 _DOOMED_FOR_SECONDS: Final = 120.0
-"""The pause before its next claim is a minute at most."""
+"""How long a message is known to be doomed; the pause before its next claim is a minute at most."""
 
 log = logging.getLogger("postdate.dispatcher")
 
 
 @dataclass(frozen=True, slots=True)
 class _Doomed:
-    """A message that is to leave for the error queue when it is claimed anew.
-
-    Args:
-        error: why.
-        mark: of the message.
-        failures: that it has then.
-        until: in monotonic seconds; later it is attempted.
-    """
+    """A message for the error queue, if it is claimed again, unchanged, before ``until`` (monotonic seconds)."""
 
     error: PostdateError
     mark: int
@@ -92,13 +83,10 @@ class DispatchSettings:
     """Where failures go.
 
     Args:
-        timeouts_queue: the queue of delayed messages; returning an error copy to it dispatches it again (row 40).
-        error_queue: for messages that cannot be sent.
+        timeouts_queue: returning an error copy to it dispatches the message again (row 40).
         number_of_retries: attempts after the first.
-        host: named in error copies.
-        errors_return_to_destination: error copies of due messages name the queue that these were meant for, not the
-            timeouts queue, as the queue to return them to (specification 3.6).
-        bytes_in_flight: see :data:`postdate.core.in_flight.BYTES_IN_FLIGHT`.
+        errors_return_to_destination: error copies of due messages name their destination as the queue to return them
+            to, instead of the timeouts queue (specification 3.6).
     """
 
     timeouts_queue: str
@@ -110,26 +98,16 @@ class DispatchSettings:
 
     @property
     def errors(self) -> ErrorQueue:
-        """Where copies go that are to be returned to the queue of delayed messages."""
         return ErrorQueue(self.error_queue, self.timeouts_queue, self.host)
 
 
 class Dispatcher:
     """Claims due messages in batches and sends them; several batches overlap, destinations go side by side.
 
-    A batch is removed by one call once all its destinations have answered. A destination that does not answer holds up
-    nobody: after :data:`PATIENCE` the others are removed without it, and it goes on alone until :data:`LONGEST_SEND`.
-
-    Args:
-        store: with claims.
-        transport: of the destinations and the error queue.
-        settings: where failures go.
-        clock: for the time of each step.
-        breaker: for failing sends. It does not make the dispatcher pause: each message waits longer after each of its
-            failures, so that what works goes on (row 58).
-        failure_rate: for failures of the failure handling itself.
-        metrics: what is counted.
-        journal: told of what became of each message.
+    A batch is removed by one call once all its destinations have answered. A destination that does not answer does not
+    delay others: after :data:`PATIENCE` they are removed without it, and it goes on alone until :data:`LONGEST_SEND`.
+    The breaker does not make the dispatcher pause: each message waits longer after each of its failures, so that all
+    others go on (row 58).
     """
 
     def __init__(  # noqa: PLR0913 - collaborators; put together in one place
@@ -166,7 +144,7 @@ class Dispatcher:
 
     @property
     def holds_some(self) -> bool:
-        """Whether something could not be written to the store, and must be before anybody can have the messages."""
+        """Whether an outcome is still unwritten; until it is written, no other process can have its message."""
         return self._finisher.holds_some
 
     @asynccontextmanager
@@ -191,12 +169,9 @@ class Dispatcher:
                 stop_listening()
 
     async def take(self, now: datetime, limit: int = _CLAIMED_AT_ONCE) -> PollResult:
-        """See :class:`postdate.core.poller.DueWork`; deals with at most ``limit`` messages."""
         await self._finisher.again()
         if await self._in_flight.wait_for_room(limit):
-            return PollResult(
-                0, more=True
-            )  # that took time: whoever asked looks at the clock, and whether to go on at all
+            return PollResult(0, more=True)  # that took time: the poller looks at its clock, and may have to stop
         seconds = self._clock.monotonic()
         if pause := self._outages.transport_left(seconds):
             return self._paused(0, pause)
@@ -221,7 +196,7 @@ class Dispatcher:
         return PollResult(len(wanted), more=False, next_attempt=self._finisher.next_attempt(next_attempt))
 
     def _paused(self, count: int, pause: float) -> PollResult:
-        """Return the result of a look after which nothing is claimed for some seconds; what is left to write may be."""
+        """Return the result of a look: no claims for ``pause`` seconds, but outcomes may be written earlier."""
         probe_at = self._clock.monotonic() + pause
         left = self._finisher.next_attempt(self._after(pause), claims_from=probe_at)
         return PollResult(count, more=False, next_attempt=left)
@@ -238,16 +213,16 @@ class Dispatcher:
         return later(self._clock.now(), timedelta(seconds=seconds))
 
     async def _give_back_late(self, claims: Sequence[Claim]) -> None:
-        """Give back what was claimed by a call that nobody waited for any more."""
+        """Give back the claims of a call that was answered after its deadline."""
         if claims:
             log.warning("%d messages were claimed by a call that had been given up, and go back", len(claims))
             await self._finisher.give_back([GivingBack(claim, None) for claim in claims])
             self._wake()
 
     async def _without_those_that_wait(self, claims: Sequence[Claim], seconds: float) -> Sequence[Claim]:
-        """Give back what is meant for destinations that take nothing now, or is being sent; return the rest.
+        """Give back claims of destinations that take nothing now, and of messages being sent; return the rest.
 
-        A claim that became void while its message is on its way does not call that back: sent again, it came twice.
+        A message being sent was claimed again because its first claim became void: sent again, it would arrive twice.
         """
         being_sent = self._in_flight.among([claim.message.message_id for claim in claims])
         if not self._outages.has_destinations and not being_sent:
@@ -266,7 +241,6 @@ class Dispatcher:
         return wanted
 
     async def listen(self, wake: Wake) -> Callable[[], None]:
-        """See :class:`postdate.core.poller.DueWork`."""
         stop_listening = await self.asking.call(lambda: self._store.listen(wake), _stop_at_once)
         self._wake = wake
 
@@ -281,7 +255,7 @@ class Dispatcher:
     async def _deliver(self, batch: Batch) -> None:
         try:
             await self._send_and_settle(batch)
-        except BaseException:  # cancelled: the process may go on without us, and with it what it holds
+        except BaseException:  # cancelled: the process may go on, and with it its claims
             with anyio.CancelScope(shield=True):
                 await within(self._clock, self._longest_letting_go, lambda: self._let_go(batch))
             self._finisher.keep([GivingBack(claim, None) for claim in batch.held.values()])
@@ -289,7 +263,7 @@ class Dispatcher:
         finally:
             self._in_flight.end(batch)
         if self._tasks is not None and (batch.gave_back or self._finisher.holds_some):
-            self._wake()  # what was given back, or could not be written, may be the next to be attempted
+            self._wake()  # a message given back, or unwritten, may be the next to be attempted
 
     async def _send_and_settle(self, batch: Batch) -> None:
         now = batch.now
@@ -313,7 +287,7 @@ class Dispatcher:
                 await self._settle_what_answers(batch)
 
     async def _settle_what_answers(self, batch: Batch) -> None:
-        """Wait for all destinations, or for as long as patience lasts; what comes later settles by itself."""
+        """Wait for all destinations, :data:`PATIENCE` after the first at most; later groups settle by themselves."""
         await self._clock.wait_for(batch.first_answer, self._hangs_after)
         if not batch.all_answered.is_set():
             await self._clock.wait_for(batch.all_answered, self._patience)
@@ -326,7 +300,7 @@ class Dispatcher:
             await batch.cut_off(self._clock, self._longest_send)
 
     def _groups(self, claims: Sequence[Claim], began: float) -> list[Group]:
-        """Return what goes in one call each: everything, or the messages of one destination."""
+        """Return one group for each call to the transport: of all messages, or of those of one destination."""
         if self._transport.capabilities.pipelines and self._enlisting is None:
             return [Group("", claims, began)] if claims else []
         by_destination: defaultdict[str, list[Claim]] = defaultdict(list)
@@ -343,7 +317,6 @@ class Dispatcher:
     # --- sending ------------------------------------------------------------------------------------------------
 
     async def _answer(self, batch: Batch, group: Group) -> Sequence[PostdateError | None]:
-        """Send a group and return what became of each message."""
         if self._enlisting is not None:
             group.begin_turn(self._clock.monotonic())
             return [await self._send_enlisted(claim, to_envelope(claim.message)) for claim in group.claims]
@@ -363,13 +336,13 @@ class Dispatcher:
             return []
 
         async def answered_late(errors: Sequence[PostdateError | None]) -> None:
-            """Should these messages come again, they are not sent again."""
+            """Remember these messages as sent: claimed again, they are only removed."""
             self._finisher.sent([claim for claim, error in zip(group.claims, errors, strict=False) if error is None])
 
         return await self._send([to_envelope(claim.message) for claim in group.claims], answered_late)
 
     def _notice_losses(self, batch: Batch, group: Group) -> None:
-        """Take out of a group what others may have by now; this process may have stood still since it was claimed."""
+        """Drop claims that others may have by now: this process may have stood still since it claimed them."""
         ours = [claim for claim in group.claims if self._is_ours(batch, claim)]
         if len(ours) < len(group.claims):
             log.warning("%d claims were lost before their messages could be sent", len(group.claims) - len(ours))
@@ -378,7 +351,7 @@ class Dispatcher:
             group.claims = ours
 
     def _is_ours(self, batch: Batch, claim: Claim) -> bool:
-        """Return whether a claim is in force: to be asked right before anything leaves because of it."""
+        """Return whether a claim is in force; asked right before anything leaves because of it."""
         if not self._store.still_holds(claim):
             batch.lost.add(claim.message.message_id)
         return claim.message.message_id not in batch.lost
@@ -400,7 +373,7 @@ class Dispatcher:
     async def _send_enlisted(
         self, claim: Claim, envelope: Envelope, outcome: Outcome = Outcome.DELIVERED, detail: str = ""
     ) -> PostdateError | None:
-        """Send and remove in one transaction, so that the failure of one message does not undo others."""
+        """Send and remove one message in one transaction, so that its failure does not undo others."""
         assert self._enlisting is not None
         now = self._clock.now()
         try:
@@ -416,7 +389,6 @@ class Dispatcher:
     # --- afterwards ---------------------------------------------------------------------------------------------
 
     async def _settle(self, batch: Batch, groups: Sequence[Group]) -> None:
-        """Remove what was sent, in one call; then deal with each failure."""
         sent, failures = list[Claim](), list[tuple[Claim, PostdateError, bool]]()
         for group in groups:
             for claim, error in zip(group.claims, group.errors or (), strict=True):
@@ -440,7 +412,7 @@ class Dispatcher:
             await self._failed(batch, [each for each in failed if not is_outage(each[1])])
 
     def _blamed(self, batch: Batch, claim: Claim, error: PostdateError) -> PostdateError:
-        """Return the error; an outage that comes with this message, whenever it is sent, as a failure of it."""
+        """Turn an outage that comes with this message, whenever it is sent, into a failure of the message."""
         if not batch.is_probe or not isinstance(error, TransportUnreachable):
             return error
         if not self._outages.is_to_blame(claim.message.message_id):
@@ -478,7 +450,7 @@ class Dispatcher:
     # --- failures -----------------------------------------------------------------------------------------------
 
     async def _wait_out(self, batch: Batch, failed: Sequence[tuple[Claim, PostdateError]]) -> None:
-        """Give back what an outage kept from being sent: it has not failed, so nothing is counted or recorded."""
+        """Give claims back after an outage: their messages have not failed, so nothing is counted or recorded."""
         if not failed:
             return
         seconds, noted, back = self._clock.monotonic(), set[str](), list[GivingBack]()
@@ -492,7 +464,7 @@ class Dispatcher:
         await self._give_back(batch, back)
 
     def _note_outage(self, destination: str, error: PostdateError, seconds: float) -> None:
-        """Note an outage of one destination, or of all."""
+        """Note an outage of one destination, or of the whole transport: ``""``."""
         if destination:
             self._full.failed(error, seconds)
             if self._outages.destination_failed(destination, seconds):  # known by now, it says nothing about others
@@ -504,7 +476,7 @@ class Dispatcher:
             self._outages.transport_failed(seconds)
 
     def _wait(self, batch: Batch, seconds: float) -> float:
-        """Return for how many seconds a message is to stay where it is while the transport cannot be reached."""
+        """Return the seconds until a message may be attempted again while the transport is out of reach."""
         if self._enlisting is not None:  # with the queues the store is out of reach: looks for what is due fail, too
             return retry_delay(0).total_seconds()
         return self._outages.transport_left(seconds) + ANOTHER_SECONDS if batch.is_probe else 0.0
@@ -536,10 +508,10 @@ class Dispatcher:
     async def _move_or_retry(
         self, batch: Batch, claim: Claim, error: PostdateError, *, attempted: bool
     ) -> GivingBack | None:
-        """Return how the message is given back; ``None``: it has left, or others have it.
+        """Return how a message is given back; ``None``: it is in the error queue, or another process has it.
 
-        What only waited for its turn is not given up for that; and an error queue that did not take one message is not
-        asked about each of the others: claims are not held that long.
+        A message that was not ``attempted`` is retried: it only waited for its turn, or the error queue refused another
+        one of its batch, and claims are not held long enough to ask again for each.
         """
         failures, retries = claim.message.number_of_failures, self._settings.number_of_retries
         decision = after_dispatch_failed(error, failures, retries, self._settings.error_queue)
@@ -561,22 +533,19 @@ class Dispatcher:
         return await self._move_to_error(batch, claim, error)
 
     def _doom(self, message: DelayedMessage, error: PostdateError, failures: int) -> None:
-        """Let a message leave for the error queue when it is claimed anew, with so many failures."""
+        """Send a message to the error queue when it is claimed again with so many failures."""
         if len(self._doomed) >= _CLAIMED_AT_ONCE:
             del self._doomed[next(iter(self._doomed))]
         until = self._clock.monotonic() + _DOOMED_FOR_SECONDS
         self._doomed[message.message_id] = _Doomed(error, mark_of(message), failures, until)
 
     def _still_doomed(self, claim: Claim, error: PostdateError, again: GivingBack) -> GivingBack:
-        """Let a message whose failure is written down, and whose copy could not leave, wait without another record."""
+        """Retry without another record: the failure is written already, only the error copy could not leave."""
         self._doom(claim.message, error, claim.message.number_of_failures)
         return replace(again, reason=None)
 
     def _doom_of(self, message: DelayedMessage) -> PostdateError | None:
-        """Return why a message leaves for the error queue at once; ``None``: it is attempted.
-
-        So is what has come back from there, or has been attempted by others, or is another message with the same id.
-        """
+        """Return why a message goes to the error queue at once; ``None``: send it, as after a return from there."""
         doomed = self._doomed.pop(message.message_id, None)
         if doomed is None or doomed.until < self._clock.monotonic():
             return None
@@ -588,10 +557,10 @@ class Dispatcher:
         return GivingBack(claim, later(self._clock.now(), pause), reason)
 
     async def _move_to_error(self, batch: Batch, claim: Claim, error: PostdateError) -> GivingBack | None:
-        """Send the error copy, then remove: when the error queue fails, too, the message stays (row 41).
+        """Send the error copy, then remove the message; when the error queue fails, too, it stays (row 41).
 
-        A copy that is too much for the error queue goes in brief. If even that is refused, or none can be made of what
-        its row holds, the store sets the message aside; where it cannot, the message stays, and waits longer each time.
+        A copy that is too large goes in brief. If even that is refused, or none can be made of what the row holds, the
+        store quarantines the message; where it cannot, the message stays and waits longer each time.
         """
         way, failure = Way.FULL, error
         while way in (Way.FULL, Way.BRIEF):
@@ -614,7 +583,7 @@ class Dispatcher:
         return again
 
     async def _set_aside(self, claim: Claim, error: PostdateError, failure: PostdateError) -> bool:
-        """Set a message aside that no queue takes; return whether that was done."""
+        """Quarantine a message that no queue takes; return whether that was done."""
         reason = f"it cannot be sent ({reason_of(error)}), nor its copy to the error queue ({reason_of(failure)})"
         now = self._clock.now()
         try:
@@ -643,14 +612,14 @@ class Dispatcher:
         return failure
 
     def _no_answer(self, destination: str) -> PostdateError:
-        """Return the error of what was not answered in time: it says nothing about the messages."""
+        """Return the error of a send that timed out: an outage, which says nothing about the messages."""
         text = f"did not answer within {LONGEST_SEND.total_seconds():g} s"
         if destination:
             return DestinationUnavailable(f"{destination} {text}")
         return TransportUnreachable(f"{type(self._transport).__name__} {text}")
 
     async def _let_go(self, batch: Batch) -> None:
-        """End a batch in the middle: remove what was sent, give the rest back."""
+        """End a batch in the middle: remove messages that were sent, give the rest back."""
         sent = batch.sent()
         if sent:
             await self._remove(batch, sent)
@@ -662,7 +631,7 @@ async def _stop_at_once(stop_listening: Callable[[], None]) -> None:
 
 
 def _wake_nobody() -> None:
-    """Stand in for the poller until it listens."""
+    """The wake-up until a poller listens."""
 
 
 def _log_failures(failed: Sequence[tuple[Claim, PostdateError]]) -> None:
@@ -685,7 +654,7 @@ def _log_delivered(sent: Sequence[Claim], now: datetime) -> None:
 
 
 def enlisting(store: ClaimingStore, transport: Transport) -> MovingStore | None:
-    """Return the store if it can share a transaction with the transport."""
+    """Return the store if it and the transport can share a transaction, else ``None``."""
     database = store.capabilities.database
     if database is None or database != transport.capabilities.database or not isinstance(store, MovingStore):
         return None
@@ -693,17 +662,14 @@ def enlisting(store: ClaimingStore, transport: Transport) -> MovingStore | None:
 
 
 def is_expired(message: DelayedMessage, now: datetime) -> bool:
-    """Return whether nobody wants the message any more: strictly after its expiry."""
+    """Return whether a message is strictly after its expiry."""
     return message.expires_at is not None and message.expires_at < now
 
 
 def error_copy(
     message: DelayedMessage, error: BaseException, settings: DispatchSettings, now: datetime, *, brief: bool = False
 ) -> Envelope:
-    """Return what goes to the error queue: everything needed to return it to the timeouts queue (rows 39, 40).
-
-    Or, when settings say so, to its destination, as the ordinary message that it is by now (row 84).
-    """
+    """Return a copy that can be returned to the timeouts queue (rows 39, 40) or to the destination (row 84)."""
     if settings.errors_return_to_destination:
         errors = replace(settings.errors, failed_queue=message.destination)
         return errors.copy(to_envelope(message), error, now, brief=brief)

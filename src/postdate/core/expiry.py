@@ -10,22 +10,14 @@ from postdate.messages import Headers, expires_at_of, format_timestamp, parse_ti
 
 
 def may_expire(headers: Mapping[str, str]) -> bool:
-    """Return whether headers say anything of an end, which those of most messages do not."""
+    """Return whether a message can expire at all; most have neither header, and need no further look."""
     return Headers.EXPIRES_AT in headers or Headers.TIME_TO_BE_RECEIVED in headers
 
 
 def discard_reason(headers: Mapping[str, str], now: datetime, allowance: timedelta = timedelta(0)) -> str | None:
-    """Return why a received message is to be discarded, or ``None`` when it still counts.
+    """Return why a received message is discarded, or ``None``. At the very instant of expiry it is still processed.
 
-    Strict: at the very instant of expiry a message is still processed.
-
-    Args:
-        headers: of the received message.
-        now: UTC.
-        allowance: added to the expiry, for clocks that differ.
-
-    Raises:
-        InvalidTimestamp: see :func:`end_of_use`.
+    ``allowance`` is added to the expiry, for clocks that differ.
     """
     end = end_of_use(headers)
     if end is None or now - end <= allowance:
@@ -34,7 +26,7 @@ def discard_reason(headers: Mapping[str, str], now: datetime, allowance: timedel
 
 
 def end_of_use(headers: Mapping[str, str]) -> datetime | None:
-    """Return the instant after which nobody wants a message any more, UTC, or ``None``: it does not expire.
+    """Return when a message expires, UTC, or ``None``: it does not.
 
     Two rules, of which the earlier end counts: the time to be received counts from the time sent and needs both
     headers; the absolute expiry stands for itself. A time to be received that cannot be read counts as none.

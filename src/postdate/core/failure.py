@@ -1,7 +1,4 @@
-"""What becomes of a message that failed, received or due; and how error copies are made. Pure.
-
-Source: specification 1.6, 4.9, 5; ADR 0019, 0026.
-"""
+"""What becomes of failed messages; error copies. Pure. Source: specification 1.6, 4.9, 5; ADR 0019, 0026."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ from postdate.messages import Envelope
 from postdate.ports import Received
 
 ASKED_ANEW: Final = 1_000
-"""Times that a step is asked again at once. For a saga, each says that another message got on: so many in a row are no
-coincidence, its store says so whatever happens."""
+"""Times that a step is asked again at once. Each conflict of a saga means that another message got on: after so many in
+a row it is no coincidence, its store reports one whatever happens."""
 
 
 class Way(enum.Enum):
@@ -39,10 +36,10 @@ class Allowed:
     """What may be done about failures of one kind of outcome.
 
     Args:
-        anew: after these its step is asked again at once: others were faster, or it knows another way.
-        stays: while its store takes nothing a message stays in hand; otherwise it goes back.
-        is_one: that store and the queues are one database: when these cannot be reached, that is the store's outage.
-        counts: what may pass by itself counts against the message, too, after a pause; otherwise it goes back.
+        anew: after these errors its step is asked again at once: others were faster, or it knows another way.
+        stays: while its store takes nothing a message stays in hand; otherwise it goes back to its queue.
+        is_one: store and queues are one database: when the queues cannot be reached, that is the store's outage.
+        counts: transient failures count against the message, after a pause; otherwise it goes back.
         is_taken: the message is off its queue already, so it cannot go back (transaction mode ``none``).
     """
 
@@ -54,7 +51,7 @@ class Allowed:
 
 
 def is_lasting(error: PostdateError) -> bool:
-    """Return whether the same call would fail again, however long one waits, and the message is still ours."""
+    """Return whether the same call would fail again, however long one waits, and the claim is still held."""
     return not (error.transient or error.outage or isinstance(error, ClaimLost))
 
 
@@ -69,13 +66,8 @@ def way_after(
 ) -> Way:
     """Decide about a received message whose step failed, or whose end was refused.
 
-    Args:
-        gone: what was decided last, and refused; ``None``: nothing yet.
-        error: why.
-        received: the message.
-        met: how often it has met this trouble of its store while others went well.
-        allowed: see :class:`Allowed`.
-        others_are_well: something has gone well since it failed before.
+    ``gone`` is the way that was decided last, and refused. ``met`` counts the outages that this message met while
+    others went well; ``others_are_well`` says that something has gone well since the last of them.
     """
     if gone is not None:
         return after_copy(gone, error) if allowed.is_taken or is_lasting(error) else Way.BACK
@@ -90,7 +82,7 @@ def way_after(
 
 
 def after_copy(gone: Way, error: PostdateError) -> Way:
-    """Decide about a message, received or due, for which what was decided was refused, or its error copy."""
+    """Return the way after ``gone`` was refused, an error copy perhaps: a copy in full, then in brief."""
     if gone is Way.BRIEF:
         return Way.KEPT if isinstance(error, MessageError) else Way.BACK
     return Way.BRIEF if gone is Way.FULL else Way.FULL
@@ -98,14 +90,7 @@ def after_copy(gone: Way, error: PostdateError) -> Way:
 
 @dataclass(frozen=True, slots=True)
 class ErrorQueue:
-    """Where messages go that failed for good.
-
-    Args:
-        name: of it.
-        failed_queue: which its copies name, to be returned to.
-        host: named in the copies.
-        customize: has the last word about their headers, but not about those in brief.
-    """
+    """An error queue. Its copies are to be returned to ``failed_queue``; ``customize`` is for full ones only."""
 
     name: str
     failed_queue: str
@@ -113,10 +98,7 @@ class ErrorQueue:
     customize: CustomizeHeaders | None = None
 
     def copy(self, original: Envelope, error: BaseException, now: datetime, *, brief: bool = False) -> Envelope:
-        """Return the copy of a message for the error queue; it does not expire: an operator must find it.
-
-        In brief it has as little about the failure as is needed, as the full one was refused.
-        """
+        """Return an error copy, which never expires: an operator must find it. ``brief`` after a full one."""
         headers = error_headers(original.headers, error, self.failed_queue, now, self.host, brief=brief)
         if not brief:
             headers = customized(headers, self.customize)

@@ -1,7 +1,7 @@
-"""What became of claimed messages, into the store; and what the store does not take, remembered until it does.
+"""Writes outcomes of claimed messages to the store, and remembers those that it does not take until it does.
 
-What was sent is from then on only removed, whatever the store says to that and however often it gives the message out
-again. What failed waits for its next attempt, also where that cannot be written. Source: ADR 0019.
+A message that was sent is from then on only removed, however often the store gives it out again. One that failed waits
+for its next attempt, also where that cannot be written. Source: ADR 0019.
 """
 
 from __future__ import annotations
@@ -27,33 +27,30 @@ from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, Outcome, Recor
 from postdate.runtime.outage_log import OutageLog
 
 REMEMBERED: Final = 10_000
-"""Messages at most, of which something could not be written; with as many, no more are claimed."""
+"""Unwritten outcomes at most; with as many, no more messages are claimed."""
 
 _GIVEN_BACK_AT_ONCE: Final = 16
 _ALONE: Final = 3
-"""When removing many fails: so many are tried alone before the store is taken to be what fails."""
+"""When removing many fails, so many are tried alone before the store itself is taken to fail."""
 
 _PROBED_WITH: Final = 16
-"""While nothing can be written no more are claimed at a look: what is sent then stays to be removed, too."""
+"""Messages claimed at a look while nothing can be written: when they are sent they stay to be removed, too."""
 
 _LONGEST_PROBE_PAUSE: Final = timedelta(seconds=2)
 _COMES_AGAIN_WITHIN_SECONDS: Final = 600.0
-"""What was sent, and was not held any more when it was to be removed, comes again by then, if ever."""
+"""A message that was sent, and whose claim was lost before it was removed, is claimed again by then, if ever."""
 
 _COUNTED_APART_SECONDS: Final = 1.0
-"""What fails at one time counts as one failure of the failure handling."""
+"""Failures within this time count as one failure of the failure handling."""
 
 log = logging.getLogger("postdate.dispatcher")
 
 
 @dataclass(slots=True)
 class GivingBack:
-    """A claim to be given back.
+    """A claim to be given back; not attempted before ``attempt_at``, or with ``None`` at once.
 
-    Args:
-        claim: of the message.
-        attempt_at: not before it; ``None``: at once.
-        reason: of the failure, which is counted and recorded; ``None``: it has not failed.
+    ``reason`` of a failure is counted and recorded; ``None``: the message has not failed.
     """
 
     claim: Claim
@@ -63,13 +60,7 @@ class GivingBack:
 
 @dataclass(slots=True, eq=False)
 class _Ending:
-    """What is being removed by one call.
-
-    Args:
-        claims: by message id.
-        outcome: of them.
-        detail: for the record.
-    """
+    """Claims, by message id, that one call is removing."""
 
     claims: dict[str, Claim]
     outcome: Outcome
@@ -78,18 +69,10 @@ class _Ending:
 
 @dataclass(slots=True)
 class _Left:
-    """Something that is still to be written.
+    """An outcome that is still to be written; without one, ``back`` says how the claim is to be given back.
 
-    Args:
-        message_id: of the message.
-        mark: of all that makes it this message, should its id be used again for another.
-        claim: ``None``: it is void, and whoever gets the message next is not known; it may be us.
-        outcome: how it ended; ``None``: it is to be given back.
-        detail: of the record.
-        back: how it is to be given back.
-        again_at: when to try again, in monotonic seconds.
-        failures: how often writing it failed.
-        void_since: when its claim was found void, in monotonic seconds.
+    ``claim`` is ``None`` when it is void: whoever gets the message next is not known, it may be this process.
+    ``failures`` counts failed writes. Times are monotonic seconds.
     """
 
     message_id: str
@@ -104,15 +87,7 @@ class _Left:
 
 
 class Finisher:
-    """Ends claims. What the store raises stays in here: it is remembered, and tried again at later looks.
-
-    Args:
-        store: of the claims.
-        guard: of the store.
-        clock: for the time of each record, and for pauses.
-        failure_rate: for what cannot be written.
-        journal: told of what was written.
-    """
+    """Ends claims. Errors of the store stay in here: the outcome is remembered, and tried again at later looks."""
 
     def __init__(
         self, store: ClaimingStore, guard: Guard, clock: Clock, failure_rate: FailureRate, journal: Journal
@@ -120,13 +95,14 @@ class Finisher:
         self._store, self._guard, self._clock = store, guard, clock
         self._failure_rate, self._journal = failure_rate, journal
         self._left: dict[str, _Left] = {}
-        """What is held until it is written."""
+        """Unwritten outcomes of claims that are held, by message id."""
         self._void: dict[str, _Left] = {}
-        """What is not held any more, and is known should it come again; the oldest is the first."""
+        """Outcomes of lost claims, should their messages be claimed again, by id; the oldest is the first."""
         self._ending: list[_Ending] = []
-        """What is being removed: a server frees what it fails at before it says so, and may give it out meanwhile."""
+        """Removals under way: a server that fails at one frees its messages before it says so, and may give them out
+        meanwhile."""
         self._refuses = 0
-        """Not 0 while nothing can be written: how often that was probed, and one."""
+        """Not 0 while the store takes no outcome: the number of probes of that, plus one."""
         self._probe_at, self._counted_at, self._failed_at = 0.0, -math.inf, -math.inf
         self._outage = OutageLog(log, "cannot finish or give back due messages", "for that, the store is")
 
@@ -134,7 +110,6 @@ class Finisher:
 
     @property
     def holds_some(self) -> bool:
-        """Whether anything is held until it can be written."""
         return bool(self._left)
 
     def room(self, limit: int) -> int:
@@ -149,20 +124,17 @@ class Finisher:
         return max(min(limit, REMEMBERED - len(self._left)), 0)
 
     def next_attempt(self, earliest: datetime | None, *, claims_from: float = 0.0) -> datetime | None:
-        """Return the earlier of ``earliest`` and when to try writing again.
-
-        Nothing is claimed before ``claims_from``, in monotonic seconds.
-        """
+        """Return when to try writing again, or ``earliest``; nothing is claimed before ``claims_from``, monotonic."""
         times = [left.again_at for left in self._left.values()]
         if self._refuses and (self._left or self._void):
-            times.append(max(self._probe_at, claims_from))  # it is by claiming that is found out
+            times.append(max(self._probe_at, claims_from))  # only claiming finds out whether it can
         if not times:
             return earliest
         again = later(self._clock.now(), timedelta(seconds=max(min(times) - self._clock.monotonic(), 0.001)))
         return again if earliest is None else min(earliest, again)
 
     def meet(self, claims: Sequence[Claim]) -> Sequence[Claim]:
-        """Return which of these, just claimed, are to be sent; the others are held until they are written about."""
+        """Return the claims to be sent; one whose outcome is known and unwritten is held until it is written."""
         if not self._left and not self._void and not self._ending:
             return claims
         self._forget_what_is_old()
@@ -204,11 +176,11 @@ class Finisher:
     # --- what is remembered -----------------------------------------------------------------------------------------
 
     def _hold(self, left: _Left) -> None:
-        self._forget(left.message_id)  # who fails goes to the end: others are tried alone before it is again
+        self._forget(left.message_id)  # a failed one goes to the end: others are tried alone before it
         self._left[left.message_id] = left
 
     def _avoid(self, left: _Left) -> None:
-        """Note that a message is not held any more; whoever gets it next, it may be us."""
+        """Note that a claim was lost; whoever claims its message next, it may be this process."""
         left.claim, left.void_since = None, self._clock.monotonic()
         self._left.pop(left.message_id, None)
         self._void.pop(left.message_id, None)
@@ -219,7 +191,7 @@ class Finisher:
         self._void.pop(message_id, None)
 
     def _forget_what_is_old(self) -> None:
-        """Forget what has not come again for long, though the store takes everything."""
+        """Forget lost claims whose messages have not come again for long, unless the store has failed meanwhile."""
         before = self._clock.monotonic() - _COMES_AGAIN_WITHIN_SECONDS
         if self._refuses or self._failed_at > before:
             return
@@ -230,14 +202,13 @@ class Finisher:
             del self._void[first.message_id]
 
     def _keep_bounds(self) -> None:
-        """Forget the oldest of those that are not held; what is held is bounded by :meth:`room`."""
+        """Forget the oldest lost claims; claims that are held are bounded by :meth:`room`."""
         for message_id in list(self._void)[: max(len(self._left) + len(self._void) - REMEMBERED, 0)]:
             del self._void[message_id]
 
     # --- writing ------------------------------------------------------------------------------------------------
 
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, detail: str = "") -> None:
-        """Remove messages that have ended, in one call."""
         at = self._clock.now()
         ending = _Ending({claim.message.message_id: claim for claim in claims}, outcome, detail)
         self._ending.append(ending)
@@ -263,7 +234,7 @@ class Finisher:
         return finished
 
     def sent(self, claims: Sequence[Claim]) -> None:
-        """Note messages that were sent although their claims are void: should they come again, they are removed."""
+        """Note messages that were sent although their claims are void: claimed again, they are only removed."""
         self._forget_what_is_old()
         for claim in claims:
             if claim.message.message_id not in self._left:
@@ -271,10 +242,10 @@ class Finisher:
         self._keep_bounds()
 
     async def give_back(self, given: Sequence[GivingBack]) -> int:
-        """Give claims back; return of how many that was written.
+        """Give claims back; return how many were written.
 
-        Those that have not failed go in one call, or a few; each failure is written by itself, several at once: most of
-        the time of each is waiting for its commit. A store that is unavailable is not asked for each of them.
+        Those without a failure go in one call, or a few; each failure is written by itself, several at once, as most of
+        its time is waiting for the commit. A store that is unavailable is not asked for each of them.
         """
         failed = deque(each for each in given if each.reason is not None)
         written = await self._release([each for each in given if each.reason is None])
@@ -333,14 +304,14 @@ class Finisher:
         return None
 
     def keep(self, given: Sequence[GivingBack]) -> None:
-        """Give claims back at a later look: there is no time for it now."""
+        """Give claims back at a later look, as there is no time now."""
         for each in given:
             self._hold(_left(each.claim, each.claim, None, back=each))
 
     # --- when that fails ----------------------------------------------------------------------------------------
 
     def _failed(self, error: PostdateError, *, is_known: bool = False) -> None:
-        """Note that something could not be written; what is known to fail alone says nothing about the store."""
+        """Note a failed write; one that ``is_known`` to fail alone says nothing about the store."""
         seconds = self._clock.monotonic()
         self._outage.failed(error, seconds)
         self._failed_at = seconds
@@ -351,7 +322,7 @@ class Finisher:
             self._refuses, self._probe_at = 1, seconds + retry_delay(0).total_seconds()
 
     def _pause(self, pause: timedelta) -> float:
-        """Return the seconds of a pause: while nothing can be written, it is the store that is waited for."""
+        """Return a pause in seconds, shortened while it is the store that is waited for."""
         return (min(pause, _LONGEST_PROBE_PAUSE) if self._refuses else pause).total_seconds()
 
     def _works(self) -> None:
@@ -372,7 +343,7 @@ class Finisher:
         self._remember([_left(each.claim, each.claim, None, back=each) for each in given], error)
 
     async def again(self, *, at_once: bool = False) -> None:
-        """Try again what could not be written, as far as it is time for that."""
+        """Write remembered outcomes whose time has come."""
         if not self._left:
             return
         seconds = self._clock.monotonic()
@@ -388,7 +359,7 @@ class Finisher:
             await self._give_back_what_was_kept(back)
 
     async def _give_back_what_was_kept(self, back: Sequence[GivingBack]) -> None:
-        """They stay remembered until that is done, also should we be cancelled; and until then if it is not."""
+        """Claims stay remembered until they are given back, also when this is cancelled."""
         before = {each.claim.message.message_id: self._left[each.claim.message.message_id] for each in back}
         await self.give_back(back)
         for message_id, left in before.items():
@@ -405,7 +376,7 @@ class Finisher:
         if len(some) == 1 or isinstance(error, StoreUnreachable):
             self._remember_again(some, error, are_their_own=are_their_own)
             return
-        while rest and in_a_row < _ALONE:  # one that cannot be removed keeps none of the others
+        while rest and in_a_row < _ALONE:  # one that cannot be removed does not keep others
             left, are_their_own = rest.popleft(), not self._refuses
             error = await self._try_to_finish([left], outcome, detail)
             in_a_row = in_a_row + 1 if error else 0
@@ -415,7 +386,7 @@ class Finisher:
             left.again_at = self._clock.monotonic() + _LONGEST_PROBE_PAUSE.total_seconds()
 
     def _remember_again(self, some: Sequence[_Left], error: PostdateError, *, are_their_own: bool) -> None:
-        """Try again later: ever later where others could be written meanwhile, as it is not the store then."""
+        """Wait longer each time where others could be written meanwhile: then it is not the store that fails."""
         for left in some:
             left.failures += are_their_own
         self._remember(some, error, timedelta(0) if are_their_own else _LONGEST_PROBE_PAUSE)
@@ -432,8 +403,8 @@ class Finisher:
             self._journal.ended(OUTCOME_RECORDS[outcome], [claim.message for claim in claims], at, detail)
         for left in some:
             if finished == len(claims) or outcome is not Outcome.DELIVERED:
-                # What went to the error queue, and is not held any more, may come back from there, with the same id and
-                # content: taken for what was to be removed, it would be lost. A second copy is a duplicate.
+                # A message that went to the error queue may come back from there, with the same id and content: taken
+                # for the one that is to be removed, it would be lost. A second copy is a duplicate.
                 self._left.pop(left.message_id, None)
             else:  # some claims were void: they are removed, or come again
                 self._avoid(left)
@@ -447,5 +418,5 @@ def _left(
 
 
 def mark_of(message: DelayedMessage) -> int:
-    """Return a mark of all that makes a message this one, should its id be used again for another."""
+    """Return a hash of all that makes a message this one, should its id be used again for another."""
     return hash((message.due, message.destination, message.body, frozenset(message.headers.items())))

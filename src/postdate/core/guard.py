@@ -1,7 +1,7 @@
-"""The guard where ports enter: errors become errors of ours, and who does not answer is left behind.
+"""Guards the calls of ports: foreign errors become a ``PostdateError``, and calls that do not answer are left behind.
 
 An adapter of a user may raise anything, and may never return. To the core both are outages: logged, counted by the
-breaker, tried again; they must not end the service, nor hold it up. Source: ADR 0019.
+breaker, tried again; they neither end the service nor hold it up. Source: ADR 0019.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ LETTING_GO = timedelta(seconds=5)
 """When the service stops, calls get so long to be answered; and calls that are cancelled, to end."""
 
 GRACE = timedelta(seconds=1)
-"""A call that was not answered in time, and is cancelled for it, gets so long to end."""
+"""How long a call that was cancelled at its deadline gets to end."""
 
 _NO_ANSWER = (ConnectionError, TimeoutError, asyncio.CancelledError)
-"""Errors that say nothing about what was asked for."""
+"""Errors that leave open what became of a call."""
 
 _SAID = 100
-"""Failures of an adapter whose tracebacks have been logged; with more different ones they are logged anew."""
+"""Failures of an adapter that are logged once with their traceback; with more different ones all are logged anew."""
 
 T = TypeVar("T")
 _Errors = tuple[type[PostdateError], type[PostdateError]]
@@ -56,7 +56,7 @@ _said_by_others = set[str]()
 
 @contextmanager
 def calling_store(store: object) -> Generator[None]:
-    """Turn whatever a store raises that is no error of ours into :class:`StoreUnavailable`."""
+    """Turn an exception of a store that is no ``PostdateError`` into ``StoreUnavailable`` or ``StoreUnreachable``."""
     try:
         yield
     except BaseException as error:  # noqa: BLE001 - all of it is raised again
@@ -65,7 +65,7 @@ def calling_store(store: object) -> Generator[None]:
 
 @contextmanager
 def calling_transport(transport: object) -> Generator[None]:
-    """Turn whatever a transport or receiver raises that is no error of ours into :class:`TransportUnavailable`."""
+    """Turn an exception that is no ``PostdateError`` into ``TransportUnavailable`` or ``TransportUnreachable``."""
     try:
         yield
     except BaseException as error:  # noqa: BLE001 - all of it is raised again
@@ -73,12 +73,12 @@ def calling_transport(transport: object) -> Generator[None]:
 
 
 def raise_of_transport(transport: object, error: BaseException) -> NoReturn:
-    """Raise what an error of a transport or receiver is to the core; see :func:`calling_transport`."""
+    """Raise an error of a transport or receiver as :func:`calling_transport` does."""
     _raise_ours(transport, error, _OF_TRANSPORTS)
 
 
 def _raise_ours(adapter: object, error: BaseException, errors: _Errors) -> NoReturn:
-    """Raise what an error is to the core; a cancellation that nobody here has asked for is one of the adapter."""
+    """Raise an error translated; a cancellation that was not asked for here is an error of the adapter."""
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         if anyio.current_effective_deadline() == -math.inf or (task is not None and task.cancelling()):
@@ -103,7 +103,7 @@ def _ours(adapter: object, error: BaseException, errors: _Errors) -> PostdateErr
 def _said_of(adapter: object) -> set[str]:
     try:
         return _said.setdefault(adapter, set())
-    except TypeError:  # one that cannot be a key: all of these have one set
+    except TypeError:  # an adapter that cannot be a key: these share one set
         return _said_by_others
 
 
@@ -115,13 +115,12 @@ class GuardedCall(Generic[T]):
         self._late: Callable[[T], Awaitable[None]] | None = None
         self.scope = anyio.CancelScope()
         self.over, self.told = anyio.Event(), anyio.Event()
-        """It has ended; and: it has ended, or its caller is to look at how long it waits."""
+        """``over``: the call has ended. ``told``: it has ended, or its caller is to look at the deadline again."""
         self.results: list[T] = []
         self.error: BaseException | None = None
         self.is_left = False
 
     async def run(self) -> None:
-        """Make the call, in this task."""
         try:
             with self.scope:
                 self.results.append(await self._call())
@@ -136,11 +135,11 @@ class GuardedCall(Generic[T]):
             await self.come_late()
 
     def leave(self, late: Callable[[T], Awaitable[None]] | None) -> None:
-        """Note that nobody waits for it any more; ``late`` gets what it brings."""
+        """Note that the caller has given up; ``late`` gets the result."""
         self.is_left, self._late = True, late
 
     async def come_late(self) -> None:
-        """Deal with what it has brought, or with its failure."""
+        """Hand a late result to ``late``, or log the failure."""
         try:
             if self.results and self._late is not None:
                 await self._late(self.results[0])
@@ -151,16 +150,10 @@ class GuardedCall(Generic[T]):
 
 
 class Guard:
-    """Makes the calls of one adapter, each with a deadline. For one event loop.
+    """Makes the calls of one adapter, each with a deadline in real time, also on a scaled clock. For one event loop.
 
     A call that has no answer by then is cancelled. If it does not end, it is left behind: its task goes on by itself,
-    and what it brings at last goes to ``late``.
-
-    Args:
-        adapter: what is called; for texts.
-        clock: tells and waits.
-        errors: raised when it fails, and when it does not answer.
-        answers_within: see :data:`ANSWERS_WITHIN`; real time, also on a scaled clock.
+    and its result goes to ``late``.
     """
 
     def __init__(self, adapter: object, clock: Clock, errors: _Errors, answers_within: timedelta) -> None:
@@ -174,18 +167,17 @@ class Guard:
 
     @classmethod
     def of_store(cls, store: object, clock: Clock, answers_within: timedelta = ANSWERS_WITHIN) -> Guard:
-        """Return the guard of a store: it raises :class:`StoreUnreachable` when there is no answer."""
         return cls(store, clock, _OF_STORES, answers_within)
 
     @classmethod
     def of_transport(cls, transport: object, clock: Clock, answers_within: timedelta = ANSWERS_WITHIN) -> Guard:
-        """Return the guard of a transport or a receiver: it raises :class:`TransportUnreachable`."""
+        """Return the guard of a transport or a receiver."""
         return cls(transport, clock, _OF_TRANSPORTS, answers_within)
 
     def hurry(self, *, hurries: bool = True) -> None:
-        """The service stops: all calls are to be answered within :data:`LETTING_GO`; ``False``: it begins again.
+        """Shorten all deadlines to :data:`LETTING_GO`, as the service stops; ``False``: it begins again.
 
-        Once one has not been, at the stop or just before, none is made any more.
+        Once a call has not been answered, at the stop or just before, none is made any more.
         """
         self._hurries, self._hurries_since = hurries, self._clock.monotonic()
         if hurries:
@@ -193,17 +185,13 @@ class Guard:
                 call.told.set()
 
     async def call(self, make: Callable[[], Awaitable[T]], late: Callable[[T], Awaitable[None]] | None = None) -> T:
-        """Make a call and return what it returns.
+        """Make a call and return its result; one that comes after the call was left behind goes to ``late``.
 
-        Who is cancelled has it ended, or done: what a call has brought that was on its way then is returned.
-
-        Args:
-            make: the call.
-            late: given what the call brings after it was left behind.
+        A caller that is cancelled waits for the end of the call; a result that was on its way is returned.
 
         Raises:
             StoreUnreachable, TransportUnreachable: no answer in time.
-            StoreUnavailable, TransportUnavailable: it failed with an error that is none of ours.
+            StoreUnavailable, TransportUnavailable: it failed with an error that is no ``PostdateError``.
         """
         if self._hurries and self._silent_at >= self._hurries_since - self._letting_go.total_seconds():
             raise self._no_answer(LETTING_GO)
@@ -233,7 +221,7 @@ class Guard:
         return call.results[0]
 
     async def _wait(self, call: GuardedCall[T]) -> timedelta:
-        """Wait for the end of a call; return how long that was at most."""
+        """Wait for the end of a call, or its deadline, which is returned."""
         if not self._hurries:
             await self._clock.wait_for(call.told, self._answers_within)
         if not self._hurries:
@@ -248,7 +236,6 @@ class Guard:
         grace: timedelta,
         late: Callable[[T], Awaitable[None]] | None,
     ) -> None:
-        """Cancel a call; leave it behind when it does not end."""
         call.scope.cancel()
         try:
             with anyio.CancelScope(shield=True):

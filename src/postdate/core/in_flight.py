@@ -1,7 +1,4 @@
-"""What a dispatcher has claimed and not yet dealt with, and when it may claim more.
-
-Source: specification 1.7 (at most four overlapping); ADR 0002.
-"""
+"""Messages that a dispatcher has claimed, and when it may claim more. Source: specification 1.7; ADR 0002."""
 
 from __future__ import annotations
 
@@ -28,13 +25,13 @@ BYTES_IN_FLIGHT = 64 * 1024 * 1024
 """Bytes of the bodies of all messages in flight; a little more where a batch has larger ones than the one before."""
 
 _FIRST = 100
-"""Messages of the first batch: how large they are nobody knows."""
+"""Messages of the first batch, when their size is not known."""
 
 GROUPS_OF_ONE_DESTINATION = 4
 """Sends to one destination at once; further groups wait for their turn, in hand."""
 
 GROUPS_THAT_WAIT = 2
-"""When a destination hangs and so many groups wait for it already, what else is due for it is given back."""
+"""When a destination hangs and so many groups wait for it already, other messages for it are given back."""
 
 HANGS_AFTER = timedelta(seconds=1)
 """A send that takes longer has met a destination that hangs: others do not wait for it."""
@@ -45,13 +42,10 @@ T = TypeVar("T")
 
 @dataclass(eq=False, slots=True)
 class Group:
-    """Messages that are sent in one call.
+    """Messages that are sent in one call, in the order of their due times.
 
-    Args:
-        destination: of all of them; empty where one call takes all destinations.
-        claims: in the order of their due times.
-        since: from when on it must be answered, in monotonic seconds: when its batch began, and once it has its turn,
-            when that began.
+    ``destination`` is empty where one call takes all destinations. The deadline counts from ``since``, in monotonic
+    seconds: when the batch began, and once the group has its turn, when that began.
     """
 
     destination: str
@@ -59,11 +53,11 @@ class Group:
     since: float
     errors: Sequence[PostdateError | None] | None = None
     attempted: bool = False
-    """Whether it had its turn; what only waited has not failed."""
+    """Whether it had its turn; a group that only waited has not failed."""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
     def begin_turn(self, seconds: float) -> None:
-        """Note that it is being sent: how long it waited for that does not count against the destination."""
+        """Count the deadline from now: waiting for a turn does not count against the destination."""
         self.attempted, self.since = True, seconds
 
     def is_hanging_on(self) -> bool:
@@ -72,56 +66,48 @@ class Group:
 
 
 class Batch:
-    """Messages claimed in one call.
-
-    Args:
-        claims: all of them.
-        now: when they were claimed.
-        began: the same in monotonic seconds.
-        is_probe: the transport could not be reached before; so it is one message.
-    """
+    """Messages claimed in one call; one message if it ``is_probe``, as the transport could not be reached before."""
 
     def __init__(self, claims: Sequence[Claim], now: datetime, began: float, *, is_probe: bool = False) -> None:
         self.now, self.began, self.is_probe = now, began, is_probe
         self.count, self.bytes = len(claims), sum(len(claim.message.body) for claim in claims)
         self.held = {claim.message.message_id: claim for claim in claims}
-        """What is neither finished nor given back."""
+        """Claims that are neither finished nor given back, by message id."""
         self.groups: list[Group] = []
         self.first_answer, self.all_answered = anyio.Event(), anyio.Event()
         self.is_late = False
-        """Set when nobody waits for the rest any more: each group then settles by itself."""
+        """Set when the answered groups have settled without the rest, of which each then settles by itself."""
         self.takes_a_place = True
         self.error_queue_is_down = False
         self.gave_back = False
-        """Whether some of it may be attempted again, of which a sleeping poller does not know."""
+        """Whether a message was given back, of whose next attempt a sleeping poller does not know."""
         self.counted: set[str] = set()
-        """Ids of messages whose failure was written down when they were given back: they leave without another."""
+        """Ids of messages whose failure was written when they were given back: they leave without another record."""
         self.lost: set[str] = set()
-        """Ids of messages that another process may have by now: what becomes of them is not ours to say."""
+        """Ids of messages that another process may have by now."""
         self.holds_less: Callable[[], None] = _tell_nobody
-        """Called whenever some of it is not held any more."""
+        """Called whenever claims have settled."""
 
     def answered(self) -> None:
-        """Note that one group has its answer."""
         self.first_answer.set()
         if all(group.errors is not None for group in self.groups):
             self.all_answered.set()
 
     def settled(self, claims: Iterable[Claim]) -> None:
-        """Note that these are finished or given back."""
+        """Note claims that are finished or given back."""
         for claim in claims:
             self.held.pop(claim.message.message_id, None)
         self.holds_less()
 
     def lose(self, message_ids: Collection[str]) -> None:
-        """Note that others may have these, and end the sends of nothing but these."""
+        """Note claims that others may have, and end the sends of nothing but these."""
         self.lost |= self.held.keys() & message_ids
         for group in self.groups:
             if group.is_hanging_on() and all(claim.message.message_id in self.lost for claim in group.claims):
                 group.scope.cancel()
 
     def sent(self) -> list[Claim]:
-        """Return what was sent and is still to be removed."""
+        """Return claims whose messages were sent and are still to be removed."""
         return [
             claim
             for group in self.groups
@@ -142,7 +128,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Lane:
-    """The way to one destination: how many groups are on it, and since when each of those that are sent."""
+    """The sends to one destination: how many groups wait or are being sent, and since when each of the latter is."""
 
     turns: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(GROUPS_OF_ONE_DESTINATION))
     sending_since: list[float] = field(default_factory=list[float])
@@ -150,7 +136,6 @@ class Lane:
 
     @asynccontextmanager
     async def turn(self, clock: Clock) -> AsyncGenerator[None]:
-        """Wait for a turn, and note since when it is being used."""
         async with self.turns:
             since = clock.monotonic()
             self.sending_since.append(since)
@@ -160,48 +145,41 @@ class Lane:
                 self.sending_since.remove(since)
 
     def is_full(self, seconds: float, hangs_after: timedelta) -> bool:
-        """Return whether its oldest send waits for too long already and enough groups wait for a turn."""
+        """Return whether its oldest send has taken too long already and enough groups wait for a turn."""
         hangs = bool(self.sending_since) and seconds - self.sending_since[0] >= hangs_after.total_seconds()
         return hangs and self.groups >= GROUPS_OF_ONE_DESTINATION + GROUPS_THAT_WAIT
 
 
 class InFlight:
-    """Counts the batches in flight and the messages held.
-
-    Args:
-        hangs_after: :data:`HANGS_AFTER` on the clock in use.
-        bytes_at_most: see :data:`BYTES_IN_FLIGHT`.
-    """
+    """Counts the batches in flight and the messages held."""
 
     def __init__(self, hangs_after: timedelta = HANGS_AFTER, bytes_at_most: int = BYTES_IN_FLIGHT) -> None:
         self._hangs_after, self._bytes_at_most = hangs_after, bytes_at_most
         self._body_bytes: float | None = None
-        """Of a message; goes up at once and down by degrees."""
+        """Expected size of a message; goes up at once and down by degrees."""
         self._lanes: defaultdict[str, Lane] = defaultdict(Lane)
         self._batches: set[Batch] = set()
         self._room = anyio.Event()
 
     @property
     def batches(self) -> int:
-        """How many batches take one of the places."""
+        """Batches that take one of the places, :data:`BATCHES_AT_ONCE`."""
         return sum(batch.takes_a_place for batch in self._batches)
 
     @property
     def held(self) -> int:
-        """How many messages are held."""
         return sum(len(batch.held) for batch in self._batches)
 
     @property
     def bytes(self) -> int:
-        """How many bytes the bodies of all batches have that are not done."""
         return sum(batch.bytes for batch in self._batches)
 
     def among(self, message_ids: Collection[str]) -> set[str]:
-        """Return which of these are held already, by an earlier claim."""
+        """Return ids whose messages are held already, by an earlier claim."""
         return {each for batch in self._batches for each in message_ids if each in batch.held}
 
     def expect(self, body_bytes: float) -> None:
-        """Take the next messages to be so large; until then only a few are claimed."""
+        """Expect the next messages to be of this size; without a call only a few are claimed."""
         self._body_bytes = body_bytes
 
     def affordable(self, limit: int) -> int:
@@ -211,7 +189,7 @@ class InFlight:
         return max(1, min(limit, int(self._bytes_at_most / BATCHES_AT_ONCE / max(self._body_bytes, 1.0))))
 
     async def wait_for_room(self, limit: int) -> bool:
-        """Wait until another batch of ``limit`` messages may be claimed; return whether there was no room at first."""
+        """Wait until another batch of ``limit`` messages may be claimed; return whether that took any time."""
         waited = False
         while self._batches and (
             self.batches >= BATCHES_AT_ONCE or self.held + limit > HELD_AT_MOST or self.bytes >= self._bytes_at_most
@@ -222,7 +200,6 @@ class InFlight:
         return waited
 
     def begin(self, batch: Batch) -> None:
-        """Note a batch."""
         self._batches.add(batch)
         if batch.count:
             self.expect(max(batch.bytes / batch.count, (self._body_bytes or 0.0) / 2))
@@ -234,12 +211,10 @@ class InFlight:
         self._room_again()
 
     def lose(self, message_ids: Collection[str]) -> None:
-        """Note that claims are void."""
         for batch in self._batches:
             batch.lose(message_ids)
 
     def end(self, batch: Batch) -> None:
-        """Note that a batch is done."""
         self._batches.discard(batch)
         self._room_again()
 
@@ -248,7 +223,6 @@ class InFlight:
 
     @contextmanager
     def lane(self, destination: str) -> Generator[Lane]:
-        """Take a group onto the lane of its destination; a lane without groups is forgotten."""
         lane = self._lanes[destination]
         lane.groups += 1
         try:
@@ -259,13 +233,12 @@ class InFlight:
                 del self._lanes[destination]
 
     def is_full(self, destination: str, seconds: float) -> bool:
-        """Return whether a destination hangs and has enough groups waiting for it."""
         lane = self._lanes.get(destination)
         return lane is not None and lane.is_full(seconds, self._hangs_after)
 
 
 async def within(clock: Clock, longest: timedelta, call: Callable[[], Awaitable[T]]) -> T | None:
-    """Return what ``call`` returns, or ``None`` when it was cut off after ``longest``; it must raise nothing."""
+    """Return the result of ``call``, which raises nothing, or ``None`` when it was cancelled after ``longest``."""
     done, scope, result = anyio.Event(), anyio.CancelScope(), None
 
     async def end_it() -> None:
@@ -283,4 +256,4 @@ async def within(clock: Clock, longest: timedelta, call: Callable[[], Awaitable[
 
 
 def _tell_nobody() -> None:
-    """Stand in for what waits for room while a batch is not in flight."""
+    """The callback of a batch that is not in flight."""

@@ -1,4 +1,4 @@
-"""From a queue into the store: what was sent with a delay, by whomever. Source: specification 1.6; ADR 0009."""
+"""Stores delayed messages that come through a queue, whoever sent them. Source: specification 1.6; ADR 0009."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ from postdate.runtime.outage_log import OutageLog
 
 log = logging.getLogger("postdate.intake")
 
-# What goes through the timeouts queue is an ordinary message there, so none of its ends is recorded: the store records
-# the delayed message itself.
+# A message in the timeouts queue is an ordinary one, so how it ends there is not recorded: the store records the
+# delayed message itself.
 _TAKEN_OFF: Final = End(record=None)
 
 OLD_EXPIRE: Final = Headers.EXPIRE
 OLD_DESTINATION: Final = Headers.ROUTE_EXPIRED_TIMEOUT_TO
-"""With these, endpoints of old tell their timeout manager when and where (specification 4.3)."""
+"""Headers with which older endpoints tell their timeout manager when and where to send (specification 4.3)."""
 
 
 def from_timeouts_queue(envelope: Envelope, now: datetime) -> DelayedMessage:
     """Return the delayed message that an endpoint sent; see :data:`postdate.ports.Read`.
 
-    Also one that an endpoint of old sent to its timeout manager, whose queue had this name. Headers of ours go first:
-    with them, those of old are stale, and no more than part of the message (row 89).
+    Also one that an older endpoint sent to its timeout manager, whose queue had this name. Our headers go first: beside
+    them the older ones are stale, and no more than part of the message (row 89).
 
     Raises:
-        NotADelayedMessage: it says neither; or it is an order to a timeout manager about what that has stored.
+        NotADelayedMessage: no due time; or it is an order to a timeout manager about timeouts that this has stored.
         InvalidTimestamp: its due time is malformed.
     """
     headers = envelope.headers
@@ -68,10 +68,10 @@ def from_timeouts_queue(envelope: Envelope, now: datetime) -> DelayedMessage:
 
 
 def _from_timeout_manager_headers(envelope: Envelope) -> DelayedMessage:
-    """Return what was meant for a timeout manager, without the headers that steered it (specification 3.7, row 94).
+    """Return the message for a timeout manager without the headers that steered it (specification 3.7, row 94).
 
-    It gets an id of its own: all delayed retries of one message have the id of that message, and a store would take the
-    second for a repetition of the first. One delayed send gets the same id every time it is received.
+    It gets an id of its own, the same each time it is received: all delayed retries of one message have that message's
+    id, and a store would take the second for a repetition of the first.
     """
     headers = dict(envelope.headers)
     due = headers.pop(OLD_EXPIRE)
@@ -90,20 +90,9 @@ def _from_timeout_manager_headers(envelope: Envelope) -> DelayedMessage:
 class Intake:
     """The step of a timeouts queue, or of another queue with delayed messages: stores them.
 
-    While the store takes nothing, whatever it says of itself, a message stays in hand: a broker counts how often one
-    was given back, and some drop it at the twentieth time. One that is near that goes to the error queue. What may be
-    trouble with one row counts against the message that meets it again and again while others are stored.
-
-    Args:
-        watch: of the receiver of the queue; it looks after the calls to the store.
-        store: where they wait.
-        transport: of the queue.
-        settings: where failures go; its number of retries counts here, too.
-        clock: for what is due already.
-        breaker: for failing stores.
-        metrics: what is counted.
-        read: makes a delayed message of what came.
-        failure_rate: for messages that not even the error queue takes.
+    While the store is away a message stays in hand: a broker counts how often one was given back, and some drop it at
+    the twentieth time; near that it goes to the error queue. Trouble that may be one row's counts against a message
+    that meets it again and again while others are stored. ``settings.number_of_retries`` counts here, too.
     """
 
     def __init__(  # noqa: PLR0913 - collaborators; put together in one place
@@ -140,10 +129,10 @@ class Intake:
         )
 
     async def handle(self, received: Received) -> Outcome:
-        """Store the message, or say how it is stored, or sent on at once when it is due already (row 36).
+        """Store the message, now or with its end; or send it on when it is due already (row 36).
 
-        What is stored already is what an earlier attempt left that could not be taken off the queue: it is done. So
-        what comes again is not sent from here, though it may be due by now: the store knows whether it was sent.
+        A message that is stored already was left by an attempt that could not take it off the queue: it is done. So one
+        that comes again is not sent from here, though it may be due by now: the store knows whether it was sent.
         """
         now, id_ = self._clock.now(), received.envelope.message_id
         try:
@@ -162,11 +151,7 @@ class Intake:
         return Outcome(_TAKEN_OFF, None, [stored])  # should that fail, it is found stored when it comes again
 
     async def _store_apart(self, message: DelayedMessage, now: datetime) -> None:
-        """Store a message before it is taken off its queue.
-
-        Raises:
-            DuplicateMessage: another message is stored under its id.
-        """
+        """Store a message before it is taken off its queue; a repetition is no error."""
         try:
             with calling_store(self._store):
                 await self._watch.call_apart(

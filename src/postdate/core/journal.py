@@ -1,4 +1,4 @@
-"""What became of due messages, told as it happens: for whoever wants to keep a ledger of its own."""
+"""What became of due messages, told as it happens, for callers that keep a ledger of their own."""
 
 from __future__ import annotations
 
@@ -11,21 +11,14 @@ from postdate.ports import Moved, RecordKind
 
 
 class Journal(Protocol):
-    """Hears of what the store has recorded, after the commit. Methods return at once and do not raise.
+    """Hears of records that the store has committed. Methods return at once and do not raise.
 
-    The same events are in the records of the store, with the same ``at``: a journal is a copy of them. What happens
-    between a commit and the call, when the process ends just there, is in the store's records only.
+    The same events, with the same ``at``, are in the records of the store. When the process ends between a commit and
+    the call, an event is there only.
     """
 
     def ended(self, kind: RecordKind, messages: Sequence[DelayedMessage], at: datetime, detail: str = "") -> None:
-        """Note messages that were claimed, and left the store or were given back.
-
-        Args:
-            kind: delivered, expired, failed or retried.
-            messages: as they were claimed.
-            at: of the record; UTC.
-            detail: of the record.
-        """
+        """Note messages that were delivered, expired, failed or retried, as they were claimed."""
         ...
 
     def moved(self, moved: Moved, at: datetime) -> None:
@@ -34,11 +27,9 @@ class Journal(Protocol):
 
 
 class _NoJournal:
-    def ended(self, kind: RecordKind, messages: Sequence[DelayedMessage], at: datetime, detail: str = "") -> None:
-        """Do nothing."""
+    def ended(self, kind: RecordKind, messages: Sequence[DelayedMessage], at: datetime, detail: str = "") -> None: ...
 
-    def moved(self, moved: Moved, at: datetime) -> None:
-        """Do nothing."""
+    def moved(self, moved: Moved, at: datetime) -> None: ...
 
 
 NO_JOURNAL: Final[Journal] = _NoJournal()

@@ -1,7 +1,4 @@
-"""Calls that nobody waits for any more and that do not end: held here, or they would be collected as they run.
-
-Source: ADR 0019.
-"""
+"""Calls that were given up and do not end: held here, or they would be garbage-collected. Source: ADR 0019."""
 
 from __future__ import annotations
 

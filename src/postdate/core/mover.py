@@ -21,15 +21,7 @@ log = logging.getLogger("postdate.mover")
 
 
 class Mover:
-    """Moves due messages inside the database that store and queues share; claims only what has no queue there.
-
-    Args:
-        store: in the database of the transport.
-        dispatcher: for messages whose destination is not a queue of that database: they go the ordinary way.
-        clock: for the time of each move.
-        metrics: what is counted.
-        journal: told of what was moved.
-    """
+    """Moves due messages inside the database of store and queues; ``dispatcher`` sends those for other queues."""
 
     def __init__(
         self,
@@ -44,11 +36,9 @@ class Mover:
         self._journal, self._listing = journal, journal is not NO_JOURNAL
 
     def running(self) -> AbstractAsyncContextManager[None]:
-        """See :class:`postdate.core.poller.DueWork`."""
         return self._dispatcher.running()
 
     async def take(self, now: datetime) -> PollResult:
-        """See :class:`postdate.core.poller.DueWork`."""
         began = self._clock.monotonic()
         report = await self._asking.call(lambda: self._store.move_due(now, _MOVED_AT_ONCE, listing=self._listing))
         if report.moved is not None:
@@ -56,14 +46,14 @@ class Mover:
         self._count(report, timedelta(seconds=self._clock.monotonic() - began))
         moved = report.delivered + report.expired
         needed = report.left_behind or self._dispatcher.holds_some
-        # A few at a look: what has no queue must not hold up what has (a bad destination never holds up the rest).
+        # A few at a look: messages without a queue must not delay the others (a bad destination never does).
         others = (
             await self._dispatcher.take(now, _LEFT_BEHIND_AT_ONCE)
             if needed
             else PollResult(0, False, report.next_attempt)
         )
         if moved < _MOVED_AT_ONCE:
-            own = None if report.left_behind else report.next_attempt  # what was left behind is theirs by now
+            own = None if report.left_behind else report.next_attempt  # those left behind are the dispatcher's by now
             attempts = [each for each in (own, others.next_attempt) if each is not None]
             return PollResult(moved + others.count, others.more, min(attempts, default=None))
         await self._asking.call(self._store.pause)
@@ -79,5 +69,4 @@ class Mover:
             self._metrics.expired(report.expired)
 
     async def listen(self, wake: Wake) -> Callable[[], None]:
-        """See :class:`postdate.core.poller.DueWork`."""
         return await self._dispatcher.listen(wake)

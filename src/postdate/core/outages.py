@@ -1,7 +1,7 @@
-"""Whom an outage is of: of everything, of one destination, or of one message alone. Pure; time is an argument.
+"""Tells outages of the transport, of one destination, and of one message. Pure; time is an argument, monotonic seconds.
 
-Nothing is claimed for a transport that cannot be reached but a probe: what cannot be sent is better held by nobody. A
-destination that takes nothing holds up only what is meant for it. Source: ADR 0019.
+While the transport is out of reach only a probe is claimed: messages that cannot be sent are better left to others. A
+destination that takes nothing delays only its own messages. Source: ADR 0019.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from postdate.core.recoverability import may_be_of_one
 
 SHORTEST_SECONDS: Final = 0.25
 LONGEST_SECONDS: Final = 1.5
-"""Between two probes, of a transport and of a destination: so long after it is back it is noticed at the latest."""
+"""Between two probes of a transport or a destination: that it is back is noticed so late at most."""
 
 FOLLOW_SECONDS: Final = 0.25
-"""What waits for the answer to a probe comes so long after it: nothing else is sent to a destination that is full."""
+"""Messages that wait for the answer to a probe come so long after it, which alone is sent to a full destination."""
 
 ANOTHER_SECONDS: Final = 0.1
-"""What could not be sent as a probe of the transport comes so long after the next: that is to be another message."""
+"""A message that could not be sent as a probe comes so long after the next, which is to be another message."""
 
 AT_A_TURN: Final = 1_000
 """Messages of one destination that are claimed, and given back, between two probes of it; the others wait for later
-turns, as far as those are not further away than :data:`LATEST_TURN_SECONDS`."""
+turns, none of them further away than :data:`LATEST_TURN_SECONDS`."""
 
 LATEST_TURN_SECONDS: Final = 10.0
 
@@ -33,29 +33,28 @@ BORNE: Final = 10
 
 _NEARLY_SECONDS: Final = 0.1
 _BORNE_BY_TRANSPORTS: Final = 2
-"""The same of outages that come with a message as the probe of a transport: until then nothing else is sent."""
+"""The same for a message that is the probe of a transport: until then nothing else is sent."""
 
 _SUSPECTS: Final = 1_000
 _FORGOTTEN_AFTER: Final = 100_000
-"""A message that others have dealt with does not come again: it is forgotten when so much has gone well since."""
+"""Successes after which a suspect is forgotten: a message that others have dealt with does not come again."""
 
 _DESTINATIONS: Final = 10_000
 
 
 class Suspects:
-    """Tells an outage from what concerns one message: that one fails again and again, and others go well in between.
+    """Tells an outage from trouble with one message, which fails again and again while others go well in between.
 
-    One for each store, and each kind of call that is made for every message: what others met must be comparable.
+    One for each store and each kind of call, so that the messages can be compared.
     """
 
     def __init__(self) -> None:
         self._failed: dict[str, tuple[int, int]] = {}
-        """By message: how often it failed, others having gone well before; and what :attr:`went_well` was then."""
+        """By message id: its failures, others having gone well before each; and :attr:`went_well` at the last."""
         self.went_well = 0
         """Grows whenever something goes well."""
 
     def __bool__(self) -> bool:
-        """Whether any has failed."""
         return bool(self._failed)
 
     def are_others_well(self, message_id: str) -> bool:
@@ -63,7 +62,7 @@ class Suspects:
         return self._failed.get(message_id, (0, -1))[1] != self.went_well
 
     def failed(self, message_id: str) -> int:
-        """Note a failure; return how often it has failed, not counting those before which nothing had gone well."""
+        """Note a failure; return how often this message has failed, counted once until something goes well."""
         times, before = self._failed.pop(message_id, (0, -1))
         times += self.went_well != before
         if len(self._failed) >= _SUSPECTS:
@@ -72,7 +71,7 @@ class Suspects:
         return times
 
     def met(self, message_id: str, error: BaseException) -> int:
-        """Return the same of an outage, if it may be of a single row; any other is never one of a message: 0."""
+        """Do the same for an outage that may be of a single row; any other is of the whole store: 0."""
         return self.failed(message_id) if may_be_of_one(error) else 0
 
     def worked(self, *message_ids: str) -> None:
@@ -85,7 +84,6 @@ class Suspects:
             break
 
     def forget(self, *message_ids: str) -> None:
-        """Forget how often these have failed: they are dealt with."""
         if self._failed:
             for message_id in message_ids:
                 self._failed.pop(message_id, None)
@@ -93,15 +91,7 @@ class Suspects:
 
 @dataclass(slots=True)
 class _Outage:
-    """What fails since some attempts, and may be tried again at an instant in monotonic seconds.
-
-    Args:
-        pause: seconds between the last attempt and the next.
-        until: the instant of that.
-        probed_at: when the last probe left.
-        turn: when the last message that was given back may be attempted.
-        waiting: how many may be then.
-    """
+    """The next attempt is at ``until``, in monotonic seconds; ``waiting`` messages were given back until ``turn``."""
 
     pause: float
     until: float
@@ -110,7 +100,7 @@ class _Outage:
     waiting: int = 0
 
     def fails(self, seconds: float, *, longer: bool = True) -> None:
-        """Wait again, longer than before; what fails together with others is one failure."""
+        """Wait again, longer than before; failures at the same time are one failure."""
         if seconds >= self.until:
             self.pause = min(self.pause * 2, LONGEST_SECONDS) if longer else self.pause
             self.until = seconds + self.pause
@@ -126,7 +116,7 @@ class _Outage:
 
 
 class Outages:
-    """Remembers what cannot be reached, of one dispatcher."""
+    """The transport and the destinations that one dispatcher cannot reach."""
 
     def __init__(self) -> None:
         self._transport: _Outage | None = None
@@ -136,7 +126,7 @@ class Outages:
 
     @property
     def is_out(self) -> bool:
-        """Whether the last that was heard of the transport is that it cannot be reached."""
+        """Whether the transport was out of reach when it was last tried."""
         return self._transport is not None
 
     def transport_left(self, seconds: float) -> float:
@@ -144,12 +134,11 @@ class Outages:
         return 0.0 if self._transport is None else max(self._transport.until - seconds, 0.0)
 
     def probe(self, seconds: float) -> None:
-        """Note that the transport is being tried: not again before a longer pause is over."""
+        """Note that the transport is being tried; the next probe waits longer."""
         if self._transport is not None:
             self._transport.fails(seconds)
 
     def transport_failed(self, seconds: float) -> None:
-        """Note that it cannot be reached; what fails together with others is one failure."""
         if self._transport is None:
             self._transport = _Outage(SHORTEST_SECONDS, seconds + SHORTEST_SECONDS)
         else:
@@ -162,9 +151,9 @@ class Outages:
         return was_out
 
     def is_to_blame(self, message_id: str) -> bool:
-        """Note that a probe of the transport failed; return whether it is this message that breaks it.
+        """Note that this message failed as a probe of the transport; return whether it is what breaks the transport.
 
-        It is when that has happened to it again and again, and others were sent in between: else it would be the probe
+        It is when that has happened again and again, and others were sent in between: otherwise it would be the probe
         for ever, and nothing would be sent.
         """
         return self._suspects.failed(message_id) > _BORNE_BY_TRANSPORTS
@@ -173,14 +162,10 @@ class Outages:
 
     @property
     def has_destinations(self) -> bool:
-        """Whether any destination takes nothing."""
         return bool(self._destinations)
 
     def wait_for(self, destination: str, seconds: float) -> float:
-        """Return how many seconds a message that has just been claimed is to wait; 0: it is sent.
-
-        Of a destination that takes nothing one is, as a probe, when it is time for that.
-        """
+        """Return seconds that a message just claimed is to wait; 0: it is sent, perhaps as a probe."""
         outage = self._destinations.get(destination)
         if outage is None:
             return 0.0
@@ -192,10 +177,7 @@ class Outages:
         return follows if follows > 0 else outage.next_turn(seconds)
 
     def destination_failed(self, destination: str, seconds: float) -> bool:
-        """Note that a destination takes nothing; return whether that is new.
-
-        One that took some just now is waited for as long as before that.
-        """
+        """Return whether an outage of a destination is new; one that ended just now goes on with its former pause."""
         outage = self._destinations.get(destination)
         if outage is not None:
             outage.fails(seconds)
@@ -211,12 +193,11 @@ class Outages:
         return is_new
 
     def next_turn(self, destination: str, seconds: float) -> float:
-        """Return in how many seconds a message that a destination did not take may be attempted."""
+        """Return in how many seconds a message that its destination did not take may be attempted."""
         outage = self._destinations.get(destination)
         return SHORTEST_SECONDS if outage is None else outage.next_turn(seconds)
 
     def destination_works(self, destination: str) -> None:
-        """Note that a destination takes messages."""
         outage = self._destinations.pop(destination, None)
         if outage is not None:
             if len(self._over) >= _DESTINATIONS:

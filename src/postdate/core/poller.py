@@ -45,12 +45,9 @@ log = logging.getLogger("postdate.poller")
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """What one look found.
+    """What one look found: ``count`` messages were dealt with, and ``more`` may be due already.
 
-    Args:
-        count: how many messages were dealt with.
-        more: more may be due already.
-        next_attempt: when the next message may be attempted, as of the look; ``None`` without any.
+    ``next_attempt`` is when the next message may be attempted, as of the look; ``None`` without any.
     """
 
     count: int
@@ -75,15 +72,7 @@ class DueWork(Protocol):
 
 
 class Poller:
-    """One loop. Start :meth:`run` as a task; :meth:`stop` lets it finish what it has in hand.
-
-    Args:
-        work: see :class:`DueWork`.
-        clock: tells and waits.
-        breaker: for failing looks.
-        recovered: called when a look succeeds after others that failed.
-        longest_sleep: after which it looks by itself.
-    """
+    """One loop. Start :meth:`run` as a task; :meth:`stop` lets it finish what it has in hand."""
 
     def __init__(
         self,
@@ -97,7 +86,7 @@ class Poller:
         self._work, self._clock, self._breaker, self._recovered = work, clock, breaker, recovered
         self._stop = anyio.Event()
         self.listening = anyio.Event()
-        """Set once it is told of what is stored; or once a store that is away has refused that, and is asked again."""
+        """Set once the store wakes it; or once a store that is out of reach has refused that, and is asked again."""
         self._alarm: Alarm | None = None
         self._letting_go = in_real_time(clock, LETTING_GO)
         self._outage = OutageLog(log, "cannot take due messages", "the store is", logging.WARNING)
@@ -181,7 +170,6 @@ class Poller:
             await self._clock.wait_for(alarm.event, pause - _SHORTEST_PAUSE)
 
     def stop(self) -> None:
-        """End :meth:`run` once the batch in hand is done."""
         self._stop.set()
         if self._alarm is not None:
             self._alarm.ring()

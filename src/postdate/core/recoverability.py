@@ -1,4 +1,4 @@
-"""What to do after a failure: one pure function for each place where it can happen. Source: specification 1.6, 5."""
+"""Decisions after failures: one pure function for each place where they happen. Source: specification 1.6, 5."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ log = logging.getLogger("postdate.recoverability")
 LONGEST_RETRY_DELAY = timedelta(minutes=1)
 
 LONGEST_OUTAGE_DELAY = timedelta(seconds=10)
-"""A server that is back should not find its messages asleep: whatever was due goes within this."""
+"""After an outage. A server that is back should not find its messages asleep: whatever was due goes within this."""
 EXCEPTION_MESSAGE_LIMIT = 16_384
 STACK_TRACE_LIMIT = 16_384
 TOLD_ENTRIES = 64
-"""Of the mapping ``data`` of an exception: so many at most, in order."""
+"""Entries of an exception's mapping ``data`` that are reported at most, in order."""
 TOLD_KEY_LIMIT = 200
 TOLD_LIMIT = 32_768
 """Bytes of keys and values together, in UTF-8."""
@@ -72,15 +72,15 @@ class Discard:
 Decision: TypeAlias = ImmediateRetry | DelayedRetry | MoveToError | Discard
 
 Policy: TypeAlias = "Callable[[BaseException, int, Mapping[str, str], Recoverability, datetime], Decision]"
-"""Decides about a message whose handling failed; arguments as of :func:`after_handling_failed`. Pure: it is told the
-time, and does nothing. What it raises is a critical error, and the message is handled again."""
+"""Decides about a message whose handling failed; arguments as of :func:`after_handling_failed`. Pure: time is an
+argument. An error that it raises is a critical error, and the message is handled again."""
 
 CustomizeHeaders: TypeAlias = Callable[[Mapping[str, str]], Mapping[str, str]]
 """Returns the headers of an error copy, from those it would have. Pure."""
 
 
 class _Default(int):
-    """A number that nobody has chosen: where it cannot be, it does not count."""
+    """A number of retries that nobody has chosen: where it is impossible it is ignored, not refused."""
 
     __slots__ = ()
 
@@ -98,12 +98,12 @@ class Recoverability:
         immediate_retries: tries in a row after the first; 0 or more.
         delayed_retries: rounds after a delay, each with its own immediate retries; 0 or more.
         time_increase: the n-th delayed retry waits n times this.
-        unrecoverable: exceptions that no retry mends; subclasses count.
+        unrecoverable: exceptions after which a retry is useless; subclasses count.
         policy: decides instead of :func:`after_handling_failed`, which it may call.
-        customize_headers: has the last word about the headers of error copies.
+        customize_headers: makes the final headers of error copies.
 
     Raises:
-        ConfigurationError: a number or the increase is negative, or what is called cannot be.
+        ConfigurationError: a number or the increase is negative, or a function is not callable.
     """
 
     error_queue: str | None = None
@@ -145,15 +145,10 @@ def after_handling_failed(
 
 
 def check_retries(settings: Recoverability, *, immediate: bool, delayed: bool) -> None:
-    """Refuse retries that were asked for and cannot be; those that nobody chose do not count. Source: specification 5.
+    """Refuse retries that were chosen and are impossible; defaults do not count. Source: specification 5.
 
-    Args:
-        settings: of an endpoint.
-        immediate: whether a message can be given back to its queue: not in transaction mode ``none``.
-        delayed: whether it can come back later: with a store, and not in transaction mode ``none``.
-
-    Raises:
-        ConfigurationError: says which setting and what to do.
+    ``immediate``: a message can be given back to its queue, not in transaction mode ``none``. ``delayed``: it can come
+    back later, with a store, and not in that mode.
     """
     wanted, later = settings.immediate_retries, settings.delayed_retries
     if wanted > 0 and not immediate and not isinstance(wanted, _Default):
@@ -169,7 +164,7 @@ def check_retries(settings: Recoverability, *, immediate: bool, delayed: bool) -
 
 
 def why_unavailable(decision: Decision, *, immediate: bool, delayed: bool) -> str | None:
-    """Return why a decision cannot be carried out, or ``None``: it can (row 111). Arguments as before."""
+    """Return why a decision cannot be carried out, or ``None`` (row 111); flags as in :func:`check_retries`."""
     if isinstance(decision, ImmediateRetry) and not immediate:
         return "no immediate retry in transaction mode 'none'"
     if isinstance(decision, DelayedRetry) and not delayed:
@@ -194,7 +189,6 @@ def _retried_too_long(headers: Mapping[str, str], now: datetime) -> bool:
 
 
 def delayed_retry_headers(headers: Mapping[str, str], now: datetime) -> dict[str, str]:
-    """Return the headers of a message for its next delayed retry; the given ones are left alone."""
     return {
         **headers,
         Headers.DELAYED_RETRIES: str(performed_delayed_retries(headers) + 1),
@@ -203,17 +197,11 @@ def delayed_retry_headers(headers: Mapping[str, str], now: datetime) -> dict[str
 
 
 def after_dispatch_failed(error: PostdateError, failures: int, number_of_retries: int, error_queue: str) -> Decision:
-    """Decide about a due message that could not be sent to its destination.
+    """Decide about a due message that could not be sent to its destination, after so many earlier ``failures``.
 
     ``number_of_retries`` means what it says: after it, the message has been attempted ``number_of_retries + 1`` times
     (upstream makes two or more; specification D4). A missing queue is not retried (row 38). While the server of the
-    queues cannot be reached the message waits, however often that was found out.
-
-    Args:
-        error: why it could not be sent.
-        failures: failed attempts before this one.
-        number_of_retries: the setting; 0 or more.
-        error_queue: where it goes then.
+    queues cannot be reached the message waits, however often that is found out.
     """
     if is_outage(error):
         return DelayedRetry(retry_delay(failures, error))
@@ -223,15 +211,12 @@ def after_dispatch_failed(error: PostdateError, failures: int, number_of_retries
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether store or queues say it of themselves: no message is to blame, so none is given up for it."""
+    """Return whether store or queues themselves are in trouble: no message is to blame, so none is given up for it."""
     return isinstance(error, PostdateError) and error.outage
 
 
 def may_be_of_one(error: BaseException) -> bool:
-    """Return whether what a store says of itself may concern a single row: an internal error, its disk, damage.
-
-    Read-only, full or out of reach it is for all, whatever becomes of others meanwhile.
-    """
+    """Return whether an outage may concern a single row; a store that is read-only, full or away is so for all."""
     of_store = error.__cause__ if isinstance(error, TransportUnreachable) else error
     return isinstance(of_store, StoreTroubled | NotADatabase)
 
@@ -267,19 +252,10 @@ def error_headers(
     *,
     brief: bool = False,
 ) -> dict[str, str]:
-    """Return the headers of the copy for the error queue: the message's own, and everything about the failure.
+    """Return the headers of an error copy: the message's own, and everything about the failure.
 
-    What an exception says in a mapping ``data`` and in a text ``help_link`` of its own is in headers, too.
-
-    Args:
-        headers: of the message.
-        error: the last failure.
-        failed_queue: where to return the copy to, to have it tried again.
-        now: UTC.
-        host: where it failed.
-        brief: without stack trace and what the exception has besides its text, of which 200 characters are left.
-
-    Source: specification 5, "Move to error".
+    An exception's mapping ``data`` and text ``help_link`` are in headers, too; ``brief`` leaves out these and the stack
+    trace, and all but 200 characters of the text. Source: specification 5, "Move to error".
     """
     kept = {k: v for k, v in headers.items() if k not in {Headers.DELAYED_RETRIES, Headers.IMMEDIATE_RETRIES}}
     added = {
@@ -300,17 +276,14 @@ def error_headers(
         added[Headers.ERROR_CODE] = error.code
     if not brief:
         return {**kept, **added, **_told_by(error)}
-    for each in (kept, added):  # one of an earlier failure would be taken for that of this one
+    for each in (kept, added):  # that of an earlier failure would be taken for this one's
         each.pop(Headers.EXCEPTION_STACK_TRACE, None)
     added[Headers.EXCEPTION_MESSAGE] = added[Headers.EXCEPTION_MESSAGE][:_BRIEF_MESSAGE_LIMIT]
     return {**kept, **added}
 
 
 def _told_by(error: BaseException) -> dict[str, str]:
-    """Return headers of what an exception has besides its text; whatever that is, it keeps no copy from leaving.
-
-    Only as much as leaves every queue room for the message: see the limits above.
-    """
+    """Return headers for an exception's ``help_link`` and ``data``, within the limits above; raises nothing."""
     told: dict[str, str] = {}
     room = TOLD_LIMIT
     try:
@@ -332,10 +305,7 @@ def _told_by(error: BaseException) -> dict[str, str]:
 
 
 def customized(headers: dict[str, str], customize: CustomizeHeaders | None) -> dict[str, str]:
-    """Return the headers of an error copy after the application had its word; what fails in that is logged.
-
-    A message must not be kept from the error queue by whoever wants to say more about it.
-    """
+    """Return headers after the application's ``customize``; when that fails it is logged, and the copy leaves."""
     if customize is None:
         return headers
     try:
@@ -348,10 +318,7 @@ def customized(headers: dict[str, str], customize: CustomizeHeaders | None) -> d
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of an exception, also of one whose own text fails: a failure must not fail to be reported.
-
-    Nor may storing the report fail: what not every header and database takes is written as an escape.
-    """
+    """Return an exception's text, also where its own ``__str__`` fails; what no header or database takes is escaped."""
     try:
         return _storable(str(error))
     except Exception as failure:  # noqa: BLE001 - whatever the exception of an application does
@@ -359,15 +326,11 @@ def text_of(error: BaseException) -> str:
 
 
 def reason_of(error: PostdateError) -> str:
-    """Return what is recorded of an error of ours: its code, and its text as :func:`text_of` returns it."""
     return f"{error.code}: {text_of(error)}"
 
 
 def _shortened(trace: str) -> str:
-    """Return a stack trace without its middle where it is too long.
-
-    It ends with the text of the exception, which may be all of the last part; frames are at the beginning, too.
-    """
+    """Cut the middle out of a long stack trace: it begins with frames, and ends with the exception's text."""
     if len(trace) <= STACK_TRACE_LIMIT:
         return trace
     gap = f"\n[… {len(trace) - STACK_TRACE_LIMIT} characters or more are left out …]\n"
@@ -382,6 +345,6 @@ def _type_name(error: BaseException) -> str:
 def _storable(text: str) -> str:
     """Replace lone surrogates, which nothing can encode, and NUL, which PostgreSQL keeps in no text.
 
-    An exception may quote either. Where that made its report impossible, its message would come again for ever.
+    An exception may quote either; if its report could not be stored, its message would come again for ever.
     """
     return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")

@@ -1,4 +1,4 @@
-"""Whether what is to be stored under a known id is the message stored before, or another one. Source: row 17."""
+"""Whether a message under a known id is the one that was stored before, or another. Source: row 17."""
 
 from __future__ import annotations
 
@@ -17,17 +17,14 @@ log = logging.getLogger("postdate.repetitions")
 
 
 async def is_stored(store: ClaimingStore, message: DelayedMessage) -> bool:
-    """Return whether a store has, or had, this message; ``False``: the id is free, or that of one that failed.
+    """Return whether a store has, or had, this message; ``False``: the id is free, or was that of one that failed.
 
-    What waits is compared by its content, and not by its due time, as a send that is repeated has another one. Of what
-    has left only records are there, with destination and due time. Where nobody can be asked, the id decides.
+    A message that waits is compared by its content, and not by its due time, as a repeated send has another one. Of one
+    that has left there are records only, with destination and due time. Of a store without records and queries, the id
+    decides.
 
     A message with the header :attr:`Headers.MAY_REPEAT_SINCE` may be a repetition of any that was scheduled from then
-    on: its own headers may be new ones, and of what has left the destination alone decides.
-
-    Args:
-        store: which refused the message.
-        message: what was to be stored.
+    on: its own headers may be new ones, and of one that has left the destination alone decides.
 
     Raises:
         DuplicateMessage: it has, or had, another message under the id.
@@ -62,7 +59,7 @@ def _content(message: DelayedMessage, *, may_repeat: bool = False) -> object:
 
 
 def to_be_stored(message: DelayedMessage) -> DelayedMessage:
-    """Return a message without what only :func:`is_stored` asks for: nobody is to send that on."""
+    """Return a message without the header that only :func:`is_stored` reads."""
     if Headers.MAY_REPEAT_SINCE not in message.headers:
         return message
     return replace(
@@ -79,18 +76,17 @@ def _check(message: DelayedMessage, *, is_same: bool) -> None:
 
 
 class RepeatableStoring:
-    """The work that stores messages in a transaction of the queues, but for those that prove to be stored already."""
+    """Work that stores messages in a transaction of the queues, and can leave out those that are stored already."""
 
     def __init__(self, store: MovingStore, messages: Sequence[DelayedMessage], now: datetime) -> None:
         self._store, self._messages, self._now = store, messages, now
         self._work = self._storing(messages)
 
     def __call__(self, transaction: NativeTransaction) -> None:
-        """Store them; see :meth:`postdate.ports.MovingStore.storing`."""
         self._work(transaction)
 
     async def leave_out(self) -> bool:
-        """Leave out what is stored already; return whether that was any. See :func:`is_stored`."""
+        """Leave out messages that are stored already; return whether there were any."""
         new: dict[str, DelayedMessage] = {}
         for each in self._messages:
             _check(each, is_same=_content(new.setdefault(each.message_id, each)) == _content(each))
@@ -104,10 +100,6 @@ class RepeatableStoring:
 
 
 async def leave_out_repetitions(work: Sequence[Work], error: DuplicateMessage) -> None:
-    """Have work that was refused for an ``error``, so that nothing of it was kept, not store again what is stored.
-
-    Raises:
-        DuplicateMessage: it would store another message under a known id.
-    """
+    """Leave stored messages out of work that was refused as a whole, for ``error``; raise that if there are none."""
     if not any([await each.leave_out() for each in work if isinstance(each, RepeatableStoring)]):
         raise error

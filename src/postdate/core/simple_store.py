@@ -1,7 +1,7 @@
-"""From the six methods of a store of one's own to claims in batches (specification 1.1, row 26).
+"""Claims in batches, from the six methods of a user's store (specification 1.1, row 26).
 
-What the six methods cannot say is kept in this process' memory: when the next attempt of a failed message may be made.
-Other processes do not know of it; where several share such a store, one of them may try again sooner.
+These cannot say when the next attempt of a failed message may be made, so that is kept in memory. Other processes that
+share such a store do not know of it, and may try sooner.
 """
 
 from __future__ import annotations
@@ -34,17 +34,15 @@ from postdate.ports import (
 REQUIRED = ("initialize", "store", "fetch_next_due", "remove", "increment_failure_count", "next_due")
 
 KEPT_AT_MOST = 10_000
-"""Failed messages kept in memory until their next attempt, and next attempts remembered.
-
-With more of them than that, due messages behind them wait until some of these are due again.
-"""
+"""Failed messages kept in memory until their next attempt, and next attempts remembered. With more of them, due
+messages behind them wait until some of these are due again."""
 
 LOOK_BEHIND_HELD = timedelta(milliseconds=200)
 """While the earliest message is one that is held here, ``next_due`` does not tell what follows: look this often."""
 
 
 def claiming(store: object) -> ClaimingStore:
-    """Return a store that works in batches: the given one, or the six methods of it put to that use.
+    """Return the store if it claims in batches, or a :class:`SimpleStore` of its six methods.
 
     Raises:
         ConfigurationError: a method is missing or is not async; it is named.
@@ -59,7 +57,7 @@ def claiming(store: object) -> ClaimingStore:
 
 
 def check_methods(store: object, methods: Sequence[str], what: str, advice: str = "") -> None:
-    """Refuse an object of one's own in which a method is missing or is not async; it is named."""
+    """Raise :class:`ConfigurationError` for a method of a user's object that is missing or is not async."""
     name = type(store).__name__
     for method in methods:
         found = getattr(store, method, None)
@@ -79,11 +77,7 @@ class _Kept:
 
 
 class SimpleStore(ClaimingStore):
-    """Claims by fetching, finishes by removing, gives back by counting a failure.
-
-    Args:
-        store: the six methods.
-    """
+    """Claims by fetching, finishes by removing, gives back by counting a failure."""
 
     def __init__(self, store: DelayedMessageStore) -> None:
         self._store = store
@@ -99,12 +93,10 @@ class SimpleStore(ClaimingStore):
     @property
     @override
     def capabilities(self) -> StoreCapabilities:
-        """What the store says, or what is taken for granted."""
         return capabilities_of(self._store)
 
     @override
     async def setup(self) -> None:
-        """Let the store create its tables, where it has such a method."""
         setting_up = getattr(self._store, "setup", None)
         if setting_up is not None:
             with calling_store(self._store):
@@ -112,7 +104,6 @@ class SimpleStore(ClaimingStore):
 
     @override
     async def close(self) -> None:
-        """Close the store, where it has such a method, whether that is async or not."""
         closing = getattr(self._store, "close", None)
         with calling_store(self._store):
             closed = None if closing is None else closing()
@@ -123,7 +114,7 @@ class SimpleStore(ClaimingStore):
 
     @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
-        """See :class:`postdate.ports.DelayedMessageStore`; what the store raises is its answer, and left alone."""
+        """An error of the store is left as it is: it is its answer."""
         await self._store.initialize(endpoint, mode)
 
     @override
@@ -172,10 +163,7 @@ class SimpleStore(ClaimingStore):
 
     @override
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
-        """See :meth:`postdate.ports.ClaimingStore.claim_due`; fetches until there is no more or enough.
-
-        What was fetched before a fetch failed is claimed all the same: nobody else can have it.
-        """
+        """Fetch until there is no more or enough; a failed fetch keeps the messages before it, which are held here."""
         self._looked = now
         ready = [kept.message for kept in self._kept.values() if kept.attempt_at < now][:limit]
         for message in ready:
@@ -204,7 +192,7 @@ class SimpleStore(ClaimingStore):
         return Claim(message, token)
 
     def _let_go(self, claim: Claim) -> bool:
-        """Return whether the claim was held; it is not any more."""
+        """Forget a claim; return whether it was held."""
         message_id = claim.message.message_id
         if self._held.get(message_id) != claim.token:
             return False
@@ -213,7 +201,7 @@ class SimpleStore(ClaimingStore):
 
     @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
-        """Remove each, whatever its outcome: the six methods keep no records. See :class:`ClaimingStore`."""
+        """Remove each, whatever its outcome: the six methods keep no records."""
         finished = 0
         for claim in claims:
             if self._held.get(claim.message.message_id) == claim.token:
@@ -224,7 +212,6 @@ class SimpleStore(ClaimingStore):
 
     @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
-        """Count a failure, and remember here when the next attempt may be made."""
         message_id = claim.message.message_id
         if self._held.get(message_id) != claim.token:
             return False
@@ -239,7 +226,7 @@ class SimpleStore(ClaimingStore):
 
     @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        """Keep them here until they are claimed again: the store has no way to take them back that counts nothing."""
+        """Keep them here until they are claimed again: giving them back to the store would count as a failure."""
         held = [claim.message for claim in claims if self._let_go(claim)]
         for message in held:
             self._kept[message.message_id] = _Kept(message, attempt_at or message.due)
@@ -248,13 +235,13 @@ class SimpleStore(ClaimingStore):
     @override
     async def next_attempt(self) -> datetime | None:
         """Return when to look again; see :data:`LOOK_BEHIND_HELD` and specification row 57."""
-        stored = self._during_look = []  # while the store is asked: it may not be in its answer
+        stored = self._during_look = []  # messages stored while the store is asked may not be in its answer
         try:
             due = await self.next_due()
         finally:
             self._during_look = None
         if due is not None and self._looked is not None and due < self._looked:
-            # Held here, held elsewhere, or stored just now; nobody can tell what follows. Look soon, never at once.
+            # Held here or elsewhere, or stored just now: the store does not tell what follows. Look soon, not at once.
             due = self._looked + LOOK_BEHIND_HELD
         times = [kept.attempt_at for kept in self._kept.values()]
         self._announced = min([*times, *stored, *([] if due is None else [due])], default=None)
@@ -262,7 +249,7 @@ class SimpleStore(ClaimingStore):
 
     @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
-        """Call ``wake`` after a message was stored through this object; other processes are not heard."""
+        """Messages stored by other processes are not heard of."""
         self._wakes.append(wake)
 
         def stop() -> None:
@@ -272,11 +259,7 @@ class SimpleStore(ClaimingStore):
         return stop
 
     async def give_back(self, now: datetime) -> None:
-        """Give back what is kept in memory, at the end; that counts as a failure, the only way to let go.
-
-        Raises:
-            StoreUnavailable: the rest is free when this process ends.
-        """
+        """Give back messages kept in memory, at the end; that counts as a failure, the only way to let go."""
         while self._kept:
             message_id, _ = self._kept.popitem()
             await self.increment_failure_count(message_id, now)

@@ -22,11 +22,11 @@ log = logging.getLogger("postdate.clock")
 
 MEASURED_EVERY: Final = timedelta(seconds=30)
 MEASURED_IN_USE_EVERY: Final = timedelta(seconds=1)
-"""While one wait follows the other, and the store answers quickly: this clock is behind by what two clocks may come
-apart, which is 3 ms in half a minute. Who waits for longer than a second may be so much later."""
+"""While waits follow each other and the store answers quickly: in half a minute two clocks may come 3 ms apart, and
+this one is behind by that."""
 
 TRIED_AGAIN_AFTER: Final = timedelta(seconds=1)
-"""After a measurement that failed: by then the store is used, by a clock that may be wrong."""
+"""After a measurement that failed: until the next one, a clock that may be wrong is in use."""
 
 ROUND_TRIPS: Final = 5
 ROUND_TRIPS_IN_USE: Final = 3
@@ -37,35 +37,28 @@ WORTH_SAYING: Final = timedelta(seconds=1)
 """A machine whose clock differs by more than this is named: no clock that is kept by NTP does."""
 
 _DRIFT: Final = 100e-6
-"""Seconds by which two clocks may come apart in a second: what a bound of before is worth less, the older it is."""
+"""Seconds by which two clocks may come apart in a second; older bounds are widened by it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Between what instants the time of a server is at one instant of a clock that is never set.
-
-    Args:
-        at: seconds since the machine was started, those of its suspension included.
-        earliest: it is not before this, UTC.
-        latest: nor after this.
-    """
+    """Bounds of a server's time, UTC, at an instant in seconds since this machine was started, suspension included."""
 
     at: float
     earliest: datetime
     latest: datetime
 
     def earliest_at(self, at: float) -> datetime:
-        """Return before which instant it is not at another, later one."""
+        """Return the earliest time that the server can show at a later instant."""
         return later(self.earliest, timedelta(seconds=(at - self.at) * (1 - _DRIFT)))
 
     def moved_to(self, at: float) -> Bounds:
-        """Return what they are at another instant."""
         passed = timedelta(seconds=at - self.at)
         apart = abs(passed) * _DRIFT
         return Bounds(at, later(self.earliest, passed - apart), later(self.latest, passed + apart))
 
     def narrowed_by(self, newer: Bounds) -> Bounds:
-        """Return what both say together, as of the newer; that alone if they exclude each other: a clock was set."""
+        """Return what both say, as of the newer; that alone if they exclude each other: a clock was set."""
         older = self.moved_to(newer.at)
         earliest, latest = max(older.earliest, newer.earliest), min(older.latest, newer.latest)
         return newer if latest < earliest else Bounds(newer.at, earliest, latest)
@@ -76,13 +69,9 @@ class FollowingClock:
 
     Shows the earliest time that the measurements allow: it is never ahead of the store's clock, so nothing is early by
     it; and behind by no more than half of a round trip, and by what two clocks come apart between measurements.
-    Then it runs on the seconds since the machine was started, so that whoever sets the machine's time sets nothing
-    here, and what was suspended does not take the time before for the present.
 
-    Args:
-        own: the machine's.
-        store: whose clock is followed.
-        judges: whether :meth:`now` shows the store's time; else the machine's, and the difference is only told.
+    It runs on the seconds since the machine was started: setting the machine's time has no effect on it, and suspension
+    counts. Without ``judges``, :meth:`now` shows the machine's time, and the difference is only reported.
     """
 
     def __init__(self, own: SystemClock, store: ClaimingStore, *, judges: bool = True) -> None:
@@ -108,30 +97,23 @@ class FollowingClock:
         return known.earliest_at(self._own.since_boot())
 
     async def wait(self, event: anyio.Event, until: datetime) -> None:
-        """Wait until this clock shows ``until``; see :meth:`Clock.wait`."""
         self._used.set()
         await self._own.wait_for(event, (until - self.now()) / (1 - _DRIFT))  # or it would be a little too early
 
     def monotonic(self) -> float:
-        """Return the machine's monotonic seconds."""
         return self._own.monotonic()
 
     async def wait_for(self, event: anyio.Event, duration: timedelta) -> None:
-        """Wait on the machine's monotonic clock; see :meth:`Clock.wait_for`."""
         self._used.set()
         await self._own.wait_for(event, duration)
 
     async def sleep(self, duration: timedelta) -> None:
-        """Sleep on the machine's monotonic clock."""
         await self._own.sleep(duration)
 
     # --- measuring ------------------------------------------------------------------------------------------------
 
     async def measure(self) -> None:
-        """Find out what the store's clock shows, and tell others how far that of this machine is off.
-
-        What goes wrong is logged, and the clock goes on as before.
-        """
+        """Read the store's clock, and report to it how far this machine's is off; failures are logged."""
         if not await self._try_to_read(ROUND_TRIPS):
             return
         try:
@@ -142,11 +124,7 @@ class FollowingClock:
             self._untold.succeeded(self._own.monotonic())
 
     async def read(self, round_trips: int = ROUND_TRIPS) -> None:
-        """Find out what the store's clock shows, in a few round trips; the quickest counts.
-
-        Raises:
-            StoreUnavailable: it cannot be found out.
-        """
+        """Read the store's clock in a few round trips; the quickest counts."""
         self._took = timedelta.max
         for _ in range(round_trips):
             found = await self._asking.call(self._ask)
@@ -164,7 +142,7 @@ class FollowingClock:
         return self._measured
 
     def _gains_by_more(self) -> bool:
-        """Return whether the store's quickest answer took less than what clocks come apart by until the next one."""
+        """Return whether a round trip takes less than what clocks come apart by until the next measurement."""
         return self._judges and self._took < MEASURED_EVERY * _DRIFT
 
     async def _ask(self) -> Bounds:
@@ -224,10 +202,7 @@ class FollowingClock:
 
 
 def clock_of_store(clock: Clock, store: object, *, judges: bool = True) -> FollowingClock | None:
-    """Return a clock that follows that of a store; ``None`` where it has none, or where ``clock`` is no real one.
-
-    A clock of tests or of simulations is nobody else's, so no server's goes before it.
-    """
+    """Return a clock that follows the store's; ``None``: it has none, or ``clock`` is of a test or a simulation."""
     if isinstance(clock, SystemClock) and isinstance(store, ClaimingStore) and store.capabilities.has_clock:
         return FollowingClock(clock, store, judges=judges)
     return None

@@ -27,11 +27,11 @@ _SUCH_AS: Final = "such as Sqlite(path) or Postgres(url)"
 
 @runtime_checkable
 class Database(Protocol):
-    """A database as one object.
+    """A database as one object; whoever made it closes it.
 
-    It has as attributes what it can keep: ``queues``, a :class:`~postdate.Transport`; ``store``, a
+    As attributes it has what it can keep: ``queues``, a :class:`~postdate.Transport`; ``store``, a
     :class:`~postdate.DelayedMessageStore`; ``sagas``, a :class:`~postdate.SagaStore`; ``outbox``, an
-    :class:`~postdate.ports.OutboxStore`. Whoever made it closes it.
+    :class:`~postdate.ports.OutboxStore`.
     """
 
     def serve(self, endpoint: str, concurrency: int, *, stores: bool) -> None:
@@ -49,11 +49,6 @@ class Database(Protocol):
 
 
 def check_names(endpoint: str, error_queue: str | None) -> None:
-    """Refuse names that no queue can have.
-
-    Raises:
-        ConfigurationError: blank, or too long.
-    """
     try:
         check_text(endpoint, "the name of an endpoint", _LONGEST_NAME)
         if error_queue:
@@ -74,9 +69,6 @@ def adapters_of(  # noqa: PLR0913 - all that a database may supply, and who asks
     """Return what was given to an endpoint, and from its database what was not.
 
     A database delays messages where nothing else that was given does, and has an outbox where that is ``True``.
-
-    Raises:
-        ConfigurationError: something is missing, or contradicts the rest.
     """
     if database is not None and not isinstance(database, Database):
         raise ConfigurationError(
@@ -116,7 +108,7 @@ def _kept_in(database: object, name: Literal["store", "queues", "outbox"], inste
 
 
 def judging_clock(given: Clock | None, delayed_delivery: DelayedDelivery | None) -> Clock:
-    """Return the clock that judges what is due: that of the store, where it has one and is asked for."""
+    """Return the clock that judges what is due: the store's, where it has one and the settings ask for it."""
     own = checked_clock(given or SystemClock())
     if delayed_delivery is None:
         return own
@@ -130,12 +122,7 @@ def mode_for(
     timeout_manager: TimeoutManager | None,
     sagas: SagaStore | None,
 ) -> TransactionMode:
-    """Return the transaction mode that was given, or the strongest that transport and stores can keep together.
-
-    Raises:
-        ConfigurationError: there is no such mode.
-        UnsupportedTransactionMode: the transport does not have it.
-    """
+    """Return the transaction mode that was given, or the strongest that transport and stores can keep together."""
     mode = mode_of(given)
     if mode is None:
         modes = transport.capabilities.transaction_modes
@@ -154,11 +141,6 @@ def mode_for(
 
 
 def checked_allowance(allowance: timedelta) -> timedelta:
-    """Return how much later than the end of its time a message is still handled.
-
-    Raises:
-        ConfigurationError: it is negative, or no duration.
-    """
     if not isinstance(allowance, timedelta) or allowance < timedelta(0):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigurationError(
             f"time_to_be_received_allowance must not be negative, and a timedelta: not {allowance!r}"
@@ -167,18 +149,14 @@ def checked_allowance(allowance: timedelta) -> timedelta:
 
 
 def sagas_of(store: SagaStore, outgoing: OutgoingMessages, outbox: Outbox | None) -> Sagas:
-    """Return the sagas; what is kept of them is part of the transactions of outbox or queues, where it is there.
-
-    Raises:
-        UnsupportedTransactionMode, ConfigurationError: they cannot keep what mode or outbox promise.
-    """
+    """Return the sagas; their state is part of the transactions of the outbox, or of the queues, where it is there."""
     check_saga_mode(store, outgoing.transport, outgoing.mode)
     can = outgoing.transport.capabilities
     if outbox is not None:
         check_saga_outbox(store, outbox.store)
         database = outbox.store.database
     elif outgoing.mode is TransactionMode.RECEIVE_ONLY and not can.time_to_be_received_in_transactions:
-        database = None  # there some messages cannot leave in the transaction in which state would be kept
+        database = None  # some messages could not leave in the transaction that keeps the state
     else:
         database = can.database
     return Sagas(store, database, outgoing)
@@ -191,15 +169,7 @@ def delay_services(
     error_queue: str | None,
     errors: str,
 ) -> list[Service]:
-    """Return what keeps delayed messages and delivers them.
-
-    Args:
-        context: of the endpoint.
-        delayed_delivery: if there is one.
-        timeout_manager: if one runs here.
-        error_queue: as it was given, for the former.
-        errors: the error queue in force, for the latter.
-    """
+    """Return the services for delayed messages; ``error_queue`` is as given, ``errors`` the one in force."""
     services = list[Service]()
     orders_first = None
     if timeout_manager is not None:

@@ -17,7 +17,7 @@ from postdate.ports import TransportCapabilities
 class Audit:
     """Keep a copy of every message that was handled.
 
-    The copy outlives the time to be received of its message, whose header it keeps for information.
+    The copy outlives the time to be received of its message, and keeps its header for information.
 
     Args:
         queue: for the copies.
@@ -41,14 +41,8 @@ class Audit:
     def check(self, can: TransportCapabilities, own_queues: Collection[str], *, in_transactions: bool) -> None:
         """Refuse copies that come back, and copies that expire where that could cost other messages (row 73).
 
-        Args:
-            can: what the queues of the endpoint can.
-            own_queues: queues that the endpoint itself reads, and its error queue.
-            in_transactions: whether copies leave in the transaction that takes their message off its queue; with an
-                outbox, or in transaction mode ``none``, they do not.
-
-        Raises:
-            ConfigurationError: as the specification has it.
+        ``in_transactions``: copies leave in the transaction that takes their message off its queue; with an outbox, or
+        in transaction mode ``none``, they do not.
         """
         if self.queue in own_queues:
             raise ConfigurationError(
@@ -64,14 +58,7 @@ class Audit:
             )
 
     def copy(self, handled: Envelope, started: datetime, ended: datetime, host: Host) -> Envelope:
-        """Return the copy of a message.
-
-        Args:
-            handled: the message as it was received.
-            started: when its handling began; UTC.
-            ended: when it had succeeded; UTC.
-            host: where.
-        """
+        """Return the copy of a message; ``started`` and ``ended``, UTC, are of its handling."""
         headers = {
             **handled.headers,
             Headers.PROCESSING_STARTED: format_timestamp(started),

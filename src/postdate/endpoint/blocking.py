@@ -19,7 +19,7 @@ from postdate.ports import NativeTransaction
 class BlockingEndpoint:
     """Runs an endpoint in an event loop of its own, in another thread. Use it as a context manager.
 
-    Handlers run in that thread, one event loop for all; a handler that blocks holds up the others.
+    Handlers run in that thread, in one event loop; a handler that blocks delays the others.
 
     Args:
         endpoint: configured, with its handlers registered, not started.

@@ -1,4 +1,4 @@
-"""Whose cancellation it is that a handler lets out."""
+"""Tells whose cancellation a handler lets out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from postdate.ports import Received
 
 
 def is_being_cancelled() -> bool:
-    """Return whether it is this task that somebody cancels: through anyio, or by asyncio's own means."""
+    """Return whether this task is being cancelled: through anyio, or by asyncio's own means."""
     return anyio.current_effective_deadline() == -math.inf or cancelled_task() is not None
 
 
@@ -23,7 +23,7 @@ def cancelled_task() -> asyncio.Task[object] | None:
 
 
 def cancels_itself(received: Received) -> bool:
-    """Return whether a handler cancels the task it runs in however often its message comes, which is a failure.
+    """Return whether a handler cancels its own task however often its message comes, which is a failure.
 
     Only from the eleventh time on: before, it may be the program that cancels all its tasks, by asyncio's own means.
     """

@@ -1,4 +1,4 @@
-"""What a handler is given besides its message. Source: specification 5."""
+"""The context of a handler: the message's headers, and sends. Source: specification 5."""
 
 from __future__ import annotations
 
@@ -16,27 +16,16 @@ from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Re
 
 
 class BusinessTransaction:
-    """What the context of a handler knows of the outbox: the transaction, and what must not be done during it.
-
-    Args:
-        transaction: of the message being handled.
-        store: of the outbox.
-        queues: identity of the database of the queues, if any.
-    """
+    """The outbox's transaction in which a handler runs; ``queues`` is the identity of the queues' database, if any."""
 
     def __init__(self, transaction: OutboxTransaction, store: OutboxStore, queues: object | None) -> None:
         self._transaction, self._store, self._queues = transaction, store, queues
 
     async def begin(self) -> NativeTransaction:
-        """Return a connection with the transaction open on it; see :meth:`postdate.ports.OutboxTransaction.begin`."""
         return await self._transaction.begin()
 
     def check_isolated_send(self) -> None:
-        """Refuse to send beside an open transaction that keeps all others from writing to the queues.
-
-        Raises:
-            NotSupported: it would wait for itself.
-        """
+        """Refuse a send that would wait for itself: for the handler's transaction, the only writer of its file."""
         if self._transaction.begun and self._store.has_one_writer and self._store.database == self._queues:
             raise NotSupported(
                 "an isolated send into the file in which the handler has a transaction open would wait for itself: "
@@ -45,10 +34,10 @@ class BusinessTransaction:
 
 
 class HandlerContext:
-    """What a handler is given besides the message.
+    """The second argument of a handler: headers of its message, sends, and the transaction of the outbox.
 
-    What it sends leaves when the handler has succeeded, together with the completion of the incoming message; when it
-    fails, nothing leaves, except what was sent ``isolated``; in transaction mode ``none``, all of it leaves at once.
+    Messages that it sends leave when the handler has succeeded, together with the completion of the incoming message;
+    when it fails, none leaves, except those sent ``isolated``. In transaction mode ``none`` all of them leave at once.
     """
 
     def __init__(
@@ -58,9 +47,10 @@ class HandlerContext:
         self._headers = MappingProxyType(received.envelope.headers)
         self.outgoing: list[Outgoing] = []
         self.named: list[DelayedMessage] = []
-        """Those with an id of the application that are to leave by an outbox: another message may have it."""
+        """Delayed messages with an id of the application that are to leave by an outbox: another message may have that
+        id."""
         self.work: list[Work] = []
-        """Done in the transaction in which what was sent leaves; only with queues, or an outbox, in the database of the
+        """Done in the transaction in which sent messages leave; only with queues, or an outbox, in the database of the
         work."""
         self.afterwards: list[Callable[[], Awaitable[None]]] = []
         """Done when the message has ended well; must raise nothing."""
@@ -69,14 +59,14 @@ class HandlerContext:
         self._ended = False
 
     def end(self) -> None:
-        """From now on nothing can be sent."""
+        """Refuse to send from now on."""
         self._ended = True
 
     @property
     def headers(self) -> Mapping[str, str]:
         """Headers of the incoming message; read-only, since a retry and the error queue get them as they came.
 
-        What is sent takes its own: ``headers={**context.headers, "Mine": "1"}``.
+        Messages that are sent have headers of their own: ``headers={**context.headers, "Mine": "1"}``.
         """
         return self._headers
 
@@ -127,8 +117,8 @@ class HandlerContext:
     ) -> str:
         """Send a message and return its id: as :meth:`Endpoint.send`, with the end of the message being handled.
 
-        ``isolated`` lets it leave at once, whatever becomes of that one. A ``message_id`` that was used for another
-        delayed message fails the handler as it ends.
+        With ``isolated`` it leaves at once, also if handling fails. A ``message_id`` that was used for another delayed
+        message fails the handler as it ends.
         """
         headers = self._with_saga(headers)
         options = SendOptions(
@@ -141,9 +131,9 @@ class HandlerContext:
         return outgoing.message_id
 
     def _named(self, outgoing: DelayedMessage, *, isolated: bool) -> DelayedMessage:
-        """Return a message with an id of the application, which this handler may have sent in an earlier attempt.
+        """Mark a message with an id of the application which an earlier attempt of this handler may have sent.
 
-        That is so where a message came back unanswered, and what its handlers delay leaves through a queue before its
+        It may where the incoming message came back unanswered, and delayed messages leave through a queue before its
         end.
         """
         if self._business is not None:
@@ -172,7 +162,7 @@ class HandlerContext:
     async def publish(
         self, message: object, headers: Mapping[str, str] | None = None, *, message_id: str | None = None
     ) -> str:
-        """Send a message to everybody who is subscribed to its type; see :meth:`Endpoint.publish`."""
+        """Send a message to all subscribers of its type; see :meth:`Endpoint.publish`."""
         options = self._messages.publish_options(message, self._with_saga(headers), message_id)
         outgoing = self._messages.make(message, options, related_to=self.headers)
         await self._leave(outgoing)

@@ -25,16 +25,12 @@ def log_critical_error(text: str, error: BaseException) -> None:
 
 
 def is_expected(error: BaseException) -> bool:
-    """Return whether an error is an outage of ours, whose text says it all; another one needs its traceback."""
+    """Return whether an error is an outage, whose text says it all; any other needs its traceback."""
     return isinstance(error, PostdateError) and error.transient
 
 
 class CriticalErrors:
-    """Calls the action; an asynchronous one as a task of the endpoint. What the action raises is logged and forgotten.
-
-    Args:
-        action: of the application.
-    """
+    """Calls the action; an asynchronous one as a task of the endpoint. What it raises is logged and forgotten."""
 
     def __init__(self, action: CriticalErrorAction) -> None:
         self._action = action
@@ -42,7 +38,6 @@ class CriticalErrors:
         """Of the running endpoint."""
 
     def __call__(self, text: str, error: BaseException) -> None:
-        """Call the action; return at once."""
         result = self._action(text, error)
         if result is None:
             return
@@ -61,12 +56,7 @@ class CriticalErrors:
 
 
 class BreakerTimers:
-    """Lets breakers trip when their time is up, whether or not anything fails at that moment.
-
-    Args:
-        breakers: to be watched.
-        clock: tells and waits.
-    """
+    """Lets breakers trip when their time is up, whether or not anything fails at that moment."""
 
     def __init__(self, breakers: Sequence[Breaker], clock: Clock) -> None:
         self._breakers, self._clock = breakers, clock
@@ -76,7 +66,6 @@ class BreakerTimers:
             breaker.on_armed = self._look_again
 
     async def run(self) -> None:
-        """Watch until stopped."""
         while not self._stopping:
             self._armed = anyio.Event()
             seconds = self._clock.monotonic()
@@ -89,7 +78,6 @@ class BreakerTimers:
                 await self._armed.wait()
 
     def stop(self) -> None:
-        """End :meth:`run`."""
         self._stopping = True
         self._armed.set()
 

@@ -42,18 +42,10 @@ def timeouts_dispatcher_queue(endpoint: str) -> str:
 
 
 class DelayedDeliveryService(Service):
-    """Stores what arrives in the timeouts queue and delivers it when due. Start :meth:`run` as a task.
+    """Stores messages that arrive in the timeouts queue and delivers them when due.
 
-    Args:
-        settings: see :class:`DelayedDelivery`.
-        context: of the endpoint.
-        error_queue: for messages that cannot be delivered, unless the settings name a poison queue (row 86).
-        orders_first: for a timeouts queue that is that of a timeout manager, too (row 88).
-
-    Raises:
-        ErrorQueueNotConfigured: there is neither (row 54).
-        UnsupportedTransactionMode: store and transport together cannot keep the promise of the mode.
-        ConfigurationError: ``delay_exchange`` with queues that have no exchanges.
+    Messages that cannot be delivered go to the settings' poison queue, or else to ``error_queue`` (row 86); without
+    either it is refused (row 54). ``orders_first`` is for a timeouts queue that a timeout manager shares (row 88).
     """
 
     def __init__(
@@ -149,7 +141,6 @@ class DelayedDeliveryService(Service):
             outage.over()
 
     def _pump(self, queue: IntakeQueue, storing: RepeatedFailures, failures: FailureRate) -> MessagePump:
-        """Return the pump of a queue whose messages are stored."""
         context, is_own = self._context, queue.name == self._dispatch.timeouts_queue
         if is_own:
             breaker = context.breaker("DelayedDeliveryReceive", "Failed to receive delayed messages")
@@ -178,7 +169,6 @@ class DelayedDeliveryService(Service):
 
     @override
     async def run(self) -> None:
-        """Run until :meth:`stop`; then let go of what a store of one's own has given out."""
         try:
             await super().run()
         finally:
@@ -186,7 +176,7 @@ class DelayedDeliveryService(Service):
                 await self._give_back()
 
     async def _give_back(self) -> None:
-        """Let go of what only this process' memory knows of."""
+        """Give back messages that a :class:`SimpleStore` holds in this process' memory only."""
         store = self._settings.claims
         if not isinstance(store, SimpleStore):
             return
@@ -197,11 +187,7 @@ class DelayedDeliveryService(Service):
 
 
 def check_mode(settings: DelayedDelivery, transport: Transport, mode: TransactionMode) -> None:
-    """Refuse a transaction mode whose promise store and transport cannot keep (design.md section 4).
-
-    Raises:
-        UnsupportedTransactionMode: says which part cannot, and what can be asked for instead.
-    """
+    """Refuse a transaction mode whose promise store and transport cannot keep (design.md section 4)."""
     check_transport_mode(transport, mode)
     store, name = settings.claims, type(settings.store).__name__
     if mode not in store.capabilities.transaction_modes:
@@ -214,11 +200,6 @@ def check_mode(settings: DelayedDelivery, transport: Transport, mode: Transactio
 
 
 def check_transport_mode(transport: Transport, mode: TransactionMode) -> None:
-    """Refuse a transaction mode that the transport does not have.
-
-    Raises:
-        UnsupportedTransactionMode: names the modes it has.
-    """
     modes = transport.capabilities.transaction_modes
     if mode not in modes:
         names = ", ".join(sorted(each.value for each in modes))

@@ -50,33 +50,25 @@ POLICY_FAILURES: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """Which retries an endpoint has.
-
-    Args:
-        immediate: a message can be given back to its queue.
-        delayed: a message can come back later.
-    """
+    """Which retries an endpoint has: ``immediate``, back to its queue; ``delayed``, with a store."""
 
     immediate: bool
     delayed: bool
 
     @classmethod
     def of(cls, mode: TransactionMode, *, delays: bool) -> Self:
-        """Return the retries of a transaction mode, with or without a store for delayed messages."""
         given_back = mode is not TransactionMode.NONE
         return cls(given_back, given_back and delays)
 
     def check(self, settings: Recoverability) -> None:
-        """Refuse settings that cannot be; see :func:`~postdate.core.recoverability.check_retries`."""
         check_retries(settings, immediate=self.immediate, delayed=self.delayed)
 
     def decide(self, error: Exception, received: Received, settings: Recoverability, now: datetime) -> Decision:
-        """Return what the policy decides, if it can be done, else that the message goes to the error queue.
-
-        Raises:
-            Exception: what a policy of the application raised, or that it decided nothing that there is.
-        """
-        headers, failures = dict(received.envelope.headers), received.failures + 1  # what it writes there is its own
+        """Return what the policy decides, or :class:`MoveToError` where that cannot be; raises what a policy does."""
+        headers, failures = (
+            dict(received.envelope.headers),
+            received.failures + 1,
+        )  # a copy, which the policy may change
         policy = settings.policy or after_handling_failed
         decision = policy(error, failures, headers, settings, now)
         if not isinstance(decision, ImmediateRetry | DelayedRetry | MoveToError | Discard):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -91,18 +83,7 @@ class Retries:
 
 @dataclass(frozen=True, slots=True)
 class MessageEndings:
-    """Decides how received messages end that are not just handled.
-
-    Args:
-        outgoing: makes and stores retries.
-        recoverability: how often handling is tried, and then what.
-        retries: which of them the endpoint has.
-        host: named in error copies.
-        critical_errors: told when the policy itself fails.
-        metrics: told of what is discarded.
-        ignore_time_to_be_received: handle messages also after their time to be received.
-        allowance: how much later than the end of its time a message is still handled.
-    """
+    """Decides how received messages end that have expired, or whose handling has failed."""
 
     outgoing: OutgoingMessages
     recoverability: Recoverability
@@ -115,14 +96,10 @@ class MessageEndings:
 
     @property
     def error_queue(self) -> str:
-        """Where failed messages go unless the policy names another queue."""
         return self.recoverability.error_queue or DEFAULT_ERROR_QUEUE
 
     def discard_reason(self, received: Received) -> str | None:
-        """Return why an incoming message is past its use, or ``None``.
-
-        Queues that expire messages have looked at what is not in the headers, by their own clock.
-        """
+        """Return why a message has expired, or ``None``; queues may have judged an expiry outside its headers."""
         envelope, headers = received.envelope, received.envelope.headers
         if self.ignore_time_to_be_received or (envelope.expires_at is None and not may_expire(headers)):
             return None
@@ -131,8 +108,8 @@ class MessageEndings:
         return discard_reason(headers, self.outgoing.clock.now(), self.allowance)
 
     def discarded(self, received: Received, reason: str) -> End:
-        """Return the end of a message that is past its use: counted, recorded, and in no other queue."""
-        if received.failures:  # so this was not just too late: it is worth knowing
+        """Return the end of an expired message: counted, recorded, and in no other queue."""
+        if received.failures:  # not just too late, so it is worth knowing
             reason = f"{reason}, after {received.failures} failed attempts"
         level = logging.WARNING if received.failures else logging.DEBUG
         log.log(level, "Discarding message %s due to lapsed Time To Be Received header: %s", _id(received), reason)
@@ -171,7 +148,7 @@ class MessageEndings:
         """Return the message for its delayed retry: a send of its own, so it has an id of its own in the store."""
         envelope = received.envelope
         own = _own_headers(envelope)
-        # Without those that would steer the delay: on the way through a queue they would be taken for its own.
+        # Without headers of an earlier delay: on the way through a queue they would be taken for those of this one.
         retried = without_delay_headers(delayed_retry_headers(own, now))
         headers = {Headers.MESSAGE_ID: envelope.message_id, **retried}
         return DelayedMessage(new_message_id(), due, self.outgoing.endpoint, headers, envelope.body)
@@ -186,14 +163,7 @@ class MessageEndings:
         return end is not None and instant - end > self.allowance
 
     def to_error(self, received: Received, error: Exception, queue: str | None = None, *, brief: bool = False) -> End:
-        """Return the end of a message that goes to an error queue.
-
-        Args:
-            received: the message.
-            error: why.
-            queue: which; ``None``: that of the endpoint.
-            brief: its copy says only what is needed, as another was refused.
-        """
+        """Return the end of a message that goes to ``queue``, or to the endpoint's error queue."""
         reason = f"{type(error).__name__}: {text_of(error)}"
         if not brief:
             log.error("message %s moved to error queue %s: %s", _id(received), queue or self.error_queue, reason)
@@ -222,7 +192,7 @@ def _why_impossible(decision: Decision, now: datetime) -> str | None:
 
 
 def _own_headers(envelope: Envelope) -> Mapping[str, str]:
-    """Return the headers with the expiry that only the queue knew; a time to be received is in them already."""
+    """Return the headers, with an expiry that only the queue knew; a time to be received is in them already."""
     if Headers.TIME_TO_BE_RECEIVED in envelope.headers:
         return envelope.headers
     return headers_with_expiry(envelope.headers, envelope.expires_at)

@@ -53,20 +53,20 @@ class Endpoint:
     """A named party that sends, handles and delays messages.
 
     Use it as an asynchronous context manager: it starts on entering, which returns when it has begun to receive from
-    its queues and hears of what is stored, and stops on leaving, finishing what is in hand. Queues and stores that are
-    away hold up nobody: one refusal is enough, and they are asked again and again.
-    Several messages are handled at once, each by all handlers of its type.
+    its queues and hears of what is stored, and stops on leaving, finishing what is in hand. It starts also when queues
+    and stores are out of reach: after one refusal it goes on, and asks them again and again. Several messages are
+    handled at once, each by all handlers of its type.
 
     Args:
         name: of the endpoint and of its input queue.
-        database: in which all is kept that the other arguments do not name: the queues; delayed messages, unless there
-            is a ``timeout_manager``; sagas, when one is registered; the outbox, when it is ``True``. For example
+        database: for everything that the other arguments do not name: the queues; delayed messages, unless there is a
+            ``timeout_manager``; sagas, when one is registered; the outbox, when it is ``True``. For example
             ``Sqlite(path)`` or ``Postgres(url)``. It is not closed with the endpoint.
         transport: of all queues.
         delayed_delivery: how delayed messages are kept; without it, a database and a timeout manager, delayed sends are
             refused.
-        timeout_manager: the older way, in this endpoint or in another one; beside ``delayed_delivery`` it only ends
-            what it has begun.
+        timeout_manager: the older way to delay messages, in this endpoint or in another one; beside
+            ``delayed_delivery`` it only dispatches timeouts that it has stored already.
         transaction_mode: a mode or its name; default: the strongest that transport and store can keep together.
         error_queue: for messages that cannot be handled or delivered.
         recoverability: how often handling is tried; its error queue defaults to ``error_queue``.
@@ -83,7 +83,7 @@ class Endpoint:
             server; see :class:`DelayedDelivery`.
         critical_error: what to do when the endpoint cannot do its work any more: a function, async or not, of a text
             and the last error. By default it is logged.
-        metrics: what is counted and measured is told to it.
+        metrics: receives what is counted and measured.
         outbox: handle each message once, with ``transaction_mode="receive_only"``; without it, a message that is
             delivered again is handled again. ``True``: with the outbox of the database.
         sagas: where the instances of sagas are kept; see :meth:`saga`.
@@ -94,9 +94,9 @@ class Endpoint:
 
     _makes_outgoing: Callable[..., OutgoingMessages] = OutgoingMessages
     _makes_endings: Callable[..., MessageEndings] = MessageEndings
-    """Tests of users have others, which remember."""
+    """Replaced in :mod:`postdate.testing.endpoints`, by classes that remember messages and failures."""
     _longest_sleep = LONGEST_SLEEP
-    """Of its pollers; longer in tests of users, where nothing is stored and no clock is set unheard."""
+    """Of its pollers; longer in :mod:`postdate.testing.endpoints`, where every store and every set clock wakes them."""
 
     def __init__(  # noqa: PLR0913 - the one place where everything comes together; all but the name by keyword
         self,
@@ -232,7 +232,7 @@ class Endpoint:
         self.outgoing.routes[message_type] = destination
 
     def subscribe(self, message_type: type[Any], *, name: str | None = None) -> None:
-        """Receive what anybody publishes of this type, from the next start on; it needs a handler, too.
+        """Receive published messages of this type, from the next start on; the type needs a handler, too.
 
         A subscription outlives the endpoint: it belongs to the queue, and is made with it (``create_queues``).
 
@@ -248,7 +248,7 @@ class Endpoint:
         self._events.append(event)
 
     def _add_type(self, message_type: type[Any], name: str | None) -> None:
-        self.outgoing.times_to_be_received.of(message_type)  # a wrong one is told where the type is registered
+        self.outgoing.times_to_be_received.of(message_type)  # raises where the type is registered
         self.outgoing.types.add(message_type, name)
 
     # --- life ---------------------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ class Endpoint:
             await clock.follow()
 
     def stop(self) -> None:
-        """Stop receiving and polling; leaving the context waits for what is in hand."""
+        """Stop receiving and polling; leaving the context waits for messages in hand."""
         for service in self._services:
             service.stop()
         if self._following is not None:
@@ -346,7 +346,7 @@ class Endpoint:
 
         Raises:
             DelayConflict: arguments that exclude each other.
-            InvalidMessage, InvalidHeaders, InvalidTimestamp: one that cannot be; see :class:`SendOptions`.
+            InvalidMessage, InvalidHeaders, InvalidTimestamp: an argument with a wrong value; see :class:`SendOptions`.
             ConfigurationError: ``transaction`` with a store that cannot take part in it, or outside of any.
             DelayedDeliveryNotConfigured: a delayed send without ``delayed_delivery`` or a timeout manager (row 15).
             UnknownMessageType: no destination is given and none is routed.
@@ -369,7 +369,7 @@ class Endpoint:
     async def publish(
         self, message: object, headers: Mapping[str, str] | None = None, *, message_id: str | None = None
     ) -> str:
-        """Send a message to everybody who is subscribed to its type, which may be nobody; return its id.
+        """Send a message to all subscribers of its type, of which there may be none; return its id.
 
         An event cannot be delayed (row 7): delay the message whose handler publishes it.
 

@@ -20,28 +20,22 @@ Handler = Callable[[Any, HandlerContext], Awaitable[None]]
 
 _STANDS_AFTER_SECONDS: Final = 5.0
 _LOOKS_ROUND_SECONDS: Final = 0.1
-"""In these an event loop that stood hears what came meanwhile: that a connection ended, say, and a claim with it."""
+"""After an event loop stood, so long a handler waits for news: that a connection ended, say, and a claim with it."""
 
 log = logging.getLogger("postdate.endpoint")
 
 
 class Handlers:
-    """Decodes received messages and calls what handles them.
-
-    Args:
-        types: of messages.
-    """
+    """Decodes received messages and calls their handlers and sagas."""
 
     def __init__(self, types: MessageTypes) -> None:
         self._types, self._handlers = types, dict[type[Any], list[Handler]]()
         self.sagas: Sagas | None = None
 
     def add(self, message_type: type[Any], handle: Handler) -> None:
-        """Have messages of a type handled by one function more."""
         self._handlers.setdefault(message_type, []).append(handle)
 
     def handles(self, message_type: type[Any]) -> bool:
-        """Return whether a handler or a saga takes messages of a type."""
         return message_type in self._handlers or (self.sagas is not None and self.sagas.handles(message_type))
 
     @types.coroutine

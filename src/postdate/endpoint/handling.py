@@ -45,9 +45,9 @@ and the one that stands first in its queue comes back to it from each process th
 
 
 class TakenReceiver(WatchedReceiver):
-    """In transaction mode ``none`` a message is off its queue before it is handled: what its end sends just leaves.
+    """In transaction mode ``none`` a message is off its queue before it is handled: its end only sends.
 
-    At once: a process that is killed loses what waits for others.
+    One by one: a process that is killed would lose what waits for a batch.
     """
 
     ends_in_batches = False
@@ -111,10 +111,9 @@ class Handling:
         allowed = Allowed(anew=() if is_taken else (SagaConflict,), is_taken=is_taken)
         self._recovery = PolicyRecovery(allowed=allowed, endings=endings)
         self.leaving = PolicyRecovery(allowed=allowed, endings=endings, suspects=Suspects())
-        """Of ends with which something is sent or stored."""
+        """Of messages whose ends send or store something."""
 
     async def handle(self, received: Received) -> Outcome:
-        """See :data:`postdate.core.receive.outcomes.Step`."""
         unhandled = self.unhandled(received)
         if self._taking is not None:
             discarded = unhandled.end if unhandled is not None and unhandled.failed is None else None
@@ -122,10 +121,7 @@ class Handling:
         return unhandled or await self._handle(received)
 
     def unhandled(self, received: Received) -> Outcome | None:
-        """Return how a message ends without being handled; ``None``: go on.
-
-        That is what has expired, and what came back without an answer until the policy says that it has failed.
-        """
+        """Return the outcome of a message that has expired, or came back unanswered too often; ``None``: handle it."""
         try:
             reason = self.endings.discard_reason(received)
         except InvalidTimestamp as error:
@@ -149,7 +145,7 @@ class Handling:
         try:
             await self._call(received, context)
             end = self.outgoing.end_of(context.outgoing, RecordKind.HANDLED, also=context.work)
-        except SagaConflict as error:  # somebody else was faster, and nothing of it is left: decided again, on theirs
+        except SagaConflict as error:  # another process was faster: all is undone, and done again on its state
             log.debug("message %s is handled again: %s", received.envelope.message_id, error)
             return Outcome(None, self._recovery, failed=Failed(error))
         except OwnStoreUnreachable:
@@ -164,8 +160,8 @@ class Handling:
         if not (end.outgoing or end.work):
             return Outcome(end, self._recovery, context.afterwards)
         if self.outgoing.mode is TransactionMode.RECEIVE_ONLY and end.outgoing:
-            # Not rolled back when taking the message off the queue fails afterwards (specification 6). What is stored
-            # in the database of the queues is: stored again when it has left, it looks like another under its id.
+            # Sends are not undone when taking the message off its queue fails (specification 6). Storing is: stored
+            # again after it has left, a delayed message would look like another one under its id.
             try:
                 end = await self._send_apart(end)
             except PostdateError as error:
@@ -175,13 +171,12 @@ class Handling:
         return Outcome(end, self.leaving, context.afterwards)
 
     def recovered(self, received: Received, error: Exception) -> Outcome:
-        """Return what the policy decides about a failed message."""
         return self.leaving.decided(received, None, error)
 
     # --- what handling consists of ------------------------------------------------------------------------------------
 
     async def call(self, received: Received, business: BusinessTransaction) -> HandlerContext:
-        """Call the handlers in a transaction of the outbox; return what they were given, with what they sent."""
+        """Call the handlers in a transaction of the outbox; return their context, with the messages they sent."""
         context = HandlerContext(self.outgoing, received, business)
         await self._call(received, context)
         for storing in self.outgoing.storing(context.named, self.outgoing.clock.now()):
@@ -191,12 +186,11 @@ class Handling:
         return context
 
     async def _call(self, received: Received, context: HandlerContext) -> None:
-        """Call the handlers; with what they send leaves the copy for the audit."""
         started = self.outgoing.clock.now() if self.audit is not None else None
         try:
             await self.handlers.call(received, context)
         finally:
-            if cancelled_task() is not None:  # by its handler, perhaps, which ended before that was raised
+            if cancelled_task() is not None:  # by its handler, perhaps, which ended before this was raised
                 await asyncio.sleep(0)
         context.end()
         if self.audit is not None and started is not None:
@@ -204,10 +198,7 @@ class Handling:
             context.outgoing.append(self.audit.copy(received.envelope, started, now, self.endings.host))
 
     async def send(self, end: End) -> None:
-        """Send and store outside of any receive transaction: with each other, where the queues can have that.
-
-        What is stored already is left out; see :func:`~postdate.core.repetitions.is_stored`.
-        """
+        """Send and store outside of any receive transaction, together where the queues can; leave out repetitions."""
         rest = await self._send_apart(end)
         await self._send(rest.outgoing, rest.work)
 

@@ -51,7 +51,7 @@ CLEAN_UP_BATCH: Final = 1_000
 """Records forgotten in one transaction: milliseconds, so that nobody waits for it."""
 
 LONGEST_RETENTION: Final = timedelta(days=36_500)
-"""Longer than anything is kept, and short enough to be taken from the time of day."""
+"""Longer than anything is kept, and short enough to be subtracted from the time of day."""
 
 LONGEST_PAUSE: Final = timedelta(days=1)
 
@@ -63,11 +63,11 @@ class Outbox:
     """How an endpoint handles each message once, although its queues deliver at least once.
 
     Args:
-        store: where it is kept: in the database of the application, so that one commit covers its data, too.
-        retention: how long it is remembered that a message was handled, from when what it sent had left; above zero,
-            at most 36,500 days. Longer than the time in which a duplicate can come: retries, delays, and outages of
-            the queues included.
-        clean_up_every: how often what is older is forgotten; above zero, at most a day.
+        store: where the outbox is kept: in the database of the application, so that one commit covers its data, too.
+        retention: how long handled messages are remembered after what they sent has left; above zero, at most 36,500
+            days. Longer than the time in which a duplicate can come: retries, delays, and outages of the queues
+            included.
+        clean_up_every: how often older ones are forgotten; above zero, at most a day.
 
     Raises:
         ConfigurationError: a span is out of these bounds, or the store is none.
@@ -97,10 +97,6 @@ def check_outbox(given_mode: object, mode: TransactionMode, *, send_only: bool) 
 
     It has to be asked for with ``receive_only`` explicitly: the stronger modes are not needed beside it, and one that
     was chosen by default would change when the queues change.
-
-    Raises:
-        ConfigurationError: the endpoint handles nothing.
-        UnsupportedTransactionMode: another mode, or none said.
     """
     if send_only:
         raise ConfigurationError("a send-only endpoint handles nothing, so it has no outbox: leave one of them out")
@@ -113,11 +109,7 @@ def check_outbox(given_mode: object, mode: TransactionMode, *, send_only: bool) 
 
 
 async def prepare_outbox(outbox: Outbox, endpoint: str, *, set_up: bool) -> None:
-    """Create the tables if that is wanted, and find out whether they can be used.
-
-    Raises:
-        StoreError: they cannot.
-    """
+    """Set the store up if that is wanted; raise :class:`StoreError` if it cannot be used."""
     if set_up:
         await outbox.store.setup()
     await outbox.store.find(endpoint, "")
@@ -127,16 +119,16 @@ class OutboxHandling:
     """The step of the message pump of an endpoint with an outbox.
 
     While the outbox's own database or those of sagas and delayed messages are out of reach, messages go back after a
-    pause: none is to blame. All others are failures of the message.
+    pause: none is to blame. Any other error is a failure of its message.
     """
 
     def __init__(self, outbox: Outbox, handling: Handling) -> None:
         self._store, self._handling, self._outgoing = outbox.store, handling, handling.outgoing
         self._committing = Suspects()
-        """Apart: a commit adds a row elsewhere than where others are marked."""
+        """Of commits only: these add rows to another table than the one in which others are marked."""
 
     async def handle(self, received: Received) -> Outcome:
-        """Handle a message, or what is left to be done of it; see :data:`postdate.core.receive.outcomes.Step`."""
+        """Handle a message, or finish what an earlier attempt at it left."""
         id_, recovery = message_id(received), self._handling.leaving
         afterwards: list[Afterwards] = []
         try:
@@ -154,7 +146,7 @@ class OutboxHandling:
                 with calling_store(self._store):
                     await self._store.mark_dispatched(self._outgoing.endpoint, id_, self._outgoing.clock.now())
                 await recovery.ended_well(received.envelope.message_id)
-        except PostdateError as error:  # what was sent and cannot be stays in the outbox
+        except PostdateError as error:  # messages that cannot be sent stay in the outbox
             return Outcome(None, recovery, failed=Failed(error))
         return Outcome(End(RecordKind.HANDLED, detail), recovery, afterwards)
 
@@ -163,12 +155,9 @@ class OutboxHandling:
             return await self._store.find(self._outgoing.endpoint, id_)
 
     async def _first_time(self, received: Received, afterwards: list[Afterwards]) -> OutboxRecord | Outcome:
-        """Return the record of a message that was handled now, or how it ends in another way.
+        """Return the record of a message that was handled now, or its outcome if it was not.
 
-        What its handlers want to be done afterwards is added to ``afterwards``.
-
-        Raises:
-            SagaConflict: somebody else was first: it is decided again, on what they left.
+        Callbacks of its handlers are added to ``afterwards``. Raises :class:`SagaConflict`: it is to be handled again.
         """
         unhandled = self._handling.unhandled(received)
         if unhandled is not None:
@@ -182,7 +171,7 @@ class OutboxHandling:
         transaction: OutboxTransaction,
         afterwards: list[Afterwards],
     ) -> OutboxRecord | Outcome:
-        """Handle a message in a transaction; see :meth:`_first_time`; a :class:`SagaConflict` is raised and undone."""
+        """Do the same, and roll back if it fails."""
         try:
             return await self._handled(received, transaction, afterwards)
         except (SagaConflict, OwnStoreUnreachable) as error:
@@ -215,7 +204,7 @@ class OutboxHandling:
             return OutboxRecord(handled.outgoing, dispatched=not handled.outgoing)
         log.info("message %s was handled by somebody else meanwhile", message_id(received))
         record = await self._find(message_id(received))
-        if record is None:  # forgotten in this moment: the retention is far too short, or clocks differ
+        if record is None:  # forgotten just now: the retention is far too short, or clocks differ
             raise StoreUnavailable(f"the outbox forgot message {message_id(received)} while it was being handled")
         return record
 
@@ -230,13 +219,7 @@ class OutboxHandling:
 
 
 class OutboxCleanUp:
-    """Forgets what is older than the retention, batch by batch. Start :meth:`run` as a task; :meth:`stop` ends it.
-
-    Args:
-        outbox: whose settings.
-        endpoint: whose messages.
-        clock: which tells what is older.
-    """
+    """Forgets messages that are older than the retention, batch by batch."""
 
     def __init__(self, outbox: Outbox, endpoint: str, clock: Clock) -> None:
         self._outbox, self._endpoint, self._clock = outbox, endpoint, clock
@@ -244,7 +227,6 @@ class OutboxCleanUp:
         self._outage = OutageLog(log, "cannot forget old messages of the outbox", "the outbox is", logging.WARNING)
 
     async def run(self) -> None:
-        """Clean up now and then, until stopped; what fails is tried again the next time."""
         while not self._stop.is_set():
             began = self._clock.monotonic()
             try:
@@ -263,10 +245,9 @@ class OutboxCleanUp:
             forgotten = await self._outbox.store.remove_dispatched(self._endpoint, before, CLEAN_UP_BATCH)
 
     def stop(self) -> None:
-        """End :meth:`run`."""
         self._stop.set()
 
 
 def message_id(received: Received) -> str:
-    """Return the id by which a message is known: its own, which all its copies have, not that of one delivery."""
+    """Return the message's own id, which all its copies have, not that of one delivery."""
     return received.envelope.headers.get(Headers.MESSAGE_ID) or received.envelope.message_id

@@ -1,7 +1,4 @@
-"""What an endpoint sends: made of messages of the application, then sent or stored, there or at the end of a handler.
-
-Source: specification 5; ADR 9, 14.
-"""
+"""Makes, sends and stores an endpoint's messages, at once or with a handler. Source: specification 5; ADR 9, 14."""
 
 from __future__ import annotations
 
@@ -41,16 +38,9 @@ Outgoing = Envelope | DelayedMessage
 class OutgoingMessages:
     """Makes envelopes and delayed messages of what an endpoint sends, and sends them.
 
-    Delayed messages go into the store where it is in the database of the queues, else through the queue of whoever
-    keeps them: of the delayed delivery, where there is one, else of the timeout manager (row 88).
-
-    Args:
-        context: of the endpoint; in transaction mode ``none`` what its handlers send leaves at once.
-        delayed_delivery: keeps delayed messages.
-        timeout_manager: so does this.
-        types: of messages.
-        times_to_be_received: of message types.
-        handles: whether the endpoint itself handles a message type; where none is routed, that is its destination.
+    Delayed messages go into the store where it is in the database of the queues, else through a queue: of the delayed
+    delivery, where there is one, else of the timeout manager (row 88). A message type without a route goes to the
+    endpoint itself, if that ``handles`` it.
     """
 
     def __init__(
@@ -83,16 +73,15 @@ class OutgoingMessages:
 
     @property
     def can_delay(self) -> bool:
-        """Whether messages can be delayed."""
         return self._to_queue is not None
 
     @property
     def delays_leave_first(self) -> bool:
-        """Whether what a handler delays leaves before its message does, for a store that knows used ids."""
+        """Whether delayed messages of a handler leave before its message does, for a store that knows used ids."""
         return self.mode is TransactionMode.RECEIVE_ONLY and self._enlisted is None and self._manager is None
 
     def make(self, message: object, options: SendOptions, related_to: Mapping[str, str] | None = None) -> Outgoing:
-        """Return the envelope, or the delayed message, of a message of the application; sends nothing."""
+        """Return the envelope, or the delayed message, for a message of the application; sends nothing."""
         content, body = ({}, message) if isinstance(message, bytes) else self.types.encode(message)
         destination = options.destination or self.routes.get(type(message))
         if destination is None and self._handles(type(message)):
@@ -115,22 +104,13 @@ class OutgoingMessages:
     def publish_options(
         self, message: object, headers: Mapping[str, str] | None, message_id: str | None
     ) -> SendOptions:
-        """Return how an event is sent. It cannot be delayed (row 7).
-
-        Raises:
-            NotSupported: the queues cannot publish.
-        """
+        """Return how an event is sent. It cannot be delayed (row 7)."""
         address = publishing(self.transport).event_address(self.types.name_of(type(message)))
         own = {Headers.MESSAGE_INTENT: "Publish", **(headers or {})}
         return SendOptions(address, headers=own, message_id=message_id)
 
     def into_transaction(self, message: object, options: SendOptions) -> tuple[MovingStore, DelayedMessage]:
-        """Return the store, and the delayed message for a transaction of the application; stores nothing.
-
-        Raises:
-            DelayedDeliveryNotConfigured: there is no store.
-            ConfigurationError: it cannot be part of such a transaction.
-        """
+        """Return the store, and the delayed message for a transaction of the application; stores nothing."""
         if self.store is None:
             raise DelayedDeliveryNotConfigured(
                 f"endpoint {self.endpoint!r} cannot send in a transaction of yours: it has no delayed message store; "
@@ -161,23 +141,19 @@ class OutgoingMessages:
         return End(record, detail, envelopes, [*also, *self.storing(delayed, self.clock.now())])
 
     def storing(self, delayed: Sequence[DelayedMessage], now: datetime) -> list[RepeatableStoring]:
-        """Return the work that stores delayed messages in the database of the queues; none where they do not wait."""
+        """Return the work that stores delayed messages in the queues' database; none if the store is elsewhere."""
         return [RepeatableStoring(self._enlisted, delayed, now)] if self._enlisted is not None and delayed else []
 
     def clear_timeouts(self, saga_id: uuid.UUID) -> Envelope | None:
-        """Return the order to forget all timeouts of a saga, for whoever completes it; ``None``: nobody would obey it.
+        """Return the order to forget all timeouts of a completed saga; ``None``: there is no timeout manager.
 
-        A delayed delivery has nothing of the kind: what it keeps arrives, and is ignored (specification 4.10). In a
-        hybrid the order is about the timeouts that are still in the storage of the timeout manager.
+        Timeouts that a delayed delivery keeps arrive, and are ignored (specification 4.10). Beside one, the order is
+        about those that the timeout manager still has.
         """
         return None if self._manager is None else clear_timeouts(saga_id, self._manager, new_message_id())
 
     def _delaying(self) -> Callable[[DelayedMessage], Envelope]:
-        """Return what makes of a delayed message the envelope that goes through a queue.
-
-        Raises:
-            DelayedDeliveryNotConfigured: nobody would keep it (row 15).
-        """
+        """Return the function that wraps a delayed message for its queue; refuse if there is none (row 15)."""
         if self._to_queue is None:
             raise DelayedDeliveryNotConfigured(
                 f"endpoint {self.endpoint!r} cannot delay messages: it has no delayed message store; pass "
@@ -186,7 +162,7 @@ class OutgoingMessages:
         return self._to_queue
 
     def _split(self, outgoing: Sequence[Outgoing]) -> tuple[list[Envelope], list[DelayedMessage]]:
-        """Return what is to be sent, and what is to be stored in the database of the queues."""
+        """Return envelopes to be sent, and delayed messages to be stored in the database of the queues."""
         envelopes = [message for message in outgoing if isinstance(message, Envelope)]
         delayed = [message for message in outgoing if isinstance(message, DelayedMessage)]
         if self._enlisted is not None or not delayed:

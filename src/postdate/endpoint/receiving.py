@@ -18,7 +18,7 @@ from postdate.endpoint.service import EndpointContext, Service
 
 
 class ReceivingService(Service):
-    """Has what arrives in the queue of the endpoint handled; subscribes it to events when it starts."""
+    """Handles messages of the endpoint's queue; subscribes that to events when it starts."""
 
     def __init__(  # noqa: PLR0913 - the parts
         self,

@@ -1,4 +1,4 @@
-"""How messages find saga instances, and how what became of these is kept. Source: specification 5, 4.10; ADR 0016."""
+"""How messages find saga instances, and how changes of these are kept. Source: specification 5, 4.10; ADR 0016."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class OwnStoreUnreachable(StoreUnreachable):
 
 @contextmanager
 def calling_own_store(suspects: Suspects, message_id: str) -> Generator[None]:
-    """Tell an outage of a store of the endpoint from one of anything that a handler calls, and of a single row."""
+    """Turn an outage of a store of the endpoint into :class:`OwnStoreUnreachable`, unless it is of a single row."""
     try:
         yield
     except PostdateError as error:
@@ -69,11 +69,7 @@ def enlisting_sagas(store: SagaStore, database: object | None) -> SagaStore | No
 
 
 def check_saga_mode(store: SagaStore, transport: Transport, mode: TransactionMode) -> None:
-    """Refuse a transaction mode whose promise sagas cannot keep there.
-
-    Raises:
-        UnsupportedTransactionMode: says what can be asked for instead.
-    """
+    """Refuse a transaction mode whose promise sagas cannot keep there."""
     if mode is TransactionMode.NONE:
         raise UnsupportedTransactionMode(
             "sagas cannot be in transaction mode 'none', in which messages leave at once: when two messages change one "
@@ -87,11 +83,7 @@ def check_saga_mode(store: SagaStore, transport: Transport, mode: TransactionMod
 
 
 def check_saga_outbox(store: SagaStore, outbox: OutboxStore) -> None:
-    """Refuse sagas whose state would be kept beside the commit of the outbox, and so changed again by a duplicate.
-
-    Raises:
-        ConfigurationError: says where they must be.
-    """
+    """Refuse sagas whose state would be kept beside the commit of the outbox, and so changed again by a duplicate."""
     if enlisting_sagas(store, outbox.database) is None:
         raise ConfigurationError(
             f"an outbox promises that each message is handled once, for which sagas must be kept in its database: "
@@ -101,27 +93,16 @@ def check_saga_outbox(store: SagaStore, outbox: OutboxStore) -> None:
 
 
 class Sagas:
-    """The sagas of one endpoint.
-
-    Args:
-        store: where instances are kept.
-        database: of the transaction in which the messages of handlers leave: that of the queues, or of the outbox.
-        messages: makes what is sent.
-    """
+    """The sagas of one endpoint; ``database`` is that of the transaction in which messages of handlers leave."""
 
     def __init__(self, store: SagaStore, database: object | None, messages: OutgoingMessages) -> None:
         self.store, self._messages = store, messages
         self._enlisting = enlisting_sagas(store, database)
         self._by_name: dict[str, SagaDefinition] = {}
         self._suspects = defaultdict[object, Suspects](Suspects)
-        """By what is asked of the store."""
+        """By the kind of call to the store."""
 
     def add(self, saga: type[Saga[Any]]) -> SagaDefinition:
-        """Register a saga.
-
-        Raises:
-            ConfigurationError: it is no saga, is there already, or has timeouts that nothing can delay.
-        """
         definition = getattr(saga, "definition", None)
         if not isinstance(definition, SagaDefinition) or definition.saga is not saga:
             raise ConfigurationError(f"{saga!r} is no saga; write class …(Saga[StateOfMine], correlated_by='…')")
@@ -136,13 +117,12 @@ class Sagas:
         return definition
 
     def handles(self, message_type: type[Any]) -> bool:
-        """Return whether a saga takes messages of a type."""
         return any(message_type in each.messages for each in self._by_name.values())
 
     # --- messages -------------------------------------------------------------------------------------------------
 
     async def handle(self, message: object, context: HandlerContext) -> None:
-        """Let every saga that takes the message handle it.
+        """Let every saga of the message's type handle it.
 
         Raises:
             SagaConflict: an instance was changed meanwhile; nothing was kept, and the message is to be handled again.
@@ -187,7 +167,7 @@ class Sagas:
     # --- replies --------------------------------------------------------------------------------------------------
 
     def _replies_to_another(self, definition: SagaDefinition, method: SagaMethod, headers: Mapping[str, str]) -> bool:
-        """Return whether a reply is for another saga here, so that its instance is not to be looked for in this one."""
+        """Return whether a reply is for another saga here: then no instance of this one is looked for."""
         another = self._by_name.get(_saga_type(headers))
         if method.role is not SagaRole.TAKES_REPLIES or another is None or another is definition:
             return False
@@ -204,7 +184,7 @@ class Sagas:
     async def _named(
         self, definition: SagaDefinition, context: HandlerContext
     ) -> tuple[SagaRecord | None, SagaDetails]:
-        """Return the record of the instance that the headers name, and what is remembered of it, if it goes on."""
+        """Return record and details of the instance that the headers name; the record is ``None`` if it has ended."""
         with calling_own_store(self._suspects[SagaStore.load], context.message_id):
             record = await self.store.load(definition.name, _saga_id(context.headers))
         if record is None:
@@ -215,13 +195,7 @@ class Sagas:
     # --- timeouts -------------------------------------------------------------------------------------------------
 
     async def handle_timeout(self, timeout: object, context: HandlerContext) -> None:
-        """Let the saga instance that the headers name handle its timeout.
-
-        Raises:
-            UnknownMessageType: no such saga here, or it handles no timeouts of this type.
-            InvalidMessage: the id in the headers is none.
-            SagaConflict, OwnStoreUnreachable: see :meth:`handle`.
-        """
+        """Let the saga instance that the headers name handle its timeout; errors are those of :meth:`handle`."""
         definition, method = self._timeout_method(timeout, context.headers)
         record, details = await self._named(definition, context)
         saga_id = context.headers[Headers.SAGA_ID]
@@ -265,13 +239,13 @@ class Sagas:
     # --- keeping --------------------------------------------------------------------------------------------------
 
     async def _keep(self, instances: Sequence[SagaInstance], context: HandlerContext) -> None:
-        """Keep what became of instances: with the end of their message, or before its messages leave."""
+        """Write changes of instances: with the end of their message, or before its messages leave."""
         completed_by = None if self._enlisting is not None else context.message_id
         changes = [change for each in instances for change in each.changes(completed_by)]
         if changes and self._enlisting is not None:
             context.work.append(self._enlisting.applying(changes))
         elif changes:
-            kinds = frozenset(each.fate for each in changes)  # rows are added elsewhere than where others are changed
+            kinds = frozenset(each.fate for each in changes)  # adding rows may fail where changing others does not
             with calling_own_store(self._suspects[kinds], context.message_id):
                 await self.store.apply(changes)
         for each in instances:
@@ -286,7 +260,7 @@ class Sagas:
                 context.afterwards.append(lambda: self._remove(over))
 
     async def _cancel(self, message_ids: Sequence[str]) -> None:
-        """Take revoked timeouts out of the store where they wait: to save room; what comes anyway is ignored."""
+        """Take revoked timeouts out of the store, to save room; one that comes anyway is ignored."""
         store = self._messages.store
         if not isinstance(store, AdministrableStore):
             return
@@ -298,7 +272,7 @@ class Sagas:
             log.info("revoked timeouts stay in the store until they are due and ignored: %s", error)
 
     async def _remove(self, records: Sequence[SagaRecord]) -> None:
-        """Remove what was marked as completed; what stays is taken for completed all the same."""
+        """Remove records that were marked as completed; one that stays counts as completed all the same."""
         try:
             with calling_store(self.store):
                 await self.store.apply([SagaChange(SagaFate.COMPLETED, record) for record in records])

@@ -1,4 +1,4 @@
-"""A saga instance while it handles one message: what its saga requests, and what is to be kept of it afterwards."""
+"""A saga instance while it handles one message: what its saga requests, and the changes to be kept afterwards."""
 
 from __future__ import annotations
 
@@ -22,16 +22,10 @@ from postdate.ports import SagaChange, SagaFate, SagaRecord
 
 @dataclass(slots=True)
 class SagaInstance:
-    """A saga instance while it handles one message; what its :class:`Saga` requests is gathered here.
+    """A saga instance while it handles one message; collects what its :class:`Saga` requests.
 
-    Args:
-        definition: of its saga.
-        record: as it was loaded; version 0: new.
-        state: of the application.
-        details: of Postdate's own.
-        context: of the message.
-        messages: makes what is sent.
-        leftover: a completed instance of the same correlation that was not removed yet.
+    ``record`` is as it was loaded; version 0: new. ``details`` are Postdate's own. ``leftover`` is a completed instance
+    of the same correlation that was not removed yet.
     """
 
     definition: SagaDefinition
@@ -47,7 +41,6 @@ class SagaInstance:
     _again: list[str] = field(default_factory=list[str])
 
     async def run(self, method: SagaMethod, message: object) -> None:
-        """Call a method of the saga."""
         self._send_again()
         saga = self.definition.saga(self.record.saga_id, self.state, self)
         self.context.saga = sent_by_saga(self.record.saga_id, self.definition.name)
@@ -59,10 +52,7 @@ class SagaInstance:
         self._has_ended = True
 
     def _send_again(self) -> None:
-        """Where this message was handled before, and its end is in doubt, its timeouts may not have left.
-
-        Under their ids: what is stored already is not stored twice.
-        """
+        """Send again, with their ids, timeouts of an earlier attempt at this message: they may not have left."""
         for timeout_id, pending in self.details.timeouts.items():
             if pending.requested_by == self.context.message_id:
                 self._leaves(self._made(self._content(pending), None, pending.due, pending.message_id))
@@ -71,7 +61,6 @@ class SagaInstance:
     # --- for the saga: see there ------------------------------------------------------------------------------------
 
     def request(self, timeout: object, within: timedelta | None, at: datetime | None) -> str:
-        """See :meth:`Saga.request_timeout`."""
         if inspect.isclass(timeout):
             timeout = timeout()
         if type(timeout) not in self.definition.timeouts:
@@ -128,14 +117,13 @@ class SagaInstance:
         return self.messages.types.decode({Headers.ENCLOSED_MESSAGE_TYPES: pending.type}, bytes(pending.body))
 
     def cancel(self, timeout_id: str) -> bool:
-        """See :meth:`Saga.cancel_timeout`."""
         pending = self.details.timeouts.pop(timeout_id, None)
         if pending is not None:
             self._revoke(pending.message_id)
         return pending is not None
 
     def move(self, timeout_id: str, within: timedelta | None, at: datetime | None) -> bool:
-        """See :meth:`Saga.move_timeout`: another message takes the place of the first, which counts no more."""
+        """Another message takes the place of the first, which counts no more."""
         pending = self.details.timeouts.get(timeout_id)
         if pending is None:
             return False
@@ -144,7 +132,6 @@ class SagaInstance:
         return True
 
     def reply_to_originator(self, message: object, headers: Mapping[str, str] | None) -> str:
-        """See :meth:`Saga.reply_to_originator`."""
         originator = self.details.originator
         if originator is None:
             raise InvalidMessage(
@@ -159,15 +146,13 @@ class SagaInstance:
         return outgoing.message_id
 
     def pending(self) -> Mapping[str, datetime]:
-        """See :attr:`Saga.pending_timeouts`."""
         return {timeout_id: each.due for timeout_id, each in self.details.timeouts.items()}
 
     def complete(self) -> None:
-        """See :meth:`Saga.complete`."""
         self.is_completed = True
 
     def _revoke(self, message_id: str) -> None:
-        """Have a timeout not sent, if it has not left, or taken out of the store afterwards."""
+        """Drop a timeout that has not left; one that has is to be taken out of the store afterwards."""
         left = [each for each in self.context.outgoing if each.message_id != message_id]
         if len(left) < len(self.context.outgoing):
             self.context.outgoing[:] = left
@@ -177,11 +162,7 @@ class SagaInstance:
     # --- for the endpoint ---------------------------------------------------------------------------------------------
 
     def changes(self, completed_by: str | None) -> Sequence[SagaChange]:
-        """Return what is to be kept.
-
-        Args:
-            completed_by: the message; ``None``: an instance that is completed is removed at once.
-        """
+        """Return the changes to be kept; a completed instance is removed, or marked ``completed_by`` a message."""
         self._check_correlation()
         replaced = [] if self.leftover is None else [SagaChange(SagaFate.COMPLETED, self.leftover)]
         if self.is_completed:
@@ -220,7 +201,7 @@ class SagaInstance:
         return text.decode()
 
     def revoked(self) -> Sequence[str]:
-        """Return the message ids of timeouts that are to come no more and have left already."""
+        """Return message ids of timeouts that were revoked after they had left."""
         return self._revoked
 
     def kept_record(self) -> SagaRecord:
@@ -229,5 +210,4 @@ class SagaInstance:
 
 
 def name_of(record: SagaRecord) -> str:
-    """Return how an instance is called in logs and errors."""
     return f"{record.saga_type} {record.correlation.property}={record.correlation.value!r}"

@@ -1,4 +1,4 @@
-"""Which timeouts of a saga instance are pending, and who began it: the part of its record that is ours. Pure."""
+"""Pending timeouts of a saga instance, and who began it: the part of its record that is Postdate's own. Pure."""
 
 from __future__ import annotations
 
@@ -20,12 +20,8 @@ _FIRED_REMEMBERED: Final = 32
 class PendingTimeout:
     """A timeout that was requested and has not come.
 
-    Args:
-        message_id: under which it travels; another after it was moved.
-        due: UTC.
-        type: its name on the wire.
-        body: JSON, for moving it and for sending it again.
-        requested_by: id of the message whose handler requested it.
+    ``message_id`` is another after it was moved. ``type`` is its name on the wire, ``body`` JSON, to move it and to
+    send it again. ``requested_by`` is the id of the message whose handler requested it.
     """
 
     message_id: str
@@ -37,12 +33,7 @@ class PendingTimeout:
 
 @dataclass(frozen=True, slots=True)
 class Originator:
-    """Who sent the message that began an instance.
-
-    Args:
-        address: queue for replies.
-        headers: of a reply: which message it belongs to, and which saga instance, if one sent it.
-    """
+    """Who sent the message that began an instance: the address for replies, and the headers that these get."""
 
     address: str
     headers: Mapping[str, str]
@@ -80,14 +71,11 @@ class SagaDetails:
         return next((key for key, each in self.timeouts.items() if each.message_id == message_id), None)
 
     def expects(self, message_id: str) -> bool:
-        """Return whether a timeout that comes is to be handled: it is pending, or came just now and may be unfinished.
-
-        What was cancelled, moved, or handled before is not.
-        """
+        """Return whether to handle a timeout: it is pending, or came just now and may be unfinished."""
         return message_id in self.fired or self.timeout_of(message_id) is not None
 
     def came(self, message_id: str, *, remember: bool) -> None:
-        """Note that a timeout came and was handled."""
+        """Note that a timeout was handled; ``remember`` it where that may have to be repeated."""
         timeout_id = self.timeout_of(message_id)
         if timeout_id is not None:
             del self.timeouts[timeout_id]
@@ -100,16 +88,10 @@ class SagaDetails:
 
 
 def encoded(details: SagaDetails) -> str:
-    """Return details as JSON."""
     return msgspec.json.encode(details).decode()
 
 
 def decoded(text: str, saga: str) -> SagaDetails:
-    """Return details from JSON.
-
-    Raises:
-        InvalidMessage: it is none; names the ``saga``.
-    """
     try:
         return msgspec.json.decode(text, type=SagaDetails)
     except msgspec.MsgspecError as error:

@@ -42,7 +42,7 @@ _MARK = "__postdate_saga__"
 
 
 class SagaRole(enum.Enum):
-    """What a method of a saga does with a type of message."""
+    """The role of a saga's method for a type of message."""
 
     STARTS = "started_by"
     HANDLES = "handles"
@@ -54,11 +54,7 @@ class SagaRole(enum.Enum):
 class SagaMethod:
     """A method of a saga, for one type of message.
 
-    Args:
-        role: see :class:`SagaRole`.
-        message_type: whose messages it takes.
-        correlate: from a message to the value of the correlation property; ``None``: its attribute of that name.
-        method: its name.
+    ``correlate`` returns the value of the correlation property from a message; ``None``: its attribute of that name.
     """
 
     role: SagaRole
@@ -86,8 +82,8 @@ def handles(message_type: type[M], *, correlate: Callable[[M], object] | None = 
 def handles_reply(message_type: type[Any]) -> Callable[[H], H]:
     """Handle replies of a type with the instance that sent the message which is replied to.
 
-    The reply says itself whose it is, in the headers ``NServiceBus.SagaId`` and ``NServiceBus.SagaType``, so nothing of
-    its content is looked at. One whose instance has ended, or that replies to no saga, goes to :meth:`Saga.not_found`.
+    The reply names its instance in the headers ``NServiceBus.SagaId`` and ``NServiceBus.SagaType``, so its content is
+    not looked at. One whose instance has ended, or that replies to no saga, goes to :meth:`Saga.not_found`.
     """
     return _marking(SagaMethod(SagaRole.TAKES_REPLIES, message_type, None))
 
@@ -108,7 +104,7 @@ def _marking(mark: SagaMethod) -> Callable[[H], H]:
 
 
 class _Requests(Protocol):
-    """Where an instance puts what it requests while it handles a message: see the methods of :class:`Saga`."""
+    """Takes what a saga requests while it handles a message: see the methods of :class:`Saga`."""
 
     def request(self, timeout: object, within: timedelta | None, at: datetime | None) -> str: ...
     def cancel(self, timeout_id: str) -> bool: ...
@@ -126,8 +122,8 @@ class Saga(Generic[S]):
     :func:`handles`, :func:`handles_reply` and :func:`handles_timeout`. An object lives for one message; only ``state``
     is kept.
 
-    Messages of one instance may be handled by several processes at once: what was decided on a state that had changed
-    meanwhile is undone, and decided again.
+    Messages of one instance may be handled by several processes at once: a handler whose state was changed by another
+    one meanwhile is undone, and runs again.
 
     Args of the class statement:
         correlated_by: name of the property of the state that tells instances apart; the first message sets it, and it
@@ -182,10 +178,10 @@ class Saga(Generic[S]):
         return self.__requests.move(timeout_id, within, at)
 
     async def reply_to_originator(self, message: object, headers: Mapping[str, str] | None = None) -> str:
-        """Send a message to where the one that began this instance asked for replies; return its id.
+        """Send a message to the reply address of the message that began this instance; return its id.
 
-        It leaves with the end of the message that is being handled, whichever that is. Where a saga sent the first
-        message, its instance gets the reply.
+        It leaves with the end of the message that is being handled. Where a saga sent the first message, its instance
+        gets the reply.
 
         Args:
             message: see :meth:`Endpoint.send`.
@@ -207,9 +203,9 @@ class Saga(Generic[S]):
 
     @classmethod
     async def not_found(cls, message: object, context: Any) -> None:
-        """Take a message that belongs to no instance and starts none; by default it is logged and that is all.
+        """Handle a message that belongs to no instance and starts none; by default it is only logged.
 
-        So does a reply to an instance that has ended. Not called for timeouts.
+        Replies to an instance that has ended come here, too; timeouts do not.
 
         Args:
             message: of a type that this saga handles.
@@ -220,17 +216,7 @@ class Saga(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class SagaDefinition:
-    """What is known of a saga from its class.
-
-    Args:
-        saga: the class.
-        name: on the wire.
-        correlated_by: the correlation property of its state.
-        state_type: of its state.
-        field: name of the correlation property in JSON.
-        messages: its methods for messages, by type.
-        timeouts: its methods for timeouts, by type.
-    """
+    """The definition of a saga, from its class; ``field`` is the name of the correlation property in JSON."""
 
     saga: type[Saga[Any]]
     name: str
@@ -241,21 +227,12 @@ class SagaDefinition:
     timeouts: Mapping[type[Any], SagaMethod]
 
     def correlation_of(self, message: object, method: SagaMethod) -> tuple[object, str]:
-        """Return the value by which a message finds its instance, and the same as text.
-
-        Raises:
-            InvalidMessage: the message has none, or one that is no name.
-        """
+        """Return the value by which a message finds its instance, and the same as text."""
         value = getattr(message, self.correlated_by) if method.correlate is None else method.correlate(message)
         value = _plain(value)
         return value, as_text(value, self.correlated_by, type(message).__name__)
 
     def new_state(self, value: object) -> Any:
-        """Return the state of a new instance.
-
-        Raises:
-            InvalidMessage: the correlation value does not fit the state.
-        """
         try:
             return msgspec.convert({self.field: value}, self.state_type)
         except msgspec.ValidationError as error:
@@ -265,11 +242,7 @@ class SagaDefinition:
 
 
 def as_text(value: object, name: str, of: str) -> str:
-    """Return a correlation value as text; of a member of an ``Enum``, its value, as it is on the wire.
-
-    Raises:
-        InvalidMessage: it is neither text nor a whole number nor a UUID, or it is blank or too long.
-    """
+    """Return a correlation value as text, which is not blank; of a member of an ``Enum``, its value, as on the wire."""
     value = _plain(value)
     if not isinstance(value, (str, int, UUID)) or isinstance(value, bool):
         raise InvalidMessage(
@@ -317,7 +290,7 @@ def _definition(saga: type[Saga[Any]], correlated_by: str, name: str) -> SagaDef
 
 @dataclass(frozen=True, slots=True)
 class _Wrong:
-    """What cannot be about a class."""
+    """Makes errors about a saga class that cannot work."""
 
     saga: str
 
@@ -335,7 +308,7 @@ def _state_type(saga: type[Saga[Any]], check: _Wrong) -> type[Any]:
 
 
 def _correlation_field(state_type: type[Any], correlated_by: str, check: _Wrong) -> str:
-    """Return the name in JSON of the correlation property, which alone must be given to make a state."""
+    """Return the name in JSON of the correlation property, the only one that may be without a default."""
     kind = msgspec.inspect.type_info(state_type)
     if not isinstance(kind, (msgspec.inspect.DataclassType, msgspec.inspect.StructType)):
         raise check.error(f"its state {state_type.__name__} is neither a dataclass nor a msgspec.Struct")

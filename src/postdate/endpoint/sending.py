@@ -1,4 +1,4 @@
-"""From a message of the application to what is sent or stored. Pure; time is an argument. Source: specification 5."""
+"""Makes envelopes and delayed messages of what an application sends. Pure. Source: specification 5."""
 
 from __future__ import annotations
 
@@ -90,10 +90,7 @@ class SendOptions:
         return self.delay is not None or self.deliver_at is not None
 
     def due(self, now: datetime) -> datetime | None:
-        """Return the absolute due time in UTC, or ``None`` for a message to be sent at once.
-
-        A delay that ends after the year 9999 ends with it: ``timedelta.max`` means never, as it does elsewhere.
-        """
+        """Return the due time in UTC, or ``None`` for at once; the end of the calendar means never."""
         if self.deliver_at is not None:
             return aware_utc(self.deliver_at, "deliver_at")
         if self.delay is None:
@@ -102,21 +99,18 @@ class SendOptions:
 
 
 def sender_headers(endpoint: str, replies_to: str | None) -> Mapping[str, str]:
-    """Return the headers that say who sends, and where replies go."""
     sender = {Headers.ORIGINATING_ENDPOINT: endpoint, Headers.ORIGINATING_MACHINE: platform.node()}
     return sender if replies_to is None else {**sender, Headers.REPLY_TO_ADDRESS: replies_to}
 
 
 def sent_by_saga(saga_id: str, saga_type: str) -> Mapping[str, str]:
-    """Return the headers of what a saga instance sends."""
     return {Headers.ORIGINATING_SAGA_ID: saga_id, Headers.ORIGINATING_SAGA_TYPE: saga_type}
 
 
 def to_saga_of(incoming: Mapping[str, str]) -> Mapping[str, str]:
     """Return the headers by which a reply finds the saga instance that sent a message, if one did (ADR 16).
 
-    Whoever replies copies what the saga said, under the names by which timeouts find their instances: so any endpoint
-    that does the same can take part, whatever it is written in.
+    They are the saga's, under the names by which timeouts find instances: so an endpoint in any language can reply.
     """
     saga_id = incoming.get(Headers.ORIGINATING_SAGA_ID, "")
     saga_type = incoming.get(Headers.ORIGINATING_SAGA_TYPE, "")
@@ -124,16 +118,7 @@ def to_saga_of(incoming: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def reply_options(incoming: Mapping[str, str], message_id: str, headers: Mapping[str, str] | None) -> SendOptions:
-    """Return how a reply is sent.
-
-    Args:
-        incoming: headers of the message that is replied to.
-        message_id: of it.
-        headers: of the application; they win.
-
-    Raises:
-        InvalidMessage: it names no address for replies.
-    """
+    """Return how a reply is sent; headers of the application win."""
     address = incoming.get(Headers.REPLY_TO_ADDRESS)
     if not address:
         raise InvalidMessage(f"message {message_id!r} has no header {Headers.REPLY_TO_ADDRESS!r} to reply to")
@@ -142,11 +127,7 @@ def reply_options(incoming: Mapping[str, str], message_id: str, headers: Mapping
 
 
 def publishing(transport: Transport) -> PublishingTransport:
-    """Return the transport if it can publish.
-
-    Raises:
-        NotSupported: it cannot.
-    """
+    """Return the transport if it can publish; refuse if it cannot."""
     if not isinstance(transport, PublishingTransport):
         raise NotSupported(
             f"the queues of {type(transport).__name__} cannot publish, and nobody can subscribe there: send the "
@@ -165,13 +146,7 @@ def outgoing_message(
 ) -> Envelope | DelayedMessage:
     """Return a :class:`DelayedMessage`, or an :class:`Envelope` where the message is due already or has no delay.
 
-    Args:
-        sender: see :func:`sender_headers`.
-        content: headers that describe the body; those of ``options`` win where both say the same name.
-        body: bytes.
-        destination: queue.
-        options: of this send.
-        now: UTC.
+    ``content`` are headers that describe the body; those of ``options`` win where both say the same name.
 
     Raises:
         DelayConflict: a delay together with a time to be received (row 75); names the message type.
@@ -217,15 +192,7 @@ def outgoing_message(
 
 
 def check_headers_fit(message: Envelope | DelayedMessage, limit: int | None) -> None:
-    """Refuse headers that no queue takes: found out when the message is due, that would be too late.
-
-    Args:
-        message: to be sent or stored.
-        limit: bytes of encoded headers that the queues take; ``None``: they have no limit of their own.
-
-    Raises:
-        MessageTooLarge: with the size and the limit.
-    """
+    """Refuse headers over ``limit`` bytes, encoded, now: when the message is due, that would be too late."""
     if limit is None:
         return
     size = size_in_bytes(encode_headers(message.headers), b"")
@@ -242,11 +209,7 @@ def through_queue(message: DelayedMessage, queue: str) -> Envelope:
 
 
 def kept(message: Envelope | DelayedMessage, now: datetime) -> DelayedMessage:
-    """Return what a store keeps of a message, also of one that is due already: its time begins now.
-
-    Raises:
-        InvalidHeaders: a header with the prefix that is reserved for delayed delivery.
-    """
+    """Return the delayed message that a store keeps; one that is due already is due ``now``."""
     if isinstance(message, DelayedMessage):
         return message
     check_not_reserved(message.headers)

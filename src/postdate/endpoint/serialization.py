@@ -23,7 +23,7 @@ _KEPT: Final = 1_000
 
 @runtime_checkable
 class _Model(Protocol):
-    """What a model of pydantic can do; pydantic itself is not needed here."""
+    """The methods of a pydantic model that are used; pydantic itself is not imported."""
 
     def model_dump_json(self) -> str: ...
 
@@ -50,11 +50,10 @@ class MessageTypes:
         self._by_name: dict[str, type[Any]] = {}
         self._names: dict[type[Any], str] = {}
         self._decoders: dict[str, Callable[[bytes], object]] = {}
-        """By what a message says of its types: nearly all say one of a few things."""
+        """By the header that names a message's types: nearly all messages have one of a few."""
         self._encoders: WeakKeyDictionary[type[Any], Callable[[Any], bytes]] = WeakKeyDictionary()
 
     def add(self, message_type: type[Any], name: str | None = None) -> str:
-        """Register a type; return its name."""
         known = name or self._names.get(message_type) or type_name(message_type)
         self._by_name[known] = message_type
         self._decoders.clear()
@@ -66,11 +65,7 @@ class MessageTypes:
         return self._names.get(message_type) or type_name(message_type)
 
     def encode(self, message: object) -> tuple[dict[str, str], bytes]:
-        """Return content headers and body.
-
-        Raises:
-            InvalidMessage: the message cannot be written as JSON.
-        """
+        """Return content headers and body."""
         name = self.name_of(type(message))
         try:
             body = self._encoder(type(message))(message)
@@ -83,10 +78,6 @@ class MessageTypes:
 
         Several names may be enclosed, separated by semicolons, the most specific first; a name may be followed by
         assembly details after a comma, as .NET endpoints write them.
-
-        Raises:
-            UnknownMessageType: no enclosed name is registered here.
-            InvalidMessage: the body does not fit the type.
         """
         enclosed = headers.get(Headers.ENCLOSED_MESSAGE_TYPES, "")
         decode = self._decoders.get(enclosed)

@@ -1,4 +1,4 @@
-"""What the services of an endpoint share, and how they run: pumps, a poller, and the timers of their breakers."""
+"""Services of an endpoint: pumps, a poller, and the timers of their breakers, prepared and run together."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ class EndpointContext:
     send_only: bool = False
 
     def breaker(self, name: str, critical: str, time_to_trigger: timedelta = RECEIVE_BREAKER) -> RepeatedFailures:
-        """Return a circuit breaker that tells the endpoint of its critical error."""
         return RepeatedFailures(name, critical, time_to_trigger, self.critical_error, self.metrics)
 
 
@@ -51,16 +50,16 @@ class Service:
     def __init__(self, context: EndpointContext) -> None:
         self._context = context
         self._steps: list[_Stops] = []
-        """Of its pumps, which are stopped after them."""
+        """Parts of its pumps, which are stopped after these."""
         self._runs: list[_Runs] = []
         self._breakers: list[Breaker] = []
 
     async def prepare(self, *, set_up: bool) -> None:
-        """Put everything together for one run; if asked to, set up databases and create queues."""
+        """Make pumps and poller for one run; with ``set_up``, set up databases and create queues."""
         raise NotImplementedError
 
     async def run(self) -> None:
-        """Run until :meth:`stop`, then finish what is in hand; after :meth:`prepare`, once each time."""
+        """Run until :meth:`stop`, then finish messages in hand; once after each :meth:`prepare`."""
         timers = BreakerTimers(self._breakers, self._context.clock)
         async with anyio.create_task_group() as beside:
             beside.start_soon(timers.run)
@@ -70,15 +69,16 @@ class Service:
             timers.stop()
 
     async def listening(self) -> None:
-        """Return when its queues are received from, and its store tells of what is stored; after :meth:`run` began.
+        """Return when its pumps receive, and its store wakes its poller; after :meth:`run` began.
 
-        One that is away counts when it has refused; see :attr:`MessagePump.listening` and :attr:`Poller.listening`.
+        A queue or store that is out of reach counts once it has refused; see :attr:`MessagePump.listening` and
+        :attr:`Poller.listening`.
         """
         for each in self._runs:
             if isinstance(each, MessagePump | Poller):
                 await each.listening.wait()
 
     def stop(self) -> None:
-        """End :meth:`run`: the pumps first, then the poller; without effect before :meth:`prepare`."""
+        """End :meth:`run`: the pumps first, then the poller. Does nothing before :meth:`prepare`."""
         for each in (*self._steps, *self._runs):
             each.stop()

@@ -39,21 +39,20 @@ class DelayedDelivery:
         time_to_trigger_fetch_circuit_breaker: the same for looking for due messages.
         time_to_trigger_dispatch_circuit_breaker: the same for sending due messages.
         maximum_recovery_failures_per_second: failures of failure handling that are borne, over 30 s; above 0.
-        bytes_in_flight: so many bytes the bodies of due messages have in all that are on their way to queues outside of
-            the store's database; 1 or more. One that is larger goes alone.
-        delay_exchange: also store what other programs publish to this exchange; only with queues of RabbitMQ.
+        bytes_in_flight: bytes of the bodies of due messages that are on their way at once to queues outside of the
+            store's database; 1 or more. A message that is larger goes alone.
+        delay_exchange: also store messages that other programs publish to this exchange; only with queues of RabbitMQ.
         poison_queue: where delayed messages go that cannot be stored or delivered; created with the other queues.
             ``None``: the endpoint's error queue.
         errors_return_to: the queue that their error copies name, in ``NServiceBus.FailedQ``: ``timeouts_queue``, so
-            that what is returned is dispatched again; or ``destination``, the queue that a due message was meant for,
-            as with upstream on Azure (specification 3.6). What could not be stored names the timeouts queue either way:
-            it may not be due yet.
+            that a returned message is dispatched again; or ``destination``, the queue that a due message was meant for,
+            as with upstream on Azure (specification 3.6). A message that could not be stored names the timeouts queue
+            either way: it may not be due yet.
         drain_timeout_manager: also receive from ``{endpoint}.timeoutsdispatcher``, a queue of the timeout manager that
             the endpoint had before, and which is created with the others: for when that does not run any more
             (specification 3.7).
         use_store_clock: judge by the clock of the store's server what is due, where it has one, so that services whose
-            own clocks differ agree; ``False``: each by the clock of its machine. What a clock of tests shows goes
-            before both.
+            own clocks differ agree; ``False``: each by the clock of its machine. A clock of tests goes before both.
 
     Raises:
         ConfigurationError: a value is out of range or of the wrong type, or a method of the store is missing or not
@@ -121,7 +120,7 @@ _PERSISTER_METHODS: Final = [name for name in vars(TimeoutPersister) if name in 
 class TimeoutManager:
     """A timeout manager in this endpoint: the older way to delay messages, for those who still run it.
 
-    With ``delayed_delivery`` beside it, new messages are delayed by that, and this one dispatches what it has stored.
+    With ``delayed_delivery`` beside it, new messages are delayed by that, and this one dispatches its stored timeouts.
 
     Args:
         persister: where timeouts wait; one of Postdate's, or any object with the methods of
@@ -163,7 +162,7 @@ class TimeoutManager:
 
 @dataclass(frozen=True, slots=True)
 class ExternalTimeoutManager:
-    """The timeout manager of another endpoint, to which this one sends what it delays (specification 4.1).
+    """The timeout manager of another endpoint, to which this one sends its delayed messages (specification 4.1).
 
     Args:
         address: of its queue, for example ``other.Timeouts``.
@@ -207,11 +206,7 @@ def check_above_zero(setting: str, value: object) -> None:
 
 
 def mode_of(given: TransactionMode | str | None) -> TransactionMode | None:
-    """Return the mode that is meant by a mode or its name.
-
-    Raises:
-        ConfigurationError: there is no such mode.
-    """
+    """Return the transaction mode of a setting, a mode or its name."""
     if given is None or isinstance(given, TransactionMode):
         return given
     try:

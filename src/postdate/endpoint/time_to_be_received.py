@@ -1,7 +1,4 @@
-"""How long messages of a type are wanted: by a decorator on the type, or by a convention for all types.
-
-Source: specification 2.1, row 74.
-"""
+"""How long messages of a type are wanted: by decorator, or by a convention. Source: specification 2.1, row 74."""
 
 from __future__ import annotations
 
@@ -15,10 +12,10 @@ from postdate.errors import ConfigurationError
 from postdate.messages import LONGEST_TIME_TO_BE_RECEIVED, parse_time_span
 
 Convention: TypeAlias = Callable[[type[Any]], timedelta | None]
-"""From a message type to how long its messages are wanted; ``None``: the type itself says, or they are always."""
+"""From a message type to how long its messages are wanted; ``None``: as the type itself says, or for ever."""
 
 INFINITE: Final = timedelta.max
-"""Says that messages do not expire, where the type or the convention would say that they do."""
+"""A time to be received that never ends; it overrides the type or the convention."""
 
 _ATTRIBUTE: Final = "__postdate_time_to_be_received__"
 _INFINITE_TEXT: Final = "10675199.02:48:05.4775807"
@@ -40,7 +37,7 @@ def time_to_be_received(span: timedelta | str) -> Callable[[T], T]:
         span: above zero; as text ``[d.]hh:mm:ss[.fffffff]``.
 
     Raises:
-        ConfigurationError: where the type is defined: the text is no time span, or the span is not above zero.
+        ConfigurationError: raised where the type is defined: the text is no time span, or the span is not above zero.
 
     Source: specification 2.1.
     """
@@ -61,22 +58,14 @@ def time_to_be_received(span: timedelta | str) -> Callable[[T], T]:
 
 
 class TimesToBeReceived:
-    """How long the messages of each type are wanted.
-
-    Args:
-        convention: asked first; what it leaves open the type decides.
-    """
+    """How long the messages of each type are wanted: as the convention says, or else the type."""
 
     def __init__(self, convention: Convention | None = None) -> None:
         self._convention = convention
         self._known: dict[type[Any], timedelta | None] = {}
 
     def of(self, message_type: type[Any]) -> timedelta | None:
-        """Return how long messages of a type are wanted, or ``None`` for ever.
-
-        Raises:
-            ConfigurationError: the convention returned something else than a duration above zero.
-        """
+        """Return how long messages of a type are wanted, or ``None`` for ever."""
         if message_type not in self._known:
             self._known[message_type] = finite(self._find(message_type))
         return self._known[message_type]
@@ -93,21 +82,12 @@ class TimesToBeReceived:
 
 
 def finite(span: timedelta | None) -> timedelta | None:
-    """Return ``None`` for a span that means for ever."""
+    """Return the span, or ``None`` for one that means for ever."""
     return None if span == INFINITE else span
 
 
 def checked_span(span: object, what: str) -> timedelta:
-    """Return a time to be received that may be one.
-
-    Args:
-        span: a duration, or a time span as text with a colon at least: a bare number means days to some and seconds
-            to others.
-        what: it is, for the error.
-
-    Raises:
-        ConfigurationError: it is neither, not above zero, or too long.
-    """
+    """Return a span as a duration; a text needs a colon, as a bare number means days to some and seconds to others."""
     if isinstance(span, str):
         parsed = INFINITE if span.strip() == _INFINITE_TEXT else parse_time_span(span)
         if parsed is None or ":" not in span:

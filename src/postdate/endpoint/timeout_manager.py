@@ -1,7 +1,4 @@
-"""A timeout manager running: the pumps of its two queues and the look for due timeouts, put together and checked.
-
-Source: specification 4.1, 4.2, 4.11; ADR 0014.
-"""
+"""A timeout manager running: two pumps, and the look for due timeouts. Source: specification 4; ADR 0014."""
 
 from __future__ import annotations
 
@@ -66,19 +63,11 @@ def enlisting_timeouts(persister: TimeoutPersister, transport: Transport) -> Tim
 
 
 class TimeoutManagerService(Service):
-    """Stores what arrives in its first queue and dispatches it when due. Start :meth:`run` as a task.
+    """Stores timeouts that arrive in its first queue and dispatches them when due.
 
-    Args:
-        settings: see :class:`TimeoutManager`.
-        context: of the endpoint.
-        error_queue: for messages that failed too often.
-        delayed_delivery: runs beside it. Where its queue is also the timeout manager's, because the transport does not
-            tell upper case from lower case, that one alone receives from it: it understands the messages of both, but
-            for orders to forget timeouts, which :meth:`orders_first` takes out.
-
-    Raises:
-        UnsupportedTransactionMode: the mode promises what storage and transport cannot keep together.
-        ConfigurationError: the names of the queues are too long, or ``delayed_delivery`` drains them.
+    Where the queue of ``delayed_delivery`` is also the timeout manager's, because the transport does not tell upper
+    case from lower case, that one alone receives from it: it understands the messages of both, but for orders to forget
+    timeouts, which :meth:`orders_first` takes out.
     """
 
     def __init__(
@@ -106,13 +95,7 @@ class TimeoutManagerService(Service):
 
     @override
     async def prepare(self, *, set_up: bool) -> None:
-        """Put everything together; if asked to, set up the storage and create the queues.
-
-        The storage may be down: what could not be set up is tried again before each look (row 102).
-
-        Raises:
-            StoreError: the storage cannot be set up, and trying again would change nothing.
-        """
+        """The storage may be down: what could not be set up is tried again before each look (row 102)."""
         context, settings = self._context, self._settings
         await settings.persister.initialize(context.endpoint)
         is_set_up = not set_up or await self._is_set_up()
@@ -172,10 +155,7 @@ class TimeoutManagerService(Service):
         return StoreStep(persister, self._enlisting, context.endpoint, context.clock, due.registered, recovery).handle
 
     def orders_first(self, queue: str, others: Step) -> Step:
-        """Return a step that obeys orders to forget timeouts and leaves all other messages to ``others``.
-
-        Call it after :meth:`prepare`.
-        """
+        """Return a step that obeys orders to forget timeouts, before ``others``; call it after :meth:`prepare`."""
         assert self._due is not None
         obeys = self._step(queue, self._due)
 
@@ -188,11 +168,7 @@ class TimeoutManagerService(Service):
 def checked_timeout_manager(
     given: TimeoutManager | ExternalTimeoutManager | None, endpoint: str, delayed_delivery: DelayedDelivery | None
 ) -> TimeoutManager | None:
-    """Return the timeout manager that runs in an endpoint, if any.
-
-    Raises:
-        ConfigurationError: what is delayed goes one way only (specification 3.7, 4.1).
-    """
+    """Return the timeout manager that runs in an endpoint; refuse two ways to delay (specification 3.7, 4.1)."""
     if isinstance(given, ExternalTimeoutManager):
         if delayed_delivery is not None:
             raise ConfigurationError(

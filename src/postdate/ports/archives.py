@@ -40,7 +40,7 @@ class ArchivableStore(ScannableStore):
     Records are found by their place: ``part`` is a share of a scan of ``records`` in which they were seen. A record
     that is there no longer is not counted. Each call is one short transaction, so callers come in batches.
 
-    Who prunes marks first: at any moment a record that is missing belongs to a message that is marked, and no audit
+    Callers mark before they prune: at any moment a record that is missing belongs to a marked message, and no audit
     takes it for lost.
     """
 
@@ -55,7 +55,7 @@ class ArchivableStore(ScannableStore):
 
     @abstractmethod
     def tables_of_stores(self) -> Sequence[str]:
-        """Return the names of the tables of all stores that share this one's records, in order; of a file: none.
+        """Return the names of the tables of all stores that share this one's records, in order; none for a file.
 
         Each is what ``table=`` takes; the table of an endpoint is called ``{endpoint}.timeouts``.
         """
@@ -63,7 +63,7 @@ class ArchivableStore(ScannableStore):
     @property
     @abstractmethod
     def pruned_at_once(self) -> int:
-        """How wide a share is whose records are pruned in one transaction that nobody has to wait for; constant."""
+        """Width of a share whose records can be pruned in one transaction without making others wait; constant."""
 
     @abstractmethod
     def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
@@ -71,7 +71,7 @@ class ArchivableStore(ScannableStore):
 
         Args:
             part: where they were seen. Marking may move them to another place.
-            numbers: of records in that share; any but those of *scheduled* records are left as they are.
+            numbers: of records in that share; records of other kinds than *scheduled* are left as they are.
 
         Returns:
             How many were marked by this call.

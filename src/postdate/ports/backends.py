@@ -22,11 +22,11 @@ _announced: Final = set[str]()
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
 _REFERENCE: Final = re.compile(r"[\w.]+:\w+")
 _REFERENCES: Final = frozenset({"env", "file"})
-"""What an address begins with that stands elsewhere: no schemes."""
+"""Prefixes of addresses that refer to a variable or a file: no schemes."""
 
 
 class Place(enum.Enum):
-    """What an address of a backend names, and with that what its adapters are made from."""
+    """The kind of thing that an address of a backend names, from which its adapters are made."""
 
     FILE = enum.auto()
     """A path after three slashes; adapters get it as a :class:`pathlib.Path`."""
@@ -42,7 +42,7 @@ class Place(enum.Enum):
 
 
 def _as_found(*values: object) -> tuple[object, ...]:
-    """Return values that another package made, whose types nobody may have checked."""
+    """Return values of another package, whose types no type checker may have seen."""
     return values
 
 
@@ -54,7 +54,7 @@ class Addresses:
         schemes: an address begins with one of them, in lower case; adapters are given these only.
         example: of an address with the first scheme.
         aliases: other names of the first scheme.
-        product: what is there, as people call it; empty: as the backend.
+        product: usual name of what is at the address; empty: that of the backend.
         found_by: address of what ``bench`` measures when only the kind is named; it refers to an environment variable.
 
     Raises:
@@ -82,7 +82,7 @@ class Addresses:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """What plays one role of a backend.
+    """The class or function for one role of a backend.
 
     Args:
         reference: ``module:name`` of a class or function, imported at first use, for it may need the driver. It is
@@ -90,10 +90,10 @@ class Adapter:
         settings: a dataclass with what can be set besides the address (:mod:`postdate.ports.settings`): these are
             settings of its section in the file, and arguments of what is called. Those that are ``None`` are not given.
         from_store: names of settings of the section ``store`` that it takes, too: of what is in the store's database.
-        arguments: names of what only programs give it, such as ``create``.
+        arguments: names of arguments that only programs give it, such as ``create``.
 
     Raises:
-        ConfigurationError: that is no reference, or no dataclass of settings.
+        ConfigurationError: the reference is malformed, or ``settings`` is no dataclass of settings.
     """
 
     reference: str
@@ -120,13 +120,13 @@ class Adapter:
 
     @property
     def takes(self) -> frozenset[str]:
-        """All names of what it can be given; what is not among them is refused."""
+        """Names of all arguments that it can be given; others are refused."""
         return frozenset(self.own) | self.from_store | self.arguments
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryFacts:
-    """What a backend that is a library is in this process.
+    """A backend that is a library, as found in this process.
 
     Args:
         name: of the library, in lower case.
@@ -143,20 +143,20 @@ class LibraryFacts:
 class Backend:
     """One technology. Its package exports one as ``BACKEND``, and is imported without the driver.
 
-    A package of one's own is found by an entry point of the group ``postdate.backends`` that refers to such a value.
+    Another package is found by an entry point of the group ``postdate.backends`` that refers to such a value.
 
     Args:
         product: as people call it, and as :attr:`postdate.ports.ServerFacts.product` has it.
-        place: what its addresses name.
-        addresses: of databases, or of all that it has.
+        place: the kind of thing that its addresses name.
+        addresses: of databases, or of everything in this backend.
         queue_addresses: of queues, where they are written in another way.
         extra: of the installation of Postdate, which brings the driver; empty: none is needed, or another package
             brings it.
         oldest_version: of the server that can be used; empty: any, or it is not known.
-        awaits: what it has not met yet, where it was tested against a stand-in only: ``its first production server``.
+        awaits: where it was tested against a stand-in only, what it still has to meet: ``its first production server``.
             Its adapters say so once a process, when they first open (:meth:`announce`).
-        compares_loosely: its server takes different texts for the same, such as ``A`` and ``a``, where it filters.
-        database: has all that follows on one server as one object, which its adapters take in place of an address. It
+        compares_loosely: its server's filters treat some different texts as equal, such as ``A`` and ``a``.
+        database: one object for all of the following on one server, which its adapters take in place of an address. It
             is made like an adapter, and has a method ``expect``, called with how many messages an endpoint handles at
             once.
         store: keeps delayed messages: :class:`postdate.ports.ClaimingStore`, or the six methods of
@@ -174,7 +174,7 @@ class Backend:
             in microseconds since 1970 UTC, blocks, changes nothing, and returns :class:`postdate.ports.FileFacts`.
         benchmark: makes room for runs of ``postdate bench`` and knows the barest way to do what adapters do:
             :class:`postdate.ports.benchmarks.BenchmarkTarget`. ``None``: ``bench`` measures it by its adapters alone.
-        library: of a backend without a server, what it is in this process: called with nothing, returns
+        library: of a backend without a server, its version in this process: called without arguments, returns
             :class:`LibraryFacts`.
     """
 
@@ -200,7 +200,7 @@ class Backend:
     library: Adapter | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what has other types: packages of others make it, whose types nobody may have checked."""
+        """Refuse values of wrong types: other packages make them, which no type checker may have seen."""
         wrong = [
             name
             for name, kind in (("place", Place), ("addresses", Addresses), ("queue_addresses", Addresses | None))
@@ -212,7 +212,7 @@ class Backend:
             raise ConfigurationError(f"the backend {self.product!r} has {named}")
 
     def announce(self) -> None:
-        """Log a warning if it awaits something: once a process, however often it is opened."""
+        """Log a warning if it ``awaits`` something: once a process, however often it is opened."""
         with _announcing:
             is_first = bool(self.awaits) and self.product not in _announced
             _announced.add(self.product)
@@ -239,6 +239,6 @@ Role = Literal[
     "benchmark",
     "library",
 ]
-"""What an adapter can be; a field of :class:`Backend` each."""
+"""Roles of adapters; each is a field of :class:`Backend`."""
 
 ROLES: Final[tuple[Role, ...]] = get_args(Role)

@@ -1,4 +1,4 @@
-"""What a backend gives ``postdate bench``: room for one run, and the barest way to do the same. Source: ADR 22."""
+"""For ``postdate bench``: room for a run in a backend, and the least work that it can be. Source: ADR 22."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 
 
 class BareRow(NamedTuple):
-    """A message as the barest table has it.
+    """A message in a bare table.
 
     Args:
         message_id: unique in the run.
@@ -42,8 +42,8 @@ class BenchmarkRun:
     Args:
         name: twelve hexadecimal digits, unique.
         queues: names of the queues of the run.
-        settings: that adapters are opened with if they have them: ``synchronous``, ``recording``, ``queue_type``.
-        has_store: whether its store is here, too, and not only its queues.
+        settings: with which adapters are opened, if they have them: ``synchronous``, ``recording``, ``queue_type``.
+        has_store: whether the run's store is in this target, too, and not only its queues.
     """
 
     name: str
@@ -55,17 +55,17 @@ class BenchmarkRun:
 class BenchmarkTarget:
     """A database or broker with room for one run in it: made on entering, removed on leaving, whatever happened.
 
-    A backend refers to a subclass as :attr:`postdate.ports.backends.Backend.benchmark`. What a subclass leaves out,
-    ``bench`` does without: this class itself measures any backend, by its adapters alone. A subclass does things and
-    measures nothing: rates and lateness are taken by ``bench``, in the same way for all.
+    A backend refers to a subclass as :attr:`postdate.ports.backends.Backend.benchmark`. ``bench`` does without what a
+    subclass leaves out: with this class itself any backend is measured, by its adapters alone. A subclass does things
+    and measures nothing: rates and lateness are taken by ``bench``, in the same way for all.
 
     Args:
         address: of the database or broker, which exists; of the file, which does not.
-        run: what there is to make room for.
+        run: for which room is made.
     """
 
     name_parameter: str = ""
-    """Of the address, by which a process tells the server who it is; empty: there is none."""
+    """Parameter of the address by which a process tells the server its name; empty: there is none."""
 
     moved_at_once: tuple[int, ...] = (1_000,)
     """How many rows a mover may move in one commit; the best of these rates is the limit."""
@@ -85,16 +85,16 @@ class BenchmarkTarget:
         return
 
     def address_of(self, scheme: str) -> str:
-        """Return the address of adapters that know theirs by this scheme."""
+        """Return the target's address with another scheme."""
         return f"{scheme}:{self.address.partition(':')[2]}"
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """Return the settings by which adapters work in the room of the run; each adapter gets those that it has."""
+        """The settings by which adapters work inside the run's room; each adapter gets those that it has."""
         return {}
 
     def facts(self) -> Mapping[str, str]:
-        """Return what decides how fast and durable it is, besides what the adapters' ``server_facts`` say."""
+        """Return settings that decide how fast and durable it is, besides those in the adapters' ``server_facts``."""
         return {}
 
     def connections(self) -> Sequence[tuple[int, str]]:
@@ -102,11 +102,11 @@ class BenchmarkTarget:
         return ()
 
     def settle(self) -> None:
-        """Do what the server would do in a quiet hour after tables were filled, so that it does not meanwhile."""
+        """Do maintenance that the server would begin after tables were filled, so that it does not during the run."""
         return
 
     def arrived(self, queue: str) -> Iterable[str] | None:
-        """Return the id of each message in a queue; ``None``: they are received to be counted."""
+        """Return the ids of the messages in a queue; ``None``: ``bench`` receives them to count them."""
         del queue
         return None
 
@@ -121,14 +121,14 @@ class BenchmarkTarget:
     # --- the barest way -----------------------------------------------------------------------------------------
 
     def moved_per_second(self, n: int) -> float | None:
-        """Return messages a second of the barest way, where moving batch after batch is not it; ``None``: it is."""
+        """Return messages a second without an adapter, where :meth:`mover` cannot tell; ``None``: it can."""
         del n
         return None
 
     def mover(self, rows: Iterable[BareRow], at_once: int) -> AbstractContextManager[Mover] | None:
         """Fill a bare table, from which the mover moves up to ``at_once`` due rows a call into a bare queue.
 
-        ``None``: sending through the transport alone stands for it.
+        ``None``: sending through the transport alone is measured instead.
         """
         del rows, at_once
         return None
@@ -138,6 +138,6 @@ class BenchmarkTarget:
         return None
 
     def taker(self, queue: str) -> AbstractContextManager[Taker] | None:
-        """Return what takes messages off a queue of the transport without it; ``None``: nothing can."""
+        """Return a function that takes messages off a queue without the transport; ``None``: there is none."""
         del queue
         return None

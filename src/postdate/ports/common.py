@@ -14,7 +14,7 @@ C = TypeVar("C")
 
 
 class TransactionMode(enum.Enum):
-    """What receiving, handling and sending have in common when something fails (specification 6)."""
+    """Which of receiving, handling and sending are undone together when something fails (specification 6)."""
 
     NONE = "none"
     RECEIVE_ONLY = "receive_only"
@@ -87,7 +87,7 @@ class Record:
 
 
 NativeTransaction = Any
-"""A database transaction that is open: what the driver calls it. Only adapters of one database look inside."""
+"""An open database transaction, of the driver's type. Only adapters of that database look inside."""
 
 Work = Callable[[NativeTransaction], None]
 """Something to be done inside another adapter's native transaction. Raising rolls the whole transaction back."""

@@ -20,10 +20,10 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 def end_in_queue(
     envelope: Envelope, time_to_be_received: timedelta | None, *, sent_at: datetime, now: datetime
 ) -> int | None:
-    """Return when a queue that expires messages by a clock of its own is done with one.
+    """Return when a message expires in a queue that judges by a clock of its own.
 
-    An expiry that the sender wrote down as an instant is by the sender's clock: here it counts from the sender's
-    ``now`` on. So a clock that is wrong, or a virtual one, neither loses messages nor keeps them alive.
+    An instant of expiry is by the sender's clock, so the time left by that clock is what counts. A sender's clock that
+    is wrong, or a virtual one, neither loses messages nor keeps them alive.
 
     Args:
         envelope: being sent.
@@ -48,7 +48,7 @@ def end_in_queue(
 
 @dataclass(frozen=True, slots=True)
 class NativeExpiry:
-    """What a queue is told of one message.
+    """How a queue is to expire one message.
 
     Args:
         time_to_be_received: after which the queue discards it; ``None``: never.
@@ -69,7 +69,7 @@ class ExpiryRules:
     Args:
         one_per_transaction: whether that limit holds here.
         disable_native_time_to_be_received_in_transactions: rather leave it to the receiver than refuse.
-        use_dead_letter_queue: keep what cannot be received among the dead letters.
+        use_dead_letter_queue: keep messages that cannot be received among the dead letters.
         use_dead_letter_queue_for_messages_with_time_to_be_received: the same for messages with a native time to be
             received, which are meant to vanish.
     """
@@ -80,7 +80,7 @@ class ExpiryRules:
     use_dead_letter_queue_for_messages_with_time_to_be_received: bool = False
 
     def native(self, envelope: Envelope, *, in_transaction: bool, address: str | None = None) -> NativeExpiry:
-        """Return what the queue is told of a message.
+        """Return how the queue is to expire a message.
 
         Args:
             envelope: to be sent.
@@ -106,8 +106,8 @@ class ExpiryRules:
         """Return whether the queue is to keep a message among its dead letters.
 
         Args:
-            envelope: to be sent; what it says itself wins.
-            expires: the queue itself ends it.
+            envelope: to be sent; its own setting wins.
+            expires: the queue itself expires it.
         """
         if envelope.use_dead_letter_queue is not None:
             return envelope.use_dead_letter_queue

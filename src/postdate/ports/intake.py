@@ -1,4 +1,4 @@
-"""What the core needs from queues through which programs without Postdate delay messages. Source: ADR 0009."""
+"""Queues through which programs without Postdate delay messages. Source: ADR 0009."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ _LONGEST_NAME: Final = 150
 DUE_EXCHANGE_TYPES: Final = ("topic", "direct", "fanout", "headers")
 
 Read = Callable[[Envelope, datetime], DelayedMessage]
-"""Returns what is to be stored of a message that arrived now; raises ``MessageError`` for one that cannot be."""
+"""Returns the delayed message to be stored for an envelope that arrived at this instant; raises ``MessageError`` if
+there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class DelayExchange:
-    """An exchange to which any program publishes what is to be delayed.
+    """An exchange to which any program publishes messages to be delayed.
 
     Args:
         name: of the exchange; beside it there are a queue ``{name}.intake`` and an exchange ``{name}.due``.
@@ -31,7 +32,7 @@ class DelayExchange:
             of the type of a plugin, which is left as it is.
 
     Raises:
-        ConfigurationError: no exchange can be so.
+        ConfigurationError: the name or the type is not allowed.
     """
 
     name: str = "postdate"
@@ -55,7 +56,7 @@ class IntakeQueue:
     """A queue of messages to be delayed.
 
     Args:
-        name: where a message is returned to that could not be stored.
+        name: of the queue, to which messages that could not be stored can be returned.
         receiver: of the queue.
         read: see :data:`Read`; pure.
     """
@@ -74,7 +75,7 @@ class ForeignIntake(ABC):
 
         Raises:
             ConfigurationError: there is something else of that name; says what to do.
-            TransportError: we may not.
+            TransportError: permission is missing.
             TransportUnavailable: transient.
         """
 

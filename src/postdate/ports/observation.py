@@ -1,4 +1,4 @@
-"""What an operator asks about a store and its queues without changing what is in them."""
+"""What an operator can ask about a store and its queues without changing their contents."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from postdate.messages import DelayedMessage, Envelope
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a pending message stands.
+    """The state of a pending message.
 
     Args:
-        message: what waits.
+        message: the pending message.
         attempt_at: instant after which the next attempt may be made, UTC; ``None`` while a process holds it.
         held_by: system's number of the process that holds it.
     """
@@ -50,7 +50,7 @@ class Process:
     Args:
         pid: the system's number of it.
         started_at: UTC, on the machine's clock.
-        alive: whether it still runs; what a dead one held is free again as soon as another process looks.
+        alive: whether it still runs; claims of a dead one are free again as soon as another process looks.
         delivers: whether it delivers due messages.
         receives: queues it receives from.
     """
@@ -63,17 +63,17 @@ class Process:
 
 
 class Observer(ABC):
-    """Looks at a store, or queues, or both where they live in one database, without changing what is in them.
+    """Looks at a store, or queues, or both where they live in one database, without changing their contents.
 
-    What one that looks at queues alone cannot see of a store is ``None`` or empty, and the other way round.
+    An observer of queues alone returns ``None`` or nothing for questions about a store, and the other way round.
     """
 
     @abstractmethod
     async def processes(self) -> Sequence[Process]:
-        """Return every other process that uses them, the dead ones that nobody noticed yet included."""
+        """Return every other process that uses them, dead ones included that were not noticed yet."""
 
     async def standing(self, message_id: str) -> Standing | None:
-        """Return how a pending message stands, or ``None`` when it does not wait here."""
+        """Return the state of a pending message, or ``None`` when it does not wait here."""
         return None
 
     async def retries_of(self, message_id: str) -> Sequence[Standing]:
@@ -88,9 +88,9 @@ class Observer(ABC):
         return None
 
     async def next_destinations(self, messages: int) -> Sequence[str] | None:
-        """Return the queues for which the next ``messages`` messages are, each once, without reading these messages.
+        """Return the destinations of the next ``messages`` messages, each once, without reading the messages.
 
-        ``None``: that cannot be had.
+        ``None``: this observer cannot tell.
         """
         return None
 
@@ -116,7 +116,7 @@ class Observer(ABC):
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What a server says of itself, unjudged: what follows from it is said in :mod:`postdate.operations`.
+    """What a server says of itself; :mod:`postdate.operations` judges it.
 
     Args:
         product: ``PostgreSQL``, ``MariaDB``, ``SQL Server`` or ``RabbitMQ``.
@@ -143,10 +143,10 @@ class OldSnapshot:
     Args:
         pid: number of the session, as the server calls it.
         application: what the session says it is; empty when it says nothing.
-        user: whose it is.
+        user: of the session.
         age: how long it has held its snapshot.
         state: what it does, in the server's words, such as ``idle in transaction``.
-        mend: the statement that ends it, where ending the session does not: then ``pid`` is 0.
+        mend: statement that ends the snapshot, where ending a session does not; ``pid`` is 0 then.
     """
 
     pid: int
@@ -164,7 +164,7 @@ class Scripted(ABC):
     def setup_statements(self, endpoint: str) -> str:
         """Return the SQL that creates everything ``endpoint`` needs here, as one script; connects to nothing.
 
-        Where a store's database can hold queues, their tables are among it.
+        Where a store's database can hold queues, it creates their tables, too.
 
         Args:
             endpoint: its name; only stores and storage of timeouts have tables of an endpoint.
@@ -187,7 +187,7 @@ class FileFacts:
         pending: messages that wait.
         overdue: of these, past their due time.
         next_destinations: of the 10,000 messages that are due next.
-        quarantined: rows of the store and of queues that were set aside, since they cannot be read.
+        quarantined: rows of the store and of queues that cannot be read and were set aside.
     """
 
     schema_version: int
@@ -202,10 +202,10 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True)
 class FileScripts:
-    """The SQL by which an administrator makes what lives in a file; nothing is opened.
+    """The SQL by which an administrator makes the tables of a file; nothing is opened.
 
     Args:
-        database: makes what store and queues need in a new file.
+        database: makes the tables of store and queues in a new file.
         timeouts: makes the table of timeouts of an endpoint, with a prefix or ``None``, in a file that has those of
             queues.
         sagas: makes the tables of sagas in a file that has those of queues.

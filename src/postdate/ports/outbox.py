@@ -1,4 +1,4 @@
-"""What an endpoint needs from the storage of its outbox. Source: specification 7, row 114; ADR 0017."""
+"""The storage of an endpoint's outbox. Source: specification 7, row 114; ADR 0017."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Operation: TypeAlias = Envelope | DelayedMessage
 
 @dataclass(frozen=True, slots=True)
 class OutboxRecord:
-    """What is kept of a message that was handled.
+    """The record of a message that was handled.
 
     Args:
         operations: what its handlers sent, in order, with their ids; empty once dispatched.
-        dispatched: they have left, so nothing is left to be done.
+        dispatched: the operations have left, so handling is complete.
     """
 
     operations: Sequence[Operation]
@@ -29,7 +29,7 @@ class OutboxRecord:
 
 
 class OutboxTransaction(ABC):
-    """The business transaction of one message. Whoever has it calls :meth:`commit` or :meth:`roll_back` in the end.
+    """The business transaction of one message. Its owner calls :meth:`commit` or :meth:`roll_back` in the end.
 
     Every method may be called from any task of one event loop.
     """
@@ -55,7 +55,7 @@ class OutboxTransaction(ABC):
 
     @abstractmethod
     async def commit(self, operations: Sequence[Operation], now: datetime, work: Sequence[Work] = ()) -> bool:
-        """Write the record of the message into the transaction and commit; begin it first if nobody has.
+        """Write the record of the message into the transaction and commit; begin it first if that was not done.
 
         Args:
             operations: what the handlers sent; may be empty, and is dispatched then.
@@ -63,11 +63,11 @@ class OutboxTransaction(ABC):
             work: of other adapters on the same database; done in the transaction.
 
         Returns:
-            ``False`` when the message has been handled by somebody else meanwhile: everything was rolled back.
+            ``False`` when another process has handled the message meanwhile: everything was rolled back.
 
         Raises:
-            StoreError: nothing was committed, unless it is :class:`~postdate.errors.StoreUnreachable`: then nobody
-                knows but the next :meth:`OutboxStore.find`.
+            StoreError: nothing was committed. After :class:`~postdate.errors.StoreUnreachable` it may have been:
+                :meth:`OutboxStore.find` tells.
 
         Guarantees:
             integration/test_outbox_storage.py::test_of_two_transactions_of_one_message_one_commits;
@@ -80,8 +80,8 @@ class OutboxTransaction(ABC):
         """Undo everything; without effect before :meth:`begin` and after the end.
 
         Raises:
-            StoreUnreachable: the connection was lost, which undid everything, too. What failed in the transaction may
-                have failed because of that.
+            StoreUnreachable: the connection was lost, which undid everything, too, and may be why the transaction
+                failed.
         """
 
 
@@ -96,7 +96,7 @@ class OutboxStore(ABC):
     @property
     @abstractmethod
     def has_one_writer(self) -> bool:
-        """Whether nobody else can write to the database while one of its transactions is open."""
+        """Whether no other connection can write to the database while one of its transactions is open."""
 
     @abstractmethod
     async def setup(self) -> None:
@@ -104,7 +104,7 @@ class OutboxStore(ABC):
 
     @abstractmethod
     async def find(self, endpoint: str, message_id: str) -> OutboxRecord | None:
-        """Return what is kept of a message, or ``None``: no handling of it was committed, or too long ago.
+        """Return the record of a message, or ``None``: no handling of it was committed, or too long ago.
 
         Args:
             endpoint: which handled it; the same message may be handled by several.

@@ -1,4 +1,4 @@
-"""What publishing needs from queues: an address for a kind of event, at which queues can be subscribed."""
+"""Queues that can publish: each kind of event has an address, to which queues can be subscribed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 
 class PublishingTransport(ABC):
-    """Queues whose server gives one message to all who asked for it."""
+    """Queues whose server delivers one message to all its subscribers."""
 
     @abstractmethod
     def event_address(self, event: str) -> str:
-        """Return the destination that means: everybody who is subscribed to these events, which may be nobody.
+        """Return the destination that stands for all subscribers of these events, of which there may be none.
 
         Args:
             event: name of a message type.
@@ -25,7 +25,7 @@ class PublishingTransport(ABC):
 
     @abstractmethod
     async def subscribe(self, queue: str, events: Sequence[str]) -> None:
-        """Let a queue, which must be there, receive events from now on; idempotent. It lasts until it is undone there.
+        """Subscribe a queue, which must exist, to events; idempotent. It lasts until it is undone on the server.
 
         Guarantees:
             integration/test_publishing.py::test_all_subscribers_receive_an_event_and_nobody_else.

@@ -1,9 +1,9 @@
-"""What cannot be read and is set aside, so that it holds up nothing else and nothing of it is lost.
+"""Rows that cannot be read are set aside, so that they hold up nothing else and nothing of them is lost.
 
 A row that is damaged (headers that are no JSON, a due time outside the calendar, a blank destination, content that is
-gone) is taken out of the way by whoever meets it first: store or queue, on whatever call. It keeps its raw bytes. An
-operator sees it, mends it, and puts it back where it was. So is a message that no queue takes, nor the error queue its
-copy: see :meth:`postdate.ports.ClaimingStore.set_aside`.
+gone) is taken out of the way by the first call that meets it, of a store or a queue. Its raw bytes are kept. An
+operator sees it, mends it, and puts it back where it was. The same is done with a message that no queue takes, and
+whose copy the error queue refuses: see :meth:`postdate.ports.ClaimingStore.set_aside`.
 
 Source: design.md section 3.4 (an unreadable row never holds up the rest); ADR 0019.
 """
@@ -43,7 +43,7 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class Mending:
-    """What to put in place of what cannot be read; ``None``: what is there, which may have been mended by hand.
+    """Parts to put in place of unreadable ones; ``None`` keeps a part, which may have been mended by hand.
 
     Args:
         headers: of the message.
@@ -52,7 +52,7 @@ class Mending:
         body: content.
 
     Raises:
-        InvalidHeaders, InvalidTimestamp, InvalidMessage: a part of it is nothing that could be stored.
+        InvalidHeaders, InvalidTimestamp, InvalidMessage: a part could not be stored.
     """
 
     headers: Mapping[str, str] | None = None
@@ -70,11 +70,11 @@ class Mending:
 
 
 class Quarantine(ABC):
-    """A store, or queues, that set aside what they cannot read. Every built-in store that has rows is one.
+    """A store, or queues, that set aside rows that they cannot read. Every built-in store that has rows is one.
 
     Setting aside happens inside claims, moves, receives and lists: each row is decoded by itself, and one that cannot
     be is set aside in the same transaction, with a *failed* record of the store where its id can be read. If reading
-    fails otherwise, what was claimed by then is given back. What is stored is not held against limits that were
+    fails otherwise, messages claimed by then are given back. Stored rows are not held against limits that were
     tightened since.
 
     Guarantees:
@@ -86,15 +86,15 @@ class Quarantine(ABC):
 
     @abstractmethod
     async def quarantined(self, limit: int) -> Sequence[Quarantined]:
-        """Return up to ``limit`` of what is set aside, oldest first."""
+        """Return up to ``limit`` rows that are set aside, oldest first."""
 
     @abstractmethod
     async def quarantined_count(self) -> int:
-        """Return how many are set aside."""
+        """Return how many rows are set aside."""
 
     @abstractmethod
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        """Put what is mended back where it was, in one transaction; a message of a store waits again and is recorded.
+        """Put a mended row back where it was, in one transaction; a message of a store waits again and is recorded.
 
         Raises:
             MessageNotFound: nothing of that number is set aside.
@@ -105,7 +105,7 @@ class Quarantine(ABC):
 
     @abstractmethod
     async def discard_quarantined(self, number: int, now: datetime) -> None:
-        """Delete what is set aside for good; recorded as discarded where its id can be read.
+        """Delete a row that is set aside, for good; recorded as discarded where its id can be read.
 
         Raises:
             MessageNotFound: nothing of that number is set aside.
@@ -113,12 +113,12 @@ class Quarantine(ABC):
 
 
 class DelegatedQuarantine(Quarantine):
-    """A store, or queues, that leave what is set aside to an object of its own."""
+    """A store, or queues, whose quarantine is an object of its own."""
 
     @property
     @abstractmethod
     def _quarantine(self) -> Quarantine:
-        """What is set aside."""
+        """The object with the rows that are set aside."""
 
     @override
     async def quarantined(self, limit: int) -> Sequence[Quarantined]:

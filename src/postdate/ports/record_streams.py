@@ -30,13 +30,13 @@ class RecordStreamStore(ABC):
 
     @abstractmethod
     def safe_end(self) -> int:
-        """Return a number below which nothing will be written any more, at once and without waiting for anybody.
+        """Return a number below which nothing will be written any more, at once and without waiting for writers.
 
-        What is known is kept between calls, so the answer grows only if this is called again: a call finds out that
-        those are gone who were writing at an earlier call. It never shrinks. The first answer may be 0.
+        Each call checks whether the transactions that were writing at an earlier call have ended, so the answer grows
+        from call to call only. It never shrinks. The first answer may be 0.
 
         Raises:
-            StoreUnavailable: transient; what was known is kept.
+            StoreUnavailable: transient; the next call goes on from the last answer.
 
         Guarantees:
             integration/test_record_streams.py::test_nothing_below_the_safe_end_is_written_later;
@@ -49,7 +49,7 @@ class RecordStreamStore(ABC):
 
         Args:
             first: lowest number.
-            end: at most :meth:`safe_end`, or what is read is not all there will be.
+            end: at most :meth:`safe_end`; above that, records may still be missing.
             columns: of ``records``, see :class:`postdate.ports.ScannableStore`; rows are plain as there.
             page: rows at a time, at most.
         """

@@ -1,4 +1,4 @@
-"""What sagas need from where their instances are kept. Source: specification 5 ("Sagas"), 4.10; ADR 0016."""
+"""The store of saga instances. Source: specification 5 ("Sagas"), 4.10; ADR 0016."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CORRELATION_LIMIT: Final = 200
 SET_UP: Final = (
     "run `postdate setup --sagas`, await the setup() of its saga store once, or start an endpoint that creates queues"
 )
-"""What is to be done about missing tables."""
+"""What to do about missing tables; for errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class SagaStoreCapabilities:
     """What a saga store can do.
 
     Args:
-        durable: what was kept survives the process.
+        durable: instances survive the process.
         shared: several processes may use it at once.
         database: identity of the database; a transport with an equal identity can share a transaction with it.
     """
@@ -38,7 +38,7 @@ class SagaStoreCapabilities:
 
 @dataclass(frozen=True, slots=True)
 class Correlation:
-    """By which value a message finds its instance.
+    """The value by which a message finds its instance.
 
     Args:
         property: name of the property of the state.
@@ -51,7 +51,7 @@ class Correlation:
 
 @dataclass(frozen=True, slots=True)
 class SagaRecord:
-    """One saga instance as it is kept.
+    """One saga instance in its store.
 
     Args:
         saga_id: a UUID as text; new for every instance, also for one with the correlation of an earlier one.
@@ -84,7 +84,7 @@ class SagaChange:
 
     Args:
         fate: created: the record must not be there, nor another with its correlation; updated and completed: it must be
-            there in the version of the record. What is kept has the next version; a completed instance is removed.
+            there in the version of the record. The instance gets the next version; a completed one is removed.
         record: with the version that was loaded.
     """
 
@@ -95,7 +95,7 @@ class SagaChange:
 class SagaStore(Capable[SagaStoreCapabilities], ABC):
     """Where saga instances are kept. Every method may be called by several processes at once.
 
-    Nothing is locked between loading and applying: who changes a version that is not there any more is told.
+    Nothing is locked between loading and applying: a change of a version that is no longer there is a conflict.
     """
 
     @abstractmethod
@@ -133,7 +133,7 @@ class SagaStore(Capable[SagaStoreCapabilities], ABC):
         """Apply ``changes`` in order, all in one transaction; returns after the commit.
 
         Raises:
-            SagaConflict: an instance was created, changed or completed by somebody else meanwhile; nothing was applied.
+            SagaConflict: an instance was created, changed or completed meanwhile; nothing was applied.
             StoreUnavailable: transient; nothing was applied.
 
         Guarantees:

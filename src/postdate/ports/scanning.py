@@ -1,4 +1,4 @@
-"""Reading and writing in bulk: what the pipeline needs from a store. Everything here blocks. Source: ADR 0011."""
+"""Reading and writing a store in bulk, for the pipeline. Everything here blocks. Source: ADR 0011."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ class ScannableStore(ABC):
     """
 
     def snapshot(self) -> AbstractContextManager[str | None]:
-        """Hold one instant of the store open for the length of the block; give what names it to other processes.
+        """Hold a snapshot of the store for the length of the block; its value names it to other processes.
 
-        Scans with the name, by any process, see the store as it was at that instant, all three kinds of rows alike.
-        ``None`` where the store cannot be held: then each part is a snapshot of its own, and rows written later may
-        have lower places than rows seen before. Plan the shares while the instant is held: rows may move beyond shares
-        that were planned before.
+        Scans with this name, by any process, see the store at one instant, all three kinds of rows alike. ``None``
+        where the store cannot be held: then each part is a snapshot of its own, and rows written later may have lower
+        places than rows seen before. Plan the shares while the snapshot is held: rows may move beyond shares that were
+        planned before.
 
         Guarantees:
             scanning.a_snapshot_is_one_instant.
@@ -122,7 +122,7 @@ class ScannableStore(ABC):
         """Do what :meth:`postdate.ports.ClaimingStore.store_many` does: one transaction, idempotent by message id.
 
         Args:
-            batch: message_id, destination, due, expires_at, headers, body; valid messages: whoever calls has checked.
+            batch: message_id, destination, due, expires_at, headers, body; valid messages: the caller has checked them.
             now: recorded as the time of scheduling.
 
         Guarantees:

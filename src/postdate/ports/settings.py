@@ -1,8 +1,8 @@
-"""What a setting is: a field of a frozen dataclass whose annotation says what it means. Source: ADR 0023.
+"""Settings: fields of frozen dataclasses whose annotations say what they mean. Source: ADR 0023.
 
-``page_size: Annotated[int, Meta(ge=1, le=1_000, description="claimed at once")] = 50`` is the whole definition. From
-it are made: how it is read from the file and the environment, what is said of a wrong value, ``config show``, the table
-of the documentation, and the check in the constructor. A field without a description is no setting.
+``page_size: Annotated[int, Meta(ge=1, le=1_000, description="claimed at once")] = 50`` is the whole definition. From it
+follow how it is read from the file and the environment, the error for a wrong value, ``config show``, the table of the
+documentation, and the check in the constructor. A field without a description is no setting.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _SECOND: Final = timedelta(seconds=1)
 
 
 class Wrong(ValueError):
-    """What a value must be; the caller adds which setting it is and where it stands."""
+    """Says what a value must be; the caller adds which setting it is and where it stands."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a value of a form of its own is checked and made; stands in an annotation.
+    """How values with a form of their own are checked and converted; stands in an annotation.
 
     Args:
-        read: returns the value that is meant, or raises :class:`Wrong`.
-        many: how a list of them is called.
+        read: converts a value, or raises :class:`Wrong`.
+        many: what a list of them is called.
     """
 
     read: Callable[[Any], Any]
@@ -120,7 +120,7 @@ class Setting:
         kind: type of its values; ``None`` beside it is only a default.
         meta: what else its annotation says.
         default: value where nothing is set.
-        optional: ``None`` may be given, and means the default of what takes the setting.
+        optional: ``None`` may be given, and means the default of the adapter that takes the setting.
     """
 
     name: str
@@ -131,7 +131,7 @@ class Setting:
 
     @property
     def meaning(self) -> str:
-        """What it does, in a line."""
+        """Its description, in a line."""
         return next(each.description for each in self.meta if isinstance(each, Meta) and each.description)
 
     @property
@@ -141,20 +141,20 @@ class Setting:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The texts that it can be, if these are few."""
+        """The texts that it can have as value, if these are few."""
         if isinstance(self.kind, enum.EnumType):
             return tuple(str(each.value) for each in cast("type[enum.Enum]", self.kind))
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     def checked(self, value: object, duration: str = "timedelta") -> Any:
-        """Return the value of the right type that is meant.
+        """Return a value converted to the right type.
 
         Args:
             value: of the setting's type, or of one that TOML has in its place.
             duration: how durations are called, see :meth:`Span.expected`.
 
         Raises:
-            Wrong: it cannot be; says what it must be.
+            Wrong: says what the value must be.
         """
         form = next((each for each in self.meta if isinstance(each, Form)), None)
         if self.is_list:
@@ -229,7 +229,7 @@ def settings_of(kind: type) -> Mapping[str, Setting]:
 
 
 def setting(name: str, annotation: Any, default: Any = None) -> Setting | None:
-    """Return what an annotation makes of a field, or ``None``: it is no setting."""
+    """Return the setting that a field with this annotation is, or ``None``."""
     kind, *meta = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     given = get_args(kind) if get_origin(kind) in {Union, types.UnionType} else (kind,)
     possible = [each for each in given if each is not types.NoneType]
@@ -346,7 +346,7 @@ class PrefixedTablesOnServer(PrefixedTables):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InSchema:
-    """The setting of what has a table on a database server, beside the store's."""
+    """The setting of an adapter with a table on a database server, beside the store's."""
 
     schema: Annotated[str | None, Meta(description="of the table, on a server; default: the store's")] = None
 

@@ -1,4 +1,4 @@
-"""What the core needs from a store, and what a store can do besides. Source: specification 1.1; ADR 0002, 0003."""
+"""Stores of delayed messages, and what they can do besides. Source: specification 1.1; ADR 0002, 0003."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class StoreCapabilities:
     """What a store can do.
 
     Args:
-        durable: what was stored survives the process.
+        durable: stored messages survive the process.
         shared: several processes may use it at once.
         time_precision: due times are kept to this; never rounded to an earlier instant.
         transaction_modes: modes in which the store can keep its part of the promise.
         database: identity of the database; a transport with an equal identity can share a transaction with it.
         largest_message_bytes: headers and body together.
-        holds_at_most: a process that shows no life for so long loses what it holds to others, and is fenced off;
-            ``None``: what a frozen process holds stays with it until it ends or wakes.
+        holds_at_most: a process that shows no life for so long loses its claims to others, and is fenced off; ``None``:
+            a frozen process keeps its claims until it ends or wakes.
         has_clock: it is on a server with a clock of its own (PostgreSQL, MariaDB, SQL Server, Azure), by which all
             services that share it can go: see :meth:`ClaimingStore.server_now`.
     """
@@ -49,12 +49,12 @@ SIMPLE_STORE = StoreCapabilities(
     time_precision=timedelta(microseconds=1),
     transaction_modes=frozenset(TransactionMode) - {TransactionMode.TRANSACTION_SCOPE},
 )
-"""What is taken for granted of a store that does not say what it can do."""
+"""The capabilities of a store that declares none."""
 
 
 @runtime_checkable
 class DelayedMessageStore(Protocol):
-    """Keeps messages until they are due. This is all that a store of one's own must have (specification 1.1).
+    """Keeps messages until they are due. These methods are all that a user's store must have (specification 1.1).
 
     There is nothing to inherit from: a class with these methods is one. It may have more: ``async setup()``, which
     creates missing tables; ``close()``; and a property ``capabilities`` (:class:`StoreCapabilities`), without which the
@@ -127,14 +127,14 @@ class DelayedMessageStore(Protocol):
 
 
 def capabilities_of(store: DelayedMessageStore) -> StoreCapabilities:
-    """Return what a store says it can do, or :data:`SIMPLE_STORE` where it says nothing."""
+    """Return the capabilities that a store declares, or :data:`SIMPLE_STORE`."""
     said = getattr(store, "capabilities", None)
     return said if isinstance(said, StoreCapabilities) else SIMPLE_STORE
 
 
 @dataclass(frozen=True, slots=True)
 class StoreReport:
-    """What became of a batch.
+    """How many messages of a batch were stored.
 
     Args:
         stored: how many are new in the store.
@@ -162,7 +162,7 @@ class Claim:
     """A due message held by one process until it is finished, released, or the process dies.
 
     Args:
-        message: what is held.
+        message: the message that is held.
         token: fences the claim: finishing or releasing with a token that was taken over has no effect and says so.
     """
 
@@ -231,7 +231,7 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
     async def next_attempt(self) -> datetime | None:
         """Return the earliest instant at which an unclaimed message may be attempted, UTC; ``None`` without any.
 
-        What is stored meanwhile is in the answer, or wakes who listens.
+        A message that is stored during the call is in the answer, or wakes listeners.
 
         Guarantees:
             claims.next_attempt_is_the_earliest, what_is_stored_during_a_look_is_not_slept_over.
@@ -239,7 +239,7 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
 
     @abstractmethod
     async def listen(self, wake: Wake) -> Callable[[], None]:
-        """Call ``wake`` after the commit of a message that is due before all others; returns the way to stop it.
+        """Call ``wake`` after the commit of a message due before all others; returns a function that stops it.
 
         Guarantees:
             claims.what_is_due_earlier_wakes, a_wake_up_follows_the_commit, other_processes_are_woken.
@@ -249,7 +249,7 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
         """Give claims back, in one transaction: no failure is counted and no record is written.
 
-        For what an outage kept from being sent, and for what a stopping process has not begun with.
+        For messages that an outage kept from being sent, and for those that a stopping process has not begun to send.
 
         Args:
             claims: any number; those that are not held any more are passed over.
@@ -259,14 +259,14 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
             How many were still held.
 
         Raises:
-            StoreUnavailable: transient; what was held is still held, or is free because its connection was lost.
+            StoreUnavailable: transient; the claims are still held, or are free because their connection was lost.
 
         Guarantees:
             claims.a_released_claim_counts_nothing, a_released_message_waits_until_then, a_released_claim_is_void.
         """
 
     async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
-        """Set a held message aside that no queue takes, nor the error queue its copy; see :class:`Quarantine`.
+        """Set a held message aside that neither its queue nor the error queue takes; see :class:`Quarantine`.
 
         Args:
             claim: held by this process; another one is passed over.
@@ -282,11 +282,11 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
         return False
 
     def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
-        """Call ``lost`` with the ids of messages whose claims are void from now on; returns the way to stop it.
+        """Call ``lost`` with the ids of messages whose claims are void from now on; returns a function that stops it.
 
         For stores whose claims end with a lease, or a bound on holding, while the process lives; others never call it.
         Called in the event loop of the store, as soon as the loss is known. Others may be sending these messages, so
-        whoever sends them here stops.
+        the caller stops sending them.
 
         Guarantees:
             integration/azure/test_lease.py::test_row_81_what_is_being_sent_is_cut_off_when_the_lease_is_lost;
@@ -298,7 +298,7 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
         """Return whether a claim is in force as far as is known here; costs nothing, as no server is asked.
 
         To be looked at right before anything leaves because of a claim, such as an error copy: in a process that was
-        frozen the lease may be over before anybody said so, and row locks end with the transaction of their batch.
+        frozen the lease may be over before ``lost`` is called, and row locks end with the transaction of their batch.
 
         Guarantees:
             integration/azure/test_lease.py::test_a_claim_is_void_as_soon_as_its_lease_is_over_by_our_own_clock;
@@ -309,8 +309,8 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
     async def server_now(self) -> datetime:
         """Return the time of the server, UTC, to its precision, or a little before it, never after; one round trip.
 
-        What has gone by since the answer was heard may be added, and is: who asked may be told of it much later.
-        Only of a store whose capabilities say ``has_clock``, as the two methods below. Source: ADR 0019.
+        The time since the answer arrived may be added, and is: the caller may go on much later than that. Only of a
+        store whose capabilities say ``has_clock``, as the two methods below. Source: ADR 0019.
 
         Raises:
             StoreUnavailable: transient.
@@ -322,7 +322,7 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
         raise _no_clock(self)
 
     async def reported_clocks(self) -> Mapping[str, timedelta]:
-        """Return what live processes have noted, by ``machine:pid``."""
+        """Return what live processes have reported, by ``machine:pid``."""
         raise _no_clock(self)
 
 
@@ -331,12 +331,12 @@ def _no_clock(store: object) -> NotSupported:
 
 
 def _nothing_to_stop() -> None:
-    """Stop nothing: a store whose claims last calls no one."""
+    """Stop nothing: claims of this store are never lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Which messages one move took, in the same order in every list.
+    """The messages that one move took, in the same order in every list.
 
     Args:
         message_ids: of each.
@@ -356,14 +356,14 @@ NOTHING_MOVED: Final = Moved((), (), (), ())
 
 @dataclass(frozen=True, slots=True)
 class MoveReport:
-    """What one move did.
+    """The result of one move.
 
     Args:
         delivered: how many went to their queue.
         expired: how many were past their expiry and were recorded instead.
         left_behind: whether the oldest message that is still due has no queue in this database: it must be claimed.
         next_attempt: see :meth:`ClaimingStore.next_attempt`, as of the end of the move.
-        moved: which messages; ``None`` when that was not asked for.
+        moved: the messages; ``None`` when that was not asked for.
     """
 
     delivered: int
@@ -383,7 +383,8 @@ class MovingStore(ClaimingStore):
     def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
         """Return the work that stores ``messages``; it raises ``DuplicateMessage`` when an id is there already.
 
-        Then nothing of the transaction is kept. What went to the error queue may come back, as in :meth:`store`.
+        Then nothing of the transaction is kept. A message that went to the error queue may come back, as in
+        :meth:`store`.
 
         Guarantees:
             capabilities.storing_is_part_of_the_transaction, storing_refuses_an_id_that_was_used,
@@ -403,7 +404,7 @@ class MovingStore(ClaimingStore):
         """Move up to ``limit`` due messages to their queues, oldest first, remove and record them: one transaction.
 
         Args:
-            now: what is due strictly before it moves; recorded as the time of it.
+            now: messages due strictly before it move; recorded as the time of the move.
             limit: messages at most.
             listing: say which messages they were.
 
@@ -458,7 +459,7 @@ class StoreStatistics:
 
     Args:
         pending: messages that wait.
-        overdue: of these, due strictly before ``now`` and held by nobody.
+        overdue: of these, due strictly before ``now`` and not claimed.
         claimed: of these, held by a process at the moment.
         failing: of these, with at least one failed attempt.
         next_due: earliest due time, UTC.
@@ -497,7 +498,7 @@ class AdministrableStore(ABC):
     """
 
     def observer(self) -> Observer | None:
-        """Return a look at this store beyond these methods, or ``None``; it uses the store's connections.
+        """Return an observer of this store, or ``None``; it uses the store's connections.
 
         Guarantees:
             administration.a_look_is_had_before_the_store_is_prepared.
@@ -515,7 +516,7 @@ class AdministrableStore(ABC):
     async def old_snapshots(self) -> Sequence[OldSnapshot] | None:
         """Return the sessions that hold an old snapshot of the database, the oldest first.
 
-        Only those old enough to matter; ``None`` where there is no such thing.
+        Only those old enough to matter; ``None`` for a database without snapshots.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""What the timeout manager needs from the storage of its timeouts. Source: specification 4.5, 4.6; ADR 0014."""
+"""The storage of a timeout manager's timeouts. Source: specification 4.5, 4.6; ADR 0014."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Timeout:
 
 @dataclass(frozen=True, slots=True)
 class DueTimeout:
-    """A timeout that is due, as far as the poller needs to know it."""
+    """The part of a due timeout that the poller needs."""
 
     timeout_id: str
     due: datetime
@@ -45,7 +45,7 @@ class DueTimeout:
 
 @dataclass(frozen=True, slots=True)
 class DueChunk:
-    """What one query for due timeouts found.
+    """The result of one query for due timeouts.
 
     Args:
         due: by due time; among equal ones by id.
@@ -59,7 +59,7 @@ class DueChunk:
 
 @dataclass(frozen=True, slots=True)
 class TimeoutClaim:
-    """One timeout in the hands of one caller, until it is removed or let go; the end of its process ends it, too.
+    """One timeout held by one caller, until it is removed or released; the end of its process ends it, too.
 
     Args:
         timeout: as it is stored.
@@ -78,7 +78,7 @@ class TimeoutPersister(ABC):
 
     @abstractmethod
     async def initialize(self, endpoint: str) -> None:
-        """Settle whose timeouts these are. Asks no server: an endpoint starts while its storage is down (row 102).
+        """Name the endpoint whose timeouts these are. Asks no server: an endpoint starts while that is down (row 102).
 
         Raises:
             ConfigurationError: the endpoint's name makes no name of a table there.
@@ -100,7 +100,7 @@ class TimeoutPersister(ABC):
         """Keep a timeout; ``False`` when its id is stored already, which changes nothing.
 
         Raises:
-            MessageError: what it has cannot be kept: an id that is no UUID, say, or a destination that is too long.
+            MessageError: the timeout cannot be kept: an id that is no UUID, say, or a destination that is too long.
             StoreError: nothing was kept, but for a connection that was lost: then it may be there, and is added again.
 
         Guarantees:
@@ -113,8 +113,8 @@ class TimeoutPersister(ABC):
     async def peek(self, timeout_id: str) -> Timeout | None:
         """Return a timeout, or ``None`` when it is gone; takes no lock and waits for none.
 
-        While somebody is removing it, it is seen as it was, or, in SQL Server, not at all: who removes it has it in
-        hand, and if that fails, another look for what is due finds it again.
+        While it is being removed, it is seen as it was, or, in SQL Server, not at all: if the removal fails, a later
+        query for due timeouts finds it again.
 
         Raises:
             InvalidHeaders, InvalidTimestamp: what stands there cannot be read; names the id.
@@ -161,10 +161,9 @@ class TimeoutPersister(ABC):
 
     @abstractmethod
     async def claim(self, timeout_id: str) -> TimeoutClaim | None:
-        """Take a timeout in hand, or return ``None``: it is gone, or in somebody else's hands. Waits for nobody.
+        """Claim a timeout, or return ``None``: it is gone, or another caller holds it. Never waits.
 
-        While a process has it in hand to send it, others that claim are kept off; .NET endpoints peek and remove as
-        ever.
+        A claim keeps off other claims only: .NET endpoints peek and remove as ever.
 
         Raises:
             InvalidHeaders, InvalidTimestamp: what stands there cannot be read; names the id.

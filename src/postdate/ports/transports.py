@@ -1,4 +1,4 @@
-"""What the core needs from queues. Source: specification 6; ADR 0003."""
+"""Queues: transports, and receivers of one queue. Source: specification 6; ADR 0003."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class TransportCapabilities:
     """What a transport can do.
 
     Args:
-        durable: what was sent survives the process.
+        durable: messages in queues survive the process.
         transaction_modes: modes whose promise it keeps.
-        database: identity of the database that its queues live in, if any; see :class:`StoreCapabilities`.
+        database: identity of the database of its queues, if any; see :class:`StoreCapabilities`.
         largest_message_bytes: headers and body together.
         largest_headers_bytes: headers alone, as :func:`postdate.messages.encode_headers` has them, in UTF-8: with more,
             no queue takes the message, or none takes its brief error copy, so it is refused before it is stored.
@@ -33,14 +33,14 @@ class TransportCapabilities:
         time_to_be_received_in_transactions: every message of one transaction may have a time to be received of its own;
             without it, sends with one are refused in a transaction (specification 2.2).
         time_to_be_received_precision: a time to be received counts as the next multiple of this.
-        dead_letters: what expires can be kept in a dead-letter queue.
+        dead_letters: expired messages can be kept in a dead-letter queue.
         pipelines: one ``send`` takes messages for any mixture of destinations, and a destination that does not answer
             holds up none of the others; without it, each destination gets calls of its own.
         queue_names_fold_case: names of queues that differ in the case of letters only are one queue.
-        queue_name_separator: stands between the name of an endpoint and what names a queue of its timeout manager
+        queue_name_separator: stands in the names of a timeout manager's queues, after that of its endpoint
             (specification 4.2).
-        prefetches: what is received is held by the process itself, without a lease that runs out or a count that grows
-            when it is given back: so more may be received than is handled at once.
+        prefetches: received messages are held without a lease that runs out or a count that grows when they are given
+            back: so more may be received than are handled at once.
         takes_by_id: a receiver can pick one message out of its queue: :meth:`Receiver.take`.
     """
 
@@ -67,10 +67,10 @@ class Received(NamedTuple):
         envelope: the message; ``destination`` is the queue it was in.
         failures: how often handling it failed before, as far as the transport knows.
         token: fences the hold.
-        unanswered: of these, how often it came back without an answer: who had it ended, or lost connection or claim.
-            Also from other processes, where the queue does not tell these apart; 0 where nobody counts.
+        unanswered: of these, how often it came back without an answer: its receiver ended, or lost connection or claim.
+            Rollbacks of other processes are included where the queue cannot tell them apart; 0 where it does not count.
         is_last: the queue drops it when it comes back, or comes back twice: so it is not handled.
-        tries: how often its step was asked about it while it has been held; not for the transport to say.
+        tries: how often its step was asked about it while it has been held; not set by transports.
     """
 
     envelope: Envelope
@@ -86,7 +86,7 @@ class End:
     """How handling of a received message ended.
 
     Args:
-        record: what is recorded of a message that had been delayed; ``None``: nothing.
+        record: kind of the record of a message that had been delayed; ``None``: none is written.
         detail: reason, for the record.
         outgoing: messages to send.
         work: to be done in the same transaction; only with a transport in the database of the work.
@@ -102,10 +102,10 @@ HANDLED = End()
 
 
 class Ending(NamedTuple):
-    """That a message ends.
+    """A message that ends, and how.
 
     Args:
-        received: the message, held by the receiver that is told.
+        received: the message, held by the receiver that is to end it.
         at: when it ended, UTC.
         end: how.
     """
@@ -122,8 +122,8 @@ class Receiver(ABC):
     async def receive(self, limit: int) -> Sequence[Received]:
         """Wait until there is a message, then hold up to ``limit``, oldest first.
 
-        Empty only in the first answer after it has raised, to say that the server answers again and there is nothing
-        to do: a pump that waits for the next message instead would call the outage a lasting one.
+        Empty only in the first answer after it has raised, to say that the server answers again: a pump that waited for
+        the next message instead would take the outage for a lasting one.
 
         The wait may be cancelled; nothing is held then.
 
@@ -154,7 +154,7 @@ class Receiver(ABC):
     async def settle(self, endings: Sequence[Ending]) -> Sequence[Exception | None]:
         """End several messages, each as :meth:`commit` does, in as few transactions as can be.
 
-        What cannot end as it should keeps no other from it. Nothing is raised.
+        A message that cannot end does not keep others from it. Nothing is raised.
 
         Returns:
             An entry a message, in order: ``None``, or what :meth:`commit` would have raised.
@@ -189,9 +189,9 @@ class Receiver(ABC):
         """
 
     def stop(self) -> None:  # noqa: B027 - most receivers have nothing to do
-        """Have nothing more come: from here on this receiver only ends what it holds. At once, without waiting.
+        """Take no more messages: from now on this receiver only ends those that it holds. Returns at once.
 
-        By default nothing, for receivers to which nothing comes that was not asked for.
+        By default it does nothing, for receivers to which a server sends only messages that were asked for.
 
         Guarantees:
             receiving.nothing_more_comes_to_a_stopped_receiver.
@@ -199,7 +199,7 @@ class Receiver(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Give back everything still held.
+        """Give back all messages still held.
 
         Guarantees:
             receiving.closing_gives_back_what_is_held.
@@ -220,7 +220,7 @@ class Receiver(ABC):
 
 
 class Transport(Capable[TransportCapabilities], ABC):
-    """Queues."""
+    """Queues, to create, to send to, and to receive from."""
 
     @abstractmethod
     async def create_queues(self, names: Sequence[str]) -> None:
@@ -270,7 +270,7 @@ class Transport(Capable[TransportCapabilities], ABC):
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int] | None:
         """Return how many messages each of the named queues holds, at least those that no receiver has in hand.
 
-        Queues that do not exist are left out. ``None``: not even their existence can be known.
+        Queues that do not exist are left out. ``None``: this transport cannot tell.
 
         Raises:
             TransportUnavailable: transient.
@@ -278,14 +278,15 @@ class Transport(Capable[TransportCapabilities], ABC):
         return None
 
     async def limits_of(self, names: Sequence[str]) -> Mapping[str, Mapping[str, int] | None] | None:
-        """Return, by queue and by the server's name for it, each limit at which messages are dropped without a word.
+        """Return limits at which messages are dropped silently, by queue and by the server's name for the limit.
 
-        ``None``: there can be none; of a queue: not known yet. A server that does not tell is a ``TransportError``.
+        ``None``: this server has none; for a queue: not known yet. Raises ``TransportError`` if the server does not
+        tell.
         """
         return None
 
     def observer(self) -> Observer | None:
-        """Return a look at these queues, or ``None``; it uses the transport's connections and ends with it."""
+        """Return an observer of these queues, or ``None``; it uses the transport's connections and ends with it."""
         return None
 
     async def server_facts(self) -> ServerFacts | None:

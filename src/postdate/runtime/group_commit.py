@@ -1,7 +1,4 @@
-"""Works of one event loop that are done together: those that arrive while others are done share the next turn.
-
-So a server or a disk that takes its time is asked seldom, for many at once, and one that is quick is asked at once.
-"""
+"""Group commit, for one event loop: a slow server or disk is asked seldom, for many at once; a quick one at once."""
 
 from __future__ import annotations
 
@@ -25,11 +22,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Job(Generic[W, T]):
-    """A piece of work, and what became of it: whoever does it fills in a result or an error.
-
-    Args:
-        work: to be done.
-    """
+    """A piece of work, in which a result or an error is filled in when it is ``done``."""
 
     work: W
     result: T | None = None
@@ -37,14 +30,13 @@ class Job(Generic[W, T]):
     done: bool = False
 
     def outcome(self) -> T:
-        """Return the result, or raise the error."""
         if self.error is not None:
             raise self.error
         return self.result  # type: ignore[return-value]
 
 
 class _Turn(Generic[W, T]):
-    """Works that are done together. The first waits to lead, the others for the end: one event wakes all of them."""
+    """Jobs that are done together. The first waits for ``begin``, to lead; ``end`` wakes all others at once."""
 
     __slots__ = ("begin", "end", "is_over", "jobs", "taken")
 
@@ -52,7 +44,7 @@ class _Turn(Generic[W, T]):
         self.jobs: list[Job[W, T]] = []
         self.begin, self.end = anyio.Event(), anyio.Event()
         self.taken = threading.Lock()
-        """Held by whoever was first: the thread that does the works, or a leader who gave up before it began."""
+        """Held by the thread that does the jobs, or by a leader that was cancelled before that began."""
         self.is_over = False
         """Whether that thread has done them."""
 
@@ -61,7 +53,7 @@ _GROUPS: RunVar[WeakKeyDictionary[object, GroupCommit[Any, Any]]] = RunVar("post
 
 
 def group_of(owner: object, at_once: int) -> GroupCommit[Any, Any]:
-    """Return the group of this event loop whose works are done by ``owner``."""
+    """Return the group commit of ``owner``, which does the work, in this event loop."""
     try:
         groups = _GROUPS.get()
     except LookupError:
@@ -74,11 +66,7 @@ def group_of(owner: object, at_once: int) -> GroupCommit[Any, Any]:
 
 
 class GroupCommit(Generic[W, T]):
-    """For one event loop: hand works to :meth:`run`.
-
-    Args:
-        at_once: the most works that are done at a time.
-    """
+    """Does work that is handed to :meth:`run`, at most ``at_once`` pieces in one call."""
 
     def __init__(self, at_once: int) -> None:
         self._at_once = at_once
@@ -86,14 +74,11 @@ class GroupCommit(Generic[W, T]):
         self._led = False
 
     async def run(self, do: Callable[[Sequence[Job[W, T]]], None], work: W) -> T:
-        """Have ``work`` done, and return its result; whatever it raised is raised.
+        """Have ``work`` done, and return its result or raise its error.
 
-        Who is cancelled has it done all the same: half-way nobody would know what was committed, or have what was
-        claimed. A task cancelled by asyncio itself takes back what has not begun, and else ends with it.
-
-        Args:
-            do: called in a thread with some works, says of each what became of it. Must raise nothing.
-            work: what to do.
+        A caller that is cancelled has it done all the same: half-way it would not know what was committed, or lose what
+        was claimed. A task cancelled by asyncio's own means takes back a job that has not begun, and else waits for its
+        end. ``do`` is called in a thread, finishes every job it gets, and raises nothing.
         """
         job: Job[W, T] = Job(work)
         with anyio.CancelScope(shield=True):
@@ -122,7 +107,7 @@ class GroupCommit(Generic[W, T]):
             await self._lead(do, turn)
 
     async def _lead(self, do: Callable[[Sequence[Job[W, T]]], None], turn: _Turn[W, T]) -> None:
-        """Do what waits now; wake everyone whose work that was, and the first who came meanwhile, to lead."""
+        """Do the jobs of a turn, wake their callers, and have the first that came meanwhile lead the next turn."""
         self._led, self._next = True, None
         try:
             await in_thread(self._do, do, turn)
@@ -150,7 +135,7 @@ class GroupCommit(Generic[W, T]):
             turn.is_over = True
 
     def _leave(self, turn: _Turn[W, T], job: Job[W, T]) -> None:
-        """Take back a work whose turn has not begun; if it was to lead, the others of its turn begin anew."""
+        """Take back a job whose turn has not begun; if it was to lead, the others of its turn begin anew."""
         was_first = turn.jobs[0] is job
         turn.jobs.remove(job)
         if was_first:
@@ -161,15 +146,10 @@ class GroupCommit(Generic[W, T]):
 def in_parts(
     works: Sequence[W], do: Callable[[Sequence[W]], Sequence[T]], in_doubt: type[Exception]
 ) -> list[T | Exception]:
-    """Do works together; where that fails each half of them, so that who is to blame is alone in the end.
+    """Do works together; where that fails, each half of them, so that the one to blame is alone in the end.
 
-    Args:
-        works: at least one.
-        do: does all or nothing; returns what became of each.
-        in_doubt: an error that says nothing about any of them: what it was raised for is not tried again.
-
-    Returns:
-        What became of each: a result, or what was raised for it.
+    ``do`` does all or nothing. An error of type ``in_doubt`` says nothing about any of them, which are then not tried
+    again. Returns the result or the error of each.
     """
     try:
         return list(do(works))
@@ -185,7 +165,7 @@ def in_parts(
 def do_jobs(
     jobs: Sequence[Job[W, T]], do: Callable[[Sequence[W]], Sequence[T | Exception]], in_doubt: type[Exception]
 ) -> None:
-    """Do the works of jobs as :func:`in_parts` does, and say of each what became of it; raises nothing."""
+    """Do jobs as :func:`in_parts` does, and fill in what became of each; raises nothing."""
     try:
         found: Sequence[T | BaseException] = in_parts([job.work for job in jobs], do, in_doubt)
     except BaseException as error:  # noqa: BLE001 - handed to each caller, whose thread this is not

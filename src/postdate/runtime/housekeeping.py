@@ -1,7 +1,7 @@
-"""What has to be done at every interval, whatever the application does meanwhile: in a thread of its own.
+"""Chores at regular intervals, in a thread of their own.
 
-A handler that blocks keeps the event loop from everything else, and what shows others that this process lives must not
-wait for it. Nor is it done in a thread that listens for news: a chore may take its time, and news must not wait for it.
+A handler that blocks the event loop must not delay what shows others that this process lives; and a chore that takes
+its time must not delay a thread that listens for notifications.
 """
 
 from __future__ import annotations
@@ -25,13 +25,10 @@ _ROUND_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Chore:
-    """One thing to be done in every round.
+    """A thing to be done in every round; ``what`` begins the line in the log when it cannot be done.
 
-    Args:
-        what: is to be said in the log when it cannot be done.
-        do: returns whether so much is left to do that the next round is to follow at once. Raises
-            :class:`postdate.errors.PostdateError` or ``OSError`` when it cannot be done; then the other chores go on,
-            and this one is tried again in the next round.
+    ``do`` returns whether the next round is to follow at once. When it raises :class:`postdate.errors.PostdateError` or
+    ``OSError``, the other chores go on, and it is tried again in the next round.
     """
 
     what: str
@@ -39,14 +36,7 @@ class Chore:
 
 
 class Housekeeping:
-    """Does the chores of one file, or of one connection.
-
-    Args:
-        of: what it is done for, for the log.
-        every: seconds between two rounds.
-        chores: in order.
-        end: called in the thread when it ends.
-    """
+    """Does the chores ``of`` one file or connection, in order, every so many seconds; calls ``end`` in its thread."""
 
     def __init__(self, of: str, every: float, chores: Sequence[Chore], end: Callable[[], None] = lambda: None) -> None:
         self._every, self._end = every, end
@@ -61,11 +51,10 @@ class Housekeeping:
             self._thread.start()
 
     def stop(self) -> None:
-        """Begin nothing more."""
         self._stopped.set()
 
     def join(self, seconds: float | None = None) -> None:
-        """Return when the chore that may be under way has ended, or after so long; blocking."""
+        """Block until a chore under way has ended, or for so long."""
         if self._thread is not None:
             self._thread.join(seconds)
 
@@ -76,23 +65,19 @@ class Housekeeping:
             try:
                 more |= chore.do()
             except (PostdateError, OSError) as error:
-                if self._stopped.is_set():  # what it is done for is being closed, which is no outage
+                if self._stopped.is_set():  # its file or connection is being closed, which is no outage
                     return False
                 outage.failed(error, time.monotonic())
-            except Exception:  # a clock of the user's, say: what the dead held must become free all the same
+            except Exception:  # in a user's clock, say: claims of dead processes must become free all the same
                 log.exception("%s", chore.what)
             else:
                 outage.succeeded(time.monotonic())
         return more
 
     def in_shares(self, share: Share) -> bool:
-        """Do a share of work after another until nothing is left, about a second has gone by, or this is stopped.
+        """Do shares until nothing is left, about a second has gone by, or this is stopped; return whether any is left.
 
-        After each one as long a pause as it took: whoever else writes has at least half of the time, and waits for one
-        share at most.
-
-        Returns:
-            Whether anything is left.
+        A pause after each, as long as it took, leaves other writers half of the time.
         """
         end = time.monotonic() + _ROUND_SECONDS
         while True:

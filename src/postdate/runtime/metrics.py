@@ -1,4 +1,4 @@
-"""What the core counts and measures, for whoever wants to export it. Called once a batch, never once a message."""
+"""What the core counts and measures, to be exported. Called once a batch, never once a message."""
 
 from __future__ import annotations
 
@@ -56,32 +56,23 @@ class Metrics(Protocol):
 class NoMetrics:
     """Counts nothing; what an endpoint does unless told otherwise."""
 
-    def stored(self, messages: int) -> None:
-        """Do nothing; so do all methods here."""
+    def stored(self, messages: int) -> None: ...
 
-    def fetched(self, messages: int, duration: timedelta) -> None:
-        """Do nothing."""
+    def fetched(self, messages: int, duration: timedelta) -> None: ...
 
-    def delivered(self, messages: int, lateness_seconds: Sequence[float]) -> None:
-        """Do nothing."""
+    def delivered(self, messages: int, lateness_seconds: Sequence[float]) -> None: ...
 
-    def expired(self, messages: int) -> None:
-        """Do nothing."""
+    def expired(self, messages: int) -> None: ...
 
-    def discarded(self, messages: int) -> None:
-        """Do nothing."""
+    def discarded(self, messages: int) -> None: ...
 
-    def failed(self, messages: int) -> None:
-        """Do nothing."""
+    def failed(self, messages: int) -> None: ...
 
-    def retried(self, messages: int) -> None:
-        """Do nothing."""
+    def retried(self, messages: int) -> None: ...
 
-    def moved_to_error(self, messages: int) -> None:
-        """Do nothing."""
+    def moved_to_error(self, messages: int) -> None: ...
 
-    def breaker_changed(self, breaker: str, state: str) -> None:
-        """Do nothing."""
+    def breaker_changed(self, breaker: str, state: str) -> None: ...
 
 
 NO_METRICS = NoMetrics()

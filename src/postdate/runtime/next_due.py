@@ -1,7 +1,7 @@
 """The next-due cache: what a store knows of the next attempt without asking, and when to wake its poller.
 
-Whoever looks at what is stored says so before (:meth:`NextDue.look`) and after
-(:meth:`NextDue.seen`); whoever stores, gives back or hears of others says :meth:`NextDue.heard`.
+A query of stored messages is announced by :meth:`NextDue.look` and ends with :meth:`NextDue.seen`; messages that are
+stored, given back, or announced by other processes go to :meth:`NextDue.heard`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ class NextDue(Generic[T]):
 
     @property
     def is_listened_to(self) -> bool:
-        """Whether anybody wants to be woken."""
         return bool(self._wakes)
 
     def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
-        """Have ``wake`` called when something is to be attempted before all that is known; return the way to stop."""
+        """Have ``wake`` called when a message may be attempted before all known ones; return how to stop that."""
         with self._lock:
             self._wakes.append(wake)
 
@@ -44,16 +43,16 @@ class NextDue(Generic[T]):
         return stop
 
     def look(self) -> int:
-        """Note that a look begins: what is heard of from now on may not be seen by it. Return its number."""
+        """Return the number of a query that begins: it may not see messages that are heard of from now on."""
         with self._lock:
             self._next_look += 1
             self._looks[self._next_look] = None
-            if len(self._looks) > _LOOKS_AT_ONCE:  # of looks that failed nobody asks any more
+            if len(self._looks) > _LOOKS_AT_ONCE:  # looks that failed are never ended
                 del self._looks[min(self._looks)]
             return self._next_look
 
     def seen(self, look: int, first: T | None) -> T | None:
-        """Note the earliest attempt that a look saw; return when to look again."""
+        """Note the earliest attempt that a query saw; return when to look again."""
         with self._lock:
             return self._seen(self._looks.pop(look, None), first)
 
@@ -64,7 +63,7 @@ class NextDue(Generic[T]):
         return first
 
     def heard(self, attempt_at: T) -> None:
-        """Note that something may be attempted after that instant; wake who listens if it is before all known."""
+        """Note a message that may be attempted from then on; wake listeners if that is before all known ones."""
         with self._lock:
             for look, heard in self._looks.items():
                 self._looks[look] = attempt_at if heard is None else min(heard, attempt_at)
@@ -76,7 +75,7 @@ class NextDue(Generic[T]):
             wake()
 
     def forget(self) -> None:
-        """Note that something may be attempted at any time: wake who listens."""
+        """Note that messages may be attempted at any time, and wake listeners."""
         with self._lock:
             self._known = None
             wakes = list(self._wakes)

@@ -1,7 +1,4 @@
-"""Tells the service manager of the machine how this process is: systemd's protocol, on the socket that it names.
-
-Source: sd_notify(3).
-"""
+"""Tells the machine's service manager about this process, by systemd's protocol. Source: sd_notify(3)."""
 
 from __future__ import annotations
 
@@ -17,10 +14,7 @@ log = logging.getLogger("postdate.service")
 
 
 def notify(state: str) -> None:
-    """Tell a state to the manager that started this process with ``NOTIFY_SOCKET``; others have none.
-
-    What goes wrong is logged: the service delivers, whoever hears of it.
-    """
+    """Tell a state to the service manager that started this process, if one did; a failure is only logged."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return

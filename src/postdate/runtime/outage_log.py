@@ -16,14 +16,9 @@ _IS_THE_SAME_WITHIN_SECONDS = 5.0
 class OutageLog:
     """Keeps an outage from filling a log: what fails three times a second fails for one reason.
 
-    Each kind of failure is said when it comes for the first time in an outage, with its text; after that one line a
-    minute counts all of them, also where there are successes between them.
-
-    Args:
-        log: where to.
-        what: could not be done; begins the line of a failure.
-        who: was out of reach; begins the line of the recovery.
-        level: of failures.
+    Each kind of failure is logged when it comes for the first time in an outage, with its text; after that one line a
+    minute counts all of them, also where there are successes between them. ``what`` could not be done begins these
+    lines; ``who`` was out of reach, that of the recovery.
     """
 
     def __init__(self, log: logging.Logger, what: str, who: str, level: int = logging.ERROR) -> None:
@@ -32,16 +27,11 @@ class OutageLog:
         self._over_at = -math.inf
         self._failures = 0
         self.is_out = self._is_said = False
-        """Whether the last that was noted was a failure; and whether one was said since it last was over."""
+        """``is_out``: the last call failed. ``_is_said``: a failure was logged since the last recovery."""
         self._kinds: set[str] = set()
 
     def failed(self, error: BaseException, seconds: float) -> None:
-        """Note a failure.
-
-        Args:
-            error: why.
-            seconds: now, on a clock that nobody sets.
-        """
+        """Note a failure; ``seconds`` are of a clock that nobody sets."""
         kind = error.code if isinstance(error, PostdateError) else type(error).__name__
         if not self.is_out:
             self.is_out, self._out_since = True, seconds
@@ -63,7 +53,6 @@ class OutageLog:
         self._said_at, self._is_said = seconds, True
 
     def succeeded(self, seconds: float) -> None:
-        """Note a success; without effect when nothing had failed."""
         if self.is_out:
             self.is_out, self._over_at = False, seconds
         if self._is_said:

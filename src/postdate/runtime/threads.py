@@ -1,4 +1,4 @@
-"""Threads of our own for what blocks: the application may hold all of its event loop's common ones while it waits."""
+"""Threads for blocking calls, apart from the event loop's common ones: the application may hold all of those."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ _LIMITER: RunVar[anyio.CapacityLimiter] = RunVar("postdate.runtime.threads")
 
 
 def our_threads() -> anyio.CapacityLimiter:
-    """Return what limits our threads in this event loop."""
     try:
         return _LIMITER.get()
     except LookupError:

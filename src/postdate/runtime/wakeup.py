@@ -35,5 +35,4 @@ class Alarm:
             self._event = anyio.Event()
 
     async def wait(self) -> None:
-        """Return when rung since the last :meth:`reset`."""
         await self._event.wait()

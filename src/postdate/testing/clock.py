@@ -1,4 +1,4 @@
-"""A clock that stands still until it is told to move on: a month of waiting takes as long as the work done in it."""
+"""A clock that stands still until a test moves it on: a month of waiting takes as long as the work done in it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class VirtualClock:
         await self.wait_for(anyio.Event(), duration)
 
     async def advance(self, duration: timedelta) -> None:
-        """Move on by ``duration``, letting everything happen that happens in it.
+        """Move on by ``duration``; every task runs as its waits end.
 
         Raises:
             ValueError: the duration is negative; see :meth:`step` for a clock that is set back.
@@ -111,7 +111,7 @@ class VirtualClock:
 
     @property
     def next_wait(self) -> datetime | None:
-        """When the next wait ends; ``None`` when nobody waits for this clock."""
+        """When the next wait ends; ``None`` when no task waits for this clock."""
         return later(self._now, self._waits[0][0] - self._elapsed) if self._waits else None
 
     async def settle(self) -> None:
@@ -130,5 +130,5 @@ class VirtualClock:
 
 
 def _ready() -> Sized | None:
-    """Return what the event loop is about to run, where it lets us look; else some quiet rounds must do."""
+    """Return the callbacks that asyncio's event loop is about to run; ``None`` for a loop that does not show them."""
     return getattr(asyncio.get_running_loop(), "_ready", None)

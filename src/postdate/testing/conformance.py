@@ -1,4 +1,4 @@
-"""What a check of a conformance suite is, and the words in which one fails. Knows no test framework.
+"""Checks of conformance suites, and the errors with which they fail. Knows no test framework.
 
 Run a suite from any of them; with pytest, one parametrized test is enough::
 
@@ -25,7 +25,7 @@ S = TypeVar("S")
 Ts = TypeVarTuple("Ts")
 
 NEWS_SECONDS = 60.0
-"""How long a check waits, in real time, for what must come, which then it does at once: only a failure takes so long.
+"""How long a check waits, in real time, for an event that must come, and comes at once: only a failure takes so long.
 
 A busy machine stalls for seconds, and a check must not fail for that.
 """
@@ -81,7 +81,7 @@ class Topic(Generic[S]):
     def given(
         self, opened: Callable[[S], AbstractAsyncContextManager[tuple[*Ts] | None]]
     ) -> Callable[[Callable[[*Ts], Awaitable[None]]], None]:
-        """Register a function as a check that takes what ``opened`` opens; a subject for which that is none passes."""
+        """Register a function as a check of what ``opened`` yields; a subject for which that is ``None`` passes."""
 
         def register(check: Callable[[*Ts], Awaitable[None]]) -> None:
             @wraps(check)

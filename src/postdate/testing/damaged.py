@@ -1,4 +1,4 @@
-"""What the suites of stores and of queues say alike of rows that cannot be read (ADR 0019)."""
+"""Rows that cannot be read, for the suites of stores and of queues alike (ADR 0019)."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ MENDED = {
 
 
 def bad(damage: Damage) -> str:
-    """Return the id of the message that is damaged so."""
+    """Return the id of the message that is damaged in this way."""
     return f"bad-{damage.value}"
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of an adapter that sets aside what it cannot read.
+    """Rows of an adapter that sets unreadable ones aside.
 
     Args:
-        place: where it is set aside.
+        place: where rows are set aside.
         damages: the ways in which a row can be damaged.
-        damage: does it to a message, by its id; returns what stands there now.
+        damage: damages the row of a message, by its id; returns the damaged bytes.
     """
 
     place: Quarantine
@@ -41,12 +41,12 @@ class Rows:
     damage: Callable[[str, Damage], bytes]
 
     async def aside(self, damage: Damage) -> Quarantined:
-        """Return the message that was damaged so, as it is set aside."""
+        """Return the row that was damaged in this way, as it is set aside."""
         (found,) = [each for each in await self.place.quarantined(10) if each.message_id == bad(damage)]
         return found
 
     async def expect_refused(self, aside: Quarantined) -> None:
-        """Fail unless what alone is set aside is refused when it is put back unmended, and can be discarded, once."""
+        """Fail unless the only row aside is refused when it is put back unmended, and can be discarded, once."""
         place = self.place
         try:
             await place.put_back(aside.number, Mending(), _NOW)
@@ -68,9 +68,9 @@ class Rows:
 
 
 def rows_of(adapter: object, damages: Collection[Damage], damage: Callable[[str, Damage], bytes]) -> Rows | None:
-    """Return the rows of an adapter if it sets aside what it cannot read.
+    """Return the rows of an adapter if it is a :class:`Quarantine`.
 
-    What can be damaged must be set aside; what is said to be set aside must be damaged, or nothing is shown.
+    An adapter whose rows can be damaged must be one, and the subject of one must damage rows, or nothing is shown.
     """
     if not isinstance(adapter, Quarantine):
         expect(not damages, f"{type(adapter).__name__} has rows that can be damaged, and so the methods of Quarantine")
@@ -80,7 +80,7 @@ def rows_of(adapter: object, damages: Collection[Damage], damage: Callable[[str,
 
 
 def expect_kept(aside: Quarantined, place: str, damage: Damage, there: bytes) -> None:
-    """Fail unless what is set aside has its place, a reason, a time, and the bytes that stood there when it was met."""
+    """Fail unless a row aside has its place, a reason, a time, and the bytes that it had when it was read."""
     expect_equal(aside.place, place, "place")
     expect(bool(aside.reason.strip()), "a reason is given")
     expect(aside.at.tzinfo is not None, "the time of setting aside is aware")

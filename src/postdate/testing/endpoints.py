@@ -1,4 +1,4 @@
-"""An endpoint under test: in memory, on a clock that is moved by hand, without a broker and without waiting."""
+"""An endpoint under test: in memory, on a clock that tests move, without a broker and without waiting."""
 
 from __future__ import annotations
 
@@ -84,15 +84,16 @@ class Waiting:
 class EndpointTest:
     """Runs an endpoint as its application configures it. Use it as an asynchronous context manager, on asyncio.
 
-    Whatever a call sets off has happened when it returns: handlers have run, what was due has been delivered. The same
-    test does the same things in the same order every time. What would go to the error queue is raised instead.
+    When a call returns, its consequences have happened: handlers have run, due messages have been delivered. The same
+    test does the same things in the same order every time. The error of a message for the error queue is raised
+    instead.
 
-    Queues need not exist; what the endpoint sends to others is in :attr:`sent`.
+    Queues need not exist; messages that the endpoint sends to others are in :attr:`sent`.
 
     Args:
         configure: registers handlers, sagas and routes, as for the real endpoint.
         name: of the endpoint.
-        start: what the clock shows at first; aware.
+        start: first time of the clock; aware.
         recoverability: how often handling is tried; default: once.
         outbox: for handlers that ask for ``context.transaction()``: with a :class:`~postdate.SqliteOutbox`, which is
             yours to close. Other databases answer when they like, not when the clock moves.
@@ -111,10 +112,10 @@ class EndpointTest:
         sagas: SagaStore | None = None,
     ) -> None:
         self.deliveries: list[Sent] = []
-        """What left the endpoint for other queues, in order."""
+        """Messages that left the endpoint for other queues, in order."""
         self._store = _WakingStore()
         self.clock: VirtualClock = _HeardClock(start, self._store.wake)
-        """When it is set, by ``step``, the poller is told, where a real one finds out within a minute."""
+        """When ``step`` sets it, the poller is woken; a real one finds out within a minute."""
         self._sagas = sagas or (MemorySagaStore() if outbox is None else None)
         self._endpoint = _WatchedEndpoint(
             name,
@@ -156,7 +157,7 @@ class EndpointTest:
         headers: Mapping[str, str] | None = None,
         message_id: str | None = None,
     ) -> str:
-        """Send a message to the endpoint under test, and let everything happen that follows from it at once.
+        """Send a message to the endpoint under test; its immediate consequences have happened on return.
 
         As :meth:`postdate.Endpoint.send`, but by default to its own queue.
 
@@ -175,7 +176,7 @@ class EndpointTest:
         return outgoing.message_id
 
     async def reply(self, message: object, to: Sent, headers: Mapping[str, str] | None = None) -> str:
-        """Let the endpoint under test get a reply to what it has sent, as the handler of another endpoint replies.
+        """Send the endpoint under test a reply to a message of its own, as the handler of another endpoint replies.
 
         Args:
             message: of a type that it handles.
@@ -183,7 +184,7 @@ class EndpointTest:
             headers: of the reply, of your own.
 
         Raises:
-            InvalidMessage: what was sent asks for replies somewhere else, or not at all.
+            InvalidMessage: the message asks for replies somewhere else, or for none.
             Exception: what its handler raised.
         """
         options = reply_options(to.headers, to.headers.get(Headers.MESSAGE_ID, ""), headers)
@@ -200,9 +201,9 @@ class EndpointTest:
         minutes: float = 0,
         seconds: float = 0,
     ) -> None:
-        """Let time pass, and everything happen that is due meanwhile, up to the last instant of it.
+        """Let time pass, with everything that falls due in it, its last instant included.
 
-        Where something is due exactly at the end, the clock goes on until it has come: a microsecond as a rule.
+        If a message is due exactly at the end, the clock goes on until it is delivered: a microsecond as a rule.
 
         Raises:
             Exception: what a handler raised.
@@ -228,16 +229,16 @@ class EndpointTest:
 
     @property
     def now(self) -> datetime:
-        """What the clock shows; UTC."""
+        """The time of the clock, UTC."""
         return self.clock.now()
 
     @property
     def sent(self) -> Sequence[object]:
-        """What the endpoint sent to other queues, in the order in which it arrived: delayed messages when due."""
+        """Messages that the endpoint sent to other queues, in the order of their arrival: delayed ones when due."""
         return [each.message for each in self.deliveries]
 
     def sent_to(self, destination: str) -> Sequence[object]:
-        """Return what was sent to one queue, in order."""
+        """Return the messages that were sent to one queue, in order."""
         return [each.message for each in self.deliveries if each.destination == destination]
 
     async def waiting(self) -> Sequence[Waiting]:
@@ -269,7 +270,7 @@ class EndpointTest:
 
 
 class _Made(OutgoingMessages):
-    """Remembers the messages of which it made something, by id."""
+    """Remembers messages by the ids of their envelopes."""
 
     def __init__(self, *given: Any, made: dict[str, object]) -> None:
         super().__init__(*given)
@@ -296,7 +297,7 @@ class _Failed(MessageEndings):
 
 
 class _WakingStore(MemoryStore):
-    """Nobody else knows it, so that each message that is stored wakes the poller; and so does who asks for it."""
+    """A store of which only its own messages, and :meth:`wake`, wake the poller."""
 
     def wake(self) -> None:
         for wake in self._wakes:
@@ -319,7 +320,7 @@ class _HeardClock(VirtualClock):
 class _WatchedEndpoint(Endpoint):
     """Remembers the messages that it made, and why some went to the error queue.
 
-    Its poller does not look by itself: a month would be 43,200 looks. Whatever it would find so, it is told of.
+    Its poller does not look by itself, which would be 43,200 looks a month: the store and the clock wake it.
     """
 
     _longest_sleep = timedelta(days=36_500)
@@ -333,7 +334,7 @@ class _WatchedEndpoint(Endpoint):
 
 
 class _Exits:
-    """Queues in memory that come into being when something is sent to them; tells of everything that is."""
+    """Queues in memory that are created when a message is sent to them; reports every message that is sent."""
 
     def __init__(self, transport: MemoryTransport, note: Callable[[Envelope], None]) -> None:
         self._transport, self._note = transport, note
@@ -370,7 +371,7 @@ class _Exits:
 
 
 class _WatchedReceiver:
-    """Tells of what leaves with a commit."""
+    """Reports messages that leave with a commit."""
 
     def __init__(self, receiver: MemoryReceiver, exits: _Exits) -> None:
         self._receiver, self._exits = receiver, exits

@@ -1,4 +1,4 @@
-"""Stores and transports that fail when they are told to: before a call, or after it has taken effect."""
+"""Stores and transports that fail as planned: before a call, or after it has taken effect."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Fault:
     after: bool = False
 
     def __call__(self, call: Call) -> BaseException | None:
-        """See :class:`Plan`."""
+        """Return the error if this call is to fail now."""
         chosen = self.calls is None or call.number in self.calls
         return self.error if call.method == self.method and call.done is self.after and chosen else None
 
@@ -88,7 +88,7 @@ class Faults:
         self.calls: Counter[str] = Counter()
 
     def add(self, plan: Plan) -> None:
-        """Let ``plan`` have its say, too."""
+        """Ask ``plan``, too, after the others."""
         self.plans.append(plan)
 
     def clear(self) -> None:
@@ -134,7 +134,6 @@ class FaultyStore(ClaimingStore):
     @property
     @override
     def capabilities(self) -> StoreCapabilities:
-        """Those of the wrapped store."""
         return self._store.capabilities
 
     @override
@@ -239,7 +238,6 @@ class FaultyTransport(Transport):
     @property
     @override
     def capabilities(self) -> TransportCapabilities:
-        """Those of the wrapped transport."""
         return self._transport.capabilities
 
     @override
@@ -259,7 +257,6 @@ class FaultyTransport(Transport):
 
     @override
     def receiver(self, queue: str) -> FaultyReceiver:
-        """Return a receiver that fails by the same plans."""
         return FaultyReceiver(self._transport.receiver(queue), self.faults)
 
     @override
@@ -296,5 +293,5 @@ class FaultyReceiver(Receiver):
 
     @override
     async def close(self) -> None:
-        """Pass on: what ends must end."""
+        """Never fails, as held messages must be given back."""
         await self._receiver.close()

@@ -8,52 +8,43 @@ from datetime import timedelta
 
 
 class RecordedMetrics:
-    """Adds up what it is told; implements :class:`postdate.runtime.metrics.Metrics`."""
+    """Counts, and keeps what was measured; implements :class:`postdate.runtime.metrics.Metrics`."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         """Messages by what happened to them: ``stored``, ``delivered`` and so on, by the names of the methods."""
         self.lateness_seconds: list[float] = []
         self.batches: list[int] = []
-        """How many messages each look brought that brought any."""
+        """Sizes of the batches that looks brought, empty ones left out."""
         self.fetch_durations: list[timedelta] = []
         self.breaker_changes: list[tuple[str, str]] = []
 
     def stored(self, messages: int) -> None:
-        """Count."""
         self.counts["stored"] += messages
 
     def fetched(self, messages: int, duration: timedelta) -> None:
-        """Note the size of the batch, unless it is empty, and the duration."""
         if messages:
             self.batches.append(messages)
         self.fetch_durations.append(duration)
 
     def delivered(self, messages: int, lateness_seconds: Sequence[float]) -> None:
-        """Count, and note the lateness of each."""
         self.counts["delivered"] += messages
         self.lateness_seconds += lateness_seconds
 
     def expired(self, messages: int) -> None:
-        """Count."""
         self.counts["expired"] += messages
 
     def discarded(self, messages: int) -> None:
-        """Count."""
         self.counts["discarded"] += messages
 
     def failed(self, messages: int) -> None:
-        """Count."""
         self.counts["failed"] += messages
 
     def retried(self, messages: int) -> None:
-        """Count."""
         self.counts["retried"] += messages
 
     def moved_to_error(self, messages: int) -> None:
-        """Count."""
         self.counts["moved_to_error"] += messages
 
     def breaker_changed(self, breaker: str, state: str) -> None:
-        """Note it."""
         self.breaker_changes.append((breaker, state))

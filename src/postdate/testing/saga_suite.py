@@ -68,7 +68,7 @@ async def _store(subject: SagaStoreSubject) -> AsyncGenerator[tuple[SagaStore]]:
 
 @asynccontextmanager
 async def _handles(subject: SagaStoreSubject) -> AsyncGenerator[tuple[list[SagaStore]]]:
-    """Lend one handle, or two of different processes where the store can have that."""
+    """Lend one handle, or two of different processes where the store is shared."""
     async with _open(subject) as store:
         if not store.capabilities.shared:
             yield ([store],)
@@ -100,7 +100,7 @@ async def _kept(store: SagaStore, value: str = "o-1") -> SagaRecord:
 
 @sagas.given(_store)
 async def an_instance_is_found_by_type_property_and_value(store: SagaStore) -> None:
-    """What was created is found unchanged, in version 1, and by nothing but its own type, property and value."""
+    """An instance is found unchanged, in version 1, and by nothing but its own type, property and value."""
     record = _record("ünïcode 🎈 o'1", state='{"text":"\\u0000 \\" ünïcode 🎈"}')
     await store.apply([_created(record), _created(_record("o-2"))])
     found = await store.find("Order", record.correlation)
@@ -185,7 +185,7 @@ async def changes_are_applied_together_or_not_at_all(store: SagaStore) -> None:
 
 @sagas
 async def setting_up_again_keeps_what_is_there(subject: SagaStoreSubject) -> None:
-    """Setting up is idempotent, and what was kept survives it, and the handle where the store is durable."""
+    """Setting up is idempotent; instances survive it, and the handle where the store is durable."""
     async with _open(subject) as store:
         await store.setup()
         await store.apply([_created(_record())])

@@ -28,17 +28,11 @@ from postdate.runtime.outage_log import OutageLog
 log = logging.getLogger("postdate.recoverability")
 
 Afterwards: TypeAlias = Callable[[], Awaitable[None]]
-"""What is to be done when a message has ended well; raises nothing."""
+"""Called when a message has ended well; raises nothing."""
 
 
 class Failed(NamedTuple):
-    """That a message has failed.
-
-    Args:
-        error: why.
-        way: what was decided about that last; ``None``: nothing yet.
-        original: what its error copy is made of; ``None``: of the message.
-    """
+    """A message's failure, and the last way, if any. Its error copy is made of ``original``, or of the message."""
 
     error: Exception
     way: Way | None = None
@@ -51,8 +45,8 @@ class Outcome(NamedTuple):
     Args:
         end: with which it leaves its queue; ``None``: it does not leave.
         recovery: asked when its queue refuses ``end``, or its step ``failed``; ``None``: it goes back after a pause.
-        afterwards: done when the message has left its queue.
-        failed: what the end is about; without an end, why the step could not be done.
+        afterwards: called when the message has left its queue.
+        failed: the failure that ``end`` is about; without an end, why the step could not be done.
         wait: for so long it stays in hand, then its step is asked again.
 
     With neither ``end``, ``failed`` nor ``wait`` it goes back to its queue: :data:`BACK`, :data:`UNCOUNTED`.
@@ -75,18 +69,15 @@ after a pause."""
 
 BACK: Final = Outcome(None)
 UNCOUNTED: Final = Outcome(None)
-"""It, and no other, goes back as it came: the pump stops."""
+"""Told from :data:`BACK` by identity: the message goes back as it came, without a failure, as the pump stops."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Recovery(ABC):
     """What is done about failures of one kind of outcome.
 
-    Args:
-        allowed: what may be.
-        suspects: messages that met trouble of a store; ``None``: whatever a store says of itself is an outage.
-        outage: of the store, for which messages stay in hand.
-        failure_rate: of messages that no error queue takes.
+    Without ``suspects``, all trouble of a store is an outage. Messages stay in hand for ``outage``. ``failure_rate``
+    counts messages that no error queue takes.
     """
 
     allowed: Allowed
@@ -116,7 +107,6 @@ class Recovery(ABC):
         """Return the end of a message that goes to the error queue."""
 
     async def ended_well(self, message_id: str) -> None:
-        """Note that a message has ended as its step decided."""
         if self.suspects is not None:
             self.suspects.worked(message_id)
         if self.outage is not None:
@@ -130,15 +120,10 @@ class Recovery(ABC):
 
 @dataclass(slots=True, kw_only=True)
 class Attempts(Recovery):
-    """The recovery of steps that are not handlers: so many attempts, then the error queue.
+    """The recovery of steps that are not handlers: so many attempts, then the error queue ``errors``.
 
-    Args:
-        errors: that queue.
-        clock: tells when a message failed.
-        policy: how often is tried.
-        metrics: told of failures.
-        given_up: told of a message that is in the error queue.
-        returns_outgoing: what was to be sent on can be returned to where it was sent: so its copy is made of that.
+    ``given_up`` is told of a message that is there. With ``returns_outgoing`` the error copy of a message that was to
+    be sent on is made of what was sent, to be returned to its destination.
     """
 
     errors: ErrorQueue
@@ -184,18 +169,12 @@ class Attempts(Recovery):
 
 
 def attempts(number: int, *unrecoverable: type[PostdateError]) -> Recoverability:
-    """Return the policy of so many attempts in a row, but one for what no retry mends."""
+    """Return the policy of so many attempts in a row; ``unrecoverable`` errors are not tried again."""
     return Recoverability(immediate_retries=number - 1, delayed_retries=0, unrecoverable=unrecoverable)
 
 
 class StoreOutage:
-    """A store that takes nothing, and the messages in hand that wait for it.
-
-    Args:
-        clock: waits.
-        said: where it is said.
-        breaker: of the store; ``None``: each second it is tried again.
-    """
+    """A store that takes nothing, and messages in hand that wait for it; without ``breaker``, for a second."""
 
     def __init__(self, clock: Clock, said: OutageLog, breaker: RepeatedFailures | None = None) -> None:
         self._clock, self._said, self._breaker = clock, said, breaker
@@ -208,14 +187,13 @@ class StoreOutage:
         self._is_over.set()
 
     def over(self) -> None:
-        """End the pauses of those that wait, as somebody has found that the store answers again."""
+        """End the pauses of messages that wait, as the store answers again."""
         if self._breaker is not None:
-            self._breaker.success()  # a call that hung until now fails a little later, and is not to wait any longer
+            self._breaker.success()  # a call that hangs will fail a little later, and must not pause then
         self._is_over.set()
         self._is_over, self._over_at = anyio.Event(), self._clock.monotonic()
 
     def worked(self) -> None:
-        """Note that something was stored."""
         if self._said.is_out:
             self.over()
             self._said.succeeded(self._clock.monotonic())
@@ -223,10 +201,10 @@ class StoreOutage:
             self._breaker.success()
 
     async def wait(self, error: PostdateError, way: Way) -> None:
-        """Wait before a message is tried again: with all others, unless it alone is in trouble or this counts.
+        """Wait before a message is tried again: with all others if it ``STAYS``, otherwise by itself.
 
-        What fails just after others went well waits for a second, whatever goes well meanwhile: a store may take some
-        and not others, and a destination that takes nothing is no outage of the store.
+        A failure just after others went well waits for a second, whatever goes well meanwhile: a store may take some
+        messages and not others, and a full destination is no outage of the store.
         """
         seconds, pause, until = self._clock.monotonic(), PAUSE_ARMED, self._stop
         if way is Way.ALONE:

@@ -1,10 +1,4 @@
-"""The message pump: receives from one queue, has a step handle each message, and ends it as the step decides.
-
-Up to ``concurrency`` messages are handled at a time, each by one of as many workers. Where a handler waits for nothing,
-the next message follows in the same turn of the loop, and no task is begun for it. Where a queue is read ahead, what
-was handled is ended behind: in batches, while others are handled (:class:`Settler`).
-Source: ADR 0026.
-"""
+"""The message pump: receives from one queue, has a step handle each message, and ends it. Source: ADR 0026."""
 
 from __future__ import annotations
 
@@ -37,7 +31,8 @@ _YIELDS_AFTER: Final = 50
 """Messages that one worker handles before others have the loop."""
 
 _WAITS: Final = (Way.STAYS, Way.BACK, Way.ALONE)
-"""Ways of messages that wait together when they have failed together: for what most of them wait, in this order."""
+"""Ways of messages of one batch that wait together when they have failed; the first of them in this order says for
+what."""
 
 _Failure: TypeAlias = tuple[Received, Outcome, PostdateError, Way]
 
@@ -50,15 +45,10 @@ _LOSSES_REMEMBERED: Final = 10_000
 class MessagePump:
     """Start :meth:`run` as a task; :meth:`stop` stops receiving and lets what is in hand finish.
 
-    Args:
-        receiver: of the queue.
-        step: what is done with each message.
-        concurrency: messages handled at once; 1 or more.
-        clock: for the breaker.
-        breaker: for failing receives and commits.
-        queue: its name, for logs.
-        prefetches: receive more than is handled at once, as long as it is handled within moments; and end messages in
-            batches, unless ``receiver`` is a :class:`WatchedReceiver` that has them end one by one.
+    Up to ``concurrency`` messages are handled at a time, each by one of as many workers. Where a handler waits for
+    nothing, the next message follows in the same turn of the loop, and no task is begun for it. A queue that
+    ``prefetches`` is read ahead, as long as messages are handled within moments, and these end in batches, while others
+    are handled (:class:`Settler`), unless ``receiver`` has them end one by one.
     """
 
     def __init__(  # noqa: PLR0913 - the parts
@@ -93,10 +83,9 @@ class MessagePump:
         self._outage = OutageLog(log, f"cannot receive from {queue}", f"{queue} is")
 
     async def run(self) -> None:
-        """Receive and hand over until stopped; then wait for what is in hand.
+        """Receive and hand over until stopped; then wait for handlers, as long as they take.
 
-        That is for handlers, as long as they take. Queues that have fallen silent are not waited for: what they do not
-        answer is left behind.
+        Queues that have fallen silent are not waited for: calls that they do not answer are left behind.
         """
         pump = GuardedCall(self._run)
         task = asyncio.get_running_loop().create_task(pump.run())
@@ -125,7 +114,7 @@ class MessagePump:
         pump.told.set()
 
     async def _end(self, pump: GuardedCall[None]) -> None:
-        """Wait for the end, unless all that keeps it from ending are queues that do not answer."""
+        """Wait for the end, unless all that keeps it from ending are calls that its queue does not answer."""
         self._receiver.watch.hurry()
         while not pump.over.is_set():
             await self._clock.wait_for(pump.over, self._letting_go)
@@ -166,7 +155,7 @@ class MessagePump:
                 self._idle.popleft().set()
 
     async def _finish(self, settler: Settler) -> None:
-        """Let the settler end when nothing is in hand any more that it could be told of."""
+        """Wait until no message is in progress, then stop the settler."""
         while self._in_hand or self._unended or settler.count:
             await self._room_made()
         settler.finish()
@@ -193,7 +182,7 @@ class MessagePump:
             self._wake_one(messages)
 
     def _room(self) -> int:
-        """Return how many may be received now; few at a time only where more are not wanted."""
+        """Return how many may be received now; when reading ahead, 0 instead of a few."""
         if self._reading is None:
             return self._concurrency - self._in_hand
         if self._settler is not None and self._settler.count >= _MOST_UNSETTLED:
@@ -212,7 +201,7 @@ class MessagePump:
             self._has_room.set()
 
     async def _give_back_what_waits(self, reading: Prefetch) -> None:
-        """Let others have what was received ahead when handling has become too slow for it."""
+        """Give back messages that were received ahead when handling has become too slow for that."""
         while not self._stop.is_set():
             with anyio.move_on_after(LONGEST_WAIT_SECONDS):
                 await self._stop.wait()
@@ -227,7 +216,7 @@ class MessagePump:
         return self._busy + len(self._ready)
 
     def _wake_one(self, messages: anyio.abc.TaskGroup) -> None:
-        """Have one worker more look for what is ready, which wakes the next: none is woken that finds nothing to do."""
+        """Wake or start one worker, which wakes the next if more is ready: none is woken that finds nothing to do."""
         if self._is_waking:
             return
         if self._idle:
@@ -239,7 +228,7 @@ class MessagePump:
             messages.start_soon(self._work, messages)
 
     async def _work(self, messages: anyio.abc.TaskGroup) -> None:
-        """Handle what is ready, message after message: a task for each message would cost as much as handling it.
+        """Handle ready messages one after the other: a task for each would cost as much as handling it.
 
         A handler can cancel the task it runs in, by asyncio's own means: then another worker takes its place.
         """
@@ -282,7 +271,7 @@ class MessagePump:
                     self._idle.remove(woken)
 
     async def handle(self, received: Received) -> None:
-        """Handle one message: it has ended then, or its end is on its way in a batch, or it is back in its queue."""
+        """Handle a message. On return it has ended, is with the settler, or is back in its queue."""
         self._busy += 1
         try:
             told = self._with_losses(received) if self._lost else received
@@ -300,7 +289,7 @@ class MessagePump:
             self._made_room()
 
     def _with_losses(self, received: Received) -> Received:
-        """Return a message with the claims that it lost here, as far as its queue has not counted as many itself."""
+        """Count claims that a message lost here as failures, as far as its queue has not counted as many itself."""
         id_ = received.envelope.message_id
         lost = self._lost.get(id_, 0) - received.unanswered
         if lost <= 0:
@@ -309,7 +298,7 @@ class MessagePump:
         return received._replace(failures=received.failures + lost, unanswered=received.unanswered + lost)
 
     def _note_loss(self, received: Received, error: Exception) -> None:
-        """Count a claim that was lost when its message, handled, was to end: few queues count it."""
+        """Count a claim that was lost before its message, handled, could end: few queues count it."""
         if isinstance(error, ClaimLost):
             id_ = received.envelope.message_id
             self._lost[id_] = self._lost.pop(id_, 0) + 1
@@ -317,7 +306,7 @@ class MessagePump:
                 del self._lost[next(iter(self._lost))]
 
     async def _see_through(self, received: Received, told: Received, outcome: Outcome) -> None:
-        """Do what was decided about a message of which its step was ``told``; if that fails, what is decided then."""
+        """Carry out an outcome, and when that fails the next that is decided; the step saw the message as ``told``."""
         while True:
             if outcome.wait is None:
                 error = await self._carry_out(received, outcome)
@@ -329,7 +318,7 @@ class MessagePump:
                 outcome = UNCOUNTED if self._stop.is_set() else await self._step(told)
 
     async def _carry_out(self, received: Received, outcome: Outcome) -> PostdateError | None:
-        """End a message or give it back; return why that cannot be."""
+        """End a message or give it back; return the error if that cannot be."""
         if outcome.end is None and outcome.failed is not None:
             return self._ours(outcome.failed.error)
         try:
@@ -351,11 +340,7 @@ class MessagePump:
     async def _after(
         self, told: Received, outcome: Outcome, error: PostdateError, way: Way
     ) -> tuple[Received, Outcome]:
-        """Go the way of a message that failed; return what its step is told from now on, and what was decided.
-
-        Raises:
-            PostdateError: ``error``: it goes back.
-        """
+        """Go the way of a failed message; return it for its next step, and the next outcome, or raise: it goes back."""
         recovery = outcome.recovery
         if recovery is None or way is Way.BACK:
             raise error
@@ -381,7 +366,7 @@ class MessagePump:
         return told, await self._step(told)
 
     def _not_ended(self, messages: anyio.abc.TaskGroup, some: Sequence[Ended]) -> None:
-        """Have workers do what is left to be done of messages whose ends were tried in one batch."""
+        """Have workers finish messages of a batch that failed to end, or have an ``afterwards``."""
         waiting = list[_Failure]()
         for received, outcome, raised in some:
             if raised is None:
@@ -399,7 +384,7 @@ class MessagePump:
         self._wake_one(messages)
 
     async def _wait_together(self, failed: Sequence[_Failure]) -> None:
-        """Give back messages that are not to blame for what their queue says, after one pause for all of them."""
+        """Give back messages that are not to blame for their errors, after one pause for all of them."""
         self._busy += 1
         try:
             first, outcome, error, way = min(failed, key=lambda each: _WAITS.index(each[-1]))
@@ -416,7 +401,6 @@ class MessagePump:
             self._made_room()
 
     async def _after_end(self, received: Received, outcome: Outcome, failure: _Failure | None = None) -> None:
-        """Do what is left to be done of a message whose end was tried in a batch."""
         self._busy += 1
         try:
             if failure is None:
@@ -451,10 +435,7 @@ class MessagePump:
             await self._give_back(received, failed=not is_outage(error))
 
     async def _after_stray_cancellation(self, received: Received) -> None:
-        """Give back, once, what was in hand of a worker that ends while its pump goes on.
-
-        After a pause, as it may come to the same end again.
-        """
+        """Give back, once and after a pause, the message of a worker that was cancelled while its pump goes on."""
         error = TransportUnavailable("the task that handled it was cancelled by somebody else than its endpoint")
         self._not_done(received, "was not finished", error)
         await self._pause_after(error)
@@ -492,14 +473,11 @@ class MessagePump:
                 return
 
     async def _pause_after(self, error: PostdateError) -> None:
-        """Pause for a second, also when the breaker has tripped: it tells nobody when the queues are back.
-
-        :meth:`stop` ends the pause.
-        """
+        """Pause for a second, also when the breaker has tripped, which cannot tell when the queues are back."""
         await self._clock.wait_for(self._stop, min(self._breaker.failure(error, self._clock.monotonic()), PAUSE_ARMED))
 
     def stop(self) -> None:
-        """Stop receiving. What was received ahead goes back."""
+        """Stop receiving. Messages that were received ahead go back."""
         self._stop.set()
         self._receiver.stop()
         if self._reading is not None:
@@ -508,22 +486,19 @@ class MessagePump:
 
 
 LONGEST_WAIT_SECONDS: Final = 0.5
-"""What was received ahead goes back about so long after handling has become slow."""
+"""Messages that were received ahead go back about so long after handling has become slow."""
 
 
 class Prefetch:
-    """How much is received ahead: what is handled in a twentieth of a second, by the pace of the last moments.
+    """How many messages may be in hand: ``concurrency``, or as many as are handled in 50 ms, as of late.
 
-    So it is none where handling takes its time, and others may have what waits; and where a message takes microseconds,
-    receiving is not what it waits for.
-
-    Args:
-        concurrency: so much at least.
+    So none is received ahead where handling takes its time, and others may have those that wait; and where a message
+    takes microseconds, handling does not wait for receiving.
     """
 
     _AHEAD_SECONDS: Final = 0.05
     _MOST: Final = 1_000
-    _SHORTEST_SECONDS: Final = _AHEAD_SECONDS  # or many slow ones that end together would look quick
+    _SHORTEST_SECONDS: Final = _AHEAD_SECONDS  # or many slow messages that end together would look quick
 
     def __init__(self, concurrency: int) -> None:
         self._concurrency = self._most = concurrency
@@ -532,7 +507,7 @@ class Prefetch:
         """Messages since the last look."""
 
     def most(self, now: float) -> int:
-        """Return how many may be in hand, at ``now`` in seconds of a clock that never goes back."""
+        """Return how many may be in hand; ``now`` is in monotonic seconds."""
         elapsed = now - self._since
         if elapsed >= self._SHORTEST_SECONDS:
             pace = self.handled / elapsed
@@ -542,5 +517,5 @@ class Prefetch:
 
 
 def _is_ending() -> bool:
-    """Return whether it is the pump, or what it runs in, that is being cancelled."""
+    """Return whether the pump, or what it runs in, is being cancelled."""
     return anyio.current_effective_deadline() == -math.inf

@@ -1,4 +1,4 @@
-"""Ends of messages, in batches: what is decided while one is being ended is the next. Source: ADR 0026."""
+"""Ends received messages in batches: outcomes that come during one batch are the next. Source: ADR 0026."""
 
 from __future__ import annotations
 
@@ -24,19 +24,14 @@ LARGEST_BATCH: Final = 4 * 1024 * 1024
 """Bytes that the messages of one batch send or store, at most; one message alone may do more."""
 
 Ended: TypeAlias = tuple[Received, Outcome, Exception | None]
-"""A message whose end was tried, and what that raised."""
+"""A message, its outcome, and the error with which ending it failed."""
 
 Left: TypeAlias = Callable[[Sequence[Ended]], None]
-"""Told of messages of which something is left to be done: the end raised an error, or there is an afterwards."""
+"""Called with messages that need more work: ending them failed, or they have an ``afterwards``."""
 
 
 class Settler:
-    """Ends the messages of one receiver. Start :meth:`run` as a task; :meth:`finish` lets it end what there is.
-
-    Args:
-        receiver: of the messages.
-        clock: tells when they ended.
-    """
+    """Ends the messages of one receiver. Start :meth:`run` as a task; :meth:`finish` lets it end what there is."""
 
     def __init__(self, receiver: WatchedReceiver, clock: Clock) -> None:
         self._receiver, self._clock = receiver, clock
@@ -55,12 +50,11 @@ class Settler:
             self._some.set()
 
     def finish(self) -> None:
-        """End :meth:`run` when nothing is left."""
         self._finishes = True
         self._some.set()
 
     async def run(self, left: Left, made_room: Callable[[], None]) -> None:
-        """End what is put here. Who cancels it has what was handled ended all the same."""
+        """End messages until finished. Cancelled, it still ends those that were handled."""
         async with anyio.create_task_group() as tasks:
             for _ in range(IN_FLIGHT):
                 tasks.start_soon(self._run, left, made_room)

@@ -1,8 +1,8 @@
-"""A receiver whose answers are waited for only so long.
+"""A receiver whose calls have deadlines, but for waiting for a message.
 
-Handlers may take as long as they like, and so may waiting for a message. But a commit that is never answered would keep
-its message, its place and, when the endpoint stops, all of it. A scope around each commit costs an eighth of handling a
-message; so the calls are noted, and one task looks after all of them. Source: ADR 0019.
+A commit that is never answered would keep its message, its place and, when the endpoint stops, all of it. A scope
+around each commit costs an eighth of handling a message; so calls are noted, and one task watches all of them. Source:
+ADR 0019.
 """
 
 from __future__ import annotations
@@ -27,13 +27,9 @@ T = TypeVar("T")
 
 
 class CallWatch:
-    """Looks after calls that are made where they are waited for, without a task or a scope for each.
+    """Gives deadlines to calls, without a task or a scope for each.
 
-    One that is not answered in time is cancelled, as far as it lets itself be. A task makes one call at a time.
-
-    Args:
-        clock: tells and waits.
-        answers_within: see :data:`postdate.core.guard.ANSWERS_WITHIN`.
+    A call that is not answered in time is cancelled, as far as it lets itself be. A task makes one call at a time.
     """
 
     def __init__(self, clock: Clock, answers_within: timedelta = ANSWERS_WITHIN) -> None:
@@ -48,15 +44,11 @@ class CallWatch:
 
     @property
     def overdue(self) -> int:
-        """How many calls were cancelled for want of an answer and go on nevertheless."""
+        """Calls that were cancelled at their deadline and go on nevertheless."""
         return len(self._overdue)
 
     async def call(self, making: Awaitable[T], adapter: object, unreachable: type[PostdateError]) -> T:
-        """Wait for the answer of ``adapter``.
-
-        Raises:
-            PostdateError: ``unreachable``: there was none in time.
-        """
+        """Await ``making``; raise ``unreachable`` if ``adapter`` does not answer in time."""
         task = asyncio.current_task()
         self._begun[task] = self._monotonic()
         if self._is_idle:
@@ -76,7 +68,7 @@ class CallWatch:
                 task.uncancel()  # however the call has ended: what its task does next is not cancelled
 
     async def call_apart(self, making: Coroutine[Any, Any, T], adapter: object, unreachable: type[PostdateError]) -> T:
-        """Do the same in a task of its own, which is left behind when it does not end: see :meth:`call`."""
+        """Do the same in a task of its own, which is left behind when it does not end."""
         return await self.call(self._apart(making), adapter, unreachable)
 
     async def _apart(self, making: Coroutine[Any, Any, T]) -> T:
@@ -94,13 +86,12 @@ class CallWatch:
                     leave_behind(task)
 
     def hurry(self) -> None:
-        """The pump stops: all calls are to be answered within :data:`postdate.core.guard.LETTING_GO`."""
+        """Shorten all deadlines to :data:`postdate.core.guard.LETTING_GO`, as the pump stops."""
         if self._within > self._letting_go:
             self._within, self._said = self._letting_go, LETTING_GO
         self._look.set()
 
     async def run(self) -> None:
-        """Look after the calls; until cancelled."""
         while True:
             if not self._begun:
                 self._is_idle, self._one_began = True, anyio.Event()
@@ -123,13 +114,7 @@ def _is_cancelled_by_others(task: asyncio.Task[object]) -> bool:
 
 
 class WatchedReceiver(Receiver):
-    """Does what ``receiver`` does; see :class:`CallWatch`. What an end would store once more is left out of it.
-
-    Args:
-        receiver: of one queue.
-        clock: tells and waits.
-        answers_within: see :data:`postdate.core.guard.ANSWERS_WITHIN`.
-    """
+    """Calls ``receiver`` with deadlines; leaves messages that are stored already out of ends."""
 
     ends_in_batches: ClassVar[bool] = True
     """Whether messages may wait for their end, where the queue is read ahead."""
@@ -139,7 +124,7 @@ class WatchedReceiver(Receiver):
 
     @override
     async def receive(self, limit: int) -> Sequence[Received]:
-        """See :meth:`postdate.ports.Receiver.receive`: it may wait for ever."""
+        """Has no deadline: it may wait for ever."""
         return await self._receiver.receive(limit)
 
     @override

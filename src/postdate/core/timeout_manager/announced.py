@@ -1,7 +1,4 @@
-"""Which timeouts have been announced and may still be stored, so that none is announced again and again. Pure.
-
-Source: specification 4.7; ADR 0014.
-"""
+"""Announced timeouts that may still be stored: none is announced twice. Pure. Source: specification 4.7; ADR 0014."""
 
 from __future__ import annotations
 
@@ -14,14 +11,15 @@ from typing import Final
 from postdate.ports.timeouts import DueTimeout
 
 AT_ONCE: Final = 2_000
-"""Announced and not heard of since: with so many, no others are announced. A backlog waits in its storage, which is
-asked for it piece by piece, not in the queue of the dispatcher."""
+"""Timeouts announced and not heard of since: with so many, no others are announced. A backlog waits in its storage,
+which is asked for it piece by piece, not in the queue of the dispatcher."""
 
 REMEMBERED: Final = 100_000
-"""Announced and in the error queue, or in the hands of others: these hold up nobody."""
+"""Timeouts announced whose control messages are in the error queue, or that others have claimed: these hold up no
+others."""
 
 HEARD_OF_WITHIN: Final = timedelta(minutes=10)
-"""What was announced longer ago and is still stored does not count as on its way any more."""
+"""A timeout that was announced longer ago and is still stored does not count as on its way any more."""
 
 log = logging.getLogger("postdate.timeout_manager")
 
@@ -33,18 +31,13 @@ class _OnItsWay:
 
 
 class Announced:
-    """Remembers, within bounds.
-
-    Args:
-        floor: timeouts due until then, inclusive, are not looked for.
-        at_once: see :data:`AT_ONCE`.
-        remembered: see :data:`REMEMBERED`.
-    """
+    """Remembers announced timeouts, within bounds."""
 
     def __init__(self, floor: datetime, at_once: int = AT_ONCE, remembered: int = REMEMBERED) -> None:
         self.floor = floor
-        """Where looks for what was missed begin. It rises when more would have to be remembered than there is room for:
-        what is due below it has been announced, and what is stored there later is found at the next start only."""
+        """Due time, exclusive, where looks for missed timeouts begin. It rises when more would have to be remembered
+        than there is room for: timeouts due below it have been announced, and one stored there later is found at the
+        next start only."""
         self._at_once, self._remembered = at_once, remembered
         self._on_their_way: dict[str, _OnItsWay] = {}
         self._left: dict[str, datetime] = {}
@@ -63,7 +56,6 @@ class Announced:
         return 2 * self.room >= self._at_once
 
     def add(self, timeouts: Collection[DueTimeout], now: datetime) -> None:
-        """Note that these are being announced."""
         for each in timeouts:
             self._on_their_way[each.timeout_id] = _OnItsWay(each.due, now)
 
@@ -80,14 +72,14 @@ class Announced:
             self._keep_bounds()
 
     def found(self, after: datetime, until: datetime, timeouts: Collection[DueTimeout], now: datetime) -> None:
-        """Note that exactly these are stored with a due time after the one instant and until the other."""
+        """Reconcile with the storage: ``timeouts`` are all that is due in ``(after, until]``; forget others."""
         stored = {each.timeout_id for each in timeouts}
         for timeout_id, on_its_way in list(self._on_their_way.items()):
             if after < on_its_way.due <= until and timeout_id not in stored:
                 self.discard(timeout_id)
             elif not timedelta(0) <= now - on_its_way.since <= HEARD_OF_WITHIN:
                 # Announced in the future: the clock was set back. Others may have dispatched it long ago, and looks do
-                # not come as far as its due time: it must not hold up what is due before that.
+                # not come as far as its due time: it must not delay timeouts that are due before.
                 self.leave(timeout_id)
         for timeout_id, due in list(self._left.items()):
             if after < due <= until and timeout_id not in stored:

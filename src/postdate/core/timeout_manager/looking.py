@@ -1,7 +1,8 @@
-"""The look for due timeouts: each is announced to the dispatch step by a control message. Source: specification 4.7.
+"""Looks for due timeouts, and announces each to the dispatch step by a control message. Source: specification 4.7.
 
-One look goes forward from the last announced one. Every few seconds another begins at the beginning, for what was
-committed late with an earlier due time, or stored by other processes (row 98): upstream finds that at its next start.
+One look goes forward from the last announced timeout. Every few seconds another begins at the beginning, for timeouts
+that were committed late with an earlier due time, or stored by other processes (row 98): upstream finds these at its
+next start.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ LOOK_BACK_EVERY: Final = timedelta(seconds=5)
 """How late a timeout may be that another process has stored, or that was committed after its due time."""
 
 _LOOK_BACK_WHEN_FULL: Final = timedelta(seconds=1)
-"""While as many are announced as may be: others may have dispatched them, of which nobody tells us."""
+"""While as many are announced as may be: others may have dispatched some of them, which is not told."""
 
 _REST_AFTER_LOOKING_BACK: Final = 20
-"""Where much is stored that has been announced, looking back takes one part in so many of the time."""
+"""Where many stored timeouts have been announced, looking back takes one part in so many of the time."""
 
 CHUNK: Final = 1_000
 _SENT_AT_ONCE: Final = 200
@@ -44,18 +45,7 @@ _NEVER: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class DueTimeouts:
-    """Announces due timeouts; the work of a :class:`postdate.core.poller.Poller`.
-
-    Args:
-        persister: where timeouts are kept.
-        transport: of the dispatcher's queue; its messages leave outside of any transaction.
-        queue: the dispatcher's.
-        clock: for the time of looks.
-        set_up: whether to set up the storage before the first look, however often it takes.
-        metrics: what is counted.
-        at_once: see :data:`postdate.core.timeout_manager.announced.AT_ONCE`.
-        remembered: see :data:`postdate.core.timeout_manager.announced.REMEMBERED`.
-    """
+    """Announces due timeouts; the work of a poller. With ``set_up`` it sets up the storage before its first look."""
 
     def __init__(  # noqa: PLR0913 - collaborators; put together in one place
         self,
@@ -75,14 +65,14 @@ class DueTimeouts:
         now = clock.now()
         self._announced = Announced(later(now, -OLDEST), at_once, remembered)
         self._slice = self._front = self._announced.floor
-        """Until where everything was announced; and the latest due time of all that were."""
+        """``_slice``: due time up to which all were announced. ``_front``: the latest due time that was announced."""
         self._fetched: deque[DueTimeout] = deque()
         self._next_query: datetime | None = now
         self._looked_back_to: datetime | None = None
         self._look_back_at = clock.monotonic() + LOOK_BACK_EVERY.total_seconds()
         self._looking_back_took = timedelta(0)
         self._gone_meanwhile: set[str] | None = None
-        """While the storage is asked for what was looked at before: its answer may tell of some that are gone."""
+        """Ids removed while the storage is looked through again: its answer may still have them."""
         self._next_look = _NEVER
         self._wake: Wake = _wake_nobody
 
@@ -90,11 +80,9 @@ class DueTimeouts:
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """See :class:`postdate.core.poller.DueWork`; :meth:`take` leaves nothing behind."""
         yield
 
     async def listen(self, wake: Wake) -> Callable[[], None]:
-        """See :class:`postdate.core.poller.DueWork`."""
         self._wake = wake
 
         def stop() -> None:
@@ -103,13 +91,8 @@ class DueTimeouts:
         return stop
 
     async def take(self, now: datetime) -> PollResult:
-        """Announce some of what is due, ``now`` inclusive; see :class:`postdate.core.poller.DueWork`.
-
-        Raises:
-            StoreError: the storage failed.
-            TransportError: not all could be announced; the rest is next.
-        """
-        self._next_look = _NEVER  # what is stored while this look goes on may be missed by it, so it wakes the poller
+        """Announce some of the timeouts due by ``now``, inclusive; one that cannot be sent is next."""
+        self._next_look = _NEVER  # this look may miss timeouts that are stored meanwhile: they wake the poller
         if self._set_up:
             await self._asking.call(self._persister.setup)
             self._set_up = False
@@ -139,12 +122,12 @@ class DueTimeouts:
             count += await self._announce(batch)
             for _ in batch:
                 self._fetched.popleft()
-            if not self._fetched:  # only now: what could not be announced is not passed over (row 97)
+            if not self._fetched:  # only now: one that could not be announced is not passed over (row 97)
                 self._slice = max(self._slice, batch[-1].due)
         return count
 
     async def _look_back(self, now: datetime) -> int:
-        """Look at one chunk of what is due and was looked at before, and announce what is new there."""
+        """Look again at one chunk of due timeouts that were looked at before; announce those that are new."""
         began = self._clock.monotonic()
         after, until = self._looked_back_to or self._announced.floor, min(self._front, now)
         self._gone_meanwhile = gone = set[str]()
@@ -175,7 +158,7 @@ class DueTimeouts:
         return max(usual, _REST_AFTER_LOOKING_BACK * self._looking_back_took)
 
     async def _announce(self, timeouts: Sequence[DueTimeout]) -> int:
-        """Send control messages for those that were not announced yet; return how many."""
+        """Send control messages for timeouts that were not announced yet; return how many."""
         new = [each for each in timeouts if each.timeout_id not in self._announced]
         for start in range(0, len(new), _SENT_AT_ONCE):
             await self._send(new[start : start + _SENT_AT_ONCE])
@@ -230,4 +213,4 @@ _NOT_SENT: Final = TransportUnavailable("the transport has not answered for ever
 
 
 def _wake_nobody() -> None:
-    """Stand in for a poller that does not listen."""
+    """The wake-up until a poller listens."""

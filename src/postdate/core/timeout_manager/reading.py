@@ -1,4 +1,4 @@
-"""What the messages of a timeout manager say, and how they are made. Pure. Source: specification 4.3, 4.5, 4.8."""
+"""Reads and makes the messages of a timeout manager. Pure. Source: specification 4.3, 4.5, 4.8."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _NO_SAGA: Final = uuid.UUID(int=0)
 
 
 def to_timeout_manager(message: DelayedMessage, queue: str) -> Envelope:
-    """Return what is sent to a timeout manager: when, where, and otherwise the message itself (row 91).
+    """Return the envelope for a timeout manager: the message, with its due time and destination in headers (row 91).
 
     The time of sending is written anew when the message is dispatched (specification 4.8), and a time to be received
-    counts from that: so the end of it goes along as an absolute one, which a delayed retry would lose otherwise.
+    counts from that: so its end goes along as an absolute one, which a delayed retry would lose otherwise.
     """
     headers = {**message.headers, Headers.EXPIRE: format_timestamp(message.due)}
     headers[Headers.ROUTE_EXPIRED_TIMEOUT_TO] = message.destination
@@ -41,13 +41,7 @@ def to_timeout_manager(message: DelayedMessage, queue: str) -> Envelope:
 
 
 def clear_timeouts(saga_id: uuid.UUID, queue: str, message_id: str) -> Envelope:
-    """Return the order to a timeout manager to forget all timeouts of a saga (specification 4.10).
-
-    Args:
-        saga_id: of the saga.
-        queue: of the timeout manager.
-        message_id: of the order.
-    """
+    """Return the order to a timeout manager to forget all timeouts of a saga (specification 4.10)."""
     headers = {
         Headers.MESSAGE_ID: message_id,
         Headers.CONTROL_MESSAGE: TRUE,
@@ -58,16 +52,11 @@ def clear_timeouts(saga_id: uuid.UUID, queue: str, message_id: str) -> Envelope:
 
 
 def is_clearing(envelope: Envelope) -> bool:
-    """Return whether a message orders to forget the timeouts of a saga."""
     return Headers.CLEAR_TIMEOUTS in envelope.headers
 
 
 def saga_of(envelope: Envelope) -> str | None:
-    """Return the id of the saga that a message is about, or ``None``: of none.
-
-    Raises:
-        InvalidMessage: the header is no UUID.
-    """
+    """Return the id of the saga that a message is about, or ``None``; one that is no UUID is an invalid message."""
     text = envelope.headers.get(Headers.SAGA_ID)
     if text is None:
         return None
@@ -83,16 +72,8 @@ def saga_of(envelope: Envelope) -> str | None:
 def timeout_of(envelope: Envelope, owner: str) -> Timeout:
     """Return the timeout that a message asks for; the same message, received again, asks for the same one.
 
-    All delayed retries of a message may have its id, so the due time and the destination are part of the timeout's.
-
-    Args:
-        envelope: as received.
-        owner: name of the endpoint whose timeout manager it is.
-
-    Raises:
-        NotADelayedMessage: no due time, or nowhere to send it (rows 92, 94).
-        InvalidTimestamp: the due time is malformed.
-        InvalidMessage: the destination is no address, or the id of the saga no UUID.
+    Delayed retries of a message may have its id, so due time and destination are part of the timeout's. Raises
+    :class:`NotADelayedMessage` without either of these (rows 92, 94), and errors for what is malformed.
     """
     headers, message_id = dict(envelope.headers), envelope.message_id
     expire = headers.get(Headers.EXPIRE)
@@ -111,27 +92,20 @@ def timeout_of(envelope: Envelope, owner: str) -> Timeout:
     headers.setdefault(Headers.MESSAGE_ID, message_id)
     due = parse_timestamp(expire)
     own_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{message_id}\n{format_timestamp(due)}\n{destination}"))
-    # A message that is retried may be a reply to a saga, which others than that saga handle, too. Belonging to it, it
-    # would be forgotten with the saga's timeouts.
+    # A retried message may be a reply to a saga that other handlers take, too: as a timeout of that saga it would be
+    # forgotten with the others.
     saga = None if Headers.DELAYED_RETRIES in headers else saga_of(envelope)
     return Timeout(own_id, due, destination, saga, owner, headers, envelope.body)
 
 
 def announcement(timeout_id: str, queue: str) -> Envelope:
-    """Return the control message that tells the dispatch step of a due timeout.
-
-    Its id is that of the timeout, and so becomes the id of what is dispatched: repetitions can be told as such.
-    """
+    """Return the control message of a due timeout, with the timeout's id, which the dispatched message gets, too."""
     headers = {Headers.MESSAGE_ID: timeout_id, Headers.CONTROL_MESSAGE: TRUE, Headers.TIMEOUT_ID: timeout_id}
     return Envelope(queue, timeout_id, headers)
 
 
 def announced_timeout(envelope: Envelope) -> str:
-    """Return the id of the timeout that a control message tells of, a UUID as Postdate writes it: others may differ.
-
-    Raises:
-        NotADelayedMessage: it tells of none.
-    """
+    """Return the id of the timeout that a control message announces; a UUID is spelled as Postdate does."""
     timeout_id = envelope.headers.get(Headers.TIMEOUT_ID)
     if not timeout_id:
         raise NotADelayedMessage(
@@ -145,20 +119,16 @@ def announced_timeout(envelope: Envelope) -> str:
 
 
 def undelayed(timeout: Timeout, message_id: str) -> Envelope:
-    """Return what is sent to the destination of a timeout; the headers that steered it stay (specification 4.3).
+    """Return the envelope for a timeout's destination; the headers that steered it stay (specification 4.3).
 
-    It has no due time of its own there: what a message with one ends as is recorded and held against the records of a
-    store, and the timeout manager has none.
-
-    Args:
-        timeout: as stored, or as read from a message that is due already.
-        message_id: of the message in its queue.
+    It has no due time: how a message with one ends is held against the records of a store, and the timeout manager has
+    none. ``message_id`` is that in the timeout manager's queue.
     """
     return Envelope(timeout.destination, message_id, timeout.headers, timeout.body, _expires_at(timeout))
 
 
 def dispatched(timeout: Timeout, message_id: str, now: datetime) -> Envelope:
-    """Return what is sent of a stored timeout: sent now, and related to its timeout (specification 4.8)."""
+    """Return the envelope of a stored timeout: sent now, and related to its timeout (specification 4.8)."""
     headers = {
         **timeout.headers,
         Headers.TIME_SENT: format_timestamp(now),

@@ -1,4 +1,4 @@
-"""The steps of its two queues: into the storage of timeouts, and out of it. Source: specification 4.5, 4.8."""
+"""The steps of a timeout manager's two queues: store timeouts, dispatch due ones. Source: specification 4.5, 4.8."""
 
 from __future__ import annotations
 
@@ -30,24 +30,18 @@ from postdate.ports.timeouts import Timeout, TimeoutClaim, TimeoutPersister
 log = logging.getLogger("postdate.timeout_manager")
 
 NOT_STORED_BEFORE_DUE: Final = timedelta(seconds=1)
-"""What is due by then is not stored any more (row 93)."""
+"""A timeout that is due sooner is not stored any more (row 93)."""
 
 SENT_REMEMBERED: Final = 10_000
 """Timeouts that were sent and could not be removed, below transaction scope: the next attempts only remove them."""
 
 
 class StoreStep:
-    """Stores what arrives; what is due within a second, or already, goes on in the transaction that takes it off.
+    """Stores timeouts; one that is due within a second, or already, is sent on, in the transaction that takes it off.
 
-    Upstream sends it at once, up to a second early. Here nothing is early: it is in hand until it is due.
-
-    Args:
-        persister: where timeouts are kept.
-        enlisting: the same, when storing is to be part of the transaction of the queue; else ``None``.
-        owner: name of the endpoint.
-        clock: tells and waits.
-        registered: told of each stored timeout's due time, once it is committed; upstream tells before.
-        recovery: of its failures.
+    Upstream sends it at once, up to a second early. Here nothing is early: it is in hand until it is due. ``enlisting``
+    is the persister when storing is part of that transaction. ``registered`` is told of due times after the commit;
+    upstream tells before.
     """
 
     def __init__(
@@ -64,7 +58,6 @@ class StoreStep:
         self._asking = Guard.of_store(persister, clock)
 
     async def handle(self, received: Received) -> Outcome:
-        """See :data:`postdate.core.receive.outcomes.Step`."""
         envelope = received.envelope
         try:
             if is_clearing(envelope):
@@ -122,19 +115,11 @@ async def _hold_nothing() -> None:
 
 
 class DispatchStep:
-    """Sends what a control message tells of, and removes it.
+    """Sends the timeout that a control message announces, and removes it.
 
     With ``enlisting`` all of it is one transaction: exactly once. Without, the send leaves at once, then the timeout is
     removed, then the control message taken off its queue: whatever fails in between is sent again, never lost. Where
     timeouts can be claimed, one process has each in hand while it is sent, and others leave it alone.
-
-    Args:
-        persister: where timeouts are kept.
-        enlisting: the same, when removing is to be part of the transaction of the queue; else ``None``.
-        transport: of the destinations.
-        clock: for the time of sending.
-        gone: told of a timeout that is not stored any more.
-        recovery: of its failures.
     """
 
     def __init__(
@@ -152,7 +137,7 @@ class DispatchStep:
         self._sent: dict[str, None] = {}  # in order: the oldest are forgotten first
 
     async def handle(self, received: Received) -> Outcome:
-        """See :data:`postdate.core.receive.outcomes.Step`; a timeout that is gone is success."""
+        """A timeout that is gone is success."""
         try:
             end, afterwards = await self._dispatch(received.envelope)
         except Exception as error:  # noqa: BLE001 - whatever it is: just given back, it would come for ever
@@ -161,16 +146,10 @@ class DispatchStep:
         return Outcome(end, self._recovery, [ended, afterwards])
 
     async def _dispatch(self, announcement: Envelope) -> tuple[End, Afterwards]:
-        """Dispatch a timeout, or return the end with which that is done; and what is done when it has ended so.
-
-        Raises:
-            TimeoutConcurrentlyProcessed: somebody else removed it after this has begun.
-            QueueNotFound, MessageTooLarge, TransportUnavailable: it was not sent.
-            StoreError: it may have been sent.
-        """
+        """Dispatch a timeout, or return the end that does; and a callback for when the message has ended so."""
         timeout_id = announced_timeout(announcement)
         taken = await self._asking.call(lambda: self._taken(timeout_id), _release)
-        if taken is None:  # if others have it in hand and do not get done with it, the next look back finds it again
+        if taken is None:  # if others hold it and do not dispatch it, the next look back finds it again
             log.debug("timeout %s is gone already, or in other hands", timeout_id)
             return End(record=None), partial(self._ended, timeout_id)
         envelope = dispatched(taken.timeout, announcement.message_id, self._clock.now())
@@ -184,7 +163,7 @@ class DispatchStep:
     async def _taken(self, timeout_id: str) -> TimeoutClaim | None:
         if self._enlisting is None:
             return await self._persister.claim(timeout_id)
-        # In the transaction of the queue no claim is needed: who comes second finds the timeout gone and sends nothing.
+        # In the transaction of the queue no claim is needed: the second one finds the timeout gone and sends nothing.
         timeout = await self._persister.peek(timeout_id)
         if timeout is None:
             return None
@@ -208,7 +187,7 @@ class DispatchStep:
         return End(record=None)
 
     async def _send(self, timeout_id: str, envelope: Envelope) -> None:
-        """Send, and remember that: a storage that is read and cannot be written would have it sent at every attempt."""
+        """Send, and remember it: a storage that can be read and not written would have it sent at every attempt."""
         (error,) = await self._sending.call(lambda: self._transport.send([envelope], self._clock.now()))
         if error is not None:
             raise error
@@ -224,7 +203,7 @@ class DispatchStep:
 
 
 def telling(given_up: Callable[[str], None]) -> Callable[[Received], None]:
-    """Return what tells of a message in the error queue: its timeout stays stored, and returning it dispatches that."""
+    """Return a callback that reports the timeout of a control message in the error queue; it stays stored."""
 
     def tell(received: Received) -> None:
         with suppress(NotADelayedMessage):
@@ -234,6 +213,6 @@ def telling(given_up: Callable[[str], None]) -> Callable[[Received], None]:
 
 
 async def _release(taken: TimeoutClaim | None) -> None:
-    """Let go of what was claimed by a call that nobody waited for any more."""
+    """Release a timeout that was claimed by a call after its deadline."""
     if taken is not None:
         await taken.release()

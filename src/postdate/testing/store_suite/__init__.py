@@ -25,5 +25,5 @@ def store_checks() -> tuple[Check[StoreSubject], ...]:
 
 
 def contract_checks() -> tuple[Check[StoreSubject], ...]:
-    """Return the checks of the six methods: what a store of one's own must keep that has no more than these."""
+    """Return the checks of the six methods, for a user's store that has no more than these."""
     return tuple(contract.checks)

@@ -1,4 +1,4 @@
-"""What an operator sees and changes, and what is recorded."""
+"""Questions and changes of an operator, and records."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def a_cancelled_message_is_gone(store: ClaimingStore, operator: Administra
 
 @administration
 async def a_look_is_had_before_the_store_is_prepared(subject: StoreSubject) -> None:
-    """A service takes its look at a store that is not initialized yet; later it tells of what waits."""
+    """An observer can be had of a store that is not initialized yet; later it tells of pending messages."""
     store = subject.open()
     try:
         operator = administrable(store)
@@ -85,7 +85,7 @@ async def a_rescheduled_message_has_its_new_due_time(store: ClaimingStore, opera
 
 @administration.given(operated)
 async def rescheduling_earlier_wakes(store: ClaimingStore, operator: AdministrableStore) -> None:
-    """A message moved before all others wakes who listens."""
+    """A message rescheduled before all others wakes listeners."""
     await store.store_many([message("a", NOW + 100 * SECOND), message("b", NOW + 200 * SECOND)], NOW)
     woken: list[str] = []
     stop = await store.listen(lambda: woken.append("woken"))
@@ -168,7 +168,7 @@ async def _live_one_life_of_each_kind(subject: StoreSubject, level: Recording) -
 
 @recording
 async def all_keeps_everything(subject: StoreSubject) -> None:
-    """Every message has its line of scheduling, and one for what became of it, retries included."""
+    """Every message has a record of its scheduling and of its end, and one for each retry."""
     histories = await _live_one_life_of_each_kind(subject, Recording.ALL)
     if histories is not None:
         for name, kinds in histories.items():

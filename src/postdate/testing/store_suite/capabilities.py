@@ -1,4 +1,4 @@
-"""A store does what it says it can, and does not half what it says it cannot."""
+"""A store does what it declares, and refuses clearly what it does not declare."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def a_shared_transaction_needs_one_database(subject: StoreSubject) -> None
 
 @capabilities.given(beside_queues)
 async def storing_is_part_of_the_transaction(store: MovingStore, transport: Transport) -> None:
-    """Enlisting: what is stored in a transaction of the queues is there after its commit, and not after a rollback."""
+    """Enlisting: a message stored in a transaction of the queues is there after its commit, not after a rollback."""
     work = store.storing([message("rolled-back")], NOW)
     with expect_error(QueueNotFound, "a send to a missing queue in one transaction with a store"):
         await transport.send([Envelope("missing", "e-1")], NOW, work=[work])
@@ -184,7 +184,7 @@ async def finishing_is_part_of_the_transaction(store: MovingStore, transport: Tr
 
 @capabilities.given(beside_queues)
 async def due_messages_move_to_their_queues(store: MovingStore, transport: Transport) -> None:
-    """Moving: what is due goes to its queue, oldest first; expired ones are recorded; others are left behind."""
+    """Moving: due messages go to their queues, oldest first; expired ones are recorded; others are left behind."""
     expired = message("expired", NOW - 3 * SECOND, expires_at=NOW - SECOND)
     last = message("last", NOW - SECOND, headers={"é": "🕰"}, body=b"\0last", expires_at=NOW + 3600 * SECOND)
     batch = [
@@ -212,7 +212,7 @@ async def due_messages_move_to_their_queues(store: MovingStore, transport: Trans
 
 @capabilities.given(beside_queues)
 async def a_move_takes_no_more_than_its_limit(store: MovingStore, transport: Transport) -> None:
-    """Moving: a batch is as large as asked for, and what others hold is not moved."""
+    """Moving: a batch is as large as asked for, and messages that others hold are not moved."""
     await store.store_many([message(f"{n}", NOW + n * MICROSECOND) for n in range(5)], NOW)
     held = await store.claim_due(NOW + MICROSECOND, 10)
     expect_equal(ids(held), ["0"], "claims")

@@ -28,7 +28,7 @@ from postdate.testing.store_suite.subject import (
 )
 
 _LOOKS = 12
-"""During which something is stored: a store that loses what comes in between does so in some of them."""
+"""Looks during which a message is stored: a store that misses it does so in some of them."""
 
 claims: Topic[StoreSubject] = Topic("claims")
 
@@ -54,7 +54,7 @@ async def due_is_compared_strictly(store: ClaimingStore) -> None:
 
 @claims.given(a_store)
 async def a_claimed_message_is_hidden(store: ClaimingStore) -> None:
-    """What is claimed cannot be claimed or fetched again, however late it gets."""
+    """A claimed message cannot be claimed or fetched again, however late it gets."""
     await store.store(message(), NOW)
     await claim_one(store)
     expect_equal(ids(await store.claim_due(NOW + 10_000 * SECOND, 10)), [], "claims of a claimed message")
@@ -112,7 +112,7 @@ async def failures_add_up(store: ClaimingStore) -> None:
 
 @claims.given(a_store)
 async def a_finished_claim_cannot_be_given_back(store: ClaimingStore) -> None:
-    """Giving back what is finished says false and brings nothing back."""
+    """Giving back a finished claim says false and brings nothing back."""
     await store.store(message(), NOW)
     claim = await claim_one(store)
     await store.finish([claim], Outcome.DELIVERED, NOW)
@@ -151,7 +151,7 @@ async def a_claim_from_before_a_comeback_is_void(store: ClaimingStore) -> None:
 
 @claims.given(a_store)
 async def a_released_claim_counts_nothing(store: ClaimingStore) -> None:
-    """What is released can be claimed at once, failed before or not; no failure is counted and no record is written."""
+    """A released message can be claimed at once, failed before or not; no failure is counted or recorded."""
     await store.store_many([message("failed"), message("new")], NOW)
     failed = next(c for c in await store.claim_due(NOW + SECOND, 10) if c.message.message_id == "failed")
     await store.retry_later(failed, NOW + 60 * SECOND, NOW, "why")
@@ -214,7 +214,7 @@ async def next_attempt_is_the_earliest(store: ClaimingStore) -> None:
 
 @claims.given(a_store)
 async def what_is_due_earlier_wakes(store: ClaimingStore) -> None:
-    """A message due before all others wakes who listens; one due later does not, nor anything after listening ended."""
+    """A message due before all others wakes listeners; one due later does not, nor any after listening has ended."""
     woken: list[str] = []
     stop = await store.listen(lambda: woken.append("woken"))
     await store.store(message("first", NOW + 100 * SECOND), NOW)
@@ -231,7 +231,7 @@ async def what_is_due_earlier_wakes(store: ClaimingStore) -> None:
 
 
 async def _store_during(store: ClaimingStore, look: Callable[[], Awaitable[datetime | None]]) -> None:
-    """Store messages while ``look`` asks for the next attempt; whoever sleeps as it says must not sleep over them."""
+    """Store messages while ``look`` asks for the next attempt: each must wake, or be in the answer."""
     woken, answers = list[str](), list[datetime | None]()
 
     async def ask() -> None:
@@ -274,7 +274,7 @@ async def what_is_stored_during_a_move_is_not_slept_over(store: MovingStore, tra
 
 @claims.given(a_store)
 async def a_wake_up_follows_the_commit(store: ClaimingStore) -> None:
-    """Who is woken and looks finds the message: the wake-up never comes before it can be claimed."""
+    """A look after a wake-up finds the message: the wake-up never comes before it can be claimed."""
     alarm = Alarm()
     found: list[datetime | None] = []
 
@@ -293,7 +293,7 @@ async def a_wake_up_follows_the_commit(store: ClaimingStore) -> None:
 
 @claims
 async def other_processes_do_not_claim_it_too(subject: StoreSubject) -> None:
-    """Shared: what one process holds no other process claims, finishes or gives back (row 24)."""
+    """Shared: messages that one process holds no other process claims, finishes or gives back (row 24)."""
     async with claiming(subject) as store:
         await store.store(message(), NOW)
         held = await claim_one(store)
@@ -308,7 +308,7 @@ async def other_processes_do_not_claim_it_too(subject: StoreSubject) -> None:
 
 @claims
 async def claims_end_with_their_process(subject: StoreSubject) -> None:
-    """Shared: what a process held that ended is free again, its data unchanged (row 25)."""
+    """Shared: messages of a process that has ended are free again, unchanged (row 25)."""
     async with claiming(subject) as store:
         if not store.capabilities.shared:
             return
@@ -322,7 +322,7 @@ async def claims_end_with_their_process(subject: StoreSubject) -> None:
 
 @claims
 async def other_processes_are_woken(subject: StoreSubject) -> None:
-    """Shared: a message stored by another process wakes who listens here (row 35)."""
+    """Shared: a message stored by another process wakes listeners here (row 35)."""
     async with claiming(subject) as store:
         if not store.capabilities.shared:
             return

@@ -1,4 +1,4 @@
-"""What the checks of columns need from Arrow; imported only where a store has columns."""
+"""Arrow batches for the checks of columns; imported only where a store has columns."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # Arrow's stubs make arrays generic in a type that only the running program knows.
@@ -41,7 +41,7 @@ def message_batch(messages: Sequence[DelayedMessage]) -> pa.RecordBatch:
 
 
 def rows_of_columns(store: ScannableStore, scan: Scan, parts: Sequence[ScanPart]) -> list[tuple[Any, ...]]:
-    """Read as columns what a scan by pages gives as rows; the types are those of the contract."""
+    """Scan columns, check their types, and return the rows that they hold."""
     rows: list[tuple[Any, ...]] = []
     for part in parts:
         for batch in store.scan_columns(scan, part):

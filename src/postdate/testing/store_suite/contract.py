@@ -105,7 +105,7 @@ async def a_failed_message_is_fetched_again_unchanged(store: DelayedMessageStore
 
 @contract.given(any_store)
 async def remove_is_a_delivery(store: DelayedMessageStore) -> None:
-    """What the simple contract removes was delivered, and is recorded so where records are kept."""
+    """A message that ``remove`` removes was delivered, and is recorded so where records are kept."""
     await store.store(message(), NOW)
     await store.fetch_next_due(NOW + SECOND)
     await store.remove("m-1", NOW + SECOND)

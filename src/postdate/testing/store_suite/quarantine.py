@@ -107,7 +107,7 @@ async def the_oldest_that_can_be_read_is_fetched(store: ClaimingStore, rows: Row
 
 @quarantine.given(quarantining)
 async def an_operator_sees_the_others(store: ClaimingStore, rows: Rows) -> None:
-    """Questions about what waits are answered as if the damaged messages were not there."""
+    """Questions about pending messages are answered as if the damaged ones were not there."""
     operator = administrable(store)
     if operator is None:
         return
@@ -123,7 +123,7 @@ async def an_operator_sees_the_others(store: ClaimingStore, rows: Rows) -> None:
 
 
 async def _set_aside(store: ClaimingStore, rows: Rows, damage: Damage) -> tuple[bytes, Quarantined]:
-    """Store one message, damage it and have it met; return what stands there, and what is set aside."""
+    """Store one message, damage it, and claim; return the damaged bytes, and the row that is set aside."""
     await store.store(message(bad(damage), headers={"kind": "check"}, body=b"\0body"), NOW)
     there = rows.damage(bad(damage), damage)
     expect_equal(ids(await store.claim_due(NOW + SECOND, 10)), [], "claims of a damaged message")
@@ -132,7 +132,7 @@ async def _set_aside(store: ClaimingStore, rows: Rows, damage: Damage) -> tuple[
 
 @quarantine
 async def an_unreadable_message_is_set_aside_with_its_bytes(subject: StoreSubject) -> None:
-    """It does not wait any more; its bytes and the reason are kept, over a restart, and it is recorded as failed."""
+    """It is no longer pending; its bytes and the reason are kept, over a restart, and it is recorded as failed."""
     async with quarantining(subject) as found:
         if found is None:
             return
@@ -155,7 +155,7 @@ async def an_unreadable_message_is_set_aside_with_its_bytes(subject: StoreSubjec
 
 @quarantine.given(quarantining)
 async def a_mended_message_is_put_back(store: ClaimingStore, rows: Rows) -> None:
-    """With what was damaged put in its place it waits again, is recorded as returned, wakes, and is claimed."""
+    """With the damaged part replaced it is pending again, is recorded as returned, wakes, and is claimed."""
     for damage in rows.damages:
         _, aside = await _set_aside(store, rows, damage)
         woken = list[str]()
@@ -178,7 +178,7 @@ async def a_mended_message_is_put_back(store: ClaimingStore, rows: Rows) -> None
 
 @quarantine
 async def what_no_queue_takes_is_set_aside(subject: StoreSubject) -> None:
-    """By who has claimed it, not by who has given it back: its bytes and the reason are kept; it can be put back."""
+    """By the holder of its claim only: its bytes and the reason are kept; it can be put back."""
     async with claiming(subject) as store:
         rows = rows_of(store, subject.damages(), subject.damage)
         await store.store_many([message("large", NOW - SECOND, body=b"\0body"), message("other")], NOW)
@@ -204,7 +204,7 @@ async def what_no_queue_takes_is_set_aside(subject: StoreSubject) -> None:
 
 @quarantine.given(quarantining)
 async def what_is_still_unreadable_stays_set_aside(store: ClaimingStore, rows: Rows) -> None:
-    """Put back unmended it says why not and stays; a number that is not there is refused; it can be discarded."""
+    """Put back unmended it is refused with the reason and stays; an unknown number is refused; it can be discarded."""
     for damage in rows.damages:
         _, aside = await _set_aside(store, rows, damage)
         await rows.expect_refused(aside)
@@ -216,7 +216,7 @@ async def what_is_still_unreadable_stays_set_aside(store: ClaimingStore, rows: R
 
 @quarantine.given(quarantining)
 async def what_came_back_otherwise_is_not_put_back(store: ClaimingStore, rows: Rows) -> None:
-    """Stored anew under its id, as what failed may be, it is there already: DuplicateMessage, and nothing changes."""
+    """If its id was stored anew, as after a failure it may be: DuplicateMessage, and nothing changes."""
     damage = rows.damages[0]
     _, aside = await _set_aside(store, rows, damage)
     await store.store(message(bad(damage)), NOW)
@@ -228,7 +228,7 @@ async def what_came_back_otherwise_is_not_put_back(store: ClaimingStore, rows: R
 
 @quarantine
 async def tightened_limits_refuse_nothing_that_is_stored(subject: StoreSubject) -> None:
-    """What was stored under wider limits is claimed and listed unchanged: it was checked once, and that is over."""
+    """Messages stored under wider limits are claimed and listed unchanged: only new ones are checked."""
     kept = message("a-long-id" * 20, destination="a-long-destination" * 5, body=b"b" * 5_000)
     async with claiming(subject) as store:
         await store.store(kept, NOW)

@@ -108,7 +108,7 @@ async def what_does_not_exist_is_refused(store: ClaimingStore, scanned: Scannabl
 
 
 async def _store_various(store: ClaimingStore) -> None:
-    """Store messages that differ in all that a filter asks for, and in what columns may get wrong."""
+    """Store messages that differ in everything that a filter asks for, and that columns may get wrong."""
     await store.store_many(
         [
             message("a", NOW, destination="x"),
@@ -167,7 +167,7 @@ async def only_what_is_asked_for_is_read(store: ClaimingStore, scanned: Scannabl
 
 @scanning.given(scannable)
 async def a_snapshot_is_one_instant(store: ClaimingStore, scanned: ScannableStore) -> None:
-    """What is stored, delivered and recorded while a snapshot is held is not seen with it; a store may have none."""
+    """Changes made while a snapshot is held are not seen with it; a store may have no snapshots."""
     await store.store_many([message(f"m-{n}") for n in range(20)], NOW)
     async with _held(scanned) as snapshot:
         parts = {what: scanned.scan_parts(what, 3) for what in ("pending", "records")}
@@ -186,7 +186,7 @@ async def a_snapshot_is_one_instant(store: ClaimingStore, scanned: ScannableStor
 
 @scanning.given(columnar)
 async def columns_hold_what_rows_hold(store: ClaimingStore, columns: ScannableStore) -> None:
-    """Read as columns, everything is what it is read as rows: values, order of columns, filters, and no columns."""
+    """A scan of columns has the values, order and filters of one of rows; no columns at all may be asked for."""
     from postdate.testing.store_suite.columns import rows_of_columns
 
     await _store_various(store)

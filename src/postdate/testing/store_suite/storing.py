@@ -1,4 +1,4 @@
-"""What goes in comes out: unchanged, once, or not at all."""
+"""Messages come back unchanged, once, or were refused."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def unicode_survives(store: ClaimingStore) -> None:
 
 @storing.given(a_store)
 async def an_empty_body_and_no_headers_survive(store: ClaimingStore) -> None:
-    """Nothing is not something else."""
+    """An empty body comes back empty, and no headers as none."""
     stored = DelayedMessage("m-1", NOW, "queue", {}, b"")
     await store.store(stored, NOW)
     await _comes_back(store, stored)
@@ -124,7 +124,7 @@ async def due_times_are_instants(store: ClaimingStore) -> None:
 
 @storing.given(a_store)
 async def of_many_at_once_each_id_is_stored_once(store: ClaimingStore) -> None:
-    """Stored by many tasks at a time, some of one id: one of each id is stored, each other is told (row 17)."""
+    """Of messages that many tasks store at a time, one of each id is stored, and all others are duplicates (row 17)."""
     told = list[str]()
 
     async def keep(id_: str) -> None:
@@ -162,7 +162,7 @@ async def a_duplicate_is_refused_after_delivery(store: ClaimingStore) -> None:
 
 @storing
 async def a_repetition_is_told_from_another_message(subject: StoreSubject) -> None:
-    """Of what waits its content says whether a message is the same, of what has left its due time and destination."""
+    """A pending message is the same if its content is, one that has left if due time and destination are."""
     async with claiming(subject) as store:
         if administrable(store) is None:
             return
@@ -189,7 +189,7 @@ def _again(since: datetime) -> DelayedMessage:
 
 @storing.given(a_store)
 async def a_failed_message_may_come_back(store: ClaimingStore) -> None:
-    """What went to the error queue may be stored again under its id; what was delivered may not."""
+    """A message that went to the error queue may be stored again under its id; one that was delivered may not."""
     for number in range(3):
         await store.store(message(body=b"%d" % number), NOW)
         with expect_error(DuplicateMessage, "storing the id again while it waits"):
@@ -228,7 +228,7 @@ async def a_race_for_one_id_has_one_winner(store: ClaimingStore) -> None:
 
 @storing.given(a_store)
 async def a_batch_is_idempotent(store: ClaimingStore) -> None:
-    """Storing a batch again stores what is new, reports the rest in order, and changes nothing that was there."""
+    """Storing a batch again stores new messages, reports the rest in order, and changes nothing that was there."""
     first = [message(f"m-{number}", body=b"first") for number in range(3)]
     report = await store.store_many(first, NOW)
     expect_equal((report.stored, tuple(report.already_there)), (3, ()), "report of a new batch")
@@ -287,7 +287,7 @@ async def a_batch_with_one_too_large_is_refused_whole(store: ClaimingStore) -> N
 
 @storing
 async def what_a_store_says_of_itself_blames_no_message(subject: StoreSubject) -> None:
-    """Read-only, or full, it refuses to store with an error that is an outage; once it is not, it stores the same."""
+    """A read-only or full store refuses with an error that is an outage; afterwards it stores the same message."""
     async with claiming(subject) as store:
         for name, refusing in subject.refusals(store).items():
             refused = message(name, body=bytes(200_000))

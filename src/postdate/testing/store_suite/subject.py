@@ -1,4 +1,4 @@
-"""What the suite needs from whoever tests a store, and the messages it stores."""
+"""How a store under test is opened, and the messages that the suite stores."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class StoreSubject(ABC):
         return frozenset()
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
-        """Damage one stored message by hand, past the store; return what stands there now, empty where nothing does.
+        """Damage one stored message by hand, past the store; return the damaged bytes, empty for removed content.
 
         With :attr:`Damage.DUE` the message stays due: its due time lies before the calendar begins.
         """
         raise NotImplementedError(f"{type(self).__name__} must define damage(): it says that it can damage rows")
 
     def refusals(self, store: DelayedMessageStore) -> Mapping[str, AbstractContextManager[object]]:
-        """Return by name in which ways this storage alone can be kept from taking writes, within a block, if any."""
+        """Return, by name, contexts in which this storage alone takes no writes, if there are any."""
         return {}
 
 
@@ -84,7 +84,6 @@ async def prepared(store: P) -> AsyncGenerator[P]:
 
 
 async def prepare(store: DelayedMessageStore) -> None:
-    """Initialize, then set up."""
     await store.initialize("conformance", TransactionMode.RECEIVE_ONLY)
     if isinstance(store, ClaimingStore):
         await store.setup()
@@ -93,7 +92,6 @@ async def prepare(store: DelayedMessageStore) -> None:
 
 
 async def close(store: DelayedMessageStore | Transport) -> None:
-    """Close what can be closed."""
     closing = getattr(store, "close", None)
     if closing is not None:
         await closing()
@@ -122,7 +120,7 @@ async def a_store(subject: StoreSubject, **settings: Any) -> AsyncGenerator[tupl
 
 @asynccontextmanager
 async def operated(subject: StoreSubject) -> AsyncGenerator[tuple[ClaimingStore, AdministrableStore] | None]:
-    """Open a store in which an operator can see and change what waits."""
+    """Open a store whose pending messages an operator can see and change."""
     async with claiming(subject) as store:
         yield (store, store) if isinstance(store, AdministrableStore) else None
 
@@ -143,7 +141,7 @@ async def columnar(subject: StoreSubject) -> AsyncGenerator[tuple[ClaimingStore,
 
 @asynccontextmanager
 async def quarantining(subject: StoreSubject, **settings: Any) -> AsyncGenerator[tuple[ClaimingStore, Rows] | None]:
-    """Open a store that sets aside what it cannot read."""
+    """Open a store that sets unreadable rows aside."""
     async with claiming(subject, **settings) as store:
         rows = rows_of(store, subject.damages(), subject.damage)
         yield rows and (store, rows)
@@ -172,7 +170,7 @@ def claims_of(store: DelayedMessageStore) -> ClaimingStore:
 
 
 def administrable(store: DelayedMessageStore) -> AdministrableStore | None:
-    """Return the store if an operator can see and change what waits in it."""
+    """Return the store if an operator can see and change its pending messages."""
     return store if isinstance(store, AdministrableStore) else None
 
 
@@ -190,12 +188,10 @@ def message(
     body: bytes = b"body",
     expires_at: datetime | None = None,
 ) -> DelayedMessage:
-    """Return a message."""
     return DelayedMessage(message_id, due, destination, headers or {"kind": "check"}, body, expires_at)
 
 
 def ids(claims: Sequence[Claim | DelayedMessage]) -> list[str]:
-    """Return the ids of claims or messages, in order."""
     return [each.message.message_id if isinstance(each, Claim) else each.message_id for each in claims]
 
 

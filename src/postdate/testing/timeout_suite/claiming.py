@@ -26,7 +26,7 @@ async def _two(subject: TimeoutSubject) -> AsyncGenerator[tuple[TimeoutPersister
 
 @claiming.given(_two)
 async def of_several_who_claim_one_has_it(ours: TimeoutPersister, theirs: TimeoutPersister) -> None:
-    """Who has claimed a timeout removes it; meanwhile, and afterwards, others get nothing, and do not wait for it."""
+    """A claim can remove its timeout; meanwhile, and afterwards, other callers get none, and do not wait for it."""
     claim = await ours.claim(named(timeout_id(1).upper(), timeout()).timeout_id)
     expect(claim is not None and claim.timeout == timeout(), "the timeout is claimed as it is stored")
     assert claim is not None
@@ -41,7 +41,7 @@ async def of_several_who_claim_one_has_it(ours: TimeoutPersister, theirs: Timeou
 
 @claiming.given(_two)
 async def what_was_let_go_is_as_it_was(ours: TimeoutPersister, theirs: TimeoutPersister) -> None:
-    """A timeout that was not removed after all can be claimed by the next one, and be gone for who let it go."""
+    """A timeout whose claim was released can be claimed again, unchanged, and removed."""
     for each in (ours, theirs, ours):
         claim = await each.claim(timeout_id(1))
         expect(claim is not None and claim.timeout == timeout(), "what was let go can be claimed, unchanged")
@@ -52,7 +52,7 @@ async def what_was_let_go_is_as_it_was(ours: TimeoutPersister, theirs: TimeoutPe
 
 @claiming.given(_two)
 async def looking_sees_what_is_claimed(ours: TimeoutPersister, theirs: TimeoutPersister) -> None:
-    """A claim hides nothing: what is being sent is stored until it is removed, and others look without waiting."""
+    """A claim hides nothing: its timeout is stored until it is removed, and others see it without waiting."""
     claim = await ours.claim(timeout_id(1))
     assert claim is not None
     with in_time("looks at a timeout that somebody has claimed"):

@@ -35,7 +35,7 @@ async def _together(subject: TimeoutSubject) -> AsyncGenerator[tuple[TimeoutPers
 
 
 async def _waiting(transport: Transport) -> list[str]:
-    """Return the ids of what is in the queue, and take it out."""
+    """Take all messages out of the queue, and return their ids."""
     receiver = transport.receiver(QUEUE)
     try:
         received = await receiver.receive(10)
@@ -54,7 +54,7 @@ async def it_names_the_database_of_the_queues(persister: TimeoutPersister, trans
 
 @enlisting.given(_together)
 async def a_timeout_is_added_with_the_transaction(persister: TimeoutPersister, transport: Transport) -> None:
-    """What is added in a transaction of the queues is there after its commit, and not after its failure (row 100)."""
+    """A timeout added in a transaction of the queues is there after its commit, and not after its failure (row 100)."""
     with expect_error(TimeoutConcurrentlyProcessed, "a transaction that fails after a timeout was added in it"):
         await transport.send([], NOW, work=[persister.adding(timeout()), persister.removing(timeout_id(2))])
     expect_equal(await persister.peek(timeout_id(1)), None, "a timeout of a transaction that failed")
@@ -65,7 +65,7 @@ async def a_timeout_is_added_with_the_transaction(persister: TimeoutPersister, t
 
 @enlisting.given(_together)
 async def a_timeout_is_removed_with_what_is_sent(persister: TimeoutPersister, transport: Transport) -> None:
-    """Sending and removing are one: who finds the timeout gone sends nothing (4.8, row 100)."""
+    """Sending and removing are one: if the timeout is gone, nothing is sent (4.8, row 100)."""
     await persister.add(timeout())
     await transport.send([_MESSAGE], NOW, work=[persister.removing(timeout_id(1))])
     expect_equal(await persister.peek(timeout_id(1)), None, "a timeout that was sent")

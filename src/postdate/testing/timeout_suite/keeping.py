@@ -1,4 +1,4 @@
-"""What is kept comes back, once, and is removed by one."""
+"""Timeouts come back unchanged, once, and are removed by one caller."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def adding_again_changes_nothing(persister: TimeoutPersister) -> None:
 
 @keeping.given(storage)
 async def an_id_is_known_however_it_is_written(persister: TimeoutPersister) -> None:
-    """Upper case and braces name the same timeout and the same saga; what is no UUID is refused, or is not there."""
+    """Upper case and braces name the same timeout and the same saga; an id that is no UUID is refused, or not found."""
     kept = timeout(0xABC, saga_id=SAGA)
     shouted = f"{{{kept.timeout_id.upper()}}}"
     await persister.add(named(shouted, kept))
@@ -164,7 +164,7 @@ async def of_several_who_add_one_is_told_so(subject: TimeoutSubject) -> None:
 
 @keeping
 async def looking_waits_for_nobody(subject: TimeoutSubject) -> None:
-    """While somebody else's transaction is removing a timeout, it can be peeked at and looked for at once (4.6)."""
+    """While another transaction is removing a timeout, it can be peeked at and looked for at once (4.6)."""
     if not subject.durable:
         return
     async with prepared(subject.open()) as persister:
@@ -220,7 +220,7 @@ async def setting_up_may_be_done_at_once_and_again(subject: TimeoutSubject) -> N
 
 @keeping
 async def without_its_table_it_says_so(subject: TimeoutSubject) -> None:
-    """Before the set-up every call says that it is missing, as what can be mended, not as an outage."""
+    """Before the set-up every call raises StoreNotSetUp."""
     if not subject.durable:
         return
     async with prepared(subject.open()) as persister:  # the schema or file is there

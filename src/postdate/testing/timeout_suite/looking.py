@@ -1,4 +1,4 @@
-"""What is due is found: all of it, in order, once for who goes on from chunk to chunk (row 95)."""
+"""Due timeouts are found: all of them, in order, each once from chunk to chunk (row 95)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _chunk(next_query: datetime | None, *found: tuple[int, datetime]) -> DueChun
 
 @looking.given(storage)
 async def the_start_is_exclusive_and_now_inclusive(persister: TimeoutPersister) -> None:
-    """What is due at the start is not found, what is due at now is: looks that follow each other meet (row 95)."""
+    """A timeout due at the start is not found, one due at ``now`` is: looks that follow each other meet (row 95)."""
     for number in range(3):
         await persister.add(timeout(number, NOW + number * SECOND))
     found = await persister.next_chunk(NOW, NOW + SECOND, 10)
@@ -28,7 +28,7 @@ async def the_start_is_exclusive_and_now_inclusive(persister: TimeoutPersister) 
 
 @looking.given(storage)
 async def the_next_query_is_the_earliest_to_come(persister: TimeoutPersister) -> None:
-    """When all that is due was found, the next query is when the next one is due, or never without one (row 95)."""
+    """When all due timeouts were found, the next query is when the next one is due, or never without one (row 95)."""
     expect_equal(await persister.next_chunk(_LONG_AGO, NOW, 10), _chunk(None), "nothing at all")
     await persister.add(timeout(1, NOW))
     expect_equal(await persister.next_chunk(_LONG_AGO, NOW, 10), _chunk(None, (1, NOW)), "nothing to come")
@@ -41,7 +41,7 @@ async def the_next_query_is_the_earliest_to_come(persister: TimeoutPersister) ->
 
 @looking.given(storage)
 async def a_chunk_that_was_cut_is_followed_at_once(persister: TimeoutPersister) -> None:
-    """When the limit has cut a chunk, the next query is now, and it is the earliest that were found (row 95)."""
+    """When the limit has cut a chunk, the next query is ``now``, and the chunk has the earliest timeouts (row 95)."""
     for number in (3, 1, 2):
         await persister.add(timeout(number, NOW + number * SECOND))
     now = NOW + 5 * SECOND
@@ -51,7 +51,7 @@ async def a_chunk_that_was_cut_is_followed_at_once(persister: TimeoutPersister) 
 
 @looking.given(storage)
 async def a_chunk_does_not_end_between_equal_due_times(persister: TimeoutPersister) -> None:
-    """All that is due at the last one's time is in the chunk, by id: the next one starts after that time (row 95)."""
+    """All timeouts of the last due time are in the chunk, by id: the next one starts after that time (row 95)."""
     dues = {1: NOW, 5: NOW + SECOND, 3: NOW + SECOND, 4: NOW + SECOND, 2: NOW + 2 * SECOND}
     for number, due in dues.items():
         await persister.add(timeout(number, due))
@@ -67,7 +67,7 @@ async def a_chunk_does_not_end_between_equal_due_times(persister: TimeoutPersist
 
 @looking.given(storage)
 async def going_on_finds_each_one_once(persister: TimeoutPersister) -> None:
-    """Who starts each look at the last due time of the one before finds everything, in order, once."""
+    """Looks that each start at the last due time of the one before find everything, in order, once."""
     for number in range(1, 41):  # times with as many digits as there are, some of them equal
         due = NOW + timedelta(microseconds=(number * 7 % 11) * 3_337)
         await persister.add(timeout(number, due))

@@ -1,4 +1,4 @@
-"""What the suite needs from whoever tests a storage of timeouts, and the timeouts it keeps there."""
+"""How a storage of timeouts under test is opened, and the timeouts that the suite keeps there."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TimeoutSubject(ABC):
         return self.open()
 
     def removing_elsewhere(self, timeout_id: str) -> AbstractContextManager[None]:
-        """Return a removal in a transaction of somebody else's, open inside of the block and rolled back at its end.
+        """Remove a timeout in another transaction, which is open inside the block and rolled back at its end.
 
         Only called for storage that is ``durable``.
         """
@@ -70,7 +70,7 @@ async def storage(subject: TimeoutSubject) -> AsyncGenerator[tuple[TimeoutPersis
 
 
 def timeout_id(number: int) -> str:
-    """Return an id; their order is that of the numbers."""
+    """Return an id; ids are ordered as their numbers."""
     return str(uuid.UUID(int=number))
 
 
@@ -82,7 +82,7 @@ def timeout(
     headers: Mapping[str, str] | None = None,
     body: bytes = b"body",
 ) -> Timeout:
-    """Return a timeout of the endpoint that the suite is."""
+    """Return a timeout of the suite's endpoint."""
     return Timeout(timeout_id(number), due, QUEUE, saga_id, ENDPOINT, headers or {"kind": "check"}, body)
 
 

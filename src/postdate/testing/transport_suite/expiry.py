@@ -1,4 +1,4 @@
-"""Messages with a time to be received: they leave in time, by the clock of the queue, and nothing else does."""
+"""Messages with a time to be received leave when it is over, by the clock of the queue, and no others do."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ expiry: Topic[TransportSubject] = Topic("expiry")
 _SHORT: Final = timedelta(milliseconds=1)
 _LONG: Final = timedelta(days=1)
 _MODERATE: Final = tuple(timedelta(seconds=seconds) for seconds in (0.5, 2, 8, 32))
-"""Long enough to be received in, and short enough to be waited for; the longer ones on a machine that is too slow."""
+"""Long enough to receive a message in, and short enough to wait for; the longer ones for a machine that is too slow."""
 _MARGIN: Final = timedelta(milliseconds=100)
-"""Longer than the clocks of test and queue can disagree about a time that has run out."""
+"""More than the clocks of test and queue can differ."""
 
 
 async def _runs_out(subject: TransportSubject, transport: Transport, span: timedelta = _SHORT) -> None:
     """Let a time to be received run out, by a queue that counts in units of its own.
 
-    A time that does not begin with a unit may last one more.
+    A time that begins in the middle of a unit may last one more.
     """
     unit = transport.capabilities.time_to_be_received_precision
     await subject.let_pass(span + _MARGIN if unit <= _SHORT else max(span, unit) + unit + _MARGIN)
@@ -78,7 +78,7 @@ async def the_clock_of_the_sender_does_not_count(subject: TransportSubject) -> N
 
 @expiry
 async def an_expired_message_leaves_the_queue_without_a_receiver(subject: TransportSubject) -> None:
-    """What expires at the head of a queue is gone from it though nobody receives (row 60)."""
+    """A message that expires at the head of a queue is gone from it without a receiver (row 60)."""
     async with queues(subject) as transport:
         if not transport.capabilities.expires_messages or await transport.lengths_of([IN]) is None:
             return
@@ -102,7 +102,7 @@ async def a_received_message_is_no_longer_subject_to_it(subject: TransportSubjec
 
 
 async def _received_in_its_time(transport: Transport, receiver: Receiver) -> tuple[Received, timedelta]:
-    """Receive a message while it lives, and return it with its time, which is longer where a machine is too slow."""
+    """Receive a message before it expires, with a longer time if the machine is too slow; return it and the time."""
     for span in _MODERATE:
         await transport.send([_lasting("held", span), envelope("behind")], NOW)
         received = await receive_one(receiver)

@@ -45,7 +45,7 @@ async def an_unreadable_message_holds_up_nothing(transport: Transport, rows: Row
 
 
 async def _set_aside(transport: Transport, rows: Rows, damage: Damage) -> tuple[bytes, Quarantined]:
-    """Send one message, damage it and have it met; return what stands there, and what is set aside."""
+    """Send one message, damage it, and receive; return the damaged bytes, and the row that is set aside."""
     damaged = envelope(bad(damage), headers={"kind": "check"}, body=b"\0body", due=NOW)
     await transport.send([damaged, envelope("behind")], NOW)
     there = rows.damage(bad(damage), damage)
@@ -74,7 +74,7 @@ async def an_unreadable_message_is_set_aside_with_its_bytes(subject: TransportSu
 
 @quarantine.given(quarantining)
 async def a_mended_message_is_put_back(transport: Transport, rows: Rows) -> None:
-    """With what was damaged put in its place it is in its queue again, and is received."""
+    """With the damaged part replaced it is in its queue again, and is received."""
     for damage in rows.damages:
         _, aside = await _set_aside(transport, rows, damage)
         await rows.place.put_back(aside.number, MENDED[damage], NOW)
@@ -91,7 +91,7 @@ async def a_mended_message_is_put_back(transport: Transport, rows: Rows) -> None
 
 @quarantine.given(quarantining)
 async def what_is_still_unreadable_stays_set_aside(transport: Transport, rows: Rows) -> None:
-    """Put back unmended it says why not and stays; a number that is not there is refused; it can be discarded."""
+    """Put back unmended it is refused with the reason and stays; an unknown number is refused; it can be discarded."""
     for damage in rows.damages:
         _, aside = await _set_aside(transport, rows, damage)
         await rows.expect_refused(aside)
@@ -99,7 +99,7 @@ async def what_is_still_unreadable_stays_set_aside(transport: Transport, rows: R
 
 @quarantine.given(quarantining)
 async def tightened_limits_refuse_nothing_that_is_there(transport: Transport, rows: Rows) -> None:
-    """What was sent under wider limits is received unchanged, where the queues are rows of a database."""
+    """Messages sent under wider limits are received unchanged, where the queues are rows of a database."""
     sent = envelope("a-long-id" * 20, body=b"b" * 5_000)
     await transport.send([sent], NOW)
     with mock.patch.multiple(messages, MESSAGE_ID_LIMIT=5, DESTINATION_LIMIT=5):

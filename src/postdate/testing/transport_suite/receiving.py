@@ -1,4 +1,4 @@
-"""A received message is held by one, until it is committed, rolled back, or given up."""
+"""A received message is held by one receiver, until it is committed, rolled back, or given up."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def several_end_at_once(transport: Transport) -> None:
 
 @receiving.given(a_receiver)
 async def one_that_cannot_end_keeps_no_other_from_it(transport: Transport, receiver: Receiver) -> None:
-    """Settling: a hold that was lost and a missing queue are told of their messages; all others leave the queue."""
+    """Settling: a lost hold and a missing queue are errors of their own messages; all others leave the queue."""
     await transport.send([envelope(f"{n}") for n in range(5)], NOW)
     held = await receive_all(receiver, 5)
     await receiver.commit(held[1], NOW)
@@ -122,7 +122,7 @@ async def a_message_is_taken_by_its_id(transport: Transport) -> None:
 
 @receiving.given(two_queues)
 async def a_held_message_is_hidden(transport: Transport) -> None:
-    """What one receiver holds no other receives."""
+    """A message that one receiver holds is received by no other."""
     await transport.send([envelope("held"), envelope("free")], NOW)
     one, other = transport.receiver(IN), transport.receiver(IN)
     expect_equal(ids(await receive(one, 1)), ["held"], "held by one")
@@ -183,7 +183,7 @@ async def a_message_rolled_back_is_received_again(transport: Transport, receiver
 
 @receiving.given(two_queues)
 async def a_message_rolled_back_wakes_others(transport: Transport) -> None:
-    """What one receiver gives back another one, that waits, receives."""
+    """A message that one receiver gives back is received by another one that waits."""
     await transport.send([envelope()], NOW)
     one, other = transport.receiver(IN), transport.receiver(IN)
     held = await receive_one(one)
@@ -219,7 +219,7 @@ async def closing_gives_back_what_is_held(transport: Transport) -> None:
 
 @receiving
 async def nothing_more_comes_to_a_stopped_receiver(subject: TransportSubject) -> None:
-    """Once stopped, a receiver still ends what it holds; all else is for others, as if nobody had had it before."""
+    """Once stopped, a receiver still ends messages that it holds; others get the rest, as if never received before."""
     async with queues(subject) as transport:
         await transport.send([envelope(f"{n}") for n in range(4)], NOW)
         other = subject.open_elsewhere() if transport.capabilities.durable else transport
@@ -240,7 +240,7 @@ async def nothing_more_comes_to_a_stopped_receiver(subject: TransportSubject) ->
 
 @receiving.given(a_receiver)
 async def a_lost_hold_is_noticed(transport: Transport, receiver: Receiver) -> None:
-    """Committing what was committed or given back before raises ClaimLost, received again meanwhile or not."""
+    """Committing a message that was committed or given back raises ClaimLost, received again meanwhile or not."""
     await transport.send([envelope("committed"), envelope("given-back")], NOW)
     committed, given_back = await receive_all(receiver, 2)
     await receiver.commit(committed, NOW)

@@ -1,4 +1,4 @@
-"""What is sent arrives: unchanged, in order, or with a clear reason why not."""
+"""Messages arrive unchanged and in order, or are answered with a clear reason why not."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def headers_with_reserved_names_are_unchanged(subject: TransportSubject) -
 
 @sending
 async def an_empty_body_and_no_headers_arrive(subject: TransportSubject) -> None:
-    """Nothing is not something else."""
+    """An empty body arrives empty, and no headers as none."""
     await _arrives(subject, Envelope(IN, "e-1", {}, b""))
 
 
@@ -84,7 +84,7 @@ async def a_large_body_arrives(subject: TransportSubject) -> None:
 
 @sending
 async def expiry_and_due_time_are_carried(subject: TransportSubject) -> None:
-    """The expiry and the due time of what was delayed arrive to the microsecond."""
+    """The expiry and the due time of a delayed message arrive to the microsecond."""
     await _arrives(subject, envelope(expires_at=NOW.replace(year=2100) + MICROSECOND, due=NOW - SECOND - MICROSECOND))
 
 

@@ -1,4 +1,4 @@
-"""What the suite needs from whoever tests a transport, and the envelopes it sends."""
+"""How a transport under test is opened, and the envelopes that the suite sends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TransportSubject(ABC):
         raise NotImplementedError(f"{type(self).__name__} must define store(): its transport names a database")
 
     def damages(self) -> frozenset[Damage]:
-        """Return in which ways :meth:`damage` can damage what is in a queue; none: the queues have no rows."""
+        """Return the ways in which :meth:`damage` can damage a queued message; none: the queues have no rows."""
         return frozenset()
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
@@ -81,7 +81,7 @@ async def a_receiver(subject: TransportSubject, **settings: int) -> AsyncGenerat
 
 @asynccontextmanager
 async def quarantining(subject: TransportSubject) -> AsyncGenerator[tuple[Transport, Rows] | None]:
-    """Open a transport that sets aside what it cannot read."""
+    """Open a transport that sets unreadable rows aside."""
     async with queues(subject) as transport:
         rows = rows_of(transport, subject.damages(), subject.damage)
         yield rows and (transport, rows)
@@ -96,19 +96,17 @@ def envelope(
     expires_at: datetime | None = None,
     due: datetime | None = None,
 ) -> Envelope:
-    """Return an envelope."""
     return Envelope(destination, message_id, headers or {"kind": "check"}, body, expires_at, due)
 
 
 async def receive(receiver: Receiver, limit: int = 100) -> Sequence[Received]:
-    """Receive what must be there, or must come."""
+    """Receive messages that must be there, or must come."""
     with in_time("receiving a message"):
         return await receiver.receive(limit)
     return ()
 
 
 async def receive_one(receiver: Receiver) -> Received:
-    """Receive one message."""
     return (await receive(receiver, 1))[0]
 
 
@@ -133,7 +131,7 @@ async def left_in(transport: Transport, queue: str, count: int) -> list[str]:
 
 
 async def is_empty(transport: Transport, queue: str) -> bool:
-    """Return whether nothing can be received: what is sent last is then received first."""
+    """Return whether nothing can be received: a message that is sent now is then received first."""
     await transport.send([envelope("probe", queue)], NOW)
     receiver = transport.receiver(queue)
     try:
@@ -145,7 +143,6 @@ async def is_empty(transport: Transport, queue: str) -> bool:
 
 
 def ids(received: Sequence[Received]) -> list[str]:
-    """Return the ids of received messages, in order."""
     return [each.envelope.message_id for each in received]
 
 

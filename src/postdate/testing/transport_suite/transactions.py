@@ -1,4 +1,4 @@
-"""Receiving and what is done with it are one thing, or nothing."""
+"""Receiving a message, and sends and work of its handling, are one transaction."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _is_atomic(transport: Transport) -> bool:
 
 @transactions.given(a_receiver)
 async def outgoing_messages_leave_with_the_commit(transport: Transport, receiver: Receiver) -> None:
-    """What is sent with a commit arrives, in order, and the received message is gone."""
+    """Messages sent with a commit arrive, in order, and the received message is gone."""
     await transport.send([envelope()], NOW)
     end = End(outgoing=[envelope("a", OUT), envelope("b", OUT), envelope("c", IN)])
     await receiver.commit(await receive_one(receiver), NOW, end)
@@ -91,7 +91,7 @@ async def declared_modes_are_accepted_and_others_refused(transport: Transport) -
 
 @capabilities
 async def a_durable_queue_keeps_its_messages(subject: TransportSubject) -> None:
-    """Durable: what was sent is still there after closing and opening again; not durable: it is not."""
+    """Durable: messages are still there after closing and opening again; not durable: they are not."""
     async with queues(subject) as transport:
         durable = transport.capabilities.durable
         await transport.send([envelope()], NOW)
@@ -104,7 +104,7 @@ async def a_durable_queue_keeps_its_messages(subject: TransportSubject) -> None:
 
 @capabilities
 async def other_processes_share_the_queues(subject: TransportSubject) -> None:
-    """Durable: what another process holds is hidden; when that process ends it is free again; commits are final."""
+    """Durable: a message that another process holds is hidden until that process ends; commits are final."""
     async with queues(subject) as transport:
         if not transport.capabilities.durable:
             return
@@ -125,7 +125,7 @@ async def other_processes_share_the_queues(subject: TransportSubject) -> None:
 
 @capabilities
 async def other_processes_are_woken(subject: TransportSubject) -> None:
-    """Durable: a receiver that waits receives what another process sends."""
+    """Durable: a receiver that waits receives messages that another process sends."""
     async with queues(subject) as transport:
         if not transport.capabilities.durable:
             return
@@ -194,7 +194,7 @@ async def _close(store: object) -> None:
 
 @capabilities.given(a_receiver)
 async def expired_messages_are_discarded_or_left_to_the_receiver(transport: Transport, receiver: Receiver) -> None:
-    """A transport that says so discards what is past its expiry; any other delivers it, for the endpoint to discard."""
+    """A transport that says so discards expired messages; any other delivers them, for the endpoint to discard."""
     lapsed = envelope("lapsed", expires_at=NOW.replace(year=2000))
     await transport.send([lapsed, envelope("fresh")], NOW)
     expected = ["fresh"] if transport.capabilities.expires_messages else ["lapsed", "fresh"]
