@@ -29,7 +29,7 @@ from postdate.backends.rabbitmq.stream import _sent
 from postdate.backends.rabbitmq.transport import RabbitMqReceiver, RabbitMqTransport
 from postdate.backends.rabbitmq.wire import Arguments, FrameReader, Method, method_frame, short_text
 from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.core.receive.outcomes import Outcome
+from postdate.core.receive.outcomes import StepOutcome
 from postdate.core.receive.pump import MessagePump
 from postdate.errors import (
     ConfigurationError,
@@ -737,10 +737,10 @@ async def test_nothing_is_pushed_to_a_pump_that_stops_while_its_handler_ends(mon
     monkeypatch.setattr("postdate.backends.rabbitmq.consuming._IDLE_SECONDS", 600)
     script, begun, may_end = Pushing(3), anyio.Event(), anyio.Event()
 
-    async def handle(received: Received) -> Outcome:
+    async def handle(received: Received) -> StepOutcome:
         begun.set()
         await may_end.wait()
-        return Outcome(HANDLED)
+        return StepOutcome(HANDLED)
 
     async with broker(script) as url:
         transport = RabbitMqTransport(url, prefetch=2)

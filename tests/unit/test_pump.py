@@ -12,7 +12,7 @@ import pytest
 from postdate import Endpoint, HandlerContext, MemoryTransport, Recoverability
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.failure import Allowed, Way
-from postdate.core.receive.outcomes import Failed, Outcome, Recovery, Step
+from postdate.core.receive.outcomes import Failed, Recovery, Step, StepOutcome
 from postdate.core.receive.pump import MessagePump, Prefetch
 from postdate.errors import ClaimLost, PostdateError, StoreTroubled, TransportUnavailable, TransportUnreachable
 from postdate.messages import Envelope
@@ -113,10 +113,10 @@ class Holding(Receiver):
         self.closed = True
 
 
-DONE = Outcome(HANDLED)
+DONE = StepOutcome(HANDLED)
 
 
-async def ignore(received: Received) -> Outcome:
+async def ignore(received: Received) -> StepOutcome:
     """Handle nothing."""
     return DONE
 
@@ -132,10 +132,10 @@ class Deciding(Recovery):
         self.asked.append((received.failures, received.unanswered))
         return Way.DECIDED if received.envelope.message_id == self.to_blame else super().way(received, failed, error)
 
-    def decided(self, received: Received, outcome: Outcome | None, error: Exception) -> Outcome:
-        return Outcome(End(RecordKind.FAILED))
+    def decided(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
+        return StepOutcome(End(RecordKind.FAILED))
 
-    def copied(self, received: Received, failed: Failed, *, brief: bool) -> Outcome:
+    def copied(self, received: Received, failed: Failed, *, brief: bool) -> StepOutcome:
         raise AssertionError("no end was refused twice")
 
 
@@ -166,7 +166,7 @@ async def test_a_pump_listens_when_a_call_to_receive_has_begun_or_has_failed_and
 ) -> None:
     receiver = Empty(error)
 
-    async def handle(received: Received) -> Outcome:
+    async def handle(received: Received) -> StepOutcome:
         raise AssertionError("there is nothing to handle")
 
     pump = reading_ahead(receiver, handle, clock)
@@ -184,7 +184,7 @@ async def test_more_is_received_than_is_handled_at_once_while_that_takes_moments
 ) -> None:
     receiver, handled, is_slow = Holding(), 0, anyio.Event()
 
-    async def handle(received: Received) -> Outcome:
+    async def handle(received: Received) -> StepOutcome:
         nonlocal handled
         handled += 1
         if is_slow.is_set():
@@ -249,9 +249,9 @@ async def test_a_message_that_loses_its_claim_whenever_it_is_handled_has_failed_
 ) -> None:
     receiver, came, recovery = Losing(counts=counts), list[tuple[int, int]](), Deciding()
 
-    async def handle(received: Received) -> Outcome:
+    async def handle(received: Received) -> StepOutcome:
         came.append((received.failures, received.unanswered))
-        return Outcome(HANDLED if received.unanswered < 3 else End(RecordKind.FAILED), recovery)
+        return StepOutcome(HANDLED if received.unanswered < 3 else End(RecordKind.FAILED), recovery)
 
     breaker = RepeatedFailures("Receive", "failed", SECOND, lambda text, error: None, NO_METRICS)
     pump = MessagePump(receiver, handle, 4, clock, breaker, "sales", prefetches=prefetches)
@@ -296,8 +296,8 @@ async def test_messages_of_a_batch_that_meets_trouble_wait_once_together_and_one
                 raise StoreTroubled("its disk fails")
             ended.append(received.envelope.message_id)
 
-    async def handle(received: Received) -> Outcome:
-        return Outcome(HANDLED, recovery)
+    async def handle(received: Received) -> StepOutcome:
+        return StepOutcome(HANDLED, recovery)
 
     ended, receiver, recovery = list[str](), Troubled(), Deciding(to_blame="7")
     pump = reading_ahead(receiver, handle, clock)
@@ -314,7 +314,7 @@ async def test_what_was_received_ahead_goes_back_at_a_stop_although_a_handler_ta
 ) -> None:
     receiver, handled, ends = Holding(), 0, anyio.Event()
 
-    async def handle(received: Received) -> Outcome:
+    async def handle(received: Received) -> StepOutcome:
         nonlocal handled
         handled += 1
         if handled == 1:
@@ -348,7 +348,7 @@ async def test_what_comes_of_a_receive_that_a_stop_met_is_not_handled(clock: Vir
             self.limits.append(limit)
             return [Received(Envelope("sales", "message"), 0, object()) for _ in range(limit)]
 
-    async def handle(received: Received) -> Outcome:
+    async def handle(received: Received) -> StepOutcome:
         handled.append(received)
         return DONE
 

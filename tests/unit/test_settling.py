@@ -12,7 +12,7 @@ from tests.waiting import until
 
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.failure import Allowed, Way
-from postdate.core.receive.outcomes import BACK, Failed, Outcome, Recovery
+from postdate.core.receive.outcomes import BACK, Failed, Recovery, StepOutcome
 from postdate.core.receive.pump import MessagePump
 from postdate.core.receive.settling import AT_ONCE, IN_FLIGHT, LARGEST_BATCH
 from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, TransportUnreachable
@@ -21,7 +21,7 @@ from postdate.ports import HANDLED, End, Ending, Received, Receiver
 from postdate.runtime.metrics import NO_METRICS
 from postdate.testing import VirtualClock
 
-DONE = Outcome(HANDLED)
+DONE = StepOutcome(HANDLED)
 
 
 class Queue(Receiver):
@@ -64,7 +64,7 @@ class Queue(Receiver):
         self.closed = True
 
 
-def reading(queue: Queue, step: Callable[[Received], Awaitable[Outcome]], clock: VirtualClock) -> MessagePump:
+def reading(queue: Queue, step: Callable[[Received], Awaitable[StepOutcome]], clock: VirtualClock) -> MessagePump:
     """Return a pump for four messages at once."""
     breaker = RepeatedFailures("Receive", "failed", timedelta(seconds=1), lambda text, error: None, NO_METRICS)
     return MessagePump(queue, step, 4, clock, breaker, "sales", prefetches=True)
@@ -83,7 +83,7 @@ async def handle_all(queue: Queue, pump: MessagePump, handled: Callable[[], bool
 async def test_handlers_go_on_while_ends_are_under_way_and_these_share_batches(clock: VirtualClock) -> None:
     queue, handled = Queue(700), list[str]()
 
-    async def step(received: Received) -> Outcome:
+    async def step(received: Received) -> StepOutcome:
         handled.append(received.envelope.message_id)
         return DONE
 
@@ -98,7 +98,7 @@ async def test_no_more_handlers_run_than_there_is_concurrency(clock: VirtualCloc
     queue, running, most, go = Queue(40), 0, 0, anyio.Event()
     queue.may_end.set()
 
-    async def step(received: Received) -> Outcome:
+    async def step(received: Received) -> StepOutcome:
         nonlocal running, most
         running += 1
         most = max(most, running)
@@ -126,16 +126,16 @@ async def test_a_refused_end_is_decided_anew_and_spoils_no_other(clock: VirtualC
             asked.append(f"{received.envelope.message_id}: {error.code}")
             return Recovery.way(self, received, failed, error)
 
-        def decided(self, received: Received, outcome: Outcome | None, error: Exception) -> Outcome:
-            return Outcome(End(detail="to the error queue"))
+        def decided(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
+            return StepOutcome(End(detail="to the error queue"))
 
-        def copied(self, received: Received, failed: Failed, *, brief: bool) -> Outcome:
+        def copied(self, received: Received, failed: Failed, *, brief: bool) -> StepOutcome:
             raise AssertionError("no end was refused twice")
 
     recovery = Noting(allowed=Allowed())
 
-    async def step(received: Received) -> Outcome:
-        return Outcome(HANDLED, recovery)
+    async def step(received: Received) -> StepOutcome:
+        return StepOutcome(HANDLED, recovery)
 
     pump = reading(queue, step, clock)
     async with anyio.create_task_group() as tasks:
@@ -157,7 +157,7 @@ async def test_a_queue_that_cancels_what_it_is_asked_for_is_out_of_reach_and_no_
         queue.settle = partial(settle, queue)
         raise asyncio.CancelledError
 
-    async def step(received: Received) -> Outcome:
+    async def step(received: Received) -> StepOutcome:
         return DONE
 
     queue.settle = cancelled_once
@@ -201,7 +201,7 @@ async def test_what_ends_one_by_one_does_so_whatever_happens_to_others(clock: Vi
 async def test_what_was_handled_ends_though_its_pump_is_cancelled(clock: VirtualClock) -> None:
     queue, handled = Queue(30), 0
 
-    async def step(received: Received) -> Outcome:
+    async def step(received: Received) -> StepOutcome:
         nonlocal handled
         handled += 1
         if handled > 20:
@@ -220,7 +220,7 @@ async def test_what_was_handled_ends_though_its_pump_is_cancelled(clock: Virtual
 async def test_a_message_that_goes_back_is_in_no_batch(clock: VirtualClock) -> None:
     queue, handled = Queue(3), 0
 
-    async def step(received: Received) -> Outcome:
+    async def step(received: Received) -> StepOutcome:
         nonlocal handled
         handled += 1
         return BACK if received.envelope.message_id == "0" else DONE
@@ -236,8 +236,8 @@ async def test_what_is_to_be_done_afterwards_is_done_when_the_message_has_ended(
         await anyio.lowlevel.checkpoint()
         seen.append(id_ in queue.ended)
 
-    async def step(received: Received) -> Outcome:
-        return Outcome(HANDLED, afterwards=[partial(afterwards, received.envelope.message_id)])
+    async def step(received: Received) -> StepOutcome:
+        return StepOutcome(HANDLED, afterwards=[partial(afterwards, received.envelope.message_id)])
 
     pump = reading(queue, step, clock)
     async with anyio.create_task_group() as tasks:
@@ -257,10 +257,10 @@ async def test_a_batch_has_so_many_messages_and_sends_so_many_bytes_at_most(
     count = min(3 * most + 1, 1_200)
     queue, handled, body = Queue(count), 0, bytes(bytes_each)
 
-    async def step(received: Received) -> Outcome:
+    async def step(received: Received) -> StepOutcome:
         nonlocal handled
         handled += 1
-        return Outcome(End(outgoing=[Envelope("out", "sent", body=body)]))
+        return StepOutcome(End(outgoing=[Envelope("out", "sent", body=body)]))
 
     await handle_all(queue, reading(queue, step, clock), lambda: handled == count)
     assert max(map(len, queue.batches)) == most
@@ -271,7 +271,7 @@ async def test_an_outage_is_waited_for_once_by_all_that_ended_in_it(clock: Virtu
     queue, handled = Queue(600), 0
     queue.fails = {f"{n}": TransportUnreachable("away") for n in range(600)}
 
-    async def step(received: Received) -> Outcome:
+    async def step(received: Received) -> StepOutcome:
         nonlocal handled
         handled += 1
         return DONE
@@ -291,10 +291,10 @@ async def test_what_a_batch_stores_counts_as_what_it_sends(clock: VirtualClock) 
     queue, handled = Queue(0), 0
     queue.ready = [Received(Envelope("in", f"{n}", body=bytes(LARGEST_BATCH // 2)), 0, object()) for n in range(7)]
 
-    async def step(received: Received) -> Outcome:
+    async def step(received: Received) -> StepOutcome:
         nonlocal handled
         handled += 1
-        return Outcome(End(work=[lambda transaction: None]))
+        return StepOutcome(End(work=[lambda transaction: None]))
 
     await handle_all(queue, reading(queue, step, clock), lambda: handled == 7)
     assert max(map(len, queue.batches)) == 2

@@ -14,7 +14,7 @@ from postdate import Envelope, MemoryTransport
 from postdate.backends.memory.timeouts import MemoryTimeouts
 from postdate.backends.sqlite.locked_files import try_to_hold
 from postdate.core.failure import Allowed, ErrorQueue
-from postdate.core.receive.outcomes import Attempts, attempts
+from postdate.core.receive.outcomes import AttemptsRecovery, attempts
 from postdate.core.recoverability import Host
 from postdate.core.timeout_manager.reading import announcement
 from postdate.core.timeout_manager.steps import DispatchStep
@@ -46,9 +46,9 @@ class SlowTransport(MemoryTransport):
         return [None] * len(envelopes)
 
 
-def recovery(clock: VirtualClock) -> Attempts:
+def recovery(clock: VirtualClock) -> AttemptsRecovery:
     errors = ErrorQueue("error", "dispatcher", Host("sales"))
-    return Attempts(allowed=Allowed(), errors=errors, clock=clock, policy=attempts(1))
+    return AttemptsRecovery(allowed=Allowed(), errors=errors, clock=clock, policy=attempts(1))
 
 
 async def handled(step: DispatchStep, received: Received) -> None:

@@ -15,7 +15,7 @@ from postdate.core.dispatcher import DispatchSettings, enlisting
 from postdate.core.failure import Allowed
 from postdate.core.guard import calling_store
 from postdate.core.outages import Suspects
-from postdate.core.receive.outcomes import Attempts, Failed, Outcome, StoreOutage, attempts
+from postdate.core.receive.outcomes import AttemptsRecovery, Failed, StepOutcome, StoreOutage, attempts
 from postdate.core.receive.watching import CallWatch
 from postdate.core.repetitions import RepeatableStoring, is_stored, to_be_stored
 from postdate.errors import (
@@ -111,7 +111,7 @@ class Intake:
         self._enlisting = enlisting(store, transport)
         said = f"cannot store the delayed messages of {settings.timeouts_queue}"
         self.outage = StoreOutage(clock, OutageLog(log, said, f"{type(store).__name__} is"), breaker)
-        self._storing = Attempts(
+        self._storing = AttemptsRecovery(
             allowed=Allowed(stays=True, is_one=self._enlisting is not None, counts=True),
             suspects=Suspects(),
             outage=self.outage,
@@ -128,7 +128,7 @@ class Intake:
             returns_outgoing=settings.errors_return_to_destination,
         )
 
-    async def handle(self, received: Received) -> Outcome:
+    async def handle(self, received: Received) -> StepOutcome:
         """Store the message, now or with its end; or send it on when it is due already (row 36).
 
         A message that is stored already was left by an attempt that could not take it off the queue: it is done. So one
@@ -140,15 +140,15 @@ class Intake:
             if received.failures == received.tries == 0 and message.due < now:
                 sent = [to_envelope(to_be_stored(message))]
                 done = [partial(self._ended, self._sending, id_, message)]
-                return Outcome(End(record=None, outgoing=sent), self._sending, done)
+                return StepOutcome(End(record=None, outgoing=sent), self._sending, done)
             stored = partial(self._ended, self._storing, id_, message)
             if self._enlisting is not None:
                 work = [RepeatableStoring(self._enlisting, [message], now)]
-                return Outcome(End(record=None, work=work), self._storing, [stored])
+                return StepOutcome(End(record=None, work=work), self._storing, [stored])
             await self._store_apart(message, now)
         except PostdateError as error:
-            return Outcome(None, self._storing, failed=Failed(error))
-        return Outcome(_TAKEN_OFF, None, [stored])  # should that fail, it is found stored when it comes again
+            return StepOutcome(None, self._storing, failed=Failed(error))
+        return StepOutcome(_TAKEN_OFF, None, [stored])  # should that fail, it is found stored when it comes again
 
     async def _store_apart(self, message: DelayedMessage, now: datetime) -> None:
         """Store a message before it is taken off its queue; a repetition is no error."""
@@ -161,7 +161,7 @@ class Intake:
             if not await self._watch.call_apart(is_stored(self._store, message), self._store, StoreUnreachable):
                 raise
 
-    async def _ended(self, recovery: Attempts, received_id: str, message: DelayedMessage) -> None:
+    async def _ended(self, recovery: AttemptsRecovery, received_id: str, message: DelayedMessage) -> None:
         """Note what became of a message; what is delayed may have another id than what was received."""
         await recovery.ended_well(received_id)
         if recovery is self._storing:

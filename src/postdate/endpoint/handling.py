@@ -16,7 +16,7 @@ from typing_extensions import override
 from postdate.clock import Clock
 from postdate.core.failure import Allowed, Way
 from postdate.core.outages import Suspects
-from postdate.core.receive.outcomes import BACK, Failed, Outcome, Recovery
+from postdate.core.receive.outcomes import BACK, Failed, Recovery, StepOutcome
 from postdate.core.receive.watching import WatchedReceiver
 from postdate.core.repetitions import leave_out_repetitions
 from postdate.endpoint.audit import Audit
@@ -68,19 +68,19 @@ class PolicyRecovery(Recovery):
     endings: MessageEndings
 
     @override
-    def decided(self, received: Received, outcome: Outcome | None, error: Exception) -> Outcome:
+    def decided(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
         end = self.endings.end_after_failure(received, error)
         if end is None and (received.is_last or self.allowed.is_taken):
             end = self.endings.to_error(received, error)
         if end is None:
             return BACK
         self.forget(received.envelope.message_id)
-        return Outcome(end, self, failed=Failed(error, Way.DECIDED))
+        return StepOutcome(end, self, failed=Failed(error, Way.DECIDED))
 
     @override
-    def copied(self, received: Received, failed: Failed, *, brief: bool) -> Outcome:
+    def copied(self, received: Received, failed: Failed, *, brief: bool) -> StepOutcome:
         end = self.endings.to_error(received, failed.error, brief=brief)
-        return Outcome(end, self, failed=failed._replace(way=Way.BRIEF if brief else Way.FULL))
+        return StepOutcome(end, self, failed=failed._replace(way=Way.BRIEF if brief else Way.FULL))
 
     @override
     def way(self, received: Received, failed: Failed | None, error: PostdateError) -> Way:
@@ -113,21 +113,21 @@ class Handling:
         self.leaving = PolicyRecovery(allowed=allowed, endings=endings, suspects=Suspects())
         """Of messages whose ends send or store something."""
 
-    async def handle(self, received: Received) -> Outcome:
+    async def handle(self, received: Received) -> StepOutcome:
         unhandled = self.unhandled(received)
         if self._taking is not None:
             discarded = unhandled.end if unhandled is not None and unhandled.failed is None else None
             await self._taking.take_off(received, self.outgoing.clock.now(), discarded or HANDLED)
         return unhandled or await self._handle(received)
 
-    def unhandled(self, received: Received) -> Outcome | None:
+    def unhandled(self, received: Received) -> StepOutcome | None:
         """Return the outcome of a message that has expired, or came back unanswered too often; ``None``: handle it."""
         try:
             reason = self.endings.discard_reason(received)
         except InvalidTimestamp as error:
             return self.recovered(received, error)
         if reason is not None:
-            return Outcome(self.endings.discarded(received, reason))
+            return StepOutcome(self.endings.discarded(received, reason))
         is_borne = received.unanswered <= RESTARTS_BORNE and not received.is_last
         if is_borne or self.outgoing.mode is TransactionMode.NONE:  # in which it does not come back
             return None
@@ -139,7 +139,7 @@ class Handling:
         outcome = self.recovered(received._replace(failures=max(0, received.failures - 1)), error)
         return None if outcome is BACK else outcome
 
-    async def _handle(self, received: Received) -> Outcome:
+    async def _handle(self, received: Received) -> StepOutcome:
         """Handle a message. An outage of the store of sagas is raised: the message is not to blame."""
         context = HandlerContext(self.outgoing, received)
         try:
@@ -147,7 +147,7 @@ class Handling:
             end = self.outgoing.end_of(context.outgoing, RecordKind.HANDLED, also=context.work)
         except SagaConflict as error:  # another process was faster: all is undone, and done again on its state
             log.debug("message %s is handled again: %s", received.envelope.message_id, error)
-            return Outcome(None, self._recovery, failed=Failed(error))
+            return StepOutcome(None, self._recovery, failed=Failed(error))
         except OwnStoreUnreachable:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
@@ -158,19 +158,19 @@ class Handling:
             # The handler awaited something that others cancelled, and let that out: it says nothing of this task.
             return self.recovered(received, RuntimeError(f"the handler ended by {type(error).__name__}"))
         if not (end.outgoing or end.work):
-            return Outcome(end, self._recovery, context.afterwards)
+            return StepOutcome(end, self._recovery, context.afterwards)
         if self.outgoing.mode is TransactionMode.RECEIVE_ONLY and end.outgoing:
             # Sends are not undone when taking the message off its queue fails (specification 6). Storing is: stored
             # again after it has left, a delayed message would look like another one under its id.
             try:
                 end = await self._send_apart(end)
             except PostdateError as error:
-                return Outcome(None, self.leaving, failed=Failed(error))
+                return StepOutcome(None, self.leaving, failed=Failed(error))
         if self.leaving.suspects:
             context.afterwards.append(partial(self.leaving.ended_well, received.envelope.message_id))
-        return Outcome(end, self.leaving, context.afterwards)
+        return StepOutcome(end, self.leaving, context.afterwards)
 
-    def recovered(self, received: Received, error: Exception) -> Outcome:
+    def recovered(self, received: Received, error: Exception) -> StepOutcome:
         return self.leaving.decided(received, None, error)
 
     # --- what handling consists of ------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import anyio
 from postdate.clock import Clock, later
 from postdate.core.guard import calling_store
 from postdate.core.outages import Suspects
-from postdate.core.receive.outcomes import Afterwards, Failed, Outcome
+from postdate.core.receive.outcomes import Afterwards, Failed, StepOutcome
 from postdate.core.recoverability import is_outage
 from postdate.endpoint.cancelling import cancels_itself, is_being_cancelled
 from postdate.endpoint.context import BusinessTransaction
@@ -127,7 +127,7 @@ class OutboxHandling:
         self._committing = Suspects()
         """Of commits only: these add rows to another table than the one in which others are marked."""
 
-    async def handle(self, received: Received) -> Outcome:
+    async def handle(self, received: Received) -> StepOutcome:
         """Handle a message, or finish what an earlier attempt at it left."""
         id_, recovery = message_id(received), self._handling.leaving
         afterwards: list[Afterwards] = []
@@ -138,7 +138,7 @@ class OutboxHandling:
                 log.info("message %s was handled before; %s", id_, left)
             else:
                 first = await self._first_time(received, afterwards)
-                if isinstance(first, Outcome):
+                if isinstance(first, StepOutcome):
                     return first
                 record, detail = first, ""
             if not record.dispatched:
@@ -147,14 +147,14 @@ class OutboxHandling:
                     await self._store.mark_dispatched(self._outgoing.endpoint, id_, self._outgoing.clock.now())
                 await recovery.ended_well(received.envelope.message_id)
         except PostdateError as error:  # messages that cannot be sent stay in the outbox
-            return Outcome(None, recovery, failed=Failed(error))
-        return Outcome(End(RecordKind.HANDLED, detail), recovery, afterwards)
+            return StepOutcome(None, recovery, failed=Failed(error))
+        return StepOutcome(End(RecordKind.HANDLED, detail), recovery, afterwards)
 
     async def _find(self, id_: str) -> OutboxRecord | None:
         with calling_store(self._store):
             return await self._store.find(self._outgoing.endpoint, id_)
 
-    async def _first_time(self, received: Received, afterwards: list[Afterwards]) -> OutboxRecord | Outcome:
+    async def _first_time(self, received: Received, afterwards: list[Afterwards]) -> OutboxRecord | StepOutcome:
         """Return the record of a message that was handled now, or its outcome if it was not.
 
         Callbacks of its handlers are added to ``afterwards``. Raises :class:`SagaConflict`: it is to be handled again.
@@ -170,7 +170,7 @@ class OutboxHandling:
         received: Received,
         transaction: OutboxTransaction,
         afterwards: list[Afterwards],
-    ) -> OutboxRecord | Outcome:
+    ) -> OutboxRecord | StepOutcome:
         """Do the same, and roll back if it fails."""
         try:
             return await self._handled(received, transaction, afterwards)

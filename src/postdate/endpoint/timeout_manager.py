@@ -11,7 +11,7 @@ from postdate.core.failure import Allowed, ErrorQueue
 from postdate.core.guard import calling_store
 from postdate.core.outages import Suspects
 from postdate.core.poller import Poller
-from postdate.core.receive.outcomes import Attempts, Outcome, Step, StoreOutage, attempts
+from postdate.core.receive.outcomes import AttemptsRecovery, Step, StepOutcome, StoreOutage, attempts
 from postdate.core.receive.pump import MessagePump
 from postdate.core.recoverability import Host
 from postdate.core.timeout_manager.looking import DueTimeouts
@@ -140,7 +140,7 @@ class TimeoutManagerService(Service):
         said = OutageLog(log, f"messages of {queue} wait for the storage of timeouts", "the storage of timeouts is")
         outage = StoreOutage(context.clock, said)
         self._steps.append(outage)
-        recovery = Attempts(
+        recovery = AttemptsRecovery(
             allowed=Allowed(stays=True, is_one=self._enlisting is not None, counts=True),
             suspects=Suspects(),
             outage=outage,
@@ -159,7 +159,7 @@ class TimeoutManagerService(Service):
         assert self._due is not None
         obeys = self._step(queue, self._due)
 
-        async def handle(received: Received) -> Outcome:
+        async def handle(received: Received) -> StepOutcome:
             return await (obeys if is_clearing(received.envelope) else others)(received)
 
         return handle

@@ -39,7 +39,7 @@ class Failed(NamedTuple):
     original: Envelope | None = None
 
 
-class Outcome(NamedTuple):
+class StepOutcome(NamedTuple):
     """What a step decides about a received message.
 
     Args:
@@ -63,12 +63,12 @@ class Outcome(NamedTuple):
         return Way.BACK if self.recovery is None else self.recovery.way(received, self.failed, error)
 
 
-Step: TypeAlias = Callable[[Received], Awaitable[Outcome]]
+Step: TypeAlias = Callable[[Received], Awaitable[StepOutcome]]
 """Handles one message. What it raises is a failure of the queues or of itself, not of a handler: the message goes back
 after a pause."""
 
-BACK: Final = Outcome(None)
-UNCOUNTED: Final = Outcome(None)
+BACK: Final = StepOutcome(None)
+UNCOUNTED: Final = StepOutcome(None)
 """Told from :data:`BACK` by identity: the message goes back as it came, without a failure, as the pump stops."""
 
 
@@ -99,11 +99,11 @@ class Recovery(ABC):
         return self.allowed.counts and error.transient
 
     @abstractmethod
-    def decided(self, received: Received, outcome: Outcome | None, error: Exception) -> Outcome:
+    def decided(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
         """Return what the policy decides about a message whose step, or whose end, failed."""
 
     @abstractmethod
-    def copied(self, received: Received, failed: Failed, *, brief: bool) -> Outcome:
+    def copied(self, received: Received, failed: Failed, *, brief: bool) -> StepOutcome:
         """Return the end of a message that goes to the error queue."""
 
     async def ended_well(self, message_id: str) -> None:
@@ -119,7 +119,7 @@ class Recovery(ABC):
 
 
 @dataclass(slots=True, kw_only=True)
-class Attempts(Recovery):
+class AttemptsRecovery(Recovery):
     """The recovery of steps that are not handlers: so many attempts, then the error queue ``errors``.
 
     ``given_up`` is told of a message that is there. With ``returns_outgoing`` the error copy of a message that was to
@@ -140,7 +140,7 @@ class Attempts(Recovery):
         return self.allowed.counts and (error.transient or is_of_store)
 
     @override
-    def decided(self, received: Received, outcome: Outcome | None, error: Exception) -> Outcome:
+    def decided(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
         failures, id_ = received.failures + 1, received.envelope.message_id
         log.error("message %s of %s failed, attempt %d: %s", id_, self.errors.failed_queue, failures, error)
         self.metrics.failed(1)
@@ -152,12 +152,12 @@ class Attempts(Recovery):
         return self.copied(received, Failed(error, original=sent[0] if sent else None), brief=False)
 
     @override
-    def copied(self, received: Received, failed: Failed, *, brief: bool) -> Outcome:
+    def copied(self, received: Received, failed: Failed, *, brief: bool) -> StepOutcome:
         original, now = failed.original or received.envelope, self.clock.now()
         errors = self.errors if failed.original is None else replace(self.errors, failed_queue=original.destination)
         copy = errors.copy(original, failed.error, now, brief=brief)
         failed, moved = failed._replace(way=Way.BRIEF if brief else Way.FULL), partial(self._moved, received)
-        return Outcome(End(record=None, outgoing=[copy]), self, [moved], failed)
+        return StepOutcome(End(record=None, outgoing=[copy]), self, [moved], failed)
 
     async def _moved(self, received: Received) -> None:
         id_ = received.envelope.message_id

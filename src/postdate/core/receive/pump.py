@@ -17,7 +17,7 @@ from postdate.core.circuit_breaker import PAUSE_ARMED, RepeatedFailures
 from postdate.core.failure import Way
 from postdate.core.guard import LETTING_GO, GuardedCall, calling_transport, raise_of_transport
 from postdate.core.left_behind import leave_behind
-from postdate.core.receive.outcomes import BACK, UNCOUNTED, Failed, Outcome, Step
+from postdate.core.receive.outcomes import BACK, UNCOUNTED, Failed, Step, StepOutcome
 from postdate.core.receive.settling import Ended, Settler
 from postdate.core.receive.watching import WatchedReceiver
 from postdate.core.recoverability import is_outage, retry_delay, text_of
@@ -34,7 +34,7 @@ _WAITS: Final = (Way.STAYS, Way.BACK, Way.ALONE)
 """Ways of messages of one batch that wait together when they have failed; the first of them in this order says for
 what."""
 
-_Failure: TypeAlias = tuple[Received, Outcome, PostdateError, Way]
+_Failure: TypeAlias = tuple[Received, StepOutcome, PostdateError, Way]
 
 _MOST_UNSETTLED: Final = 2_000
 """No more are received while so many wait for their end."""
@@ -305,7 +305,7 @@ class MessagePump:
             if len(self._lost) > _LOSSES_REMEMBERED:
                 del self._lost[next(iter(self._lost))]
 
-    async def _see_through(self, received: Received, told: Received, outcome: Outcome) -> None:
+    async def _see_through(self, received: Received, told: Received, outcome: StepOutcome) -> None:
         """Carry out an outcome, and when that fails the next that is decided; the step saw the message as ``told``."""
         while True:
             if outcome.wait is None:
@@ -317,7 +317,7 @@ class MessagePump:
                 await self._clock.wait_for(self._stop, outcome.wait)
                 outcome = UNCOUNTED if self._stop.is_set() else await self._step(told)
 
-    async def _carry_out(self, received: Received, outcome: Outcome) -> PostdateError | None:
+    async def _carry_out(self, received: Received, outcome: StepOutcome) -> PostdateError | None:
         """End a message or give it back; return the error if that cannot be."""
         if outcome.end is None and outcome.failed is not None:
             return self._ours(outcome.failed.error)
@@ -338,8 +338,8 @@ class MessagePump:
         return None
 
     async def _after(
-        self, told: Received, outcome: Outcome, error: PostdateError, way: Way
-    ) -> tuple[Received, Outcome]:
+        self, told: Received, outcome: StepOutcome, error: PostdateError, way: Way
+    ) -> tuple[Received, StepOutcome]:
         """Go the way of a failed message; return it for its next step, and the next outcome, or raise: it goes back."""
         recovery = outcome.recovery
         if recovery is None or way is Way.BACK:
@@ -400,7 +400,7 @@ class MessagePump:
             self._busy -= 1
             self._made_room()
 
-    async def _after_end(self, received: Received, outcome: Outcome, failure: _Failure | None = None) -> None:
+    async def _after_end(self, received: Received, outcome: StepOutcome, failure: _Failure | None = None) -> None:
         self._busy += 1
         try:
             if failure is None:

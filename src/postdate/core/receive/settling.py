@@ -10,7 +10,7 @@ import anyio
 
 from postdate.clock import Clock
 from postdate.core.guard import calling_transport
-from postdate.core.receive.outcomes import Outcome
+from postdate.core.receive.outcomes import StepOutcome
 from postdate.core.receive.watching import WatchedReceiver
 from postdate.ports import HANDLED, Ending, Received
 
@@ -23,7 +23,7 @@ IN_FLIGHT: Final = 2
 LARGEST_BATCH: Final = 4 * 1024 * 1024
 """Bytes that the messages of one batch send or store, at most; one message alone may do more."""
 
-Ended: TypeAlias = tuple[Received, Outcome, Exception | None]
+Ended: TypeAlias = tuple[Received, StepOutcome, Exception | None]
 """A message, its outcome, and the error with which ending it failed."""
 
 Left: TypeAlias = Callable[[Sequence[Ended]], None]
@@ -35,14 +35,14 @@ class Settler:
 
     def __init__(self, receiver: WatchedReceiver, clock: Clock) -> None:
         self._receiver, self._clock = receiver, clock
-        self._waiting: deque[tuple[Received, Outcome]] = deque()
+        self._waiting: deque[tuple[Received, StepOutcome]] = deque()
         self._some, self._finishes = anyio.Event(), False
         self.count = 0
         """Messages that are not ended yet."""
         self.calls = 0
         """Batches that are being ended."""
 
-    def put(self, received: Received, outcome: Outcome) -> None:
+    def put(self, received: Received, outcome: StepOutcome) -> None:
         """Have a message ended, soon; its outcome must have an end."""
         self._waiting.append((received, outcome))
         self.count += 1
@@ -74,8 +74,8 @@ class Settler:
                 while self._waiting:
                     await self._end(self._batch(), left)
 
-    def _batch(self) -> Sequence[tuple[Received, Outcome]]:
-        batch, room = list[tuple[Received, Outcome]](), LARGEST_BATCH
+    def _batch(self) -> Sequence[tuple[Received, StepOutcome]]:
+        batch, room = list[tuple[Received, StepOutcome]](), LARGEST_BATCH
         while self._waiting and len(batch) < AT_ONCE:
             received, outcome = self._waiting[0]
             end = outcome.end
@@ -87,7 +87,7 @@ class Settler:
             batch.append(self._waiting.popleft())
         return batch
 
-    async def _end(self, batch: Sequence[tuple[Received, Outcome]], left: Left) -> None:
+    async def _end(self, batch: Sequence[tuple[Received, StepOutcome]], left: Left) -> None:
         now = self._clock.now()
         endings = [Ending(received, now, outcome.end or HANDLED) for received, outcome in batch]
         errors: Sequence[Exception | None] = ()

@@ -13,7 +13,7 @@ import anyio
 
 from postdate.clock import Clock, later
 from postdate.core.guard import Guard, calling_store
-from postdate.core.receive.outcomes import Afterwards, Attempts, Failed, Outcome
+from postdate.core.receive.outcomes import Afterwards, AttemptsRecovery, Failed, StepOutcome
 from postdate.core.timeout_manager.reading import (
     announced_timeout,
     dispatched,
@@ -51,13 +51,13 @@ class StoreStep:
         owner: str,
         clock: Clock,
         registered: Callable[[datetime], None],
-        recovery: Attempts,
+        recovery: AttemptsRecovery,
     ) -> None:
         self._persister, self._enlisting, self._owner, self._clock = persister, enlisting, owner, clock
         self._registered, self._recovery = registered, recovery
         self._asking = Guard.of_store(persister, clock)
 
-    async def handle(self, received: Received) -> Outcome:
+    async def handle(self, received: Received) -> StepOutcome:
         envelope = received.envelope
         try:
             if is_clearing(envelope):
@@ -67,14 +67,14 @@ class StoreStep:
             if timeout.due > later(now, NOT_STORED_BEFORE_DUE):
                 return await self._store(timeout, envelope)
             if now < timeout.due:  # asked again then, it is stored if the clock was set back meanwhile
-                return Outcome(None, wait=timeout.due - now)
+                return StepOutcome(None, wait=timeout.due - now)
             end = End(record=None, outgoing=[undelayed(timeout, envelope.message_id)])
         except Exception as error:  # noqa: BLE001 - whatever it is: just given back, it would come for ever
-            return Outcome(None, self._recovery, failed=Failed(error))
+            return StepOutcome(None, self._recovery, failed=Failed(error))
         log.debug("message %s is due and goes to %s at once", envelope.message_id, timeout.destination)
         return self._outcome(envelope, end)
 
-    async def _store(self, timeout: Timeout, envelope: Envelope) -> Outcome:
+    async def _store(self, timeout: Timeout, envelope: Envelope) -> StepOutcome:
         work: list[Work] = []
         if self._enlisting is None:
             is_new = await self._asking.call(lambda: self._persister.add(timeout))
@@ -90,7 +90,7 @@ class StoreStep:
 
         return self._outcome(envelope, End(record=None, work=work), stored)
 
-    async def _clear(self, envelope: Envelope) -> Outcome:
+    async def _clear(self, envelope: Envelope) -> StepOutcome:
         saga_id = saga_of(envelope)
         if saga_id is None:
             raise NotADelayedMessage(
@@ -106,8 +106,8 @@ class StoreStep:
                 work.append(self._enlisting.removing_by_saga(saga_id))
         return self._outcome(envelope, End(record=None, work=work))
 
-    def _outcome(self, envelope: Envelope, end: End, *afterwards: Afterwards) -> Outcome:
-        return Outcome(end, self._recovery, [partial(self._recovery.ended_well, envelope.message_id), *afterwards])
+    def _outcome(self, envelope: Envelope, end: End, *afterwards: Afterwards) -> StepOutcome:
+        return StepOutcome(end, self._recovery, [partial(self._recovery.ended_well, envelope.message_id), *afterwards])
 
 
 async def _hold_nothing() -> None:
@@ -129,21 +129,21 @@ class DispatchStep:
         transport: Transport,
         clock: Clock,
         gone: Callable[[str], None],
-        recovery: Attempts,
+        recovery: AttemptsRecovery,
     ) -> None:
         self._persister, self._enlisting, self._transport, self._clock = persister, enlisting, transport, clock
         self._asking, self._sending = Guard.of_store(persister, clock), Guard.of_transport(transport, clock)
         self._gone, self._recovery = gone, recovery
         self._sent: dict[str, None] = {}  # in order: the oldest are forgotten first
 
-    async def handle(self, received: Received) -> Outcome:
+    async def handle(self, received: Received) -> StepOutcome:
         """A timeout that is gone is success."""
         try:
             end, afterwards = await self._dispatch(received.envelope)
         except Exception as error:  # noqa: BLE001 - whatever it is: just given back, it would come for ever
-            return Outcome(None, self._recovery, failed=Failed(error))
+            return StepOutcome(None, self._recovery, failed=Failed(error))
         ended = partial(self._recovery.ended_well, received.envelope.message_id)
-        return Outcome(end, self._recovery, [ended, afterwards])
+        return StepOutcome(end, self._recovery, [ended, afterwards])
 
     async def _dispatch(self, announcement: Envelope) -> tuple[End, Afterwards]:
         """Dispatch a timeout, or return the end that does; and a callback for when the message has ended so."""
