@@ -34,9 +34,6 @@ class LoadFormat(enum.Enum):
 @command(app, "forecast")
 def forecast(
     use: Use,
-    rate: Annotated[
-        float | None, typer.Option("--rate", metavar="N", help="Messages dispatched in a second; default: as measured.")
-    ] = None,
     tolerance: Annotated[
         timedelta, typer.Option("--tolerance", parser=DURATION, metavar="DURATION", help="How late a message may be.")
     ] = timedelta(seconds=1),
@@ -55,7 +52,7 @@ def forecast(
     *,
     cluster: SparkOptions,
 ) -> None:
-    """Say what falls due when and where, which rate it needs, and when it has drained at a rate.
+    """Say what falls due when and where, and which rate it needs.
 
     Changes nothing; services may go on.
     """
@@ -66,7 +63,7 @@ def forecast(
     store = store_of(use)
     with extra_installed():
         from postdate.pipeline.forecast_result import ForecastOptions
-    options = ForecastOptions(width.value, rate, tolerance, herd_factor, herd_least)
+    options = ForecastOptions(width.value, tolerance, herd_factor, herd_least)
 
     def job(spark: SparkSession) -> ForecastResult:
         from postdate.clock import SystemClock
