@@ -49,6 +49,7 @@ def forecast(
         Path | None, typer.Option("--load", metavar="DIR", help="Write the table of the load to a new folder.")
     ] = None,
     load_format: Annotated[LoadFormat, typer.Option("--load-format", help="Of the table.")] = LoadFormat.PARQUET,
+    rate: Annotated[str | None, typer.Option("--rate", hidden=True)] = None,
     *,
     cluster: SparkOptions,
 ) -> None:
@@ -56,6 +57,8 @@ def forecast(
 
     Changes nothing; services may go on.
     """
+    if rate is not None:
+        raise wrong_usage("leave out --rate, and compare yours with those that are needed, one of them for --tolerance")
     if html is not None and not html.absolute().parent.is_dir():
         raise wrong_usage(f"there is no folder {html.absolute().parent} for the page")
     if load is not None and load.exists():
