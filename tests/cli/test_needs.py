@@ -186,8 +186,8 @@ async def test_looking_into_queues_that_cannot_be_looked_into_is_an_error_that_s
         (lambda here: list_messages(here, MessageFilter(), 9, NOW), "cannot list messages: the store"),
         (lambda here: statistics(here, NOW), "cannot count messages: the store"),
         (lambda here: explain(here, "m1", NOW), "cannot explain a message: the store"),
-        (lambda here: cancel(here, ["m1"], NOW), "cannot cancel a message: messages in the store"),
-        (lambda here: reschedule(here, "m1", NOW, NOW), "cannot reschedule a message: messages in the store"),
+        (lambda here: cancel(here, ["m1"], NOW), "cannot cancel a message: the store"),
+        (lambda here: reschedule(here, "m1", NOW, NOW), "cannot reschedule a message: the store"),
     ],
 )
 async def test_asking_a_store_that_answers_no_questions_is_an_error_that_says_so(ask, said):

@@ -63,6 +63,7 @@ _SEND = ("send", "orders", "x")
         (("pipeline",), "which one? postdate pipeline archive|restore|audit|delay|forecast|schedule|sweep|migrate"),
         (("pipeline", "schedule", "missing.csv"), "there is no file or folder 'missing.csv' to read"),
         (("pipeline", "audit", "--html", "no/such/folder.html"), "there is no folder"),
+        (("pipeline", "forecast", "--rate", "50"), "leave out --rate, and compare yours with those that are needed"),
         (
             ("pipeline", "schedule", "x.csv", "--destination", "queue", "--destination-value", "orders"),
             "--destination and --destination-value exclude each other",

@@ -19,13 +19,14 @@ from tests.waiting import Eventually
 from postdate.backends.azure.store import AzureTableStore
 from postdate.backends.sqlite.store import SqliteStore
 from postdate.clock import SystemClock
-from postdate.errors import MessageTooLarge, MigrationConflict, PipelineError
+from postdate.core.simple_store import SimpleStore
+from postdate.errors import MessageTooLarge, MigrationConflict, NotSupported, PipelineError
 from postdate.messages import DelayedMessage
 from postdate.pipeline.migrate import between_stores, status_of_store
 from postdate.pipeline.migrate.looking import target_of
 from postdate.pipeline.migrate.target import TargetStore
 from postdate.pipeline.stores import StoreSpec
-from postdate.ports import OUTCOME_RECORDS, Outcome, RecordKind
+from postdate.ports import OUTCOME_RECORDS, ClaimingStore, Outcome, RecordKind
 from postdate.ports.migrating import BatchStatus
 from postdate.testing import Damage
 from postdate.wiring.migration_sources import migration_source
@@ -572,6 +573,23 @@ def test_row_115_a_batch_that_no_intent_has_room_for_moves_by_more_of_them(
     assert by_id(new.waiting()) == by_id(found)
     moved_by = {old.history(each.message_id)[-1].detail for each in found}
     assert 3 < len(moved_by) < 30
+
+
+def test_row_115_a_store_that_does_not_show_what_is_in_it_is_refused(
+    files: tuple[StorePlace, StorePlace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = files
+    old.add(messages(1))
+    whole = StoreSpec.open
+
+    def with_six_methods(spec: StoreSpec, *, create: bool) -> ClaimingStore:
+        store = whole(spec, create=create)
+        return SimpleStore(store) if spec == new.spec else store
+
+    monkeypatch.setattr(StoreSpec, "open", with_six_methods)
+    with pytest.raises(NotSupported, match=r"new\.db' does not show what is in it"):
+        old.move_to(new).run()
+    assert len(old.waiting()) == 1
 
 
 def test_row_115_endpoints_are_those_with_a_store_there(

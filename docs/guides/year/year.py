@@ -18,7 +18,7 @@ from postdate.demo.flights import BUSIEST_DAY, flight_messages
 from postdate.pipeline.audit import AuditResult, audit
 from postdate.pipeline.forecast import forecast
 from postdate.pipeline.forecast_report import write_forecast
-from postdate.pipeline.forecast_result import ForecastOptions, ForecastResult, headlines
+from postdate.pipeline.forecast_result import ForecastResult, headlines
 from postdate.pipeline.report import write_html
 from postdate.pipeline.schedule import ScheduleJob, schedule
 from postdate.pipeline.session import spark_session
@@ -47,7 +47,7 @@ def live_through_the_year(spark: SparkSession, folder: Path, day: date | None) -
     store = store_with_queues(folder / "year.db")
     scheduled = schedule(messages_of(spark, day), ScheduleJob(store, now=BEFORE_THE_YEAR))
     print(f"--- schedule\n{scheduled.accepted:,} stored in {scheduled.seconds:.0f} s", flush=True)
-    plan = forecast(spark, store, now=BEFORE_THE_YEAR, options=ForecastOptions(rate=0.1))
+    plan = forecast(spark, store, now=BEFORE_THE_YEAR)
     print(
         "--- forecast", *headlines(plan), *(f"{name:17} {value}" for name, value in plan.table()), sep="\n", flush=True
     )

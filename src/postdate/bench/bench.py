@@ -101,20 +101,31 @@ class Bench:
             yield Services(self, targets, partners, tallies)
 
     def wait_for(self, n: int, tallies: list[SharedCount], partners: list[Partner], text: str) -> None:
-        """Wait until the tallies add up to ``n``; fail if a process ended or nothing moved for two minutes."""
+        """Wait until the tallies add up to ``n``; see :meth:`wait_until`."""
+        self.wait_until(lambda count, _: count >= n, tallies, partners, text)
+
+    def wait_until(
+        self, done: Callable[[int, float], bool], tallies: list[SharedCount], partners: list[Partner], text: str
+    ) -> None:
+        """Wait until ``done`` is true of the tallies' sum and the seconds since it grew.
+
+        Raises PostdateError if a process has failed, or nothing moved for two minutes.
+        """
         seen, since, told = 0, time.monotonic(), time.monotonic()
-        while (count := sum(tally.value for tally in tallies)) < n:
-            time.sleep(_LOOK_SECONDS)
-            now = time.monotonic()
-            for partner in partners:
-                partner.check()
+        while True:
+            count, now = sum(tally.value for tally in tallies), time.monotonic()
             if count != seen:
                 seen, since = count, now
-            elif now - since > STUCK_SECONDS:
-                raise PostdateError(f"{text}: nothing went on for {STUCK_SECONDS:.0f} s after {count:,} of {n:,}")
+            if done(count, now - since):
+                return
+            for partner in partners:
+                partner.check()
+            if now - since > STUCK_SECONDS:
+                raise PostdateError(f"{text}: nothing went on for {STUCK_SECONDS:.0f} s after {count:,}")
             if now - told > 1:
                 told = now
-                self.report(f"{text}: {count:,}")
+                self._report_count(text, count)
+            time.sleep(_LOOK_SECONDS)
 
 
 @dataclass(slots=True)

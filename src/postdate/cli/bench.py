@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, MappingProxyType
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar, cast
 
 import typer
@@ -20,7 +20,7 @@ from postdate.bench.bench import Bench
 from postdate.bench.result import BenchmarkResult
 from postdate.bench.runs import delivering, handling, storing, timing
 from postdate.bench.targets import BenchmarkOptions, file_named
-from postdate.cli.command import add_command, group, options_of
+from postdate.cli.command import add_command, group, options_of, signals_handled
 from postdate.errors import ConfigurationError
 
 Benchmark = TypeVar("Benchmark", bound=Callable[..., BenchmarkResult])
@@ -87,7 +87,8 @@ def _run(
     if folder is not None and not folder.is_dir():
         raise ConfigurationError(f"there is no folder {folder}")
     with (
-        _interrupted_by_termination(),
+        # As Ctrl-C does: cleaning up leaves nothing on the servers.
+        signals_handled(signal.default_int_handler, signal.SIGTERM),
         tempfile.TemporaryDirectory(prefix="postdate-bench-", dir=folder) as temporary,
     ):
         common = {name: values.pop(name) for name in ("store", "transport", "queue_type", "synchronous", "recording")}
@@ -169,20 +170,6 @@ def schedule(
 
 
 # --- output ------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _interrupted_by_termination() -> Generator[None]:
-    """Turn SIGTERM into a KeyboardInterrupt, so that cleaning up leaves nothing on the servers."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

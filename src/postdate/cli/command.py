@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Awaitable, Callable, Sequence
+import signal
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec, TypeVar, get_type_hints
 
@@ -12,6 +14,7 @@ import typer
 
 if TYPE_CHECKING:
     from datetime import datetime
+    from types import FrameType
 
     from postdate.config import Settings
     from postdate.wiring import OpenDeployment
@@ -182,6 +185,17 @@ def _of_group(group: type[Any]) -> list[inspect.Parameter]:
     return [
         inspect.Parameter(each.name, kind, default=each.default, annotation=hints[each.name]) for each in fields(group)
     ]
+
+
+@contextmanager
+def signals_handled(handler: Callable[[int, FrameType | None], object], *numbers: signal.Signals) -> Generator[None]:
+    """Have signals handled so for the length of the block."""
+    before = [(number, signal.signal(number, handler)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, previous in before:
+            signal.signal(number, previous)
 
 
 class _WrongUsage(typer.TyperException):

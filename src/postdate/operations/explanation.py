@@ -12,9 +12,9 @@ from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.errors import InvalidTimestamp
 from postdate.messages import Headers
 from postdate.operations.needs import (
+    administrable,
     exists,
     in_queues,
-    inspectable,
     lengths,
     retries_of,
     sources,
@@ -85,7 +85,7 @@ async def explain(deployment: OpenDeployment, message_id: str, now: datetime) ->
 
     Raises NotSupported if the store answers no questions at all.
     """
-    history = await inspectable(deployment, "explain a message").history(message_id)
+    history = await administrable(deployment, "explain a message").history(message_id)
     explanation = await _Question(deployment, message_id, now, history).answer()
     return replace(explanation, history=events_of(history))
 
@@ -160,7 +160,7 @@ class _Question:
             facts = [await self._last_delivery(processes), *facts]
             advice = ["start the service: postdate run"]
             return self._say(MessageState.OVERDUE, f"{late}, and no service is running to deliver it", facts, advice)
-        ahead = (await inspectable(self.deployment, "count messages").statistics(self.now)).overdue - 1
+        ahead = (await administrable(self.deployment, "count messages").statistics(self.now)).overdue - 1
         facts = [*await self._service_facts(processes), *facts]
         facts.append(f"{shown_count(max(ahead, 0), 'other message')} overdue beside it; the oldest go first")
         advice = ["wait a moment and ask again; if the number stays, look at the log of the service"]
@@ -270,7 +270,7 @@ class _Question:
 
     async def _retry(self, message_id: str) -> Explanation:
         """Explain a delayed retry in the message's place: it was sent as a message of its own, with its own id."""
-        history = await inspectable(self.deployment, "explain a message").history(message_id)
+        history = await administrable(self.deployment, "explain a message").history(message_id)
         follow = _Question(self.deployment, message_id, self.now, history)
         explanation = await follow.answer()
         facts = [f"handling it failed; it is being retried as message {message_id}", *explanation.facts]

@@ -9,7 +9,7 @@ from datetime import datetime
 from postdate.errors import MessageNotFound
 from postdate.messages import DelayedMessage
 from postdate.operations.explanation import explain
-from postdate.operations.needs import administrable, in_queues, inspectable, lengths, standing_of, users_of_store
+from postdate.operations.needs import administrable, in_queues, lengths, standing_of, users_of_store
 from postdate.operations.plain import Body, Event, body_of, delivering, events_of
 from postdate.operations.set_aside import count_set_aside
 from postdate.ports import MessageFilter, Queued, Standing
@@ -45,7 +45,7 @@ class Statistics:
 
 
 async def statistics(deployment: OpenDeployment, now: datetime) -> Statistics:
-    store = inspectable(deployment, "count messages")
+    store = administrable(deployment, "count messages")
     counts = await store.statistics(now)
     records = await store.record_counts()
     processes = await users_of_store(deployment)
@@ -84,7 +84,7 @@ class MessageList:
 
 
 async def list_messages(deployment: OpenDeployment, where: MessageFilter, limit: int, now: datetime) -> MessageList:
-    found = await inspectable(deployment, "list messages").list_pending(where, limit + 1)
+    found = await administrable(deployment, "list messages").list_pending(where, limit + 1)
     return MessageList([_line(message, now) for message in found[:limit]], more=len(found) > limit)
 
 
@@ -137,7 +137,7 @@ async def show_message(deployment: OpenDeployment, message_id: str) -> MessageDe
     standing = await standing_of(deployment, message_id)
     places = [] if standing is None else [_waiting(standing)]
     places += [_in_queue(queued) for queued in await in_queues(deployment, message_id)]
-    history = events_of(await inspectable(deployment, "show a message").history(message_id))
+    history = events_of(await administrable(deployment, "show a message").history(message_id))
     if not places and not history:
         raise MessageNotFound(
             f"no message {message_id!r} waits in {deployment.settings.store.address.shown}, "

@@ -21,24 +21,18 @@ from postdate.ports import (
 from postdate.wiring import OpenDeployment, delay_exchange, intake_queues
 
 
-def inspectable(deployment: OpenDeployment, purpose: str) -> AdministrableStore:
-    """Return the store if it can be inspected, or raise NotSupported; ``purpose`` as in ``list messages``."""
-    store = deployment.kept
-    if isinstance(store, AdministrableStore):
-        return store
-    raise _cannot(purpose, f"the store {deployment.settings.store.address!r} does not show what is in it")
-
-
 def administrable(deployment: OpenDeployment, purpose: str) -> AdministrableStore:
-    """Return the store if its messages can be changed; see :func:`inspectable`."""
+    """Return the store if it can be asked and changed, or raise NotSupported; ``purpose`` as in ``list messages``."""
     store = deployment.kept
     if isinstance(store, AdministrableStore):
         return store
-    raise _cannot(purpose, f"messages in the store {deployment.settings.store.address!r} cannot be changed")
+    raise _cannot(
+        purpose, f"the store {deployment.settings.store.address!r} does not show what is in it, nor lets it be changed"
+    )
 
 
 def queue_view(deployment: OpenDeployment, purpose: str) -> Observer:
-    """Return the queues' observer if there is one; see :func:`inspectable`."""
+    """Return the queues' observer if there is one; see :func:`administrable`."""
     if deployment.queue_view is not None:
         return deployment.queue_view
     raise _cannot(
@@ -49,7 +43,7 @@ def queue_view(deployment: OpenDeployment, purpose: str) -> Observer:
 
 
 def taking(deployment: OpenDeployment, receiver: Receiver, purpose: str) -> Receiver:
-    """Return the receiver if it can take one message by its id; see :func:`inspectable`."""
+    """Return the receiver if it can take one message by its id; see :func:`administrable`."""
     if deployment.transport.capabilities.takes_by_id:
         return receiver
     raise _cannot(
@@ -118,7 +112,7 @@ async def standing_of(deployment: OpenDeployment, message_id: str) -> Standing |
     """Return a pending message with as much as the store knows of it; ``None`` when it does not wait."""
     if deployment.store_view is not None:
         return await deployment.store_view.standing(message_id)
-    message = await inspectable(deployment, "find a message").get(message_id)
+    message = await administrable(deployment, "find a message").get(message_id)
     return None if message is None else Standing(message, message.due)
 
 

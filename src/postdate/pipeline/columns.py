@@ -28,6 +28,18 @@ MESSAGE_SCHEMA = (
 )
 """Columns that are written to a store, as a Spark schema."""
 
+LEDGER_ARROW = pa.schema(
+    {
+        "kind": pa.string(),
+        "message_id": pa.string(),
+        "at": INSTANT,
+        "due": INSTANT,
+        "destination": pa.string(),
+        "detail": pa.string(),
+    }
+)
+"""A record in the ledger of a sweep; stores and archives have its number, too."""
+
 _ARROW_SCHEMAS: Mapping[str, pa.Schema] = MappingProxyType(
     {
         "pending": pa.schema(
@@ -41,17 +53,7 @@ _ARROW_SCHEMAS: Mapping[str, pa.Schema] = MappingProxyType(
                 "number_of_failures": pa.int32(),
             }
         ),
-        "records": pa.schema(
-            {
-                "number": pa.int64(),
-                "kind": pa.string(),
-                "message_id": pa.string(),
-                "at": INSTANT,
-                "due": INSTANT,
-                "destination": pa.string(),
-                "detail": pa.string(),
-            }
-        ),
+        "records": pa.schema([pa.field("number", pa.int64()), *LEDGER_ARROW]),
         "queued": pa.schema({"message_id": pa.string(), "queue": pa.string(), "due": INSTANT}),
     }
 )
@@ -88,8 +90,12 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def spark_types(schema: pa.Schema) -> dict[str, str]:
+    return {field.name: _SPARK_TYPES[field.type] for field in schema}
+
+
 def spark_schema(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {_SPARK_TYPES[field.type]}" for field in schema)
+    return ", ".join(f"{name} {spark_type}" for name, spark_type in spark_types(schema).items())
 
 
 def to_batch(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:

@@ -34,24 +34,11 @@ from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.service import RECEIVE_BREAKER
 from postdate.errors import PostdateError
 from postdate.messages import DelayedMessage
-from postdate.pipeline.columns import INSTANT
+from postdate.pipeline.columns import INSTANT, LEDGER_ARROW
 from postdate.pipeline.stores import StoreSpec, absolute
 from postdate.ports import Moved, MovingStore, RecordKind, TransactionMode, Transport, Wake
 from postdate.runtime.metrics import NoMetrics
 from postdate.wiring import open_transport, transport_settings
-
-LEDGER_ARROW: Final = pa.schema(
-    [
-        ("kind", pa.string()),
-        ("message_id", pa.string()),
-        ("at", INSTANT),
-        ("due", INSTANT),
-        ("destination", pa.string()),
-        ("detail", pa.string()),
-    ]
-)
-LEDGER_SCHEMA: Final = "kind string, message_id string, at timestamp, due timestamp, destination string, detail string"
-"""The ledger's columns as a Spark schema; see records of :class:`postdate.ports.ScannableStore`."""
 
 _KEPT_AT_MOST: Final = 50_000
 """Lines of the ledger that Spark has not taken yet; above that the dispatcher waits."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Final
 
@@ -40,6 +42,7 @@ _REASONS: Final = tuple(
 )
 """Patterns in the texts of an error, the best first, and the sentence for the last match of each."""
 
+_LOOKS_EVERY_SECONDS: Final = 0.1
 _NAMED: Final = re.compile(r"\[[A-Z][A-Z_.]+\] .*?SQLSTATE: \w+", re.DOTALL)
 
 
@@ -58,9 +61,20 @@ def cause(error: BaseException) -> str:
 
 def watched(query: StreamingQuery, what: str, stop: threading.Event) -> None:
     """Wait until a query ends or ``stop`` is set, and stop it; raise PipelineError if it has failed."""
-    while query.isActive and not stop.wait(0.1):
-        pass
+    wait_for(query, reached=stop.is_set)
     query.stop()
+    check_query(query, what)
+
+
+def wait_for(query: StreamingQuery, seconds: float | None = None, reached: Callable[[], bool] = lambda: False) -> None:
+    """Wait until a query has ended, ``reached`` is true, or the time is up."""
+    deadline = math.inf if seconds is None else time.monotonic() + seconds
+    look_again = threading.Event()
+    while query.isActive and not reached() and time.monotonic() < deadline:
+        look_again.wait(_LOOKS_EVERY_SECONDS)
+
+
+def check_query(query: StreamingQuery, what: str) -> None:
     error = query.exception()
     if error is not None:
         raise PipelineError(f"{what} has failed: {cause(error)}") from error

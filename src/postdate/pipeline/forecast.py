@@ -1,4 +1,4 @@
-"""Forecasts what falls due when and where, and the dispatching it takes: load, herds, needed rate, time to drain.
+"""Forecasts what falls due when and where, and the dispatching it takes: load, herds, needed rate.
 
 Spark counts messages by second and destination, once; everything else is made from these counts. Counts by second alone
 come to the driver, for :mod:`postdate.pipeline.forecast_rates`. Changes nothing; services may run meanwhile, and a
@@ -7,12 +7,11 @@ message that moves while the store is read is counted or not.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
@@ -25,8 +24,6 @@ from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import PipelineError
 from postdate.messages import aware_utc
 from postdate.pipeline.forecast_rates import (
-    BusyPeriod,
-    FluidQueue,
     HerdSpan,
     Load,
     find_herds,
@@ -37,11 +34,8 @@ from postdate.pipeline.forecast_rates import (
 from postdate.pipeline.forecast_result import (
     AUTO,
     FRAME_WIDTHS,
-    Backlog,
     DestinationLoad,
     DestinationShare,
-    Drain,
-    DrainPoint,
     ForecastOptions,
     ForecastResult,
     Herd,
@@ -60,13 +54,11 @@ MOST_STEPS = 4_000_000
 
 _STEPS_SECONDS = (1, 10, 60, 300, 600, 3_600, 86_400, 864_000, 31_536_000)
 _MOST_DESTINATIONS, _DESTINATIONS_APART = 400, 8
-_MOST_HERDS, _DESTINATIONS_OF_A_HERD, _MOST_BACKLOGS, _SHARP_BACKLOGS = 100, 5, 100, 30
+_MOST_HERDS, _DESTINATIONS_OF_A_HERD = 100, 5
 _TOLERANCES_TOLD_SECONDS = (10.0, 60.0)
-_SUSTAINED_SECONDS = 10
 _KEPT = StorageLevel.MEMORY_AND_DISK
 _FIRST_MICROSECOND = to_microseconds(datetime.min.replace(tzinfo=UTC))
 _LAST_MICROSECOND = to_microseconds(datetime.max.replace(tzinfo=UTC))
-_LAST_SECOND = _LAST_MICROSECOND // 1_000_000
 
 
 def forecast(
@@ -78,10 +70,6 @@ def forecast(
     partitions: int = 4,
 ) -> ForecastResult:
     """Forecast the pending messages of a store.
-
-    Without a rate in the options it is measured: the most that the records say was delivered within ten seconds by the
-    clock, as a rate a second. A shorter burst counts as if it had taken the ten seconds, so a store that never had much
-    to do gives a low rate. This reads all records; a given rate spares that.
 
     Runs on the driver; the store is read and counted on the executors.
 
@@ -101,8 +89,7 @@ def forecast(
     asked = _ForecastRequest.of(now, options, store.shown)
     require_utc(spark)
     pending = scan_frame(spark, store, "pending", ("due", "destination"), scan_parts(store, "pending", partitions))
-    rate = asked.options.rate
-    return _forecast(pending, asked, measured_rate(spark, store, partitions) if rate is None else rate)
+    return _forecast(pending, asked)
 
 
 def forecast_frame(
@@ -115,8 +102,7 @@ def forecast_frame(
 ) -> ForecastResult:
     """Forecast any table of messages, such as a plan that is not scheduled yet.
 
-    No rate can be measured: without one in the options, the result has no ``drain``. Runs on the driver;
-    the table is read once, on the executors.
+    Runs on the driver; the table is read once, on the executors.
 
     Args:
         messages: one message a row, in a session in UTC. Rows without a due time, or with one outside the years 1 to
@@ -142,22 +128,7 @@ def forecast_frame(
                 f"cast it before"
             )
     columns = [messages[f"`{column.replace('`', '``')}`"].alias(name) for name, (column, _) in named.items()]
-    return _forecast(messages.select(columns), asked, asked.options.rate)
-
-
-def measured_rate(spark: SparkSession, store: StoreSpec, partitions: int = 4) -> float | None:
-    """Return the store's highest rate of delivery over ten seconds, as :func:`forecast` measures it.
-
-    In messages a second; ``None`` if it never delivered anything.
-
-    Raises:
-        StoreError: the store is missing or unreachable.
-        PipelineError: the store cannot be read in bulk.
-    """
-    records = scan_frame(spark, store, "records", ("kind", "at"), scan_parts(store, "records", partitions))
-    counted = records.where("kind = 'delivered'").groupBy(_floored(F.unix_seconds("at"), _SUSTAINED_SECONDS)).count()
-    most = counted.agg(F.max("count")).collect()[0][0]
-    return None if most is None else most / _SUSTAINED_SECONDS
+    return _forecast(messages.select(columns), asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +147,7 @@ class _ForecastRequest:
         return to_microseconds(self.as_of) // 1_000_000
 
 
-def _forecast(messages: DataFrame, asked: _ForecastRequest, rate: float | None) -> ForecastResult:
+def _forecast(messages: DataFrame, asked: _ForecastRequest) -> ForecastResult:
     with _counted(messages, asked.as_of) as counts:
         total = _total(counts)
         step = _step(counts, total["groups"])
@@ -185,7 +156,6 @@ def _forecast(messages: DataFrame, asked: _ForecastRequest, rate: float | None) 
         last = horizon(upcoming) if len(upcoming) else 0
         destinations = _destinations(counts) if total["groups"] else ()
         spans = find_herds(upcoming, asked.options.herd_factor, asked.options.herd_least)
-        to_do = upcoming.after(asked.second, total["overdue"])
         load_width = _load_width(upcoming, asked.options.width)
         return ForecastResult(
             source=asked.source,
@@ -204,8 +174,7 @@ def _forecast(messages: DataFrame, asked: _ForecastRequest, rate: float | None) 
             beyond=int(upcoming.counts[upcoming.seconds > last].sum()),
             herds=_herds(counts, spans[:_MOST_HERDS], step),
             herds_found=len(spans),
-            needed=_needed(upcoming.after(asked.second, 0), to_do, asked.options.tolerance),
-            drain=None if rate is None else _drain(to_do, rate, asked, total["overdue"], last),
+            needed=_needed(upcoming, asked, total["overdue"]),
             load_width_seconds=load_width,
             load=_load(counts, load_width),  # the last of what Spark does: it stays in its memory
             took_seconds=time.perf_counter() - asked.started,
@@ -400,71 +369,14 @@ def _herds(counts: DataFrame, spans: Sequence[HerdSpan], step: int) -> tuple[Her
     )
 
 
-# --- the dispatcher ---------------------------------------------------------------------------------------------------
+# --- the rate that is needed ------------------------------------------------------------------------------------------
 
 
-def _needed(upcoming: Load, to_do: Load, tolerance: timedelta) -> tuple[NeededRate, ...]:
+def _needed(load: Load, asked: _ForecastRequest, overdue: int) -> tuple[NeededRate, ...]:
     """Return the needed rates; no tolerance can be shorter than a step."""
-    told = {max(seconds, float(to_do.step)) for seconds in (tolerance.total_seconds(), *_TOLERANCES_TOLD_SECONDS)}
+    upcoming, with_overdue = (load.after(asked.second, each) for each in (0, overdue))
+    tolerances = (asked.options.tolerance.total_seconds(), *_TOLERANCES_TOLD_SECONDS)
     return tuple(
-        NeededRate(seconds, needed_rate(upcoming, seconds), needed_rate(to_do, seconds)) for seconds in sorted(told)
+        NeededRate(seconds, needed_rate(upcoming, seconds), needed_rate(with_overdue, seconds))
+        for seconds in sorted({max(seconds, float(load.step)) for seconds in tolerances})
     )
-
-
-def _drain(to_do: Load, rate: float, asked: _ForecastRequest, overdue: int, last: int) -> Drain:
-    """Dispatch everything at a rate; ``last`` is the last second that a chart shows."""
-    measured = asked.options.rate is None
-    if not len(to_do):
-        return Drain(rate, measured)
-    queue = FluidQueue(to_do, rate)
-    greatest = queue.greatest_backlog
-    waiting = queue.busy_periods(more_than=asked.options.tolerance.total_seconds() * rate)
-    longest = sorted(waiting, key=lambda period: (-period.greatest_backlog, period.start))
-    return Drain(
-        rate_per_second=rate,
-        measured=measured,
-        greatest_backlog=round(greatest),
-        greatest_backlog_at=_instant(queue.greatest_backlog_at),
-        greatest_wait_seconds=greatest / rate,
-        overdue_drained_at=_instant(asked.second + overdue / rate) if overdue else None,
-        drained_at=_instant(queue.end),
-        backlogs=tuple(
-            Backlog(
-                start=from_microseconds(period.start * 1_000_000),
-                drained_at=_instant(period.end),
-                messages=period.messages,
-                greatest=round(period.greatest_backlog),
-                greatest_wait_seconds=period.greatest_backlog / rate,
-            )
-            for period in longest[:_MOST_BACKLOGS]
-        ),
-        backlogs_found=len(longest),
-        curve=_curve(queue, to_do.bounds(last), rate, longest[:_SHARP_BACKLOGS]),
-    )
-
-
-def _curve(
-    queue: FluidQueue, bounds: tuple[int, int], rate: float, sharp: Sequence[BusyPeriod]
-) -> tuple[DrainPoint, ...]:
-    """Follow the queue until everything due within the bounds is dispatched, with the corners of some backlogs."""
-    first, last = bounds
-    left = float(queue.backlog_at(np.array([last], np.int64))[0])
-    end = min(last + math.ceil(left / rate), _LAST_SECOND)
-    width = round_width(end - first + 1, MOST_INTERVALS)
-    inner = np.arange(first // width * width + width, end, width, dtype=np.int64)
-    corners = {each for period in sharp for each in (period.start - 1, period.start, math.ceil(period.end))}
-    ends = np.array([first, end, *(each for each in corners if first < each < end)], np.int64)
-    instants = np.unique(np.concatenate([inner, ends]))
-    due = queue.due_by(instants).tolist()
-    backlog = queue.backlog_at(instants).tolist()
-    greatest = queue.greatest_since(instants).tolist()
-    return tuple(
-        DrainPoint(from_microseconds(second * 1_000_000), by_then, round(by_then - waiting), round(most))
-        for second, by_then, waiting, most in zip(instants.tolist(), due, backlog, greatest, strict=True)
-    )
-
-
-def _instant(second: float) -> datetime | None:
-    """Return an instant rounded up to the second, or ``None`` after the year 9999."""
-    whole = math.ceil(min(second, _LAST_SECOND + 1))
-    return from_microseconds(whole * 1_000_000) if whole <= _LAST_SECOND else None

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import pairwise
 
 from matplotlib.axes import Axes
 
 from postdate.clock import to_microseconds
 from postdate.pipeline.charts import duration
-from postdate.pipeline.forecast_result import DrainPoint, ForecastResult, Herd, LoadInterval
+from postdate.pipeline.forecast_result import ForecastResult, Herd, LoadInterval
 from postdate.pipeline.svg import count_axis, svg_axes, time_axis
 
-_DUE, _DISPATCHED, _MARK, _OTHERS = "#030303", "#040404", "#050505", "#060606"
+_MARK, _OTHERS = "#030303", "#040404"
 _STACKED = tuple(f"#0708{number:02x}" for number in range(8))
 _CSS_COLOURS = {
-    _DUE: "var(--due)",
-    _DISPATCHED: "var(--delivered)",
     _MARK: "var(--mark)",
     _OTHERS: "var(--others)",
     **{colour: f"var(--stack{number})" for number, colour in enumerate(_STACKED)},
@@ -53,38 +50,6 @@ def load_chart(result: ForecastResult) -> str:
         _mark_herds(axes, result.herds, dict(zip(starts, bottom, strict=True)), result.interval_seconds)
         _room(axes, starts[0], starts[-1] + days)
         count_axis(axes, f"messages in {duration(result.interval_seconds)}")
-    return done[0]
-
-
-def drain_chart(points: Sequence[DrainPoint]) -> str:
-    """Return due and dispatched messages, both cumulative, as one SVG element."""
-    with svg_axes("drain", _CSS_COLOURS) as (axes, done):
-        instants = _instants(point.at for point in points)
-        due, dispatched = [point.due for point in points], [point.dispatched for point in points]
-        axes.fill_between(instants, dispatched, due, color=_MARK, alpha=0.25, linewidth=0, label="waiting")
-        axes.plot(instants, due, color=_DUE, linewidth=1.6, label="due so far")
-        axes.plot(instants, dispatched, color=_DISPATCHED, linewidth=1.6, label="dispatched so far")
-        _room(axes, instants[0], instants[-1])
-        count_axis(axes, "messages")
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2)
-    return done[0]
-
-
-def backlog_chart(points: Sequence[DrainPoint]) -> str:
-    """Return the greatest backlog over time, as one SVG element."""
-    with svg_axes("backlog", _CSS_COLOURS, height=2.4) as (axes, done):
-        instants, backlog = list[float](), list[int]()
-        for before, point in pairwise((points[0], *points)):
-            at, waiting = to_microseconds(point.at) / _DAY_MICROSECONDS, point.due - point.dispatched
-            if point.greatest_backlog > max(waiting, before.due - before.dispatched):  # a peak between the two
-                instants.append((at + to_microseconds(before.at) / _DAY_MICROSECONDS) / 2)
-                backlog.append(point.greatest_backlog)
-            instants.append(at)
-            backlog.append(waiting)
-        axes.fill_between(instants, backlog, color=_MARK, alpha=0.35, linewidth=0)
-        axes.plot(instants, backlog, color=_MARK, linewidth=1.2)
-        _room(axes, instants[0], instants[-1])
-        count_axis(axes, "messages waiting")
     return done[0]
 
 

@@ -1,13 +1,12 @@
-"""The dispatching that a load over time takes: rates, backlogs, herds. Pure, on arrays; runs on the driver.
+"""The dispatching that a load over time takes: rates and herds. Pure, on arrays; runs on the driver.
 
 **The model.** All messages that are due within one step (a second, unless there are too many) are due at its
-beginning, and a dispatcher takes them in the order of their due times at a constant rate: a fluid queue with one
-server. A lateness in this model differs by less than one step from that of the same dispatcher with exact due times.
+beginning, and a dispatcher takes them in the order of their due times at a constant rate. A lateness in this model
+differs by less than one step from that of the same dispatcher with exact due times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,9 +25,6 @@ WIDTHS_SECONDS = (
 )  # fmt: skip
 """Lengths of intervals that people find round, up to a thousand years."""
 
-_DUST = 1e-6
-"""Messages; a smaller backlog is a rounding error of one that has ended."""
-
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -41,21 +37,12 @@ class Load:
     counts: Integers
     step: int = 1
 
-    @classmethod
-    def of(cls, seconds: Sequence[int], counts: Sequence[int], step: int = 1) -> Load:
-        return cls(np.array(seconds, np.int64), np.array(counts, np.int64), step)
-
     def __len__(self) -> int:
         return len(self.seconds)
 
     @property
     def total(self) -> int:
         return int(self.counts.sum())
-
-    def bounds(self, last: int) -> tuple[int, int]:
-        """Return the first second, and ``last`` or the first if that is later; needs at least one message."""
-        first = int(self.seconds[0])
-        return first, max(first, last)
 
     def after(self, second: int, overdue: int) -> Load:
         """Return the load of a dispatcher that begins at ``second`` (since 1970) with ``overdue`` messages more.
@@ -101,91 +88,13 @@ def needed_rate(load: Load, tolerance_seconds: float) -> float:
 
 
 def _times(load: Load, rate: float) -> Numbers:
-    """Return the steps as seconds since the first, with gaps cut to the time in which the whole load would drain.
+    """Return the steps as seconds since the first, with gaps cut to the time in which the whole load would be gone.
 
     Steps after such a gap do not depend on those before it. Without the cut one message in the year 9998 would
     make the numbers so large that they lose the messages of today.
     """
     gaps = np.minimum(np.diff(load.seconds).astype(np.float64), np.ceil(load.total / rate) + 1)
     return np.concatenate([np.zeros(1), np.cumsum(gaps)])
-
-
-# --- the queue at a rate ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class BusyPeriod:
-    """A time with a backlog throughout, in seconds since 1970; ``greatest_backlog`` is in messages."""
-
-    start: int
-    end: float
-    messages: int
-    greatest_backlog: float
-
-
-class FluidQueue:
-    """A load of at least one message that is dispatched at a constant rate above 0, in messages a second."""
-
-    def __init__(self, load: Load, rate: float) -> None:
-        self._load, self._rate = load, rate
-        self._until = np.cumsum(load.counts)
-        level = self._until - load.counts - rate * _times(load, rate)
-        left = level - np.minimum.accumulate(level)
-        self._left: Numbers = np.where(left < _DUST, 0.0, left)
-        self._backlog: Numbers = self._left + load.counts
-
-    @property
-    def greatest_backlog(self) -> float:
-        return float(self._backlog.max())
-
-    @property
-    def greatest_backlog_at(self) -> int:
-        """The second since 1970 at which the backlog is greatest, and from which messages wait longest."""
-        return int(self._load.seconds[int(self._backlog.argmax())])
-
-    @property
-    def end(self) -> float:
-        """When everything is dispatched; seconds since 1970."""
-        return int(self._load.seconds[-1]) + float(self._backlog[-1]) / self._rate
-
-    def busy_periods(self, more_than: float = 0.0) -> list[BusyPeriod]:
-        """Return the periods whose backlog ever exceeds ``more_than`` messages, in order.
-
-        Two periods touch where the backlog was 0 for an instant only.
-        """
-        starts = np.flatnonzero(self._left == 0.0)
-        last = np.append(starts[1:], len(self._load)) - 1
-        ends = self._load.seconds[last] + self._backlog[last] / self._rate
-        messages = np.add.reduceat(self._load.counts, starts)
-        greatest = np.maximum.reduceat(self._backlog, starts)
-        chosen = greatest > more_than
-        columns = (self._load.seconds[starts], ends, messages, greatest)
-        return [BusyPeriod(*row) for row in zip(*(column[chosen].tolist() for column in columns), strict=True)]
-
-    def due_by(self, instants: Integers) -> Integers:
-        """Return the number of messages due up to and including each of these seconds since 1970."""
-        return np.concatenate([np.zeros(1, np.int64), self._until])[self._steps_by(instants)]
-
-    def backlog_at(self, instants: Integers) -> Numbers:
-        """Return the number of waiting messages at each of these seconds since 1970, including those due then."""
-        place = np.maximum(self._steps_by(instants) - 1, 0)
-        passed = instants - self._load.seconds[place]
-        left = self._backlog[place] - self._rate * passed
-        return np.where((passed < 0) | (left < _DUST), 0.0, left)
-
-    def greatest_since(self, instants: Integers) -> Numbers:
-        """Return the greatest backlog from the previous instant (first: from the beginning) to each instant."""
-        backlog = self.backlog_at(instants)
-        greatest = np.maximum(backlog, np.concatenate([np.zeros(1), backlog[:-1]]))
-        first = 0
-        for place, end in enumerate(self._steps_by(instants).tolist()):
-            if end > first:
-                greatest[place] = max(greatest[place], self._backlog[first:end].max())
-            first = end
-        return greatest
-
-    def _steps_by(self, instants: Integers) -> NDArray[np.intp]:
-        return np.searchsorted(self._load.seconds, instants, side="right")
 
 
 # --- herds ------------------------------------------------------------------------------------------------------------

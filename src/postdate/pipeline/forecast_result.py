@@ -19,10 +19,9 @@ FRAME_WIDTHS = {"minute": 60, "hour": 3_600, "day": 86_400}
 
 AUTO = "auto"
 _LOAD_FORMATS = ("parquet", "csv", "json")
-_LEAST_RATE, _MOST_RATE = 1e-6, 1e12
 _UNKNOWN = "(unknown)"
 _LONGEST_SECONDS = 86_400.0 * 999_999_998
-"""The longest span that Python can represent; nobody waits longer either."""
+"""The longest span that Python can represent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +32,6 @@ class ForecastOptions:
         width: of the intervals of the table: ``minute``, ``hour``, ``day``, or ``auto``: the shortest of them of which
             at most 400 cover the plan, else days. The intervals of JSON and page are never shorter than a named width,
             and longer where there would be more than 400 of them.
-        rate: messages dispatched in a second, to see the plan drain at it; ``None``: the rate measured in the
-            records of the store, see :func:`postdate.pipeline.forecast.forecast`.
         tolerance: how late a message may be; at least 1 s, since due times are counted by the second.
         herd_factor: how many times the usual load makes a herd; at least 1.
         herd_least: messages within one second that make a herd; at least 1.
@@ -44,7 +41,6 @@ class ForecastOptions:
     """
 
     width: str = AUTO
-    rate: float | None = None
     tolerance: timedelta = timedelta(seconds=1)
     herd_factor: float = 10.0
     herd_least: int = 1_000
@@ -52,10 +48,6 @@ class ForecastOptions:
     def __post_init__(self) -> None:
         if self.width not in (*FRAME_WIDTHS, AUTO):
             raise PipelineError(f"there is no width {self.width!r}; choose one of {', '.join((*FRAME_WIDTHS, AUTO))}")
-        if self.rate is not None and not _LEAST_RATE <= self.rate <= _MOST_RATE:  # false for what is not a number
-            raise PipelineError(
-                f"{self.rate} messages a second is no rate to dispatch at; give a number above 0, or none to measure it"
-            )
         if self.tolerance < timedelta(seconds=1):
             raise PipelineError(
                 f"a tolerance of {self.tolerance.total_seconds():g} s is too short; give at least 1 s, since due times "
@@ -151,73 +143,6 @@ class NeededRate:
     with_overdue_per_second: float
 
 
-@dataclass(frozen=True, slots=True)
-class Backlog:
-    """A time during which messages wait, some of them longer than tolerated.
-
-    Args:
-        start: when it begins; UTC.
-        drained_at: when its last message is dispatched, rounded up to the second; ``None``: not before the year 10000.
-        messages: due in this time.
-        greatest: messages waiting, at most.
-        greatest_wait_seconds: lateness, at most.
-    """
-
-    start: datetime
-    drained_at: datetime | None
-    messages: int
-    greatest: int
-    greatest_wait_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class DrainPoint:
-    """Progress of the dispatcher at one instant.
-
-    Args:
-        at: UTC.
-        due: messages due by then, overdue ones too.
-        dispatched: of these.
-        greatest_backlog: messages waiting, at most, since the point before.
-    """
-
-    at: datetime
-    due: int
-    dispatched: int
-    greatest_backlog: int
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """The plan dispatched at a constant rate. Overdue messages wait from now on, not from their due time.
-
-    Args:
-        rate_per_second: messages.
-        measured: the rate was not given but taken from the records.
-        greatest_backlog: messages waiting, at most.
-        greatest_backlog_at: when; messages due then wait longest; ``None`` if there are no messages.
-        greatest_wait_seconds: lateness, at most.
-        overdue_drained_at: when all overdue messages are dispatched, rounded up to the second; ``None`` if there are
-            none, or not before the year 10000.
-        drained_at: when everything is dispatched, rounded up to the second; ``None`` if there are no messages, or not
-            before the year 10000.
-        backlogs: those with the longest wait first, at most 100.
-        backlogs_found: how many there are.
-        curve: over time, at most 500 points.
-    """
-
-    rate_per_second: float
-    measured: bool
-    greatest_backlog: int = 0
-    greatest_backlog_at: datetime | None = None
-    greatest_wait_seconds: float = 0.0
-    overdue_drained_at: datetime | None = None
-    drained_at: datetime | None = None
-    backlogs: tuple[Backlog, ...] = ()
-    backlogs_found: int = 0
-    curve: tuple[DrainPoint, ...] = ()
-
-
 # --- all of it --------------------------------------------------------------------------------------------------------
 
 
@@ -246,7 +171,6 @@ class ForecastResult:
         herds: biggest first, at most 100.
         herds_found: how many there are.
         needed: for the given tolerance, 10 s and 60 s; in order.
-        drain: ``None`` if no rate is known.
     """
 
     source: str
@@ -268,7 +192,6 @@ class ForecastResult:
     herds: tuple[Herd, ...] = ()
     herds_found: int = 0
     needed: tuple[NeededRate, ...] = ()
-    drain: Drain | None = None
     took_seconds: float = 0.0
 
     @property
@@ -291,11 +214,10 @@ class ForecastResult:
             ("destinations", f"{self.destinations_found:,}"),
             ("herds", f"{self.herds_found:,}"),
         ]
-        lines += [
+        return lines + [
             (f"needed for {each.tolerance_seconds:g} s", f"{shown_rate(each.per_second)} messages/s")
             for each in self.needed
         ]
-        return lines + ([] if self.drain is None else _drain_lines(self.drain))
 
     def write_load(self, path: Path, load_format: str = "parquet") -> None:
         """Write the table, in order of time and destination, to a new directory.
@@ -328,8 +250,6 @@ def headlines(result: ForecastResult) -> list[str]:
     if result.upcoming:
         rates = (f"{_span(each.tolerance_seconds)} it takes {shown_rate(each.per_second)}/s" for each in result.needed)
         said.append(f"For nothing to be later than {', than '.join(rates)}.")
-    if result.drain is not None:
-        said += _drain_words(result.drain, result.options.tolerance)
     return said
 
 
@@ -341,39 +261,11 @@ def _herd_words(herd: Herd, found: int) -> str:
     return f"The biggest herd: {herd.messages:,} {lasting} at {shown_instant(herd.start)}, {share}{others}."
 
 
-def _drain_words(drain: Drain, tolerance: timedelta) -> list[str]:
-    rate = f"At {shown_rate(drain.rate_per_second)}/s{' (measured)' if drain.measured else ''}"
-    said = list[str]()
-    if drain.backlogs:
-        worst = drain.backlogs[0]
-        until = "not before the year 10000" if worst.drained_at is None else f"by {shown_instant(worst.drained_at)}"
-        said.append(
-            f"{rate} the load from {shown_instant(worst.start)} drains {until}; "
-            f"nothing is later than {_span(drain.greatest_wait_seconds)}."
-        )
-    else:
-        said.append(f"{rate} nothing is later than {_span(tolerance.total_seconds())}.")
-    if drain.overdue_drained_at is not None:
-        said.append(f"What is overdue now is dispatched by {shown_instant(drain.overdue_drained_at)}.")
-    return said
-
-
 def _span(seconds: float) -> str:
     """Return a length of time in one or two units, rounded up."""
     exact = min(seconds, _LONGEST_SECONDS)
-    unit = next((unit for least, unit in ((86_400, 3_600), (3_600, 60), (1, 1)) if exact >= least), 0.001)
-    return shown_span(timedelta(seconds=math.ceil(round(exact / unit, 6)) * unit))
-
-
-def _drain_lines(drain: Drain) -> list[tuple[str, str]]:
-    return [
-        ("rate", f"{shown_rate(drain.rate_per_second)} messages/s, {'measured' if drain.measured else 'given'}"),
-        ("greatest backlog", f"{drain.greatest_backlog:,} at {shown_instant(drain.greatest_backlog_at)}"),
-        ("longest wait", f"{drain.greatest_wait_seconds:.3f} s"),
-        ("backlogs", f"{drain.backlogs_found:,}"),
-        ("overdue drained", shown_instant(drain.overdue_drained_at)),
-        ("all drained", shown_instant(drain.drained_at)),
-    ]
+    unit = next((unit for least, unit in ((86_400, 3_600), (3_600, 60)) if exact >= least), 1)
+    return shown_span(timedelta(seconds=math.ceil(exact / unit) * unit))
 
 
 def shown_instant(instant: datetime | None) -> str:

@@ -17,7 +17,7 @@ from postdate.pipeline.columns import arrow_schema, spark_schema
 from postdate.pipeline.stores import PAGE_ROWS, StoreSpec, opened
 from postdate.ports import Scan, ScanFilter, ScanPart
 
-__all__ = ["PAGE_ROWS", "held_snapshot", "read_part", "scan_frame", "scan_parts"]
+__all__ = ["PAGE_ROWS", "held_snapshot", "part_frame", "read_part", "scan_frame", "scan_parts"]
 
 _PARTS = pa.schema([("first", pa.int64()), ("end", pa.int64())])
 
@@ -61,9 +61,13 @@ def scan_frame(  # noqa: PLR0913 - what to read, and how
             for share in batch.to_pylist():
                 yield from read_part(spec, scan, schema, ScanPart(**share))
 
+    return part_frame(spark, parts).mapInArrow(read_all, spark_schema(schema))
+
+
+def part_frame(spark: SparkSession, parts: Sequence[ScanPart]) -> DataFrame:
+    """Return the bounds of the parts as rows, one task a part."""
     shares = pa.Table.from_pylist([asdict(part) for part in parts], schema=_PARTS)
-    one_a_task = spark.createDataFrame(shares).repartitionByRange(max(len(parts), 1), "first")
-    return one_a_task.mapInArrow(read_all, spark_schema(schema))
+    return spark.createDataFrame(shares).repartitionByRange(max(len(parts), 1), "first")
 
 
 def read_part(spec: StoreSpec, scan: Scan, schema: pa.Schema, part: ScanPart) -> Iterator[pa.RecordBatch]:

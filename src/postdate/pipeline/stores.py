@@ -34,6 +34,7 @@ from postdate.ports.backends import Place
 from postdate.wiring import open_store, store_settings, taken_by_store
 
 T = TypeVar("T")
+Opened = TypeVar("Opened", bound="OpenStore")
 
 _COLUMNS_AT_ONCE = 20_000
 PAGE_ROWS = 5_000
@@ -184,16 +185,21 @@ class OpenStore:
         return self._store
 
 
-@contextlib.contextmanager
-def opened(spec: StoreSpec, *, create: bool = False) -> Generator[OpenStore]:
+def opened(spec: StoreSpec, *, create: bool = False) -> contextlib.AbstractContextManager[OpenStore]:
     """Open the store for the length of the block. Runs once in each task, and on the driver for set-up and planning.
 
     With ``create``, a missing store is created; else StoreError.
     """
+    return opened_as(OpenStore, spec, create=create)
+
+
+@contextlib.contextmanager
+def opened_as(kind: type[Opened], spec: StoreSpec, *, create: bool = False) -> Generator[Opened]:
+    """Open the store as :func:`opened` does, for those who ask more of it."""
     with start_blocking_portal() as portal:
         store = spec.open(create=create)
         try:
             portal.call(store.initialize, spec.endpoint, TransactionMode.RECEIVE_ONLY)
-            yield OpenStore(store, portal)
+            yield kind(store, portal)
         finally:
             portal.call(store.close)

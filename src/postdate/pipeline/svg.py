@@ -47,11 +47,11 @@ _STYLE: dict[Any, Any] = {
 
 
 @contextmanager
-def svg_axes(name: str, colours: Mapping[str, str], height: float = 3.4) -> Generator[tuple[Axes, list[str]]]:
-    """Yield axes, 9.6 by ``height`` inches, and a list that has the SVG element after the block; ``name`` is unique."""
+def svg_axes(name: str, colours: Mapping[str, str]) -> Generator[tuple[Axes, list[str]]]:
+    """Yield axes and a list that has the SVG element after the block; ``name`` is unique."""
     done: list[str] = []
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=(9.6, height), layout="constrained")
+        figure = Figure(figsize=(9.6, 3.4), layout="constrained")
         figure.patch.set_alpha(0)
         axes = figure.add_subplot()
         axes.patch.set_alpha(0)

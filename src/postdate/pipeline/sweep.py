@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
@@ -32,8 +31,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from postdate.clock import SystemClock
 from postdate.errors import PipelineError
 from postdate.pipeline.checkpoints import claim_checkpoint
-from postdate.pipeline.dispatching import LEDGER_SCHEMA, SweepSpec, drain_due, swept
-from postdate.pipeline.failures import cause, told_in_one_line
+from postdate.pipeline.columns import LEDGER_ARROW, spark_schema
+from postdate.pipeline.dispatching import SweepSpec, drain_due, swept
+from postdate.pipeline.failures import check_query, told_in_one_line, wait_for
 from postdate.pipeline.plain import plain
 from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import opened
@@ -48,6 +48,7 @@ messages meet that gap; but the ledger shows their deliveries only when they end
 _COUNTED: Final = ("delivered", "expired", "retried", "failed")
 _COUNTS_SCHEMA: Final = ", ".join(f"{name} long" for name in _COUNTED)
 _COUNTS_ARROW: Final = pa.schema([(name, pa.int64()) for name in _COUNTED])
+_LINES_SCHEMA: Final = spark_schema(LEDGER_ARROW)
 _STOP_PATIENCE_SECONDS: Final = 60.0
 _QUICK_CHECKPOINTS: Final = MappingProxyType(
     {
@@ -57,7 +58,6 @@ _QUICK_CHECKPOINTS: Final = MappingProxyType(
         "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
     }
 )
-_LOOKS_EVERY_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def sweep(
             rows = _one_a_task(spark, n).mapInArrow(_counting(spec), _COUNTS_SCHEMA).collect()
             counts = {name: sum(row[name] for row in rows) for name in _COUNTED}
         else:
-            counts = _written(_one_a_task(spark, n).mapInArrow(_sweeping(spec), LEDGER_SCHEMA), str(ledger))
+            counts = _written(_one_a_task(spark, n).mapInArrow(_sweeping(spec), _LINES_SCHEMA), str(ledger))
     with opened(spec.store) as store:
         left = store.overdue(as_of)
     return SweepResult(
@@ -217,22 +217,14 @@ class SweepQuery:
         Raises:
             PipelineError: it has failed; nothing is lost, and it goes on where it is started again.
         """
-        ended = threading.Event()
-        deadline = math.inf if seconds is None else time.monotonic() + seconds
-        while self.query.isActive and time.monotonic() < deadline:
-            ended.wait(_LOOKS_EVERY_SECONDS)
-        self._check()
+        wait_for(self.query, seconds)
+        check_query(self.query, "the sweep")
         return not self.query.isActive
 
     @property
     def _batches(self) -> int:
         last = self.query.lastProgress
         return -1 if last is None else int(last["batchId"])
-
-    def _check(self) -> None:
-        error = self.query.exception()
-        if error is not None:
-            raise PipelineError(f"the sweep has failed: {cause(error)}") from error
 
     def stop(self) -> None:
         """Let the dispatchers finish the messages in progress, and write their ledger; then end the query.
@@ -245,14 +237,11 @@ class SweepQuery:
         in_hand = self._batches + 1
         if self._stop_file.parent.is_dir():
             self._stop_file.touch()
-        deadline = time.monotonic() + self._residency + _STOP_PATIENCE_SECONDS
-        look_again = threading.Event()
         # The next micro-batch finds nothing to do: its tasks look for the file before they look for messages.
-        while self.query.isActive and self._batches < in_hand and time.monotonic() < deadline:
-            look_again.wait(_LOOKS_EVERY_SECONDS)
+        wait_for(self.query, self._residency + _STOP_PATIENCE_SECONDS, lambda: self._batches >= in_hand)
         self.query.stop()
         shutil.rmtree(self._stop_file.parent, ignore_errors=True)
-        self._check()
+        check_query(self.query, "the sweep")
 
 
 def sweep_continuously(
@@ -291,7 +280,7 @@ def sweep_continuously(
     stop_file = Path(tempfile.mkdtemp(prefix="postdate-sweep-")) / "stop"
     # Spark's own source of ticks: a row for each slot in each micro-batch, and a micro-batch as soon as the last ended.
     ticks = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", n).option("numPartitions", n).load()
-    lines = ticks.select("value").mapInArrow(_sweeping(spec, seconds, stop_file), LEDGER_SCHEMA)
+    lines = ticks.select("value").mapInArrow(_sweeping(spec, seconds, stop_file), _LINES_SCHEMA)
     writer = lines.writeStream.option("checkpointLocation", str(checkpoint)).queryName(f"sweep-{uuid.uuid4().hex[:8]}")
     sink = writer.format("noop") if ledger is None else writer.format("parquet").option("path", str(ledger))
     with _quick_hand_overs(spark):

@@ -1,4 +1,4 @@
-"""A forecast counts every message once, finds herds and backlogs, and says what it found in JSON, tables and a page."""
+"""A forecast counts every message once, finds herds and needed rates, and says so in JSON, tables and a page."""
 
 import csv
 import json
@@ -21,7 +21,6 @@ from postdate.pipeline import forecast as forecast_module
 from postdate.pipeline.forecast import forecast, forecast_frame
 from postdate.pipeline.forecast_report import render_forecast, write_forecast
 from postdate.pipeline.forecast_result import (
-    Backlog,
     DestinationShare,
     ForecastOptions,
     ForecastResult,
@@ -71,7 +70,7 @@ HERD: Plan = [
 
 @pytest.fixture(scope="module")
 def herd(spark: SparkSession) -> ForecastResult:
-    return forecast_frame(frame(spark, HERD), START, ForecastOptions(rate=50))
+    return forecast_frame(frame(spark, HERD), START)
 
 
 def test_everything_is_counted_once(herd: ForecastResult) -> None:
@@ -107,25 +106,6 @@ def test_the_rates_are_those_of_the_herd(herd: ForecastResult) -> None:
     )  # fmt: skip
 
 
-def test_the_herd_drains(herd: ForecastResult) -> None:
-    drain = herd.drain
-    assert drain is not None
-    assert (drain.rate_per_second, drain.measured) == (50, False)
-    assert (drain.greatest_backlog, drain.greatest_wait_seconds) == (4_002, 80.04)
-    assert drain.greatest_backlog_at == minutes(10)
-    assert drain.overdue_drained_at == seconds(1)
-    # 4,002 and 2 more every 3 seconds at 50 a second: 27 more come within the 81 seconds.
-    assert drain.backlogs == (
-        Backlog(minutes(10), seconds(682), 4_056, 4_002, 80.04), Backlog(minutes(15), seconds(903), 102, 102, 2.04),
-    )  # fmt: skip
-    assert drain.drained_at == datetime(9999, 1, 1, tzinfo=UTC)
-    curve = {point.at: point for point in drain.curve}
-    assert (curve[seconds(599)].greatest_backlog, curve[minutes(10)].greatest_backlog) == (2, 4_002)
-    assert curve[minutes(10)].due - curve[minutes(10)].dispatched == 4_002
-    assert (drain.curve[-1].due, drain.curve[-1].dispatched) == (4_930, 4_930)
-    assert len(drain.curve) <= 500
-
-
 def test_the_table_has_every_message(herd: ForecastResult, tmp_path: Path) -> None:
     assert herd.load_width_seconds == 60
     table = rows(herd.load)
@@ -152,15 +132,12 @@ def test_it_is_said_in_json_and_in_words(herd: ForecastResult) -> None:
     assert plain["options"]["tolerance"] == 1.0
     assert plain["last_due"] == "9998-12-31T23:59:59.999999+00:00"
     assert plain["herds"][0]["destinations"][1] == {"destination": None, "messages": 1_000}
-    assert plain["drain"]["backlogs"][1]["drained_at"] == "2026-03-01T12:15:03+00:00"
     assert dict(herd.table())["needed for 10 s"] == "401 messages/s"
     assert headlines(herd) == [
         "4,933 messages wait, due from 2026-03-01 11:55:00 UTC to 9998-12-31 23:59:59 UTC.",
         "30 of them are overdue.",
         f"The biggest herd: 4,002 at once at 2026-03-01 12:10:00 UTC, 75% of them for {STRANGE}.",
         "For nothing to be later than 1s it takes 4,002/s, than 10s it takes 401/s, than 1m it takes 67/s.",
-        "At 50/s the load from 2026-03-01 12:10:00 UTC drains by 2026-03-01 12:11:22 UTC; nothing is later than 1m21s.",
-        "What is overdue now is dispatched by 2026-03-01 12:00:01 UTC.",
     ]
 
 
@@ -173,7 +150,7 @@ def test_the_page_is_complete_and_fetches_nothing(herd: ForecastResult, tmp_path
     assert all(escape(sentence) in page for sentence in headlines(herd))
     assert "(unknown) 25%" in page
     assert "Not shown: 3 later messages" in page
-    assert page.count("<svg") == 3
+    assert page.count("<svg") == 1
     assert ">herd 1<" in page
     assert re.findall(r'(?:src|href)="(?!#)([^"]*)"|url\((?!#)([^)]*)\)|@import', page) == []
     ids = re.findall(r'\bid="([^"]+)"', page)
@@ -186,38 +163,29 @@ def test_the_page_is_complete_and_fetches_nothing(herd: ForecastResult, tmp_path
 
 def test_all_of_it_overdue(spark: SparkSession) -> None:
     plan = frame(spark, [(minutes(-60 * 24 * 365), "orders", 90), (minutes(-1), "mails", 10)])
-    result = forecast_frame(plan, START, ForecastOptions(rate=0.5, width="day"))
+    result = forecast_frame(plan, START, ForecastOptions(width="day"))
     assert (result.messages, result.overdue, result.intervals, result.herds) == (100, 100, (), ())
     assert result.needed[0] == NeededRate(1.0, 0.0, 100.0)
-    assert result.drain is not None
-    assert result.drain.overdue_drained_at == result.drain.drained_at == seconds(200)
-    assert result.drain.backlogs == (Backlog(START, seconds(200), 100, 100, 200.0),)
     assert (result.load_width_seconds, sum(overdue for *_, overdue in rows(result.load))) == (86_400, 100)
     page = render_forecast(result)
     assert "100 of them are overdue." in page
-    assert page.count("<svg") == 2
+    assert "<svg" not in page
 
 
-@pytest.mark.parametrize("rate", [None, 7.5])
-def test_a_table_without_messages(spark: SparkSession, rate: float | None) -> None:
-    result = forecast_frame(frame(spark, [(None, None, 2)]), START, ForecastOptions(rate=rate))
+def test_a_table_without_messages(spark: SparkSession) -> None:
+    result = forecast_frame(frame(spark, [(None, None, 2)]), START)
     assert (result.messages, result.without_due, result.first_due, result.destinations) == (0, 2, None, ())
     assert [each.per_second for each in result.needed] == [0.0, 0.0, 0.0]
-    assert (None if result.drain is None else result.drain.drained_at) is None
-    assert (result.drain is None) == (rate is None)
     assert result.load.count() == 0
     assert json.dumps(result.to_json())
     assert headlines(result)[0] in render_forecast(result)
 
 
-def test_a_plan_that_never_ends(spark: SparkSession) -> None:
+def test_the_last_second_of_all(spark: SparkSession) -> None:
     last = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
-    result = forecast_frame(frame(spark, [(last, "orders", 5)]), START, ForecastOptions(rate=0.001))
-    assert result.drain is not None
-    assert (result.drain.drained_at, result.drain.greatest_wait_seconds) == (None, 5_000.0)
-    assert result.drain.backlogs[0].drained_at is None
+    result = forecast_frame(frame(spark, [(last, "orders", 5)]), START)
     assert result.intervals[0].start == last
-    assert "drains not before the year 10000; nothing is later than 1h24m." in render_forecast(result)
+    assert "due from 9999-12-31 23:59:59 UTC" in render_forecast(result)
 
 
 def test_times_that_python_does_not_know_are_left_out(spark: SparkSession) -> None:
@@ -236,7 +204,7 @@ def test_more_seconds_than_the_driver_holds(spark: SparkSession, monkeypatch: py
     plan = frame(
         spark, [*((seconds(each), f"queue-{each % 12}", 10) for each in range(300)), (seconds(95), "a", 2_000)]
     )
-    result = forecast_frame(plan, START, ForecastOptions(rate=100))
+    result = forecast_frame(plan, START)
     assert (result.step_seconds, result.messages, result.interval_seconds) == (10, 5_000, 10)
     assert [(each.start, each.seconds, each.messages) for each in result.herds] == [(seconds(90), 10, 2_100)]
     assert result.herds[0].destinations[0] == DestinationShare("a", 2_000)
@@ -250,7 +218,7 @@ def test_more_seconds_than_the_driver_holds(spark: SparkSession, monkeypatch: py
 
 
 def fill(spec: StoreSpec, waiting: int, delivered: int) -> None:
-    """Store messages that wait, and deliver others within two instants."""
+    """Store messages that wait, and deliver others."""
 
     async def run() -> None:
         path = spec.address.removeprefix("sqlite:///")
@@ -260,8 +228,7 @@ def fill(spec: StoreSpec, waiting: int, delivered: int) -> None:
             await store.setup()
             for each in range(delivered):
                 await store.store_many([message(f"d{each}", START)], START)
-            await store.move_due(minutes(1), delivered // 2)
-            await store.move_due(minutes(1) + timedelta(seconds=9), delivered)
+            await store.move_due(minutes(1), delivered)
             await store.store_many([message(f"w{each}", minutes(each)) for each in range(waiting)], START)
         finally:
             await transport.close()
@@ -273,23 +240,18 @@ def fill(spec: StoreSpec, waiting: int, delivered: int) -> None:
     anyio.run(run)
 
 
-def test_a_store_with_a_measured_rate(spark: SparkSession, store: StoreSpec) -> None:
+def test_a_store_is_counted_beside_what_it_has_delivered(spark: SparkSession, store: StoreSpec) -> None:
     fill(store, waiting=120, delivered=40)
     result = forecast(spark, store, minutes(60), ForecastOptions(width="hour"))
     assert (result.source, result.messages, result.overdue) == (store.shown, 120, 60)
-    assert result.drain is not None
-    assert (result.drain.rate_per_second, result.drain.measured) == (4.0, True)
-    assert result.drain.overdue_drained_at == minutes(60) + timedelta(seconds=15)
     assert (result.interval_seconds, [interval.messages for interval in result.intervals]) == (3_600, [60])
     hour = int(START.timestamp())
     assert rows(result.load) == {(hour, "orders", 60, 60), (hour + 3_600, "orders", 60, 0)}
-    assert "4/s (measured)" in headlines(result)[-2]
 
 
-def test_a_store_that_delivered_nothing_has_no_rate(spark: SparkSession, store: StoreSpec) -> None:
+def test_a_store_in_which_nothing_waits(spark: SparkSession, store: StoreSpec) -> None:
     fill(store, waiting=0, delivered=0)
-    result = forecast(spark, store, START)
-    assert (result.messages, result.drain) == (0, None)
+    assert forecast(spark, store, START).messages == 0
 
 
 # --- wrong use --------------------------------------------------------------------------------------------------------
@@ -298,10 +260,6 @@ def test_a_store_that_delivered_nothing_has_no_rate(spark: SparkSession, store: 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"rate": 0}, "0 messages a second"),
-        ({"rate": -1.5}, "-1.5 messages a second"),
-        ({"rate": float("nan")}, "nan messages a second"),
-        ({"rate": float("inf")}, "inf messages a second"),
         ({"width": "week"}, "no width 'week'; choose one of minute, hour, day, auto"),
         ({"tolerance": timedelta(milliseconds=500)}, "0.5 s is too short"),
         ({"herd_factor": 0.5}, "herd factor of 0.5"),

@@ -1,4 +1,4 @@
-"""Rates, backlogs and herds are what a plain simulation of every message says."""
+"""Rates and herds are what a plain simulation says."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -9,77 +9,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postdate.pipeline.forecast_rates import (
-    FluidQueue,
-    HerdSpan,
-    Load,
-    find_herds,
-    horizon,
-    needed_rate,
-    round_width,
-)
+from postdate.pipeline.forecast_rates import HerdSpan, Load, find_herds, horizon, needed_rate, round_width
 
 HOUR = 3_600
 YEAR_9998 = 253_339_228_800
 
 plans = st.dictionaries(st.integers(0, 60), st.integers(1, 50), min_size=1, max_size=25)
-rates = st.builds(Fraction, st.integers(1, 200), st.integers(1, 12))
 
 
 def load(plan: dict[int, int], step: int = 1) -> Load:
-    return Load.of(sorted(plan), [plan[second] for second in sorted(plan)], step)
+    seconds, counts = (np.array(column, np.int64) for column in (sorted(plan), [plan[each] for each in sorted(plan)]))
+    return Load(seconds, counts, step)
 
 
-def dispatched(plan: dict[int, int], rate: Fraction) -> list[tuple[int, Fraction]]:
-    """Dispatch message after message, and return the due time and the end of each."""
-    done, free = list[tuple[int, Fraction]](), Fraction(0)
+def longest_wait(plan: dict[int, int], rate: float) -> float:
+    """Dispatch the messages of one second after the other, and return how late the latest is."""
+    longest = free = 0.0
     for second in sorted(plan):
-        for _ in range(plan[second]):
-            free = max(free, Fraction(second)) + 1 / rate
-            done.append((second, free))
-    return done
-
-
-@given(plans, rates)
-def test_the_longest_wait_and_the_end_are_those_of_single_messages(plan: dict[int, int], rate: Fraction) -> None:
-    done = dispatched(plan, rate)
-    queue = FluidQueue(load(plan), float(rate))
-    longest = max(end - due for due, end in done)
-    assert queue.greatest_backlog / float(rate) == pytest.approx(float(longest))
-    assert queue.end == pytest.approx(float(done[-1][1]))
-    latest = {due for due, end in done if end - due == longest}
-    assert len(latest) > 1 or {queue.greatest_backlog_at} == latest
-
-
-@given(plans, rates)
-def test_the_backlog_over_time_is_what_is_not_dispatched(plan: dict[int, int], rate: Fraction) -> None:
-    done = dispatched(plan, rate)
-    queue = FluidQueue(load(plan), float(rate))
-    instants = np.arange(-1, 80, dtype=np.int64)
-
-    def waiting(at: int) -> float:
-        """Count messages that are due, and of the one that is being dispatched what is left."""
-        return float(sum(min(1, (end - at) * rate) for due, end in done if due <= at < end))
-
-    expected = [waiting(at) for at in instants.tolist()]
-    assert queue.backlog_at(instants).tolist() == pytest.approx(expected, abs=1e-6)
-    assert queue.due_by(instants).tolist() == [sum(due <= at for due, _ in done) for at in instants.tolist()]
-    greatest = queue.greatest_since(np.array([30, 79], np.int64)).tolist()
-    assert greatest == pytest.approx([max(expected[:32]), max(expected[31:])], abs=1e-6)
-
-
-@given(plans, rates)
-def test_a_busy_period_ends_when_nothing_waits(plan: dict[int, int], rate: Fraction) -> None:
-    expected = list[list[float]]()
-    free = Fraction(-1)
-    for due, end in dispatched(plan, rate):
-        if due >= free:
-            expected.append([due, 0.0, 0])
-        free = end
-        expected[-1][1:] = [float(end), expected[-1][2] + 1]
-    found = FluidQueue(load(plan), float(rate)).busy_periods()
-    assert [[period.start, period.messages] for period in found] == [[start, count] for start, _, count in expected]
-    assert [period.end for period in found] == pytest.approx([end for _, end, _ in expected])
+        free = max(free, second) + plan[second] / rate
+        longest = max(longest, free - second)
+    return longest
 
 
 @given(plans, st.integers(1, 90))
@@ -95,17 +44,13 @@ def test_the_needed_rate_is_that_of_the_hardest_stretch(plan: dict[int, int], to
 @given(plans, st.integers(1, 90))
 def test_less_than_the_needed_rate_is_too_little(plan: dict[int, int], tolerance: int) -> None:
     rate = needed_rate(load(plan), tolerance)
-    enough, too_little = (FluidQueue(load(plan), each).greatest_backlog / each for each in (rate, rate * 0.999))
-    assert enough == pytest.approx(tolerance)
-    assert too_little > tolerance
+    assert longest_wait(plan, rate) == pytest.approx(tolerance)
+    assert longest_wait(plan, rate * 0.999) > tolerance
 
 
 def test_a_steady_load_needs_its_own_rate() -> None:
     steady = Load(np.arange(100_000, dtype=np.int64), np.full(100_000, 1_000, np.int64))
     assert needed_rate(steady, 1) == 1_000
-    assert FluidQueue(steady, 1_000.0).greatest_backlog == 1_000
-    assert len(FluidQueue(steady, 1_001.0).busy_periods()) == 100_000
-    assert FluidQueue(steady, 1_001.0).busy_periods(more_than=1_000) == []
 
 
 def test_a_message_of_the_year_9998_hides_nothing_of_today() -> None:
@@ -113,10 +58,6 @@ def test_a_message_of_the_year_9998_hides_nothing_of_today() -> None:
     plan = {now: 3_000, now + 1: 500, now + 2: 4_001, YEAR_9998: 1}
     assert needed_rate(load(plan), 1) == 4_001
     assert needed_rate(load(plan), 10) == 7_501 / 12
-    queue = FluidQueue(load(plan), 1_500.0)
-    assert queue.greatest_backlog == 4_501
-    assert [(period.start, period.messages) for period in queue.busy_periods()] == [(now, 7_501), (YEAR_9998, 1)]
-    assert queue.end == pytest.approx(YEAR_9998 + 1 / 1_500)
     assert horizon(load({**plan, now + 60: 20_000})) == now + 60
 
 

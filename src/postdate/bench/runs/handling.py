@@ -7,22 +7,20 @@ from functools import partial
 
 import anyio
 
-from postdate.bench.bench import STUCK_SECONDS, Bench
+from postdate.bench.bench import Bench
 from postdate.bench.deployment import Deployment
 from postdate.bench.limits import receive_limit
 from postdate.bench.processes import Partner
 from postdate.bench.result import BenchmarkResult
 from postdate.bench.tally import SharedCount
-from postdate.bench.targets import Measured, Targets
+from postdate.bench.targets import Targets
 from postdate.bench.workload import Ping, id_of
 from postdate.clock import SystemClock
 from postdate.endpoint.sending import SendOptions, outgoing_message, sender_headers
 from postdate.endpoint.serialization import MessageTypes
-from postdate.errors import PostdateError
 from postdate.messages import Envelope
 
 _SENT_AT_ONCE = 1_000
-_LOOK_SECONDS = 0.002
 _IDLE_SECONDS = 1.0
 
 
@@ -40,7 +38,7 @@ def handle(bench: Bench, n: int, concurrency: int) -> BenchmarkResult:
         ):
             before = queues.cpu_seconds()
             partner.start()
-            ended = _wait(bench, targets.deployment, queues, n, tally, partner)
+            ended = _wait(bench, targets, n, tally, partner)
             after = queues.cpu_seconds()
             found = partner.finish()
         seconds = ended - found["started"]
@@ -86,27 +84,18 @@ async def _send(deployment: Deployment, n: int) -> None:
         await transport.close()
 
 
-def _wait(
-    bench: Bench, deployment: Deployment, queues: Measured, n: int, tally: SharedCount, partner: Partner
-) -> float:
+def _wait(bench: Bench, targets: Targets, n: int, tally: SharedCount, partner: Partner) -> float:
     """Wait until the queue is empty and return the machine time of that moment.
 
     Looks at the queue only when all messages were handled or nothing moved for a second, because counting a long queue
-    costs the server time. Raises PostdateError when the process ended, or nothing moved for two minutes.
+    costs the server time.
     """
+
+    def is_empty(count: int, idle_seconds: float) -> bool:
+        looks = count >= n or idle_seconds > _IDLE_SECONDS
+        return looks and targets.queues.target.is_empty(targets.deployment.endpoint)
+
     text = f"handling {n:,} messages"
     bench.report(text)
-    seen, since, told = 0, time.monotonic(), time.monotonic()
-    while True:
-        time.sleep(_LOOK_SECONDS)
-        partner.check()
-        count, now = tally.value, time.monotonic()
-        if count != seen:
-            seen, since = count, now
-        if (count >= n or now - since > _IDLE_SECONDS) and queues.target.is_empty(deployment.endpoint):
-            return time.time()
-        if now - since > STUCK_SECONDS:
-            raise PostdateError(f"{text}: nothing went on for {STUCK_SECONDS:.0f} s after {count:,}")
-        if now - told > 1:
-            told = now
-            bench.report(f"{text}: {count:,}")
+    bench.wait_until(is_empty, [tally], [partner], text)
+    return time.time()

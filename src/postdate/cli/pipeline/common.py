@@ -8,12 +8,11 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from postdate.cli.command import Use, group
+from postdate.cli.command import Use, group, signals_handled
 from postdate.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -81,13 +80,5 @@ def on_spark(
 def told_to_stop() -> Generator[threading.Event]:
     """Yield an event that SIGTERM and Ctrl-C set, so that a query ends in order."""
     stop = threading.Event()
-
-    def signalled(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    before: dict[int, Any] = {number: signal.signal(number, signalled) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with signals_handled(lambda _number, _frame: stop.set(), signal.SIGINT, signal.SIGTERM):
         yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -34,9 +34,6 @@ class LoadFormat(enum.Enum):
 @command(app, "forecast")
 def forecast(
     use: Use,
-    rate: Annotated[
-        float | None, typer.Option("--rate", metavar="N", help="Messages dispatched in a second; default: as measured.")
-    ] = None,
     tolerance: Annotated[
         timedelta, typer.Option("--tolerance", parser=DURATION, metavar="DURATION", help="How late a message may be.")
     ] = timedelta(seconds=1),
@@ -52,13 +49,16 @@ def forecast(
         Path | None, typer.Option("--load", metavar="DIR", help="Write the table of the load to a new folder.")
     ] = None,
     load_format: Annotated[LoadFormat, typer.Option("--load-format", help="Of the table.")] = LoadFormat.PARQUET,
+    rate: Annotated[str | None, typer.Option("--rate", hidden=True)] = None,
     *,
     cluster: SparkOptions,
 ) -> None:
-    """Say what falls due when and where, which rate it needs, and when it has drained at a rate.
+    """Say what falls due when and where, and which rate it needs.
 
     Changes nothing; services may go on.
     """
+    if rate is not None:
+        raise wrong_usage("leave out --rate, and compare yours with those that are needed, one of them for --tolerance")
     if html is not None and not html.absolute().parent.is_dir():
         raise wrong_usage(f"there is no folder {html.absolute().parent} for the page")
     if load is not None and load.exists():
@@ -66,7 +66,7 @@ def forecast(
     store = store_of(use)
     with extra_installed():
         from postdate.pipeline.forecast_result import ForecastOptions
-    options = ForecastOptions(width.value, rate, tolerance, herd_factor, herd_least)
+    options = ForecastOptions(width.value, tolerance, herd_factor, herd_least)
 
     def job(spark: SparkSession) -> ForecastResult:
         from postdate.clock import SystemClock

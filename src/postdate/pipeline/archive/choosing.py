@@ -8,26 +8,22 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import pyarrow as pa
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 
 from postdate.errors import PipelineError
 from postdate.pipeline.archive.folder import COLUMNS
-from postdate.pipeline.audit.reading import is_sent_again
+from postdate.pipeline.audit.reading import is_sent_again, kept
 from postdate.pipeline.columns import arrow_schema, spark_schema, to_batch
-from postdate.pipeline.frames import PAGE_ROWS, held_snapshot, scan_frame, scan_parts
+from postdate.pipeline.frames import PAGE_ROWS, held_snapshot, part_frame, scan_frame, scan_parts
 from postdate.pipeline.stores import OpenStore, StoreSpec, opened
 from postdate.ports import Scan, ScanPart
 from postdate.ports.archives import ARCHIVED, ArchivableStore
 
-_KEPT = StorageLevel.MEMORY_AND_DISK
 _TURNS = (
     "delivered", "handled", "discarded", "expired", "cancelled", "retried", "failed", "returned", "rescheduled",
 )  # fmt: skip
 """Records of where a message went; the last of them says where it is."""
-
-_PARTS = pa.schema([("first", pa.int64()), ("end", pa.int64())])
 
 
 def prunable(store: OpenStore) -> ArchivableStore:
@@ -53,25 +49,24 @@ def read_contents(spark: SparkSession, store: StoreSpec, partitions: int) -> Gen
     In this order, a message that moves on meanwhile is seen at least once, even where the store has no snapshots: a
     message without a record of its end is seen waiting or in a queue, or else is not taken for ended.
     """
-    with ExitStack() as kept:
+    with ExitStack() as stack:
         with held_snapshot(store) as snapshot:
             waiting = [
                 keep(
-                    kept,
+                    stack,
                     scan_frame(
                         spark, store, what, ("message_id",), scan_parts(store, what, partitions), snapshot=snapshot
                     ),
                 )[0]
                 for what in ("pending", "queued")
             ]
-            records, _ = keep(kept, placed_records(spark, store, COLUMNS, partitions, snapshot))
+            records, _ = keep(stack, placed_records(spark, store, COLUMNS, partitions, snapshot))
         yield StoreContents(records, waiting[0].union(waiting[1]).distinct())
 
 
 def keep(stack: ExitStack, frame: DataFrame) -> tuple[DataFrame, int]:
     """Compute a frame now, as it may differ later; keep it until the stack is unwound; return it and its row count."""
-    frame = frame.persist(_KEPT)
-    stack.callback(frame.unpersist)
+    frame = kept(stack, frame)
     return frame, frame.count()
 
 
@@ -91,10 +86,8 @@ def placed_records(
                         for page in pruned.scan(scan, part, PAGE_ROWS):
                             yield _with_place(to_batch(page, schema), part)
 
-    parts = scan_parts(store, "records", partitions)
-    shares = pa.Table.from_pylist([{"first": part.first, "end": part.end} for part in parts], schema=_PARTS)
-    frame = spark.createDataFrame(shares).repartitionByRange(max(len(parts), 1), "first")
-    return frame.mapInArrow(read, f"{spark_schema(schema)}, first long, end long")
+    one_a_task = part_frame(spark, scan_parts(store, "records", partitions))
+    return one_a_task.mapInArrow(read, f"{spark_schema(schema)}, first long, end long")
 
 
 def _narrow(part: ScanPart, width: int) -> Iterator[ScanPart]:

@@ -20,15 +20,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from postdate.errors import PipelineError
 from postdate.pipeline.audit.sources import ARCHIVE_MARK
+from postdate.pipeline.columns import arrow_schema, spark_schema
 from postdate.pipeline.failures import told_in_one_line
 from postdate.pipeline.stores import StoreSpec
 
-RECORD_SCHEMA = (
-    "number long, kind string, message_id string, at timestamp, due timestamp, destination string, detail string"
-)
+RECORD_SCHEMA = spark_schema(arrow_schema("records"))
 """The columns of an archive except ``endpoint`` and ``day``, which folders are named after."""
 
-COLUMNS = ("number", "kind", "message_id", "at", "due", "destination", "detail")
+COLUMNS = tuple(arrow_schema("records").names)
 _FORMAT = 1
 _LOCK = "_lock"
 _RUN = "_run-"

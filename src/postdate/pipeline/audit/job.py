@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from postdate.errors import PipelineError
 from postdate.messages import aware_utc
 from postdate.pipeline.audit.judging import judged, one_row_a_message
-from postdate.pipeline.audit.reading import KEPT, AuditedStore, Picture, named, read_now, taken_picture
+from postdate.pipeline.audit.reading import AuditedStore, Picture, kept, named, read_now, taken_picture
 from postdate.pipeline.audit.results import AuditResult
 from postdate.pipeline.audit.sources import open_records, shown_paths
 from postdate.pipeline.audit.summary import (
@@ -120,7 +120,7 @@ class _Sources:
 def _judge(spark: SparkSession, stack: ExitStack, sources: _Sources, terms: _Terms) -> tuple[DataFrame, Summary]:
     """Return judged messages, kept until the stack is unwound, and their summary."""
     messages, picture = _messages(spark, sources, terms)
-    verdict = _kept(stack, judged(messages, terms.as_of, terms.late_after))
+    verdict = kept(stack, judged(messages, terms.as_of, terms.late_after))
     summary = summary_of(verdict)
     if summary.total.counts.lost or summary.total.counts.orphaned:
         cleared = without_pruned(spark, verdict, picture.endpoints, terms.partitions)
@@ -138,9 +138,3 @@ def _messages(spark: SparkSession, sources: _Sources, terms: _Terms) -> tuple[Da
     with taken_picture(spark, sources.endpoints, sources.records, terms.partitions) as picture:
         messages = read_now(one_row_a_message(picture.events))
     return messages, picture
-
-
-def _kept(stack: ExitStack, frame: DataFrame) -> DataFrame:
-    frame = frame.persist(KEPT)
-    stack.callback(frame.unpersist)
-    return frame

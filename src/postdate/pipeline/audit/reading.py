@@ -27,6 +27,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 
 from postdate.errors import PipelineError
+from postdate.pipeline.columns import LEDGER_ARROW
 from postdate.pipeline.frames import held_snapshot, scan_frame, scan_parts
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import ScanPart
@@ -36,7 +37,6 @@ from postdate.ports.migrating import GIVEN_BACK
 KEPT = StorageLevel.MEMORY_AND_DISK
 """Storage of frames that must not be read again: the store would be in another state."""
 
-_RECORD_COLUMNS = ("kind", "message_id", "at", "due", "destination", "detail")
 _CAME_BACK = "came back from the error queue"
 """Detail of the *rescheduled* record of a message that was stored anew after it had failed."""
 
@@ -187,7 +187,7 @@ class _Reading:
         columns = {
             "pending": ("message_id", "due", "destination"),
             "queued": ("message_id", "due", "queue"),
-            "records": _RECORD_COLUMNS,
+            "records": LEDGER_ARROW.names,
         }[what]
         return scan_frame(self.spark, self.endpoint.store, what, columns, parts, snapshot=self.snapshot)
 
@@ -213,6 +213,12 @@ def read_now(frame: DataFrame) -> DataFrame:
     Nothing has to be released: Spark drops the frame when it is not used any more.
     """
     return frame.localCheckpoint(eager=True, storageLevel=KEPT)
+
+
+def kept(stack: ExitStack, frame: DataFrame) -> DataFrame:
+    """Return the frame, which is kept from when it is computed until the stack is unwound."""
+    stack.callback(frame.persist(KEPT).unpersist)
+    return frame
 
 
 def is_sent_again() -> Column:

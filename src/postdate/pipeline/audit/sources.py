@@ -6,23 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StringType, StructType, TimestampType
+from pyspark.sql.types import StructType
 
 from postdate.errors import PipelineError
+from postdate.pipeline.columns import LEDGER_ARROW, spark_schema, spark_types
 from postdate.pipeline.failures import told_in_one_line
 
 ARCHIVE_MARK = "_archive.json"
 """File that marks a folder as an archive, even if it is empty."""
-
-_TYPES = {
-    "kind": StringType(),
-    "message_id": StringType(),
-    "at": TimestampType(),
-    "due": TimestampType(),
-    "destination": StringType(),
-    "detail": StringType(),
-}
-_OF_NONE = "kind string, message_id string, at timestamp, due timestamp, destination string, detail string"
 
 
 def open_records(spark: SparkSession, path: str | Path) -> DataFrame:
@@ -37,7 +28,7 @@ def open_records(spark: SparkSession, path: str | Path) -> DataFrame:
         if not folder.exists():
             raise PipelineError(f"there are no records at {shown}: no such folder")
         if (folder / ARCHIVE_MARK).exists() and not any(folder.glob("day=*/*.parquet")):
-            return spark.createDataFrame([], _OF_NONE)
+            return spark.createDataFrame([], spark_schema(LEDGER_ARROW))
         if folder.is_dir() and not any(folder.rglob("*")):
             raise PipelineError(f"there are no records at {shown}: the folder is empty")
     with told_in_one_line(f"the records at {shown} cannot be read as Parquet"):
@@ -47,18 +38,17 @@ def open_records(spark: SparkSession, path: str | Path) -> DataFrame:
 
 
 def _check_columns(shown: str, schema: StructType) -> None:
-    missing = [name for name in _TYPES if name not in schema.fieldNames()]
+    types = spark_types(LEDGER_ARROW)
+    missing = [name for name in types if name not in schema.fieldNames()]
     if missing:
         raise PipelineError(
             f"what is at {shown} are no records: there is no column {missing[0]!r} among "
-            f"{', '.join(schema.fieldNames()) or 'none'}; an archive or a ledger has {', '.join(_TYPES)}"
+            f"{', '.join(schema.fieldNames()) or 'none'}; an archive or a ledger has {', '.join(types)}"
         )
-    for name, wanted in _TYPES.items():
-        if schema[name].dataType != wanted:
-            raise PipelineError(
-                f"what is at {shown} are no records: {name!r} is {schema[name].dataType.simpleString()} "
-                f"and not {wanted.simpleString()}"
-            )
+    for name, wanted in types.items():
+        found = schema[name].dataType.simpleString()
+        if found != wanted:
+            raise PipelineError(f"what is at {shown} are no records: {name!r} is {found} and not {wanted}")
 
 
 def shown_paths(paths: Sequence[str | Path]) -> tuple[str, ...]:

@@ -12,13 +12,13 @@ from datetime import datetime
 from typing import Any, Final
 
 import pyarrow as pa
-from anyio.from_thread import start_blocking_portal
 
 from postdate.clock import from_microseconds
+from postdate.errors import NotSupported
 from postdate.messages import DelayedMessage
 from postdate.pipeline.columns import INSTANT
 from postdate.pipeline.rows import MESSAGE_COLUMNS, to_columns
-from postdate.pipeline.stores import PAGE_ROWS, OpenStore, StoreSpec
+from postdate.pipeline.stores import PAGE_ROWS, OpenStore, StoreSpec, opened_as
 from postdate.ports import (
     AdministrableStore,
     Record,
@@ -27,7 +27,6 @@ from postdate.ports import (
     ScanFilter,
     ScannableStore,
     ScanPart,
-    TransactionMode,
 )
 from postdate.ports.archives import ARCHIVED
 from postdate.ports.migrating import MOVED_AWAY
@@ -65,7 +64,7 @@ class TargetStore(OpenStore):
             where = ScanFilter(message_ids=tuple(ids))
             batches = [batch for part in self.parts(1) for batch in _scanned(store, part, where)]
             return pa.Table.from_batches(batches, MESSAGE_COLUMNS)
-        return pa.Table.from_batches([to_columns(self._portal.call(_pending, _inspectable(store), ids))])
+        return pa.Table.from_batches([to_columns(self._portal.call(_pending, _administrable(store), ids))])
 
     def parts(self, count: int) -> list[ScanPart]:
         """Return at most ``count`` parts that cover all waiting messages; none where a store cannot be scanned."""
@@ -87,24 +86,27 @@ class TargetStore(OpenStore):
             return list(_records(store, ids))
         return [
             Recorded.of(each.message_id, each.kind, each.due, each.destination, each.detail)
-            for each in self._portal.call(_histories, _inspectable(store), ids)
+            for each in self._portal.call(_histories, _administrable(store), ids)
         ]
 
 
 @contextmanager
 def opened_target(spec: StoreSpec) -> Generator[TargetStore]:
-    """Open an existing store for the length of the block; raise StoreError if it is missing or unreachable."""
-    with start_blocking_portal() as portal:
-        store = spec.open(create=False)
-        try:
-            portal.call(store.initialize, spec.endpoint, TransactionMode.RECEIVE_ONLY)
-            yield TargetStore(store, portal)
-        finally:
-            portal.call(store.close)
+    """Open an existing store for the length of the block.
+
+    Raises StoreError if it is missing or unreachable, and NotSupported if it is no :class:`AdministrableStore`.
+    """
+    with opened_as(TargetStore, spec) as store:
+        if not isinstance(store.itself, AdministrableStore):
+            raise NotSupported(
+                f"the store {spec.shown!r} does not show what is in it, and a migration looks there for what it has "
+                f"moved: name another store, or let this one be an AdministrableStore"
+            )
+        yield store
 
 
-def _inspectable(store: object) -> AdministrableStore:
-    assert isinstance(store, AdministrableStore)  # as every built-in store is
+def _administrable(store: object) -> AdministrableStore:
+    assert isinstance(store, AdministrableStore)  # or it was not opened
     return store
 
 
