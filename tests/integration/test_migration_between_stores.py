@@ -274,7 +274,7 @@ def test_row_116_what_is_recorded_as_moved_and_was_not_removed_is_still_with_the
     old.add(found)
 
     async def half(store: Any, claims: Any, outcome: Outcome, now: Any, detail: str) -> int:
-        held = await store._holding.still_held(claims, store._opened.leases)
+        held = await store._holding.still_held(claims, store._opened.lease)
         await store._opened.records.end([each.waiting for each in held], OUTCOME_RECORDS[outcome], now, detail)
         raise Ended
 

@@ -59,7 +59,8 @@ class Subject:
 
     def within(self, native: Any, statement: str) -> list[Any]:
         """Run a statement as work of another adapter does."""
-        return native.execute(statement).fetchall()
+        cursor = native.execute(statement)
+        return cursor.fetchall() if cursor.description else []
 
     def drop(self) -> None:
         pass
@@ -107,7 +108,7 @@ class PostgresSubject(Subject):
 class MariaDbSubject(Subject):
     def __init__(self, url: str) -> None:
         self._url, self._schema, self.at_once = url, mariadb_subjects.fresh_schema(), 16
-        self.table = f"paid_{os.getpid()}"
+        self.table = f"`{MariaDbServer(url).database}`.paid_{os.getpid()}"  # our sessions have no database of their own
         self.query(f"CREATE TABLE {self.table} (amount integer)")
         self.store, self.elsewhere = store, _ = tuple(MariaDbOutbox(url, schema=self._schema) for _ in range(2))
         self.marks = store._names.plain("postdate_migration")

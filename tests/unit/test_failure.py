@@ -63,7 +63,6 @@ LAST = NEW._replace(is_last=True)
         (ITSELF, StoreFull("full"), Way.BACK),
         (ITSELF, TransportUnavailable("nack"), Way.BACK),
     ],
-    ids=lambda each: each.code if isinstance(each, PostdateError) else "",
 )
 def test_a_first_failure(allowed: Allowed, error: PostdateError, way: Way) -> None:
     assert way_after(None, error, NEW, 0, allowed) is way

@@ -83,6 +83,7 @@ class OriginOptions:
             from postdate.pipeline.stores import StoreSpec
         if self.from_store is None or self.source is not None:
             return None
+        _refuse_with_store(prefix=self.prefixes or None)
         return StoreSpec(self.from_store, schema=self.schema)
 
     def spec(self) -> OriginSpec:
@@ -251,13 +252,16 @@ def _job(
     whose, size = tuple(endpoints) if endpoints else None, pace.batch_size or BATCH_SIZE
     if old is not None:
         cluster = cluster or SparkOptions()
-        others = {"prefix": origin.prefixes, "cutoff": cutoff, "margin": pace.margin}
-        for name, value in {**others, "cores": cluster.cores, "master": cluster.master}.items():
-            if value is not None and value != []:
-                raise wrong_usage(f"--{name} is for a timeout manager's tables; leave it out with --from-store")
+        _refuse_with_store(cutoff=cutoff, margin=pace.margin, cores=cluster.cores, master=cluster.master)
         return StoreMove(old, store_of(use), whose, size)
     margin = MARGIN if pace.margin is None else pace.margin
     return MigrateJob(origin.spec(), store_of(use), whose, cutoff or EVERYTHING, size, margin)
+
+
+def _refuse_with_store(**options: object) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise wrong_usage(f"--{name} is for a timeout manager's tables; leave it out with --from-store")
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------
