@@ -28,6 +28,7 @@
     │   ├── StoreNotWritable            an outage: permissions or a read-only file system
     │   ├── StoreNotSetUp               an outage: the tables are missing: run `postdate setup`
     │   ├── StoreFromNewerVersion       an outage: written by a later Postdate
+    │   ├── StoreReplaced               an outage that ends with the process only: its file was replaced or removed
     │   └── NotADatabase                an outage, maybe of one row: the file is something else, or damaged
     ├── TransportError
     │   ├── QueueNotFound
@@ -240,6 +241,13 @@ class StoreFromNewerVersion(StoreError):
     """The store was written by a later version of Postdate, which this one must not touch."""
 
     code = "store_from_newer_version"
+    outage = True
+
+
+class StoreReplaced(StoreError):
+    """The file was replaced, removed or moved away under this process, which has to begin anew; a critical error."""
+
+    code = "store_replaced"
     outage = True
 
 

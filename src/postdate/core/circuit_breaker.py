@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from datetime import timedelta
 
+from postdate.errors import StoreReplaced
 from postdate.runtime.metrics import NO_METRICS, Metrics
 from postdate.runtime.outage_log import SAID_AGAIN_AFTER_SECONDS
 
@@ -36,7 +37,7 @@ class BreakerState(enum.Enum):
 
 
 class RepeatedFailures:
-    """Trips when something keeps failing for a given time without one success.
+    """Trips when something keeps failing for a given time without one success; at once when trying again is in vain.
 
     That it is armed is said once a minute at most: other calls may succeed in between. It is told of time: whoever runs
     it calls :meth:`check` when :attr:`deadline` has come, so that it trips although nothing fails any more because
@@ -84,6 +85,8 @@ class RepeatedFailures:
                 log.warning("circuit breaker %s armed: %s", self.name, error)
             self._change(BreakerState.ARMED)
             self.on_armed()
+        if isinstance(error, StoreReplaced) and self.state is BreakerState.ARMED:
+            self._trip("at once", error)
         self.check(seconds)
         return PAUSE_TRIGGERED if self.state is BreakerState.TRIGGERED else PAUSE_ARMED
 
@@ -92,10 +95,13 @@ class RepeatedFailures:
         deadline, last = self.deadline, self._last
         if deadline is None or last is None or seconds < deadline:
             return
-        log.warning("circuit breaker %s triggered after %s: %s", self.name, self._time_to_trigger, last)
+        self._trip(f"after {self._time_to_trigger}", last)
+
+    def _trip(self, when: str, error: BaseException) -> None:
+        log.warning("circuit breaker %s triggered %s: %s", self.name, when, error)
         self._is_said = True
         self._change(BreakerState.TRIGGERED)
-        _call(self._trigger, self._critical, last)
+        _call(self._trigger, self._critical, error)
 
     def success(self) -> None:
         """Note a success: disarms."""
