@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,10 +19,11 @@ from typing_extensions import override
 
 from postdate.backends.azure.envelope import UNREADABLE, from_text, given_back, returns_in
 from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS
-from postdate.backends.azure.service import QueueService, refuse_work
+from postdate.backends.azure.service import QueueService
 from postdate.errors import ClaimLost, PostdateError, QueueNotFound, TransportError
 from postdate.messages import Envelope
-from postdate.ports import HANDLED, End, Received, Receiver
+from postdate.ports import HANDLED, End, Received, Receiver, refuse_work
+from postdate.runtime.bounded import Bounded
 
 if TYPE_CHECKING:
     from azure.storage.queue import QueueMessage
@@ -43,26 +43,6 @@ _CLOCK_GRAIN_SECONDS: Final = 1.0
 
 SendAll = Callable[[Sequence[Envelope], datetime], Awaitable[None]]
 """Sends all, or raises the error of one."""
-
-
-class ReceiveMemory:
-    """The last ``limit`` messages that were handled but could not be deleted; not handled again when received again."""
-
-    def __init__(self, limit: int = 10_000) -> None:
-        self._limit = limit
-        self._finished: OrderedDict[tuple[str, str], None] = OrderedDict()
-
-    def finish(self, queue: str, native_id: str) -> None:
-        """Remember that a message only has to be deleted."""
-        self._finished[queue, native_id] = None
-        if len(self._finished) > self._limit:
-            self._finished.popitem(last=False)
-
-    def is_finished(self, queue: str, native_id: str) -> bool:
-        return (queue, native_id) in self._finished
-
-    def forget(self, queue: str, native_id: str) -> None:
-        self._finished.pop((queue, native_id), None)
 
 
 @dataclass(eq=False, slots=True)
@@ -101,14 +81,14 @@ class ReceiverSettings:
 
 
 class AzureQueueReceiver(Receiver):
-    """Receives from one queue; ``memory`` is shared by all receivers of this process."""
+    """Receives from one queue; ``memory``, of all receivers: what was handled and could not be deleted."""
 
     def __init__(
         self,
         service: QueueService,
         queue: str,
         pace: ReceiverSettings,
-        memory: ReceiveMemory,
+        memory: Bounded[tuple[str, str], None],
         send: SendAll,
         at_end: Callable[[AzureQueueReceiver], None],
     ) -> None:
@@ -161,7 +141,7 @@ class AzureQueueReceiver(Receiver):
                 messages = [message async for message in page]
                 break
         holds = [self._hold(message, began + seconds, seconds) for message in messages]
-        finished = [hold for hold in holds if self._memory.is_finished(self._queue, hold.native_id)]
+        finished = [hold for hold in holds if (self._queue, hold.native_id) in self._memory]
         if finished:
             await _all(self._delete_finished(hold) for hold in finished)
         if self._held and self._renewing is None:
@@ -261,19 +241,19 @@ class AzureQueueReceiver(Receiver):
         After an interruption in between, this process only deletes the message on its next receive; another process
         handles it a second time.
         """
-        refuse_work(end.work)
+        refuse_work(end.work, "of Azure Storage")
         hold = self._what_holds(received)
         if end.outgoing:
             await self._send(end.outgoing, now)
         try:
             await self._delete(hold)
         except TransportError as error:
-            self._memory.finish(self._queue, hold.native_id)
+            self._memory[self._queue, hold.native_id] = None
             if not error.transient:
                 self._drop(hold)
             raise
         self._drop(hold)
-        self._memory.forget(self._queue, hold.native_id)
+        self._memory.pop((self._queue, hold.native_id), None)
 
     async def _delete(self, hold: MessageWithReceipt) -> None:
         async with hold.turn:
