@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import anyio
 from typing_extensions import override
 
+from postdate.backends.azure.connections import at_once
 from postdate.backends.azure.envelope import UNREADABLE, from_text, given_back, returns_in
 from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS
 from postdate.backends.azure.service import QueueService
@@ -35,7 +37,6 @@ LARGEST_BATCH: Final = 32
 
 SHORTEST_HOLD, LONGEST_HOLD = timedelta(seconds=1), timedelta(days=7)
 
-_AT_ONCE: Final = 16
 _SECOND: Final = timedelta(seconds=1)
 _RENEWALS_IN_A_HOLD: Final = 3
 _CLOCK_GRAIN_SECONDS: Final = 1.0
@@ -143,7 +144,7 @@ class AzureQueueReceiver(Receiver):
         holds = [self._hold(message, began + seconds, seconds) for message in messages]
         finished = [hold for hold in holds if (self._queue, hold.native_id) in self._memory]
         if finished:
-            await _all(self._delete_finished(hold) for hold in finished)
+            await at_once([partial(self._delete_finished, hold) for hold in finished])
         if self._held and self._renewing is None:
             self._renewing = asyncio.ensure_future(self._renew_until_done())
         return [hold for hold in holds if hold not in finished]
@@ -174,7 +175,7 @@ class AzureQueueReceiver(Receiver):
     async def _give_back_what_comes(self, asking: asyncio.Future[list[MessageWithReceipt]]) -> None:
         with suppress(PostdateError):
             holds = await asking
-            await _all(self._give_back(hold, failed=False) for hold in holds)
+            await at_once([partial(self._give_back, hold, failed=False) for hold in holds])
 
     def _in_background(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -189,7 +190,7 @@ class AzureQueueReceiver(Receiver):
             while self._held:
                 await asyncio.sleep(interval)
                 latest = asyncio.get_running_loop().time() + 2 * interval
-                await _all(self._renew(hold) for hold in list(self._held.values()) if hold.until < latest)
+                await at_once([partial(self._renew, hold) for hold in self._held.values() if hold.until < latest])
         finally:
             self._renewing = None
 
@@ -301,7 +302,7 @@ class AzureQueueReceiver(Receiver):
         with anyio.move_on_after(LEAVES_WITHIN_SECONDS) as leaving:
             while self._returning:
                 await asyncio.wait(self._returning)
-            await _all(self._give_back_at_end(hold) for hold in list(self._held.values()))
+            await at_once([partial(self._give_back_at_end, hold) for hold in self._held.values()])
         for task in list(self._returning):
             task.cancel()
         if leaving.cancelled_caught:
@@ -322,16 +323,3 @@ class AzureQueueReceiver(Receiver):
                 error,
                 self._pace.hold,
             )
-
-
-async def _all(work: Iterable[Awaitable[None]]) -> None:
-    """Await all, :data:`_AT_ONCE` at a time; raise an error of one after all have ended."""
-    places = asyncio.Semaphore(_AT_ONCE)
-
-    async def one(each: Awaitable[None]) -> None:
-        async with places:
-            await each
-
-    for outcome in await asyncio.gather(*map(one, work), return_exceptions=True):
-        if isinstance(outcome, BaseException):
-            raise outcome
