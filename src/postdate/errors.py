@@ -342,3 +342,8 @@ class PipelineError(PostdateError):
     """A bulk job was asked for something it cannot do; nothing was changed."""
 
     code = "pipeline_error"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, or its class."""
+    return str(error).strip().partition("\n")[0].strip() or type(error).__name__

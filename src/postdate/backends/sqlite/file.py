@@ -220,11 +220,7 @@ class SqliteFile:
         """
         return await group_of(self, _JOBS_IN_ONE_COMMIT).run(self._commit_together, work)
 
-    async def run(self, work: Callable[[Transaction], T]) -> T:
-        return await self.write(work)
-
-    async def transaction(self, work: Callable[[Transaction], T]) -> T:
-        return await self.write(work)
+    run = transaction = write  # as of :class:`postdate.backends.sql.dialect.Sessions`
 
     def write_blocking(self, work: Callable[[Transaction], T]) -> T:
         """:meth:`write` in the calling thread, for pipeline processes and the command line."""
@@ -347,12 +343,11 @@ class SqliteFile:
 
     # --- reading ------------------------------------------------------------------------------------------------
 
-    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Return the result of ``work`` on one consistent snapshot."""
+    async def read(self, work: Callable[[sqlite3.Connection], T], *, patiently: bool = False) -> T:
+        """Return the result of ``work`` on one consistent snapshot, however long it takes."""
         return await in_thread(self.read_blocking, work)
 
-    async def look(self, work: Callable[[sqlite3.Connection], T], *, patiently: bool = False) -> T:
-        return await self.read(work)
+    look = read
 
     def read_blocking(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._reading, translated(self.path):
