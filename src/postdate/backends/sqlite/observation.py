@@ -17,7 +17,7 @@ from postdate.backends.sqlite.errors import translated
 from postdate.backends.sqlite.file import DUE, SqliteFile, queue_topic
 from postdate.backends.sqlite.liveness import is_gone, presence_folder
 from postdate.backends.sqlite.quarantine import looked_at
-from postdate.backends.sqlite.rows import Row, envelope_of, message_of, nearest_instant
+from postdate.backends.sqlite.rows import Row, envelope_of, message_of, time_of
 from postdate.backends.sqlite.setting_aside import QUEUED, WAITING
 from postdate.backends.sqlite.setup import newest_version
 from postdate.clock import from_microseconds
@@ -94,7 +94,7 @@ class FileObserver(Observer):
 
 def _standing(row: Row) -> Standing:
     *message, attempt_at, pid = row
-    return Standing(message_of(message), nearest_instant(attempt_at), pid)
+    return Standing(message_of(message), time_of(attempt_at), pid)
 
 
 def _queued(row: Row) -> Queued:

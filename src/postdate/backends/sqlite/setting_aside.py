@@ -15,8 +15,8 @@ from postdate.backends.sqlite.rows import (
     decoded,
     envelope_of,
     message_of,
-    nearest_instant,
     read_rows,
+    time_of,
 )
 from postdate.backends.sqlite.transaction import Transaction
 from postdate.clock import to_microseconds
@@ -90,7 +90,7 @@ def set_aside(tx: Transaction, shelf: QuarantineTable, bad: Mapping[int, str], a
 
 def readable(due: object) -> int | None:
     """Return a due time in microseconds; ``None``: the value is no instant."""
-    nearest = nearest_instant(due)
+    nearest = time_of(due)
     exact = None if nearest is None else to_microseconds(nearest)
     return exact if exact == due else None
 
