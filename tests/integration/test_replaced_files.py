@@ -232,7 +232,7 @@ async def test_nothing_is_noted_of_a_file_that_was_closed_well(tmp_path: Path) -
 
 
 async def test_a_copy_of_file_and_log_belongs_together(tmp_path: Path) -> None:
-    """A folder that is copied while it is in use, as backups are made: what is in the log is not put aside."""
+    """A folder that is copied while it is in use, as backups are made: the log is that of its file."""
     path, copy = tmp_path / "a.db", tmp_path / "copy"
     store = SqliteStore(path)
     await store.store_many(messages("old", 100), NOW)

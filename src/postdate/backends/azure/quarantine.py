@@ -121,9 +121,7 @@ def mended(entity: Entity, mending: Mending) -> DelayedEntity:
         columns["Destination"] = mending.destination
     if mending.due is not None:
         columns |= {"Due": text_of(mending.due), "RowKey": row_key(_id_of(entity), mending.due)}
-    read = read_entity(columns).message
-    checked = replace(read)
-    return DelayedEntity.new(checked)
+    return DelayedEntity.new(replace(read_entity(columns).message))  # made anew, it is checked
 
 
 def _id_of(entity: Entity) -> str:

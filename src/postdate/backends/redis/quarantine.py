@@ -125,7 +125,7 @@ def _checked(mended: Fields) -> DelayedMessage:
     if b"i" not in mended:
         raise InvalidMessage("its id is gone, so it cannot be put back; store it anew, and discard this")
     read = read_message(mended[b"i"], [mended.get(name) for name in (b"d", b"q", b"h", b"b", b"x", b"f")])
-    return replace(read)
+    return replace(read)  # made anew, it is checked
 
 
 def _shown(number: int, fields: Fields) -> Quarantined:

@@ -61,7 +61,6 @@ _INSERT: Final = """
     INSERT INTO queue_message (queue_id, message_id, due, expires_at, ends_at, dead_letter, content)
     VALUES (?, ?, ?, ?, ?, ?, ?)"""
 _ALIVE: Final = "claimant IS NULL AND (ends_at IS NULL OR ends_at >= :now)"
-# By name, every time: in a replaced file another queue may have the number.
 _FIRST: Final = f"""
     SELECT (
         SELECT seq FROM queue_message AS m INDEXED BY queue_message_free
