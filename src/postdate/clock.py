@@ -197,3 +197,8 @@ def to_microseconds(instant: datetime) -> int:
 def from_microseconds(microseconds: int) -> datetime:
     """Return the aware UTC instant that :func:`to_microseconds` was given."""
     return _EPOCH + timedelta(microseconds=microseconds)
+
+
+def nearest_instant(microseconds: int) -> datetime:
+    """Return the instant so long after 1970 UTC, clamped to the calendar: for display and for sleeping."""
+    return later(_EPOCH, timedelta(microseconds=microseconds))

@@ -28,6 +28,7 @@
     │   ├── StoreNotWritable            an outage: permissions or a read-only file system
     │   ├── StoreNotSetUp               an outage: the tables are missing: run `postdate setup`
     │   ├── StoreFromNewerVersion       an outage: written by a later Postdate
+    │   ├── StoreReplaced               an outage that ends with the process only: its file was replaced or removed
     │   └── NotADatabase                an outage, maybe of one row: the file is something else, or damaged
     ├── TransportError
     │   ├── QueueNotFound
@@ -243,6 +244,13 @@ class StoreFromNewerVersion(StoreError):
     outage = True
 
 
+class StoreReplaced(StoreError):
+    """The file was replaced, removed or moved away under this process, which has to begin anew; a critical error."""
+
+    code = "store_replaced"
+    outage = True
+
+
 class NotADatabase(StoreError):
     """The file exists and is not a database of Postdate, or it is damaged."""
 
@@ -334,3 +342,8 @@ class PipelineError(PostdateError):
     """A bulk job was asked for something it cannot do; nothing was changed."""
 
     code = "pipeline_error"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, or its class."""
+    return str(error).strip().partition("\n")[0].strip() or type(error).__name__

@@ -7,6 +7,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from datetime import datetime
 
 import pytest
@@ -184,6 +185,22 @@ def test_a_critical_error_ends_it_when_asked_to(cli, service, own_folder):
     connection.close()
     assert running.end() == 3
     assert "CRITICAL postdate." in running.log
+
+
+def test_a_file_that_is_replaced_ends_it_and_it_starts_again_with_the_new_one(cli, service, own_folder):
+    cli.ok("setup", "--queue", "orders")
+    cli.ok("send", "orders", "x", "--at", "2126-01-31T12:00Z", "--id", "m1")
+    running = service()
+    path, copy = own_folder / "postdate.db", own_folder / "copy.db"
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+    copy.replace(path)
+    assert running.end() == 3
+    assert "postdate.db was replaced, removed or moved away while this process had it open" in running.log
+    assert "Traceback" not in running.log
+    assert running.log.rstrip().endswith("stopped")
+    service()
+    assert cli.ok("messages", "stats", "--json").json["pending"] == 1
 
 
 def test_a_simulated_clock_makes_a_day_a_moment(cli, service, eventually):

@@ -434,7 +434,7 @@ def _damage() -> Sequence[Case]:
             "File replaced",
             FILE,
             faults.ReplacedFile(),
-            "by a copy of itself, under the running service, which goes on in the new one",
+            "by a copy of itself, under the running service, which stops by itself and is started again",
         ),
         _case(
             "File torn",

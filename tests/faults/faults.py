@@ -453,6 +453,10 @@ class ReplacedFile:
         lab.ledger.acknowledged &= _ids_in(copy)
         lab.ledger.arrivals = [each for each in lab.ledger.arrivals if each.message_id not in _waiting_in(copy)]
         copy.rename(path)
+        stopped = until(lambda: not any(service.is_running for service in lab.services), PATIENCE_SECONDS)
+        assert stopped, "it does not notice"
+        lab.sender.begin_anew(lab.deployment.sender)
+        lab.start_services()
 
     def end(self, lab: Lab) -> None:
         """It stays replaced."""

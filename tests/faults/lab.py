@@ -109,7 +109,14 @@ class Sender:
         self._ended = threading.Event()
         self._number = 0
         self._steady: Any = None
+        self._endpoint = endpoint
         self._do(store.initialize(endpoint, TransactionMode.RECEIVE_ONLY))
+
+    def begin_anew(self, opened: Callable[[], ClaimingStore]) -> None:
+        """Go on with another store, as an application does that is started again."""
+        self._do(self._store.close())
+        self._store = opened()
+        self._do(self._store.initialize(self._endpoint, TransactionMode.RECEIVE_ONLY))
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_STORES_WITHIN_SECONDS)

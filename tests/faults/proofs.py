@@ -156,7 +156,7 @@ PROVEN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         f"{_PLACES}/test_unreadable_rows.py::test_whatever_is_damaged_in_a_queue_the_others_are_received",
     ),
     "File replaced": (
-        f"{_PLACES}/test_replaced_files.py::test_a_file_that_was_replaced_is_gone_on_with_and_new_processes_open_it",
+        f"{_PLACES}/test_replaced_files.py::test_whoever_had_a_replaced_file_open_stops_and_each_file_has_what_was_committed_to_it",
     ),
     "File torn": (f"{_PLACES}/test_replaced_files.py::test_a_damaged_file_is_told_when_it_is_opened",),
 }

@@ -147,7 +147,7 @@ async def nothing_is_left_behind(one_file: OneFile, eventually: Callable) -> Non
     one_file.store.file.free_claims_of_the_dead()
     ((own,),) = one_file.rows("SELECT claimant FROM claimant")
     left = {each.name for each in one_file.path.with_name(f"{one_file.path.name}-claimants").iterdir()}
-    assert left == {f"{own}.lock", f"{own}.alive", "opening.lock", "log-of", "file-of-log"}
+    assert left == {f"{own}.lock", f"{own}.alive", "opening.lock", "log-of"}
     kinds = await one_file.store.record_counts()
     assert {kind: count for kind, count in kinds.items() if kind is not RecordKind.HANDLED} == {
         RecordKind.SCHEDULED: MESSAGES,

@@ -270,12 +270,16 @@ async def test_a_connection_that_ends_with_the_answer_to_a_consumer_is_noticed_b
         await transport.close()
 
 
+def uint64(number: int) -> bytes:
+    return number.to_bytes(8, "big")
+
+
 def confirm(tag: int, *, multiple: bool, channel: int = 1) -> bytes:
     return wire.ack_frame(channel, tag, multiple=multiple)
 
 
 def refuse(tag: int, *, multiple: bool) -> bytes:
-    return method_frame(1, wire.BASIC_NACK, wire.uint64(tag) + bytes((multiple,)))
+    return method_frame(1, wire.BASIC_NACK, uint64(tag) + bytes((multiple,)))
 
 
 class Counting:
@@ -564,7 +568,7 @@ async def test_what_comes_back_after_its_send_gave_up_is_not_taken_for_another()
     old.give_up(TransportUnavailable("late"))
     channel.write_some(new, 1)
     channel.on_content(*came_back(socket, properties))
-    channel.on_method(wire.BASIC_ACK, bytes(4) + wire.uint64(2) + b"\1")
+    channel.on_method(wire.BASIC_ACK, bytes(4) + uint64(2) + b"\1")
     assert channel.ended is None
     assert new.answers == [None]
     assert new.on_the_way == 0
@@ -614,8 +618,8 @@ def pushed(tag: int, channel: int, lives: bytes | None = None, **counts: int) ->
 
     ``lives``: milliseconds, as a publisher says it; ``None``: for ever.
     """
-    arguments = short_text("postdate-1") + wire.uint64(tag) + bytes((bool(counts),)) + short_text("") + short_text("q")
-    fields = b"".join(short_text(f"x-{name}-count") + b"l" + wire.uint64(count) for name, count in counts.items())
+    arguments = short_text("postdate-1") + uint64(tag) + bytes((bool(counts),)) + short_text("") + short_text("q")
+    fields = b"".join(short_text(f"x-{name}-count") + b"l" + uint64(count) for name, count in counts.items())
     flags, expiration = (1 << 13, b"") if lives is None else (1 << 13 | 1 << 8, wire.short_bytes(lives))
     properties = flags.to_bytes(2, "big") + wire.long_bytes(fields) + expiration
     header = wire.HEADER_FRAME.pack(wire.HEADER, channel, len(properties) + 12, 60, 0, 0)

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sqlite3
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
 import pytest
 from tests.conftest import as_another_process
 from tests.waiting import patience
 
 from postdate import DelayedMessage, Envelope, LocalTransport, SqliteStore
-from postdate.backends.sqlite.connection import connect
 from postdate.backends.sqlite.wakeup import Wakeups
-from postdate.errors import NotADatabase, PostdateError, StoreNotSetUp, StoreUnreachable
+from postdate.errors import NotADatabase, PostdateError, StoreReplaced, StoreUnreachable
 from postdate.ports import MessageFilter, Outcome
 from postdate.runtime.wakeup import Alarm
 
@@ -44,37 +40,89 @@ async def backup(path: Path, count: int, queues: list[str]) -> Path:
     return path
 
 
-def put_aside(folder: Path) -> list[Path]:
-    return list(folder.glob("a.db-log-of-replaced-*"))
-
-
 async def pending(store: SqliteStore) -> set[str]:
     return {each.message_id for each in await store.list_pending(MessageFilter(), 10_000)}
 
 
-async def test_a_file_that_was_replaced_is_gone_on_with_and_new_processes_open_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def look(path: Path) -> set[str]:
+    """Return the ids that wait in a file that is whole, by SQLite alone."""
+    with closing(sqlite3.connect(path)) as file:
+        assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        return {id_ for (id_,) in file.execute("SELECT message_id FROM delayed_message")}
+
+
+async def test_whoever_had_a_replaced_file_open_stops_and_each_file_has_what_was_committed_to_it(
+    tmp_path: Path,
 ) -> None:
-    """What is put back is not mixed with the log of the file before, whoever opens it first."""
-    path = tmp_path / "a.db"
+    """What is put back is not mixed with the log of the file before, and nothing that was in that log is lost."""
+    path, away = tmp_path / "a.db", tmp_path / "away.db"
     store = SqliteStore(path)
     await store.store_many(messages("old", 2_000), NOW)
     held = await store.claim_due(LATER, 10)
-    os.replace(await backup(tmp_path / "b.db", 500, ["q"]), path)  # noqa: PTH105 - as mv does
+    saved = await backup(tmp_path / "b.db", 500, ["q"])
+    path.rename(away)
+    saved.rename(path)
 
     new = as_another_process(lambda: SqliteStore(path))
+    with pytest.raises(StoreReplaced, match="belongs to the file before: stop every process"):
+        await pending(new)
+    for call in (
+        store.store(DelayedMessage("lost", NOW, "q"), NOW),
+        store.statistics(NOW),
+        store.finish(held, Outcome.DELIVERED, NOW),
+    ):
+        with pytest.raises(StoreReplaced, match="start them again"):
+            await call
+    assert not store.still_holds(held[0])
+    await store.close()
     expected = {each.message_id for each in messages("backup", 500)}
     assert await pending(new) == expected
-    await store.store(DelayedMessage("after", NOW, "q"), NOW)
-    assert await store.finish(held, Outcome.DELIVERED, NOW) == 0
-    assert await pending(store) == await pending(new) == {*expected, "after"}
-    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
-    assert any("was replaced" in line and "goes on" in line for line in said), said
-    assert any("a.db-log-of-replaced-" in line for line in said)
+    await new.store(DelayedMessage("after", NOW, "q"), NOW)
     await new.close()
+    assert look(path) == {*expected, "after"}
+    assert look(away) == {each.message_id for each in messages("old", 2_000)}
+
+
+async def test_a_process_that_has_not_noticed_yet_spoils_nothing(tmp_path: Path) -> None:
+    """Another one that had the file open has stopped, and new ones begin, beside the index of the log before."""
+    path, away = tmp_path / "a.db", tmp_path / "away.db"
+    one, other = SqliteStore(path), as_another_process(lambda: SqliteStore(path))
+    await one.store(DelayedMessage("old-0", NOW, "q"), NOW)
+    await other.store(DelayedMessage("old-1", NOW, "q"), NOW)
+    saved = await backup(tmp_path / "b.db", 1, ["q"])
+    path.rename(away)
+    saved.rename(path)
+    with pytest.raises(StoreReplaced):
+        await one.store(DelayedMessage("lost", NOW, "q"), NOW)
+    await one.close()
+    new = as_another_process(lambda: SqliteStore(path))
+    await new.store(DelayedMessage("after", NOW, "q"), NOW)
+    with pytest.raises(StoreReplaced):
+        await other.store(DelayedMessage("lost", NOW, "q"), NOW)
+    await other.close()
+    await new.store(DelayedMessage("last", NOW, "q"), NOW)
+    await new.close()
+    assert look(path) == {"backup-0", "after", "last"}
+    assert look(away) == {"old-0", "old-1"}
+
+
+async def test_whoever_waited_for_its_turn_while_the_file_was_replaced_writes_nothing(tmp_path: Path) -> None:
+    """As where a backup is put in place by one who locks the file meanwhile."""
+    path, away = tmp_path / "a.db", tmp_path / "away.db"
+    store = SqliteStore(path)
+    await store.setup()
+    saved = await backup(tmp_path / "b.db", 1, ["q"])
+    with closing(sqlite3.connect(path, isolation_level=None)) as operator:
+        operator.execute("BEGIN IMMEDIATE")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_refused, store)
+            for _ in range(3):
+                await anyio.lowlevel.checkpoint()
+            path.rename(away)
+            saved.rename(path)
+            operator.execute("ROLLBACK")
     await store.close()
-    with closing(sqlite3.connect(path)) as file:
-        assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert (look(away), look(path)) == (set(), {"backup-0"})
 
 
 async def test_a_file_that_was_only_looked_at_until_now_is_the_same_one(
@@ -90,29 +138,6 @@ async def test_a_file_that_was_only_looked_at_until_now_is_the_same_one(
     assert expected_logs == []
 
 
-async def test_nobody_reads_the_new_file_with_the_index_of_the_log_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All connections of a process share an index, so one that is opened too early would spoil the file for all."""
-    path, replace, index = tmp_path / "a.db", Path.replace, list[bool]()
-    store = SqliteStore(path)
-    await store.store_many(messages("old", 10), NOW)
-    os.replace(await backup(tmp_path / "b.db", 5, ["q"]), path)  # noqa: PTH105 - as mv does
-
-    def replace_watched(self: Path, target: Path) -> Path:
-        with pytest.raises(StoreUnreachable, match="belongs to the file before"):
-            connect(path, read_only=True)
-        index.append(path.with_name("a.db-shm").exists())
-        return replace(self, target)
-
-    monkeypatch.setattr(Path, "replace", replace_watched)
-    new = as_another_process(lambda: SqliteStore(path))
-    assert len(await pending(new)) == 5
-    assert index == [False]
-    await new.close()
-    await store.close()
-
-
 async def test_an_idle_service_notices_by_itself_and_looks_at_once(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     store = SqliteStore(path)
@@ -122,19 +147,13 @@ async def test_an_idle_service_notices_by_itself_and_looks_at_once(tmp_path: Pat
     os.replace(await backup(tmp_path / "b.db", 5, ["q"]), path)  # noqa: PTH105 - as mv does
     with patience():
         await alarm.wait()
-    assert len(await store.claim_due(LATER, 10)) == 5
-    # It is heard under its number in the new file, too.
-    other = as_another_process(lambda: SqliteStore(path))
-    alarm.reset()
-    await other.store(DelayedMessage("first", NOW - timedelta(days=1), "q"), NOW)
-    with patience():
-        await alarm.wait()
+    with pytest.raises(StoreReplaced):
+        await store.claim_due(LATER, 10)
     stop()
-    await other.close()
     await store.close()
 
 
-async def test_a_receiver_goes_on_with_the_queue_of_its_name(tmp_path: Path) -> None:
+async def test_a_receiver_is_told_and_takes_nothing_out_of_the_queue_of_its_name(tmp_path: Path) -> None:
     """In the other file the queue has another number, and its number is another queue."""
     path = tmp_path / "a.db"
     transport = LocalTransport(path)
@@ -143,58 +162,39 @@ async def test_a_receiver_goes_on_with_the_queue_of_its_name(tmp_path: Path) -> 
     receiver = transport.receiver("q")
     (old,) = await receiver.receive(10)
     os.replace(await backup(tmp_path / "b.db", 0, ["other", "q"]), path)  # noqa: PTH105 - as mv does
-    with patience():
-        (received,) = await receiver.receive(10)
-    assert received.envelope.message_id == "in-q"
-    with pytest.raises(PostdateError, match="no longer held"):
+    with patience(), pytest.raises(StoreReplaced):
+        await receiver.receive(10)
+    with pytest.raises(StoreReplaced):
         await receiver.commit(old, NOW)
-    await receiver.commit(received, NOW)
     await receiver.close()
     await transport.close()
+    again = LocalTransport(path)
+    assert await again.lengths_of(["other", "q"]) == {"other": 1, "q": 1}
+    await again.close()
 
 
-async def test_a_file_that_was_deleted_is_an_outage_until_it_is_put_back(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, eventually: Callable[..., None]
-) -> None:
+async def test_a_file_that_was_removed_is_not_begun_anew_until_somebody_says_so(tmp_path: Path) -> None:
     """Nothing is stored in a file that nobody can find any more, and no empty one is made in its place."""
     path, away = tmp_path / "a.db", tmp_path / "away.db"
     store = SqliteStore(path)
     await store.store_many(messages("old", 100), NOW)
     path.rename(away)
     for call in (store.store(DelayedMessage("lost", NOW, "q"), NOW), store.statistics(NOW), store.claim_due(LATER, 1)):
-        with pytest.raises(StoreUnreachable, match="deleted or moved away"):
+        with pytest.raises(StoreReplaced, match="removed or moved away"):
             await call
+    await store.close()
+    again = SqliteStore(path)
+    with pytest.raises(StoreReplaced, match=r"is gone.* remove a\.db-wal"):
+        await again.setup()
     assert not path.exists()
-    await anyio.to_thread.run_sync(
-        lambda: eventually(lambda: "cannot go on with the file" in caplog.text, "the outage in the log")
-    )
     away.rename(path)
-    assert len(await pending(store)) == 100
-    await store.store(DelayedMessage("after", NOW, "q"), NOW)
-    await store.close()
+    assert len(await pending(again)) == 100
+    await again.store(DelayedMessage("after", NOW, "q"), NOW)
+    await again.close()
 
 
-async def test_what_is_put_in_its_place_must_be_a_file_of_postdate(tmp_path: Path) -> None:
-    path = tmp_path / "a.db"
-    store = SqliteStore(path)
-    await store.setup()
-    (tmp_path / "text").write_text("This is no database. " * 100)
-    os.replace(tmp_path / "text", path)  # noqa: PTH105 - as mv does
-    with pytest.raises(NotADatabase, match="put a backup in"):
-        await store.store(DelayedMessage("m", NOW, "q"), NOW)
-    with closing(sqlite3.connect(tmp_path / "foreign.db")) as foreign:
-        foreign.execute("CREATE TABLE theirs (a)")
-    os.replace(tmp_path / "foreign.db", path)  # noqa: PTH105 - as mv does
-    with pytest.raises(StoreNotSetUp):
-        await store.store(DelayedMessage("m", NOW, "q"), NOW)
-    os.replace(await backup(tmp_path / "b.db", 3, ["q"]), path)  # noqa: PTH105 - as mv does
-    assert len(await pending(store)) == 3
-    await store.close()
-
-
-async def test_a_file_that_was_removed_and_made_anew_is_another_one(tmp_path: Path) -> None:
-    """File systems give the number of a file that is gone to the next one: before, it got the log of the other."""
-    path, before = tmp_path / "a.db", tmp_path / "before"
+async def test_the_log_that_a_killed_process_left_is_of_its_file_only(tmp_path: Path) -> None:
+    path, log = tmp_path / "a.db", tmp_path / "a.db-wal"
     saved = await backup(tmp_path / "b.db", 2, ["q"])
     code = (
         "import asyncio, os, sys\n"
@@ -207,32 +207,32 @@ async def test_a_file_that_was_removed_and_made_anew_is_another_one(tmp_path: Pa
         "os._exit(9)"  # as after kill -9 the log is left
     )
     await anyio.run_process([sys.executable, "-c", code, str(path)], check=False)
-    before.write_bytes(path.with_name("a.db-wal").read_bytes())
-    path.unlink()
-    path.write_bytes(saved.read_bytes())
+    before = log.read_bytes()
+    os.replace(saved, path)  # noqa: PTH105 - as mv does
     store = SqliteStore(path)
+    with pytest.raises(StoreReplaced, match="one was killed"):
+        await pending(store)
+    assert log.read_bytes() == before
+    log.unlink()
     assert await pending(store) == {"backup-0", "backup-1"}
-    (kept,) = put_aside(tmp_path)
-    assert kept.read_bytes() == before.read_bytes()
     await store.close()
 
 
 async def test_nothing_is_noted_of_a_file_that_was_closed_well(tmp_path: Path) -> None:
-    """Else a good log might get the number that was noted, and a file that is removed would keep its room."""
+    """Else a good log might get the number that was noted."""
     path = tmp_path / "a.db"
     store, other = SqliteStore(path), as_another_process(lambda: SqliteStore(path))
     await store.store_many(messages("m", 2), NOW)
     await other.store_many(messages("n", 2), NOW)
-    folder = tmp_path / "a.db-claimants"
+    note = tmp_path / "a.db-claimants" / "log-of"
     await store.close()
-    assert {"log-of", "file-of-log"} <= {each.name for each in folder.iterdir()}
-    assert (folder / "file-of-log").samefile(path)
+    assert note.exists()
     await other.close()
-    assert [each.name for each in folder.iterdir() if "log" in each.name] == []
+    assert not note.exists()
 
 
 async def test_a_copy_of_file_and_log_belongs_together(tmp_path: Path) -> None:
-    """A folder that is copied while it is in use, as backups are made: what is in the log is not put aside."""
+    """A folder that is copied while it is in use, as backups are made: the log is that of its file."""
     path, copy = tmp_path / "a.db", tmp_path / "copy"
     store = SqliteStore(path)
     await store.store_many(messages("old", 100), NOW)

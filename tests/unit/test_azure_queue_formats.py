@@ -99,7 +99,7 @@ def test_a_connection_string_may_have_a_signature_instead_of_a_key() -> None:
         (f"azure-queues://shop:{ESCAPED}@host?protcol=http", "unknown option 'protcol'"),
         (f"azure-queues://shop:{ESCAPED}@host?protocol=ftp", "http or https"),
         (f"azure-queues://shop:{ESCAPED}@host:port", "cannot be read"),
-        ("azure-queues://?connection=env:NOT_SET_ANYWHERE", "'NOT_SET_ANYWHERE' is not set"),
+        ("azure-queues://?connection=env:NOT_SET_ANYWHERE", "'NOT_SET_ANYWHERE', which is not set"),
         ("azure-queues://?connection=AccountName=a", "must refer to the connection string"),
         ("azure-queues://?connection=file:/no/such/file", "cannot be read"),
         (f"azure-queues://shop:{ESCAPED}@host?connection=env:X", "take one"),

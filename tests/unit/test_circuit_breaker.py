@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 
 from postdate.core.circuit_breaker import BreakerState, FailureRate, RepeatedFailures
+from postdate.errors import StoreReplaced
 from postdate.testing import RecordedMetrics
 
 NOW = 1_000.0
@@ -48,6 +49,13 @@ def test_failures_for_too_long_trigger_it_once_with_the_last_error_row_43(
     assert breaker.failure(ERROR, NOW + 40) == 10 * SECOND
     assert critical.calls == [("cannot store", last)]
     assert breaker.state is BreakerState.TRIGGERED
+
+
+def test_what_trying_again_cannot_mend_triggers_it_at_once(breaker: RepeatedFailures, critical: Critical) -> None:
+    gone = StoreReplaced("replaced")
+    breaker.failure(ERROR, NOW)
+    assert [breaker.failure(gone, NOW + 1), breaker.failure(gone, NOW + 40)] == [10 * SECOND] * 2
+    assert critical.calls == [("cannot store", gone)]
 
 
 def test_one_success_in_time_prevents_it_row_44(breaker: RepeatedFailures, critical: Critical) -> None:

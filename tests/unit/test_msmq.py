@@ -30,7 +30,7 @@ from tests.waiting import until
 from postdate import DelayedDelivery, Endpoint, MemoryStore, Outbox, Recoverability, SqliteOutbox
 from postdate.backends.msmq import queues
 from postdate.backends.msmq.com import Com
-from postdate.backends.msmq.transport import Failures, MsmqTransport
+from postdate.backends.msmq.transport import MsmqTransport
 from postdate.endpoint.audit import Audit
 from postdate.errors import (
     ClaimLost,
@@ -724,19 +724,6 @@ def test_the_fake_is_a_com(manager):
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
-
-
-def test_failures_are_remembered_for_the_latest_thousand_messages():
-    failures = Failures()
-    for number in range(1_000):
-        failures.failed(IN, f"{number}")
-    failures.failed(IN, "0")
-    failures.failed(IN, "one more")
-    assert failures.of(IN, "0") == 2
-    assert failures.of(IN, "1") == 0
-    assert failures.of(OUT, "0") == 0
-    failures.forget(IN, "0")
-    assert failures.of(IN, "0") == 0
 
 
 async def test_failures_are_counted_across_receivers_of_a_transport(transport):

@@ -82,13 +82,13 @@ def _clock(start: datetime | None, speed: float, real_start: float | None) -> Cl
 
 
 class _Service:
-    """One run of the service; ``exit_on_critical`` stops it at the first critical error."""
+    """One run of the service; ``exit_on_critical`` stops it at the first critical error, not only where it must."""
 
     def __init__(self, settings: Settings, clock: Clock, *, exit_on_critical: bool) -> None:
         self._settings, self._clock, self._exit_on_critical = settings, clock, exit_on_critical
         self._alarm: Alarm | None = None
         self._first_signal_at: float | None = None
-        self.critical_errors = 0
+        self.ending = Exit.OK
 
     async def run(self, create: bool) -> None:
         """Deliver until a signal comes, then finish the messages in progress."""
@@ -126,10 +126,6 @@ class _Service:
         log.info("stopped")
         if left_behind():  # whose threads an ordinary end would wait for
             os._exit(self.ending)
-
-    @property
-    def ending(self) -> Exit:
-        return Exit.UNAVAILABLE if self._exit_on_critical and self.critical_errors else Exit.OK
 
     def _say_what_runs(self, deployment: OpenDeployment, modes: Mapping[str, str]) -> None:
         settings = self._settings
@@ -172,9 +168,10 @@ class _Service:
             os._exit(Exit.INTERRUPTED)
 
     def _critical_error(self, text: str, error: BaseException) -> None:
-        self.critical_errors += 1
         from postdate.endpoint.critical import log_critical_error
+        from postdate.errors import StoreReplaced
 
         log_critical_error(text, error)
-        if self._exit_on_critical and self._alarm is not None:
+        if self._alarm is not None and (self._exit_on_critical or isinstance(error, StoreReplaced)):
+            self.ending = Exit.UNAVAILABLE
             self._alarm.ring()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final, Self
 
 from postdate.backends.registry import place_of
 from postdate.errors import ConfigurationError
 from postdate.ports.backends import Place
+from postdate.ports.settings import referred
 
 _SECRET_PARAMETER: Final = re.compile(r"(?i)(\w*(?:password|passwd|pwd|secret|token|key)|sig)=([^;&\s]+)")
 # Up to the last @ of the word: an unescaped password may contain one, and hiding too much does no harm.
@@ -116,28 +116,9 @@ def without_secrets(text: str) -> str:
 
 def resolved(address: str, environment: Mapping[str, str]) -> Address:
     """Return the address that ``env:NAME`` or ``file:PATH`` refers to; any other address as it is."""
-    kind, _, place = address.partition(":")
-    match kind:
-        case "env":
-            text = environment.get(place, "")
-            missing = f"{address} names the environment variable {place!r}, which is not set here"
-        case "file":
-            text = _first_line(Path(place))
-            missing = f"{address} names a file that is empty"
-        case _:
-            return address if isinstance(address, Address) else Address(address)
-    if not text.strip():
-        raise ConfigurationError(f"{missing}; put an address into it, such as postgresql://user@host/database")
+    text = referred(address, environment, "put an address into it, such as postgresql://user@host/database")
+    if text is None:
+        return address if isinstance(address, Address) else Address(address)
     if text.partition(":")[0] in _REFERENCES:
         raise ConfigurationError(f"{address} refers to another reference; put the address itself there")
-    return Address(text.strip(), reference=str(address))
-
-
-def _first_line(path: Path) -> str:
-    try:
-        return path.expanduser().read_text(encoding="utf-8").partition("\n")[0]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigurationError(
-            f"file:{path} cannot be read: {reason}; put the address into its first line"
-        ) from error
+    return Address(text, reference=str(address))

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from datetime import timedelta
 
+from postdate.errors import StoreReplaced
 from postdate.runtime.metrics import NO_METRICS, Metrics
 from postdate.runtime.outage_log import SAID_AGAIN_AFTER_SECONDS
 
@@ -31,7 +32,7 @@ class BreakerState(enum.Enum):
 
 
 class RepeatedFailures:
-    """Trips when something keeps failing for ``time_to_trigger`` without one success.
+    """Trips when something keeps failing for ``time_to_trigger`` without one success; at once if trying again is in vain.
 
     ``trigger`` is then called, once, with the text ``critical`` and the last error. Whoever runs the breaker calls
     :meth:`check` at :attr:`deadline`, so that it trips also when nobody tries any more. "Armed" is logged once a minute
@@ -72,6 +73,8 @@ class RepeatedFailures:
                 log.warning("circuit breaker %s armed: %s", self.name, error)
             self._change(BreakerState.ARMED)
             self.on_armed()
+        if isinstance(error, StoreReplaced) and self.state is BreakerState.ARMED:
+            self._trip("at once", error)
         self.check(seconds)
         return PAUSE_TRIGGERED if self.state is BreakerState.TRIGGERED else PAUSE_ARMED
 
@@ -79,10 +82,13 @@ class RepeatedFailures:
         deadline, last = self.deadline, self._last
         if deadline is None or last is None or seconds < deadline:
             return
-        log.warning("circuit breaker %s triggered after %s: %s", self.name, self._time_to_trigger, last)
+        self._trip(f"after {self._time_to_trigger}", last)
+
+    def _trip(self, when: str, error: BaseException) -> None:
+        log.warning("circuit breaker %s triggered %s: %s", self.name, when, error)
         self._is_said = True
         self._change(BreakerState.TRIGGERED)
-        _call(self._trigger, self._critical, last)
+        _call(self._trigger, self._critical, error)
 
     def success(self) -> None:
         if self.state is not BreakerState.DISARMED:

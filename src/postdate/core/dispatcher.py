@@ -44,6 +44,7 @@ from postdate.errors import (
 )
 from postdate.messages import DelayedMessage, Envelope, delay_headers, to_envelope, without_delay_headers
 from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, MovingStore, Outcome, Transport, Wake
+from postdate.runtime.bounded import Bounded
 from postdate.runtime.metrics import NO_METRICS, Metrics
 from postdate.runtime.outage_log import OutageLog
 
@@ -128,7 +129,7 @@ class Dispatcher:
         """Makes the calls of the store, also those of a mover; hurried when it stops."""
         self._sending = Guard.of_transport(transport, clock, answers_within)
         self._finisher = Finisher(store, self.asking, clock, failure_rate, journal)
-        self._outages, self._doomed = Outages(), dict[str, _Doomed]()
+        self._outages, self._doomed = Outages(), Bounded[str, _Doomed](_CLAIMED_AT_ONCE)
         self._enlisting = enlisting(store, transport)
         self._hangs_after, self._patience = in_real_time(clock, HANGS_AFTER), in_real_time(clock, PATIENCE)
         self._longest_send, self._fresh = in_real_time(clock, LONGEST_SEND), in_real_time(clock, FRESH)
@@ -534,8 +535,6 @@ class Dispatcher:
 
     def _doom(self, message: DelayedMessage, error: PostdateError, failures: int) -> None:
         """Send a message to the error queue when it is claimed again with so many failures."""
-        if len(self._doomed) >= _CLAIMED_AT_ONCE:
-            del self._doomed[next(iter(self._doomed))]
         until = self._clock.monotonic() + _DOOMED_FOR_SECONDS
         self._doomed[message.message_id] = _Doomed(error, mark_of(message), failures, until)
 

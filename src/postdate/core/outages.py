@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from postdate.core.recoverability import may_be_of_one
+from postdate.runtime.bounded import Bounded
 
 SHORTEST_SECONDS: Final = 0.25
 LONGEST_SECONDS: Final = 1.5
@@ -49,7 +50,7 @@ class Suspects:
     """
 
     def __init__(self) -> None:
-        self._failed: dict[str, tuple[int, int]] = {}
+        self._failed = Bounded[str, tuple[int, int]](_SUSPECTS)
         """By message id: its failures, others having gone well before each; and :attr:`went_well` at the last."""
         self.went_well = 0
         """Grows whenever something goes well."""
@@ -63,10 +64,8 @@ class Suspects:
 
     def failed(self, message_id: str) -> int:
         """Note a failure; return how often this message has failed, counted once until something goes well."""
-        times, before = self._failed.pop(message_id, (0, -1))
+        times, before = self._failed.get(message_id, (0, -1))
         times += self.went_well != before
-        if len(self._failed) >= _SUSPECTS:
-            del self._failed[next(iter(self._failed))]
         self._failed[message_id] = (times, self.went_well)
         return times
 
@@ -120,7 +119,7 @@ class Outages:
 
     def __init__(self) -> None:
         self._transport: _Outage | None = None
-        self._destinations: dict[str, _Outage] = {}
+        self._destinations = Bounded[str, _Outage](_DESTINATIONS)
         self._over: dict[str, _Outage] = {}
         self._suspects = Suspects()
 
@@ -182,8 +181,6 @@ class Outages:
         if outage is not None:
             outage.fails(seconds)
             return False
-        if len(self._destinations) >= _DESTINATIONS:
-            del self._destinations[next(iter(self._destinations))]
         outage = self._over.pop(destination, None)
         is_new = outage is None or seconds - outage.until > LATEST_TURN_SECONDS
         if outage is None or is_new:

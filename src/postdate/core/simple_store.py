@@ -30,6 +30,7 @@ from postdate.ports import (
     Wake,
     capabilities_of,
 )
+from postdate.runtime.bounded import Bounded
 
 REQUIRED = ("initialize", "store", "fetch_next_due", "remove", "increment_failure_count", "next_due")
 
@@ -83,7 +84,7 @@ class SimpleStore(ClaimingStore):
         self._store = store
         self._held: dict[str, object] = {}
         self._kept: dict[str, _Kept] = {}
-        self._attempts: dict[str, datetime] = {}
+        self._attempts = Bounded[str, datetime](KEPT_AT_MOST)
         self._tokens = itertools.count(1)
         self._wakes: list[Wake] = []
         self._looked: datetime | None = None
@@ -219,8 +220,6 @@ class SimpleStore(ClaimingStore):
         self._let_go(claim)
         self._attempts.pop(message_id, None)
         if there:
-            if len(self._attempts) >= KEPT_AT_MOST:
-                del self._attempts[next(iter(self._attempts))]
             self._attempts[message_id] = attempt_at
         return there
 

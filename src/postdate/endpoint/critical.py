@@ -26,7 +26,7 @@ def log_critical_error(text: str, error: BaseException) -> None:
 
 def is_expected(error: BaseException) -> bool:
     """Return whether an error is an outage, whose text says it all; any other needs its traceback."""
-    return isinstance(error, PostdateError) and error.transient
+    return isinstance(error, PostdateError) and (error.transient or error.outage)
 
 
 class CriticalErrors:

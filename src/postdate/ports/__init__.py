@@ -53,7 +53,16 @@ from postdate.ports.stores import (
     StoreStatistics,
     capabilities_of,
 )
-from postdate.ports.transports import HANDLED, End, Ending, Received, Receiver, Transport, TransportCapabilities
+from postdate.ports.transports import (
+    HANDLED,
+    End,
+    Ending,
+    Received,
+    Receiver,
+    Transport,
+    TransportCapabilities,
+    refuse_work,
+)
 
 __all__ = [
     "ARCHIVED",
@@ -126,4 +135,5 @@ __all__ = [
     "Wake",
     "Work",
     "capabilities_of",
+    "refuse_work",
 ]

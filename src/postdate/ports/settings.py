@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import lru_cache
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -109,6 +110,30 @@ class Secret(str):
 
     def __repr__(self) -> str:
         return "'***'"
+
+
+def referred(reference: str, environment: Mapping[str, str], mend: str) -> str | None:
+    """Return what ``env:NAME``, or the first line of ``file:PATH``, holds; ``None``: this is no reference.
+
+    Raises `ConfigurationError` when that is nothing, or cannot be read; ``mend`` says what to do about it.
+    """
+    kind, _, place = reference.partition(":")
+    match kind:
+        case "env":
+            text = environment.get(place, "")
+            missing = f"{reference} names the environment variable {place!r}, which is not set here"
+        case "file":
+            missing = f"{reference} names a file that is empty"
+            try:
+                text = Path(place).expanduser().read_text(encoding="utf-8").partition("\n")[0]
+            except (OSError, UnicodeDecodeError) as error:
+                reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+                raise ConfigurationError(f"{reference} cannot be read: {reason}; {mend}") from error
+        case _:
+            return None
+    if not text.strip():
+        raise ConfigurationError(f"{missing}; {mend}")
+    return text.strip()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import anyio
 
-from postdate.errors import NotSupported, PostdateError, TransportUnreachable
+from postdate.errors import NotSupported, PostdateError, TransportUnreachable, UnsupportedTransactionMode
 from postdate.messages import Envelope
 from postdate.ports.common import Capable, RecordKind, TransactionMode, Work
 from postdate.ports.observation import Observer, ServerFacts
@@ -296,3 +296,9 @@ class Transport(Capable[TransportCapabilities], ABC):
             TransportUnavailable: it does not answer, or refuses; the message says which.
         """
         return None
+
+
+def refuse_work(work: Sequence[Work], queues: str) -> None:
+    """Refuse what is to be done in a database in one transaction with a send or an end; ``queues``: for the text."""
+    if work:
+        raise UnsupportedTransactionMode(f"queues {queues} cannot share a transaction with a database")

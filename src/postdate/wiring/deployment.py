@@ -126,15 +126,11 @@ async def opened(
         if initialize and store is not None:
             await store.initialize(settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
         view = None if store is None else store_observer(store)
-        yield OpenDeployment(settings, store, transport, view, queue_observer(transport), timeouts, databases)
+        yield OpenDeployment(settings, store, transport, view, transport.observer(), timeouts, databases)
 
 
 def store_observer(store: ClaimingStore) -> Observer | None:
     return store.observer() if isinstance(store, AdministrableStore) else None
-
-
-def queue_observer(transport: Transport) -> Observer | None:
-    return transport.observer()
 
 
 def _files(settings: Settings) -> list[tuple[str, Address]]:

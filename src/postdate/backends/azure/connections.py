@@ -7,15 +7,19 @@ request is repeated at once on a new connection. All our requests can be repeate
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
+import anyio
 from aiohttp import ClientConnectorError, ClientOSError, ServerDisconnectedError, TraceConfig
 from azure.core.exceptions import AzureError
 from azure.core.pipeline.transport import AioHttpTransport
 
 log = logging.getLogger("postdate.azure.connections")
+
+_AT_ONCE: Final = 16
 
 
 @dataclass(slots=True)
@@ -67,3 +71,25 @@ def _has_ended(error: BaseException | None) -> bool:
     if isinstance(error, ClientConnectorError):
         return False
     return isinstance(error, ServerDisconnectedError | ClientOSError)
+
+
+async def at_once(calls: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    """Make calls, :data:`_AT_ONCE` at a time; raise the first failure after all have ended."""
+    failures: list[Exception] = []
+    room = anyio.Semaphore(_AT_ONCE)
+
+    async def call(each: Callable[[], Awaitable[None]]) -> None:
+        async with room:
+            try:
+                await each()
+            except Exception as error:  # noqa: BLE001 - raised below, once the others are done
+                failures.append(error)
+
+    if len(calls) == 1:
+        await calls[0]()
+        return
+    async with anyio.create_task_group() as tasks:
+        for each in calls:
+            tasks.start_soon(call, each)
+    if failures:
+        raise failures[0]

@@ -28,6 +28,7 @@ from postdate.errors import (
     StoreUnreachable,
     TransportError,
     TransportUnreachable,
+    first_line,
 )
 
 _LONGEST_RETRY_AFTER: Final = timedelta(minutes=5)
@@ -85,7 +86,7 @@ def retry_after(error: BaseException | None) -> timedelta | None:
 def translate(error: AzureError, meanings: Meanings, what: str) -> PostdateError:
     """Return the error for an answer; ``what`` names the target without secrets: ``queue 'a' of Azure account 'b'``."""
     if not isinstance(error, HttpResponseError) or (error.status_code or 0) < 400:
-        return meanings.unreachable(f"{what} cannot be reached: {_first_line(error)}")
+        return meanings.unreachable(f"{what} cannot be reached: {first_line(error)}")
     status, code = error.status_code or 0, code_of(error)
     said = f"{status} {code or error.reason or 'without a reason'}"
     if status in {401, 403}:
@@ -98,7 +99,7 @@ def translate(error: AzureError, meanings: Meanings, what: str) -> PostdateError
         return meanings.unreachable(f"{what} {state} ({said}){_asked_to_wait(error)}")
     if code in _TO_CREATE:
         return meanings.missing(f"{what} does not exist ({said}); create it: {_TO_CREATE[code]}")
-    return _refusal(meanings, code, status, f"{what}: {said}: {_first_line(error)}")
+    return _refusal(meanings, code, status, f"{what}: {said}: {first_line(error)}")
 
 
 def _refusal(meanings: Meanings, code: str, status: int, text: str) -> PostdateError:
@@ -122,10 +123,6 @@ def _asked_to_wait(error: AzureError) -> str:
     return "" if pause is None else f"; it asks to be left alone for {pause.total_seconds():g} s"
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0].strip() or type(error).__name__
-
-
 @contextmanager
 def translated(meanings: Meanings, what: str) -> Generator[None]:
     """Translate errors of the SDK and of its connections; see :func:`translate`."""
@@ -134,4 +131,4 @@ def translated(meanings: Meanings, what: str) -> Generator[None]:
     except AzureError as error:
         raise translate(error, meanings, what) from error
     except (ClientError, OSError) as error:  # the SDK lets some of these through, such as a body that is cut short
-        raise meanings.unreachable(f"{what} cannot be reached: {_first_line(error)}") from error
+        raise meanings.unreachable(f"{what} cannot be reached: {first_line(error)}") from error

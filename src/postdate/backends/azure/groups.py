@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import anyio
 from azure.core import MatchConditions
 from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
 from azure.data.tables import UpdateMode
 
+from postdate.backends.azure.connections import at_once
 from postdate.backends.azure.errors import TABLES, code_of, translated
 from postdate.errors import StoreNotSetUp, StoreUnreachable
 
@@ -24,7 +24,6 @@ T = TypeVar("T")
 _MOST: Final = 100
 _LARGEST_BYTES: Final = 900 * 1024
 """Of one request: Azure takes four megabytes, but encoding these would block the event loop."""
-_AT_ONCE: Final = 16
 _REFUSED: Final = frozenset({404, 409, 412})
 _TABLE_IS_GONE: Final = frozenset({"TableNotFound", "TableBeingDeleted"})
 _OVERHEAD_BYTES: Final = 1_000
@@ -262,25 +261,3 @@ def _groups(operations: Sequence[Operation]) -> Iterable[list[int]]:
         group.append(index)
         sizes[partition] += operation.size
     yield from open_groups.values()
-
-
-async def at_once(calls: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    """Make calls, :data:`_AT_ONCE` at a time; raise the first failure after all have ended."""
-    failures: list[Exception] = []
-    room = anyio.Semaphore(_AT_ONCE)
-
-    async def call(each: Callable[[], Awaitable[None]]) -> None:
-        async with room:
-            try:
-                await each()
-            except Exception as error:  # noqa: BLE001 - raised below, once the others are done
-                failures.append(error)
-
-    if len(calls) == 1:
-        await calls[0]()
-        return
-    async with anyio.create_task_group() as tasks:
-        for each in calls:
-            tasks.start_soon(call, each)
-    if failures:
-        raise failures[0]

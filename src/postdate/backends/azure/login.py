@@ -23,7 +23,6 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -31,6 +30,7 @@ from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 
 from postdate.backends.azure.connections import LastingTransport
 from postdate.errors import ConfigurationError
+from postdate.ports.settings import referred
 
 if TYPE_CHECKING:
     from azure.data.tables.aio import TableServiceClient
@@ -195,30 +195,17 @@ def _neighbours(service: str, host: str) -> dict[str, str]:
 
 def _referred(reference: str, environment: Mapping[str, str] | None) -> str:
     """Return the connection string behind ``env:NAME`` or ``file:PATH``."""
-    kind, _, place = reference.partition(":")
-    match kind:
-        case "env":
-            text = (os.environ if environment is None else environment).get(place, "")
-            missing = f"the environment variable {place!r} is not set here"
-        case "file":
-            text = _first_line(Path(place))
-            missing = f"the file {place} is empty"
-        case _:
-            raise ConfigurationError(
-                "connection in the address of Azure Storage must refer to the connection string, which is a secret: "
-                "env:NAME or file:PATH"
-            )
-    if not text.strip():
-        raise ConfigurationError(f"{missing}; put the connection string of the Azure account into it")
-    return text.strip()
-
-
-def _first_line(path: Path) -> str:
-    try:
-        return path.expanduser().read_text(encoding="utf-8").partition("\n")[0]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigurationError(f"the file {path} with a connection string cannot be read: {reason}") from error
+    text = referred(
+        reference,
+        os.environ if environment is None else environment,
+        "put the connection string of the Azure account into it",
+    )
+    if text is None:
+        raise ConfigurationError(
+            "connection in the address of Azure Storage must refer to the connection string, which is a secret: "
+            "env:NAME or file:PATH"
+        )
+    return text
 
 
 # --- connection strings -----------------------------------------------------------------------------------------------

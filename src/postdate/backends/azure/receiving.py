@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import anyio
 from typing_extensions import override
 
+from postdate.backends.azure.connections import at_once
 from postdate.backends.azure.envelope import UNREADABLE, from_text, given_back, returns_in
 from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS
-from postdate.backends.azure.service import QueueService, refuse_work
+from postdate.backends.azure.service import QueueService
 from postdate.errors import ClaimLost, PostdateError, QueueNotFound, TransportError
 from postdate.messages import Envelope
-from postdate.ports import HANDLED, End, Received, Receiver
+from postdate.ports import HANDLED, End, Received, Receiver, refuse_work
+from postdate.runtime.bounded import Bounded
 
 if TYPE_CHECKING:
     from azure.storage.queue import QueueMessage
@@ -35,7 +37,6 @@ LARGEST_BATCH: Final = 32
 
 SHORTEST_HOLD, LONGEST_HOLD = timedelta(seconds=1), timedelta(days=7)
 
-_AT_ONCE: Final = 16
 _SECOND: Final = timedelta(seconds=1)
 _RENEWALS_IN_A_HOLD: Final = 3
 _CLOCK_GRAIN_SECONDS: Final = 1.0
@@ -43,26 +44,6 @@ _CLOCK_GRAIN_SECONDS: Final = 1.0
 
 SendAll = Callable[[Sequence[Envelope], datetime], Awaitable[None]]
 """Sends all, or raises the error of one."""
-
-
-class ReceiveMemory:
-    """The last ``limit`` messages that were handled but could not be deleted; not handled again when received again."""
-
-    def __init__(self, limit: int = 10_000) -> None:
-        self._limit = limit
-        self._finished: OrderedDict[tuple[str, str], None] = OrderedDict()
-
-    def finish(self, queue: str, native_id: str) -> None:
-        """Remember that a message only has to be deleted."""
-        self._finished[queue, native_id] = None
-        if len(self._finished) > self._limit:
-            self._finished.popitem(last=False)
-
-    def is_finished(self, queue: str, native_id: str) -> bool:
-        return (queue, native_id) in self._finished
-
-    def forget(self, queue: str, native_id: str) -> None:
-        self._finished.pop((queue, native_id), None)
 
 
 @dataclass(eq=False, slots=True)
@@ -101,14 +82,14 @@ class ReceiverSettings:
 
 
 class AzureQueueReceiver(Receiver):
-    """Receives from one queue; ``memory`` is shared by all receivers of this process."""
+    """Receives from one queue; ``memory``, of all receivers: what was handled and could not be deleted."""
 
     def __init__(
         self,
         service: QueueService,
         queue: str,
         pace: ReceiverSettings,
-        memory: ReceiveMemory,
+        memory: Bounded[tuple[str, str], None],
         send: SendAll,
         at_end: Callable[[AzureQueueReceiver], None],
     ) -> None:
@@ -161,9 +142,9 @@ class AzureQueueReceiver(Receiver):
                 messages = [message async for message in page]
                 break
         holds = [self._hold(message, began + seconds, seconds) for message in messages]
-        finished = [hold for hold in holds if self._memory.is_finished(self._queue, hold.native_id)]
+        finished = [hold for hold in holds if (self._queue, hold.native_id) in self._memory]
         if finished:
-            await _all(self._delete_finished(hold) for hold in finished)
+            await at_once([partial(self._delete_finished, hold) for hold in finished])
         if self._held and self._renewing is None:
             self._renewing = asyncio.ensure_future(self._renew_until_done())
         return [hold for hold in holds if hold not in finished]
@@ -194,7 +175,7 @@ class AzureQueueReceiver(Receiver):
     async def _give_back_what_comes(self, asking: asyncio.Future[list[MessageWithReceipt]]) -> None:
         with suppress(PostdateError):
             holds = await asking
-            await _all(self._give_back(hold, failed=False) for hold in holds)
+            await at_once([partial(self._give_back, hold, failed=False) for hold in holds])
 
     def _in_background(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -209,7 +190,7 @@ class AzureQueueReceiver(Receiver):
             while self._held:
                 await asyncio.sleep(interval)
                 latest = asyncio.get_running_loop().time() + 2 * interval
-                await _all(self._renew(hold) for hold in list(self._held.values()) if hold.until < latest)
+                await at_once([partial(self._renew, hold) for hold in self._held.values() if hold.until < latest])
         finally:
             self._renewing = None
 
@@ -261,19 +242,19 @@ class AzureQueueReceiver(Receiver):
         After an interruption in between, this process only deletes the message on its next receive; another process
         handles it a second time.
         """
-        refuse_work(end.work)
+        refuse_work(end.work, "of Azure Storage")
         hold = self._what_holds(received)
         if end.outgoing:
             await self._send(end.outgoing, now)
         try:
             await self._delete(hold)
         except TransportError as error:
-            self._memory.finish(self._queue, hold.native_id)
+            self._memory[self._queue, hold.native_id] = None
             if not error.transient:
                 self._drop(hold)
             raise
         self._drop(hold)
-        self._memory.forget(self._queue, hold.native_id)
+        self._memory.pop((self._queue, hold.native_id), None)
 
     async def _delete(self, hold: MessageWithReceipt) -> None:
         async with hold.turn:
@@ -321,7 +302,7 @@ class AzureQueueReceiver(Receiver):
         with anyio.move_on_after(LEAVES_WITHIN_SECONDS) as leaving:
             while self._returning:
                 await asyncio.wait(self._returning)
-            await _all(self._give_back_at_end(hold) for hold in list(self._held.values()))
+            await at_once([partial(self._give_back_at_end, hold) for hold in self._held.values()])
         for task in list(self._returning):
             task.cancel()
         if leaving.cancelled_caught:
@@ -342,16 +323,3 @@ class AzureQueueReceiver(Receiver):
                 error,
                 self._pace.hold,
             )
-
-
-async def _all(work: Iterable[Awaitable[None]]) -> None:
-    """Await all, :data:`_AT_ONCE` at a time; raise an error of one after all have ended."""
-    places = asyncio.Semaphore(_AT_ONCE)
-
-    async def one(each: Awaitable[None]) -> None:
-        async with places:
-            await each
-
-    for outcome in await asyncio.gather(*map(one, work), return_exceptions=True):
-        if isinstance(outcome, BaseException):
-            raise outcome

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
@@ -18,9 +18,7 @@ from postdate.errors import (
     PostdateError,
     QueueNotFound,
     TransportUnreachable,
-    UnsupportedTransactionMode,
 )
-from postdate.ports import Work
 
 if TYPE_CHECKING:
     from azure.storage.queue.aio import QueueClient, QueueServiceClient
@@ -110,8 +108,3 @@ class QueueService:
         self._clients.clear()
         if service is not None:
             await service.close()
-
-
-def refuse_work(work: Sequence[Work]) -> None:
-    if work:
-        raise UnsupportedTransactionMode("queues of Azure Storage cannot share a transaction with a database")

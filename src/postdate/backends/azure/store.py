@@ -16,8 +16,9 @@ from typing_extensions import override
 
 from postdate.backends.azure import questions
 from postdate.backends.azure.claims import AzureClaims, ClaimLimit, Held
+from postdate.backends.azure.connections import at_once
 from postdate.backends.azure.errors import TABLES, translated
-from postdate.backends.azure.groups import Operation, Rounds, Table, at_once
+from postdate.backends.azure.groups import Operation, Rounds, Table
 from postdate.backends.azure.keeper import Keeper
 from postdate.backends.azure.layout import LARGEST_BODY, DelayedEntity, check_size
 from postdate.backends.azure.lease import LASTS_SECONDS, ContainerLease

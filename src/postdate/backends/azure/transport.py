@@ -24,11 +24,10 @@ from postdate.backends.azure.receiving import (
     LONGEST_HOLD,
     SHORTEST_HOLD,
     AzureQueueReceiver,
-    ReceiveMemory,
     ReceiverSettings,
 )
 from postdate.backends.azure.sending import EncodedMessage, QueueSender
-from postdate.backends.azure.service import QueueService, refuse_work
+from postdate.backends.azure.service import QueueService
 from postdate.backends.azure.time_to_live import PRECISION
 from postdate.errors import (
     ConfigurationError,
@@ -36,7 +35,8 @@ from postdate.errors import (
     QueueNotFound,
 )
 from postdate.messages import Envelope
-from postdate.ports import ServerFacts, TransactionMode, Transport, TransportCapabilities, Work
+from postdate.ports import ServerFacts, TransactionMode, Transport, TransportCapabilities, Work, refuse_work
+from postdate.runtime.bounded import Bounded
 
 _ALREADY_THERE: Final = "QueueAlreadyExists"
 
@@ -81,7 +81,7 @@ class AzureStorageQueueTransport(Transport):
         self.service = QueueService(login, sanitizer_of(sanitizer))
         self._sender = QueueSender(self.service, concurrent_sends, largest_message_bytes)
         self._pace = ReceiverSettings(hold_for, peek_interval, longest_idle_wait)
-        self._memory = ReceiveMemory()
+        self._memory = Bounded[tuple[str, str], None](10_000)
         self._receivers: set[AzureQueueReceiver] = set()
         self._capabilities = TransportCapabilities(
             durable=True,
@@ -112,7 +112,7 @@ class AzureStorageQueueTransport(Transport):
         self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
     ) -> Sequence[PostdateError | None]:
         """An expired message is not sent, and logged."""
-        refuse_work(work)
+        refuse_work(work, "of Azure Storage")
         return await self._sender.send(envelopes, now)
 
     @override

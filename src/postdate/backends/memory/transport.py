@@ -14,9 +14,19 @@ from typing import Any
 from typing_extensions import override
 
 from postdate.clock import Clock, SystemClock, to_microseconds
-from postdate.errors import ClaimLost, PostdateError, QueueNotFound, UnsupportedTransactionMode
+from postdate.errors import ClaimLost, PostdateError, QueueNotFound
 from postdate.messages import Envelope, check_headers, encode_headers, why_too_large
-from postdate.ports import HANDLED, End, Received, Receiver, TransactionMode, Transport, TransportCapabilities, Work
+from postdate.ports import (
+    HANDLED,
+    End,
+    Received,
+    Receiver,
+    TransactionMode,
+    Transport,
+    TransportCapabilities,
+    Work,
+    refuse_work,
+)
 from postdate.ports.expiry import end_in_queue
 from postdate.runtime.wakeup import Alarm
 
@@ -102,7 +112,7 @@ class MemoryTransport(Transport):
     async def send(
         self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
     ) -> Sequence[PostdateError | None]:
-        refuse_work(work)
+        refuse_work(work, "in memory")
         return [self._send(self.ending(envelope, now)) for envelope in envelopes]
 
     def _send(self, envelope: Envelope) -> PostdateError | None:
@@ -180,7 +190,7 @@ class MemoryReceiver(Receiver):
 
     @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        refuse_work(end.work)
+        refuse_work(end.work, "in memory")
         for envelope in end.outgoing:
             error = self._transport.why_not(envelope)
             if error is not None:
@@ -208,8 +218,3 @@ class MemoryReceiver(Receiver):
             raise ClaimLost.of(received.envelope.message_id, queue=self._name)
         self._queue.held -= 1
         return held[1]
-
-
-def refuse_work(work: Sequence[Work]) -> None:
-    if work:
-        raise UnsupportedTransactionMode("queues in memory cannot share a transaction with a database")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -38,7 +37,6 @@ from postdate.errors import (
     PostdateError,
     QueueNotFound,
     TimeToBeReceivedInTransaction,
-    UnsupportedTransactionMode,
 )
 from postdate.messages import Envelope
 from postdate.ports import (
@@ -51,7 +49,9 @@ from postdate.ports import (
     Transport,
     TransportCapabilities,
     Work,
+    refuse_work,
 )
+from postdate.runtime.bounded import Bounded
 
 log = logging.getLogger("postdate.msmq")
 
@@ -131,7 +131,7 @@ class MsmqTransport(Transport):
             queue_names_fold_case=True,
             takes_by_id=True,
         )
-        self.failures = Failures()
+        self.failures = Bounded[tuple[str, str], int](_REMEMBERED_FAILURES)
         self.receivers: set[MsmqReceiver] = set()
         self._sending: Apartment | None = None
 
@@ -162,7 +162,7 @@ class MsmqTransport(Transport):
         A queue on another machine is not checked: if it is missing, the message goes to the dead-letter queue of this
         machine.
         """
-        refuse_work(work)
+        refuse_work(work, "of MSMQ")
         messages = [self._outgoing_or_error(envelope, now) for envelope in envelopes]
         if not messages:
             return []
@@ -204,34 +204,6 @@ class MsmqTransport(Transport):
         sending, self._sending = self._sending, None
         if sending is not None:
             sending.end()
-
-
-def refuse_work(work: Sequence[Work]) -> None:
-    if work:
-        raise UnsupportedTransactionMode(
-            "queues of MSMQ cannot share a transaction with a database: Postdate does not use the distributed "
-            "transaction coordinator"
-        )
-
-
-class Failures:
-    """How often handling of a message failed, by queue and id, in this process."""
-
-    def __init__(self) -> None:
-        self._counts: OrderedDict[tuple[str, str], int] = OrderedDict()
-
-    def of(self, queue: str, message_id: str) -> int:
-        return self._counts.get((queue, message_id), 0)
-
-    def failed(self, queue: str, message_id: str) -> None:
-        """Count one more, and forget the message that failed longest ago when there are too many."""
-        key = (queue, message_id)
-        self._counts[key] = self._counts.pop(key, 0) + 1
-        if len(self._counts) > _REMEMBERED_FAILURES:
-            self._counts.popitem(last=False)
-
-    def forget(self, queue: str, message_id: str) -> None:
-        self._counts.pop((queue, message_id), None)
 
 
 class _Held(NamedTuple):
@@ -328,7 +300,7 @@ class MsmqReceiver(Receiver):
 
     def _hold(self, hold: MessageInHand, apartment: Apartment) -> Received:
         token = object()
-        failures = self._transport.failures.of(self._queue, hold.envelope.message_id)
+        failures = self._transport.failures.get((self._queue, hold.envelope.message_id), 0)
         received = Received(hold.envelope, failures, token)
         self._held[token] = _Held(received, hold, apartment)
         apartment.held += 1
@@ -347,7 +319,7 @@ class MsmqReceiver(Receiver):
     @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
         """One transaction of MSMQ if its queues are transactional."""
-        refuse_work(end.work)
+        refuse_work(end.work, "of MSMQ")
         held = self._what_holds(received)
         transport = self._transport
         messages = [transport.outgoing(each, now, in_transaction=transport.transactional) for each in end.outgoing]
@@ -359,7 +331,7 @@ class MsmqReceiver(Receiver):
                 self._let_go(held)
             raise
         self._let_go(held)
-        transport.failures.forget(self._queue, received.envelope.message_id)
+        transport.failures.pop((self._queue, received.envelope.message_id), None)
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
@@ -367,7 +339,7 @@ class MsmqReceiver(Receiver):
         with suppress(ClaimLost):
             held = self._what_holds(received)
             if failed:  # before others can receive it
-                self._transport.failures.failed(self._queue, received.envelope.message_id)
+                self._transport.failures[self._queue, received.envelope.message_id] = received.failures + 1
             await self._give_back(held)
 
     async def _give_back(self, held: _Held) -> None:

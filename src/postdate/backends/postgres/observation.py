@@ -6,7 +6,6 @@ The row of a leased message names its holder. A row lock is seen by the number o
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +18,10 @@ from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.listening import holders_here
 from postdate.backends.postgres.names import sql
 from postdate.backends.postgres.queues import lengths_query
-from postdate.backends.postgres.rows import read
+from postdate.backends.postgres.rows import read, utc
+from postdate.backends.sql.questions import header_text
 from postdate.errors import QueueNotFound
-from postdate.messages import DelayedMessage, Envelope, Headers, decode_headers
+from postdate.messages import DelayedMessage, Envelope, decode_headers
 from postdate.persistence.migrations import migrations
 from postdate.ports import Observer, OldSnapshot, Process, Queued, ServerFacts, Standing
 
@@ -126,7 +126,7 @@ class PostgresQueueObserver(Observer):
     @override
     async def find_in_queues(self, message_id: str) -> Sequence[Queued]:
         where = "WHERE m.message_id = %(id)s OR strpos(c.headers, %(header)s) > 0 ORDER BY m.number"
-        values = {"id": message_id, "header": _header(message_id)}
+        values = {"id": message_id, "header": header_text(message_id)}
         return await self._readable(f"{self._queued} {where}", values, _queued)
 
 
@@ -172,7 +172,7 @@ class PostgresObserver(PostgresQueueObserver):
     @override
     async def retries_of(self, message_id: str) -> Sequence[Standing]:
         where = "WHERE strpos(c.headers, %(header)s) > 0 AND p.message_id <> %(id)s ORDER BY p.number"
-        values = {"id": message_id, "header": _header(message_id)}
+        values = {"id": message_id, "header": header_text(message_id)}
         return await self._readable(f"{self._standing} {where}", values, _standing)
 
     @override
@@ -258,11 +258,6 @@ async def old_snapshots(database: Access) -> Sequence[OldSnapshot]:
 # --- rows --------------------------------------------------------------------------------------------------------
 
 
-def _header(message_id: str) -> str:
-    """Return a message id as it stands in the text of encoded headers, which is compact JSON."""
-    return f"{json.dumps(Headers.MESSAGE_ID)}:{json.dumps(message_id, ensure_ascii=False)}"
-
-
 def _pid_of(session: str) -> int:
     """Return the client's process id from a session's name, or the server's, if the name has none."""
     found = re.search(r" postdate (\d+)( [0-9a-f]+)?$", session)
@@ -281,7 +276,7 @@ def _joined(one: Process, other: Process) -> Process:
 
 def _standing(row: Sequence[Any]) -> Standing:
     _, message_id, due, destination, headers, body, expires_at, failures, attempt_at, leased_by, locked_by = row
-    due, expires_at = due.astimezone(UTC), _utc(expires_at)
+    due, expires_at = due.astimezone(UTC), utc(expires_at)
     message = DelayedMessage.restored(message_id, due, destination, decode_headers(headers), body, expires_at, failures)
     if locked_by is not None:
         return Standing(message, None, _pid_of(locked_by))
@@ -292,9 +287,5 @@ def _standing(row: Sequence[Any]) -> Standing:
 
 def _queued(row: Sequence[Any]) -> Queued:
     _, queue, message_id, headers, body, expires_at, due, failures, pid = row
-    envelope = Envelope.restored(queue, message_id, decode_headers(headers), body, _utc(expires_at), _utc(due))
+    envelope = Envelope.restored(queue, message_id, decode_headers(headers), body, utc(expires_at), utc(due))
     return Queued(queue, envelope, failures, pid)
-
-
-def _utc(instant: datetime | None) -> datetime | None:
-    return None if instant is None else instant.astimezone(UTC)

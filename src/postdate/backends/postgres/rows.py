@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -93,3 +94,7 @@ def message_of(  # noqa: PLR0913 - the columns
 ) -> DelayedMessage:
     found = decode_headers(present(headers))
     return DelayedMessage.restored(message_id, due, destination, found, body, expires_at, failures)
+
+
+def utc(instant: datetime | None) -> datetime | None:
+    return None if instant is None else instant.astimezone(UTC)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from typing_extensions import override
@@ -11,7 +11,7 @@ from typing_extensions import override
 from postdate.backends.postgres.access import Connection
 from postdate.backends.postgres.names import SchemaNames, sql
 from postdate.backends.postgres.quarantine import QuarantineStatements
-from postdate.backends.postgres.rows import in_calendar
+from postdate.backends.postgres.rows import in_calendar, utc
 from postdate.backends.sql.dialect import SqlDialect
 from postdate.messages import Headers
 from postdate.ports import Recording
@@ -287,4 +287,4 @@ class PostgresSqlDialect(SqlDialect):
 
     @override
     def instant(self, value: datetime | None) -> datetime | None:
-        return None if value is None else value.astimezone(UTC)
+        return utc(value)

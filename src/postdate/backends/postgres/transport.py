@@ -15,7 +15,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeVar
@@ -36,7 +36,7 @@ from postdate.backends.postgres.quarantine import (
     named,
 )
 from postdate.backends.postgres.queues import QueueStatements
-from postdate.backends.postgres.rows import Unreadable, present, read
+from postdate.backends.postgres.rows import Unreadable, present, read, utc
 from postdate.backends.postgres.scripts import queues_script, tables_script
 from postdate.errors import (
     ClaimLost,
@@ -452,7 +452,7 @@ class PostgresReceiver(Receiver):
 
     def _received(self, row: Row, holder: int) -> Received:
         _, queue_id, number, message_id, due, expires_at, failures, headers, body = row
-        envelope = Envelope.restored(self._queue, message_id, headers, body, _utc(expires_at), _utc(due))
+        envelope = Envelope.restored(self._queue, message_id, headers, body, utc(expires_at), utc(due))
         token = _Hold(queue_id, number, holder)
         received = self._held[token] = Received(envelope, failures, token)
         return received
@@ -598,7 +598,3 @@ def _end_of(envelope: Envelope, now: datetime) -> tuple[datetime | None, timedel
         spans.append(envelope.expires_at - now)
     span = min(spans, default=None)
     return envelope.expires_at, None if span is None or span > _LONGEST_SPAN else span
-
-
-def _utc(instant: datetime | None) -> datetime | None:
-    return None if instant is None else instant.astimezone(UTC)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -16,6 +16,7 @@ from postdate.backends.rabbitmq.connection import NOT_FOUND, AmqpConnection, Cha
 from postdate.backends.rabbitmq.properties import Arrived, seconds_to_live
 from postdate.backends.rabbitmq.wire import Arguments, Method, ack_frame, method_frame, requeue_frame
 from postdate.errors import PostdateError, QueueNotFound
+from postdate.runtime.bounded import Bounded
 
 _MOST_CONSUMERS: Final = 8
 _LARGEST_PREFETCH: Final = 65_535
@@ -261,8 +262,7 @@ class Attempts:
     """
 
     def __init__(self, limit: int = 10_000) -> None:
-        self._limit = limit
-        self._known: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+        self._known = Bounded[bytes, tuple[int, int]](limit)
 
     def failures(self, queue: str, arrived: Arrived, *, redelivered: bool) -> tuple[int, int]:
         """Return how often handling failed, and how many of these attempts certainly ended without an answer."""
@@ -274,11 +274,7 @@ class Attempts:
 
     def kept(self, queue: str, arrived: Arrived, failures: int, returns: int = 0) -> None:
         """Remember a returned message's failures; ``returns``: 0 if it is offered here again, 1 if it was requeued."""
-        key = _key(queue, arrived)
-        self._known[key] = (failures, (arrived.returns or 0) + returns)
-        self._known.move_to_end(key)
-        if len(self._known) > self._limit:
-            self._known.popitem(last=False)
+        self._known[_key(queue, arrived)] = (failures, (arrived.returns or 0) + returns)
 
     def forget(self, queue: str, arrived: Arrived) -> None:
         if self._known:

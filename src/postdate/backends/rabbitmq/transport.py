@@ -48,7 +48,6 @@ from postdate.errors import (
     QueueNotFound,
     TransportError,
     TransportUnreachable,
-    UnsupportedTransactionMode,
 )
 from postdate.messages import Envelope
 from postdate.ports import (
@@ -65,6 +64,7 @@ from postdate.ports import (
     Transport,
     TransportCapabilities,
     Work,
+    refuse_work,
 )
 from postdate.runtime.threads import in_thread
 
@@ -158,7 +158,7 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
     async def send(
         self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
     ) -> Sequence[PostdateError | None]:
-        refuse_work(work)
+        refuse_work(work, "of RabbitMQ")
         return await self.publishing.send(envelopes, now, self._capabilities.largest_message_bytes)
 
     @override
@@ -239,11 +239,6 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
     async def close(self) -> None:
         await self.publishing.line.close()
         await self.consuming.close()
-
-
-def refuse_work(work: Sequence[Work]) -> None:
-    if work:
-        raise UnsupportedTransactionMode("queues of RabbitMQ cannot share a transaction with a database")
 
 
 class _HeldDelivery(NamedTuple):
@@ -336,7 +331,7 @@ class RabbitMqReceiver(Receiver):
         After an interruption in between, the message is received again and sends again. If one cannot be sent, earlier
         ones may have been.
         """
-        refuse_work(end.work)
+        refuse_work(end.work, "of RabbitMQ")
         held = self._what_holds(received)
         if end.outgoing:
             await self._send(end.outgoing, now)

@@ -28,7 +28,6 @@ FRAME: Final = Struct(">BHI")
 METHOD_FRAME: Final = Struct(">BHIHH")
 HEADER_FRAME: Final = Struct(">BHIHHQ")
 _UINT32: Final = Struct(">I")
-_UINT64: Final = Struct(">Q")
 _ACK: Final = Struct(">BHIHHQBB")
 
 Method = tuple[int, int]
@@ -98,10 +97,6 @@ def uint16(number: int) -> bytes:
 
 def uint32(number: int) -> bytes:
     return _UINT32.pack(number)
-
-
-def uint64(number: int) -> bytes:
-    return _UINT64.pack(number)
 
 
 def table(fields: Mapping[str, str | bool | int | Mapping[str, bool]]) -> bytes:

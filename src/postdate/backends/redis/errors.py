@@ -15,6 +15,7 @@ from postdate.errors import (
     StoreUnreachable,
     TransportError,
     TransportUnreachable,
+    first_line,
 )
 
 
@@ -48,7 +49,7 @@ _OF_ITSELF: Final = re.compile("(?!WRONGTYPE|BUSYKEY|BUSYGROUP|NOGROUP)[A-Z]{4,}
 
 def translate(error: Exception, meanings: RedisMeanings, place: str) -> PostdateError:
     """Return the error for a :class:`redis.exceptions.RedisError` or an :class:`OSError`."""
-    said = _first_line(error)
+    said = first_line(error)
     if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError):
         kind, text = meanings.unreachable, f"refuses us: {said}; check user and password of the address"
     elif isinstance(error, exceptions.NoPermissionError):
@@ -70,7 +71,3 @@ def translate(error: Exception, meanings: RedisMeanings, place: str) -> Postdate
     else:
         kind, text = meanings.other, f"does not do what was asked: {said}"
     return kind(f"{place} {text}")
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0].strip() or type(error).__name__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -124,9 +125,7 @@ def _checked(mended: Fields) -> DelayedMessage:
     if b"i" not in mended:
         raise InvalidMessage("its id is gone, so it cannot be put back; store it anew, and discard this")
     read = read_message(mended[b"i"], [mended.get(name) for name in (b"d", b"q", b"h", b"b", b"x", b"f")])
-    return DelayedMessage(
-        read.message_id, read.due, read.destination, read.headers, read.body, read.expires_at, read.number_of_failures
-    )
+    return replace(read)  # made anew, it is checked
 
 
 def _shown(number: int, fields: Fields) -> Quarantined:

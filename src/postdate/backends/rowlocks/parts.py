@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final, NamedTuple, Protocol
 
-from postdate.clock import from_microseconds, later, to_microseconds
+from postdate.clock import from_microseconds, nearest_instant, to_microseconds
 from postdate.errors import InvalidHeaders, InvalidMessage, PipelineError, StoreError, StoreTroubled
 from postdate.messages import DelayedMessage, decode_headers, encoded_deliver_at
 from postdate.ports import ScanFilter
@@ -161,11 +161,6 @@ def _instant(microseconds: int, what: str) -> datetime:
         return from_microseconds(microseconds)
     except OverflowError as error:
         raise InvalidMessage(f"{what} is outside the years 1 to 9999: {microseconds} us since 1970") from error
-
-
-def nearest_instant(microseconds: int) -> datetime:
-    """Return the time of a column, clamped to the calendar: for display and for sleeping."""
-    return later(from_microseconds(0), timedelta(microseconds=microseconds))
 
 
 def readable_due(row: MessageRow) -> int | None:

@@ -21,14 +21,13 @@ from postdate.backends.rowlocks.parts import (
     WaitingRow,
     check_columns,
     decoded,
-    nearest_instant,
 )
 from postdate.backends.rowlocks.pool import Pool
 from postdate.backends.rowlocks.quarantine import RowQuarantine
 from postdate.backends.rowlocks.statements import RowLockStatements
 from postdate.backends.rowlocks.tables import RowLockTables, numbered
 from postdate.backends.sql.questions import SqlQuestions
-from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
+from postdate.clock import brought_up_to_date, from_microseconds, nearest_instant, to_microseconds
 from postdate.errors import (
     ConfigurationError,
     DuplicateMessage,

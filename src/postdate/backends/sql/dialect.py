@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
-from typing import Any, Final, Protocol, TypeVar
+from datetime import datetime
+from typing import Any, Protocol, TypeVar
 
-from postdate.clock import from_microseconds, later, to_microseconds
+from postdate.clock import nearest_instant, to_microseconds
 
 T = TypeVar("T")
-
-_EPOCH: Final = from_microseconds(0)
 
 
 class Sessions(Protocol):
@@ -85,7 +83,7 @@ class SqlDialect(ABC):
 
     def instant(self, value: Any) -> datetime | None:
         """Return the time of a column, clamped to the calendar; ``None``: it has none."""
-        return later(_EPOCH, timedelta(microseconds=value)) if type(value) is int else None
+        return nearest_instant(value) if type(value) is int else None
 
     def content(self, content: bytes | None) -> Any:
         return content

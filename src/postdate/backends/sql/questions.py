@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -11,10 +12,15 @@ from typing_extensions import override
 
 from postdate.backends.sql.dialect import Sessions, SqlDialect
 from postdate.clock import EARLIEST
-from postdate.messages import DelayedMessage
+from postdate.messages import DelayedMessage, Headers
 from postdate.ports import AdministrableStore, MessageFilter, Record, RecordKind, StoreStatistics
 
 Values = Mapping[str, Any]
+
+
+def header_text(message_id: str) -> str:
+    """Return a message id as it stands in the text of encoded headers, which is compact JSON."""
+    return f"{json.dumps(Headers.MESSAGE_ID)}:{json.dumps(message_id, ensure_ascii=False)}"
 
 
 class SqlQuestions(AdministrableStore, ABC):

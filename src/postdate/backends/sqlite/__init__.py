@@ -51,6 +51,6 @@ BACKEND: Final = Backend(
     timeouts_source=Adapter("postdate.backends.sqlite.timeouts_source:SqliteDialect"),
     library=Adapter("postdate.backends.sqlite.setup:library_facts"),
     file_facts=Adapter("postdate.backends.sqlite.observation:look_at"),
-    scripts=Adapter("postdate.backends.sqlite.scripts:scripts"),
+    scripts=Adapter("postdate.backends.sqlite.database:scripts"),
     benchmark=Adapter("postdate.backends.sqlite.benchmark:SqliteTarget"),
 )

@@ -36,8 +36,7 @@ def connect(path: Path, *, synchronous: str = "full", read_only: bool = False) -
 
     ``synchronous``: see :class:`postdate.SqliteStore`.
     """
-    if read_only:
-        refuse_leftover(path)
+    refuse_leftover(path)
     with translated(path):
         mode = "ro" if read_only else "rwc"
         connection = sqlite3.connect(

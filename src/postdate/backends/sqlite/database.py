@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from postdate.backends.sqlite.outbox import SqliteOutbox
 from postdate.backends.sqlite.sagas import SqliteSagaStore
+from postdate.backends.sqlite.setup import setup_script
 from postdate.backends.sqlite.store import SqliteStore
-from postdate.backends.sqlite.timeouts import SqliteTimeouts
+from postdate.backends.sqlite.timeouts import SqliteTimeouts, setup_statements
 from postdate.backends.sqlite.transport import LocalTransport
 from postdate.persistence.databases import DatabaseObject
-from postdate.ports import Recording
+from postdate.ports import FileScripts, Recording
 
 
 class Sqlite(DatabaseObject):
@@ -73,3 +74,13 @@ class Sqlite(DatabaseObject):
         """Where a timeout manager keeps its timeouts."""
         synchronous, recording = self._settings["synchronous"], self._settings["recording"]
         return self.made(SqliteTimeouts(self.path, synchronous=synchronous, recording=recording))
+
+
+def scripts() -> FileScripts:
+    """Return the SQL that an administrator runs by hand to make a file."""
+    return FileScripts(
+        database=partial(setup_script, "database"),
+        timeouts=setup_statements,
+        sagas=partial(setup_script, "sagas"),
+        outbox=partial(setup_script, "outbox"),
+    )

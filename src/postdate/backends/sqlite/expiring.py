@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from postdate.backends.sqlite.rows import content_of, nearest_instant, read_rows
+from postdate.backends.sqlite.rows import content_of, read_rows, time_of
 from postdate.backends.sqlite.setting_aside import QUEUED, set_aside
 from postdate.backends.sqlite.transaction import Transaction, queue_topic
 from postdate.clock import EARLIEST
@@ -64,7 +64,7 @@ class _Message:
         return f"expired in its queue at {self.at().isoformat()}{kept}"
 
     def at(self) -> datetime:
-        return nearest_instant(self.ended_at) or EARLIEST
+        return time_of(self.ended_at) or EARLIEST
 
 
 def has_expired(connection: sqlite3.Connection, now: int) -> bool:

@@ -26,7 +26,6 @@ from postdate.backends.sqlite.connection import (
     create_schema,
     lock_patience,
     patiently,
-    schema_version,
 )
 from postdate.backends.sqlite.errors import translate, translated
 from postdate.backends.sqlite.expiring import BATCH, DEAD_LETTERS, has_expired, take_out_expired
@@ -50,6 +49,7 @@ from postdate.errors import (
     PostdateError,
     StoreError,
     StoreNotSetUp,
+    StoreReplaced,
     StoreUnavailable,
     StoreUnreachable,
 )
@@ -140,9 +140,8 @@ class SqliteFile:
         self._pid = os.getpid()
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
-        self._writer_of: Identity | None = None
-        self._reader_of: Identity | None = None
-        self._was_here = False
+        self._opened: Identity | None = None
+        self._replaced = False
         self._presence: FileLiveness | None = None
         self._claimant = 0
         self._writing = threading.RLock()
@@ -163,8 +162,8 @@ class SqliteFile:
             str(path),
             _HOUSEKEEPING_SECONDS,
             [
+                Chore("cannot look at the file", self._look_at_the_file),
                 Chore("cannot show that this process lives", self._show_life),
-                Chore("cannot go on with the file", self._look_at_the_file),
                 Chore("cannot look for what is due", self._look_for_news),
                 Chore("cannot look for processes that ended", self._look_for_the_dead),
                 Chore("cannot take expired messages out of their queues", self._take_out_expired),
@@ -221,11 +220,7 @@ class SqliteFile:
         """
         return await group_of(self, _JOBS_IN_ONE_COMMIT).run(self._commit_together, work)
 
-    async def run(self, work: Callable[[Transaction], T]) -> T:
-        return await self.write(work)
-
-    async def transaction(self, work: Callable[[Transaction], T]) -> T:
-        return await self.write(work)
+    run = transaction = write  # as of :class:`postdate.backends.sql.dialect.Sessions`
 
     def write_blocking(self, work: Callable[[Transaction], T]) -> T:
         """:meth:`write` in the calling thread, for pipeline processes and the command line."""
@@ -273,6 +268,7 @@ class SqliteFile:
     ) -> tuple[set[str], list[tuple[str, int]]]:
         self._begin(connection)
         try:
+            self._check_in_place()  # it may have waited long for its turn
             topics: set[str] = set()
             for job in jobs:
                 topics |= self._part(connection, job, alone=len(jobs) == 1)
@@ -347,12 +343,11 @@ class SqliteFile:
 
     # --- reading ------------------------------------------------------------------------------------------------
 
-    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Return the result of ``work`` on one consistent snapshot."""
+    async def read(self, work: Callable[[sqlite3.Connection], T], *, patiently: bool = False) -> T:
+        """Return the result of ``work`` on one consistent snapshot, however long it takes."""
         return await in_thread(self.read_blocking, work)
 
-    async def look(self, work: Callable[[sqlite3.Connection], T], *, patiently: bool = False) -> T:
-        return await self.read(work)
+    look = read
 
     def read_blocking(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._reading, translated(self.path):
@@ -379,7 +374,7 @@ class SqliteFile:
     def is_in_force(self, claimant: int) -> bool:
         """Return whether claims under a number are still in force; reads the file only after a long silence."""
         presence = self._presence
-        if claimant != self._claimant or presence is None:
+        if claimant != self._claimant or presence is None or self._replaced:
             return False
         if not presence.is_overdue(time.monotonic()):
             return True
@@ -419,8 +414,9 @@ class SqliteFile:
         return False
 
     def _look_at_the_file(self) -> bool:
-        if self._is_replaced(self._writer_of):
-            self.setup_blocking()
+        if self._is_replaced():
+            self._chores.stop()
+            self._wakeups.signal(self._wakeups.topics, ())  # whoever waits for news is told at once
         return False
 
     def _look_for_news(self) -> bool:
@@ -517,62 +513,55 @@ class SqliteFile:
         return presence_folder(self.path)
 
     def _writing_connection(self) -> sqlite3.Connection:
-        if self._writer is not None and self._is_replaced(self._writer_of):
-            self._writer.close()  # what is in the log of the old file stays there: SQLite sees that the file has moved
-            self._writer = None
+        self._check_in_place()
         if self._writer is None:
+            self._check_usable()
             self._open_writer()
         assert self._writer is not None
         return self._writer
 
-    def _is_replaced(self, identity: Identity | None) -> bool:
-        return identity_of(self.path) != identity
+    def _check_in_place(self) -> None:
+        """Refuse everything once another file, or none, is at the path: SQLite would go on writing to the one before.
+
+        Nothing that was committed is lost: it is in the file before, or in its log, which no other file is opened with.
+        """
+        if self._is_replaced():
+            raise StoreReplaced(
+                f"{self.path} was replaced, removed or moved away while this process had it open: stop every process "
+                f"that uses it, see to it that the right file is there, and start them again"
+            )
+
+    def _is_replaced(self) -> bool:
+        """Once it is, that is for good, and what this process holds is void."""
+        if not self._replaced and self._opened is not None and identity_of(self.path) != self._opened:
+            self._replaced = True
+            for fenced in list(self._when_fenced):
+                fenced(self._claimant)
+        return self._replaced
 
     def _open_writer(self) -> None:
-        """Open the file, or the one that has replaced it; a replacement must not be empty."""
-        self._check_usable()
-        again, presence, number = self._was_here, self._presence, self._claimant
-        known = self._writer_of or self._reader_of
-        if again and identity_of(self.path) is None:
-            raise StoreUnreachable(
-                f"{self.path} is gone: it was deleted or moved away while this process had it open. Put it back, or a "
-                f"backup in its place; to begin with an empty one, stop every process that uses it first"
-            )
         with alone(self.path):
             before = identity_of(self.path)
             connection = connect(self.path, synchronous=self.synchronous)
             try:
-                self._prepare(connection, may_be_empty=not again)
+                check_intact(connection, self.path)
+                (create_schema if self._create else check_schema)(connection, self.path)
                 self._register(connection)
-                self._writer_of = self._identity_since(before)
             except OSError as error:
                 connection.close()
                 raise StoreUnavailable(f"{self._presence_folder}: {error}") from error
             except BaseException:
                 connection.close()
                 raise
-        self._writer, self._was_here = connection, True
-        is_another = known not in {None, self._writer_of}  # the same one, if it has been read only until now
-        for fenced in list(self._when_fenced) if is_another else ():
-            fenced(number)
-        if is_another:
-            log.error("%s was replaced while this process had it open; it goes on with the one there now", self.path)
-            self._wakeups.signal(self._wakeups.topics, ())
-        if presence is not None:
-            presence.leave()
+        self._writer = connection
+        self._note_identity(before)
         self._chores.start()
 
-    def _identity_since(self, before: Identity | None) -> Identity | None:
-        """Return the opened file's identity, or ``before`` if that is another: the next use compares again."""
-        after = identity_of(self.path)
-        return after if before in {None, after} else before  # in doubt it is looked at again at the next use
-
-    def _prepare(self, connection: sqlite3.Connection, *, may_be_empty: bool) -> None:
-        check_intact(connection, self.path)
-        if self._create and (may_be_empty or schema_version(connection, self.path)):
-            create_schema(connection, self.path)
-        else:
-            check_schema(connection, self.path)
+    def _note_identity(self, before: Identity | None) -> None:
+        """Note which file was opened first; if it may be another than ``before``, the next use finds it replaced."""
+        if self._opened is None:
+            after = identity_of(self.path)
+            self._opened = after if before in {None, after} else before
 
     def _register(self, connection: sqlite3.Connection) -> None:
         """Take a number and its lock file, and listen under it. After a failure the state is as before."""
@@ -609,14 +598,11 @@ class SqliteFile:
 
     def _reading_connection(self) -> sqlite3.Connection:
         self._check_usable()
-        if self._reader is not None and self._is_replaced(self._reader_of):
-            self._reader.close()
-            self._reader = None
-            self.setup_blocking()  # whoever writes puts aside what the old file has left
+        self._check_in_place()
         if self._reader is None:
             before = identity_of(self.path)
             self._reader = self._looking_connection()
-            self._reader_of, self._was_here = self._identity_since(before), True
+            self._note_identity(before)
         return self._reader
 
     def _looking_connection(self) -> sqlite3.Connection:
@@ -655,8 +641,10 @@ class SqliteFile:
                 self._reader = None
             if self._writer is not None:
                 with suppress(PostdateError):  # full or unwritable by now: the next process finds us gone and does it
-                    if not self._is_replaced(self._writer_of):
-                        self.write_blocking(lambda tx: _forget(tx, tx.claimant))
+                    self.write_blocking(lambda tx: _forget(tx, tx.claimant))
+                if self._replaced:  # all that was committed into the file that it was committed to, wherever that is
+                    with suppress(sqlite3.Error):
+                        self._writer.execute("PRAGMA wal_checkpoint(truncate)")
                 self._writer.close()
                 self._writer = None
                 forget_log(self.path)

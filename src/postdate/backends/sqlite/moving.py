@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from postdate.backends.sqlite.file import Transaction, queue_topic
-from postdate.backends.sqlite.rows import nearest_instant, read_rows, shown
+from postdate.backends.sqlite.rows import read_rows, shown, time_of
 from postdate.backends.sqlite.waiting import next_attempt
 from postdate.clock import LATEST
 from postdate.ports import NOTHING_MOVED, Moved, MoveReport
@@ -63,7 +63,7 @@ def _listed(tx: Transaction) -> Moved:
     ids, dues, destinations, expired = zip(*rows, strict=True)
     return Moved(
         [shown(each) for each in ids],
-        [nearest_instant(due) or LATEST for due in dues],
+        [time_of(due) or LATEST for due in dues],
         [shown(each) for each in destinations],
         [bool(each) for each in expired],
     )

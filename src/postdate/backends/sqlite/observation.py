@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -12,17 +11,17 @@ from typing import Any, Final
 
 from typing_extensions import override
 
+from postdate.backends.sql.questions import header_text
 from postdate.backends.sqlite.connection import check_schema, connect
 from postdate.backends.sqlite.errors import translated
 from postdate.backends.sqlite.file import DUE, SqliteFile, queue_topic
 from postdate.backends.sqlite.liveness import is_gone, presence_folder
 from postdate.backends.sqlite.quarantine import looked_at
-from postdate.backends.sqlite.rows import Row, envelope_of, message_of, nearest_instant
+from postdate.backends.sqlite.rows import Row, envelope_of, message_of, time_of
 from postdate.backends.sqlite.setting_aside import QUEUED, WAITING
 from postdate.backends.sqlite.setup import newest_version
 from postdate.clock import from_microseconds
 from postdate.errors import QueueNotFound
-from postdate.messages import Headers
 from postdate.ports import FileFacts, Observer, Process, Queued, Standing
 
 OLDEST_SQLITE: Final = (3, 35, 0)
@@ -60,7 +59,7 @@ class FileObserver(Observer):
     @override
     async def retries_of(self, message_id: str) -> Sequence[Standing]:
         sql = f"{_STANDING} WHERE instr(t.headers, ?) AND d.message_id <> ? ORDER BY d.seq"
-        values = (_header(message_id), message_id)
+        values = (header_text(message_id), message_id)
         return await looked_at(self._file, WAITING, sql, values, _standing)
 
     @override
@@ -89,18 +88,13 @@ class FileObserver(Observer):
     @override
     async def find_in_queues(self, message_id: str) -> Sequence[Queued]:
         sql = f"{_QUEUED} WHERE m.message_id = ? OR instr(t.headers, ?) ORDER BY m.seq"
-        values = (message_id, _header(message_id))
+        values = (message_id, header_text(message_id))
         return await looked_at(self._file, QUEUED, sql, values, _queued)
-
-
-def _header(message_id: str) -> str:
-    """Return a message id as it stands in the text of encoded headers, which is compact JSON."""
-    return f"{json.dumps(Headers.MESSAGE_ID)}:{json.dumps(message_id, ensure_ascii=False)}"
 
 
 def _standing(row: Row) -> Standing:
     *message, attempt_at, pid = row
-    return Standing(message_of(message), nearest_instant(attempt_at), pid)
+    return Standing(message_of(message), time_of(attempt_at), pid)
 
 
 def _queued(row: Row) -> Queued:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
-from postdate.clock import from_microseconds, later
+from postdate.clock import from_microseconds, nearest_instant
 from postdate.errors import InvalidHeaders, InvalidMessage
 from postdate.messages import DelayedMessage, Envelope, decode_headers
 
@@ -27,8 +27,6 @@ QUEUED_COLUMNS: Final = (
     "(SELECT body FROM content AS c WHERE c.seq = content)"
 )
 """Of a message in a queue, for :func:`envelope_of`."""
-
-_EPOCH: Final = from_microseconds(0)
 
 T = TypeVar("T")
 Row = Sequence[Any]
@@ -80,12 +78,9 @@ def instant(value: object, what: str) -> datetime:
         raise InvalidMessage(f"{what} is outside the years 1 to 9999: {value} us since 1970") from error
 
 
-def nearest_instant(value: object) -> datetime | None:
-    """Return the time of a column, clamped to the calendar; ``None``: it holds no time.
-
-    For display and for sleeping: whoever claims the message finds out what is wrong.
-    """
-    return later(_EPOCH, timedelta(microseconds=value)) if type(value) is int else None
+def time_of(value: object) -> datetime | None:
+    """Return the time of a column, clamped; ``None``: it holds none. Whoever claims the message finds out."""
+    return nearest_instant(value) if type(value) is int else None
 
 
 def content_of(headers: object, body: object) -> tuple[Mapping[str, str], bytes]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from postdate.backends.sqlite.recording import record
@@ -17,11 +15,11 @@ from postdate.backends.sqlite.rows import (
     decoded,
     envelope_of,
     message_of,
-    nearest_instant,
     read_rows,
+    time_of,
 )
 from postdate.backends.sqlite.transaction import Transaction
-from postdate.clock import from_microseconds
+from postdate.clock import to_microseconds
 from postdate.ports import RecordKind
 
 log = logging.getLogger("postdate.embedded")
@@ -92,13 +90,9 @@ def set_aside(tx: Transaction, shelf: QuarantineTable, bad: Mapping[int, str], a
 
 def readable(due: object) -> int | None:
     """Return a due time in microseconds; ``None``: the value is no instant."""
-    return due if isinstance(due, int) and nearest_instant(due) == _exact(due) else None
-
-
-def _exact(due: int) -> datetime | None:
-    with suppress(OverflowError):
-        return from_microseconds(due)
-    return None
+    nearest = time_of(due)
+    exact = None if nearest is None else to_microseconds(nearest)
+    return exact if exact == due else None
 
 
 def claimed(

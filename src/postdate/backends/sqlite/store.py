@@ -24,7 +24,7 @@ from postdate.backends.sqlite.moving import move
 from postdate.backends.sqlite.observation import FileObserver
 from postdate.backends.sqlite.quarantine import FileQuarantine, looked_at
 from postdate.backends.sqlite.recording import insert, insert_or_revive, record, signal_if_first
-from postdate.backends.sqlite.rows import WAITING_COLUMNS, Row, message_of, nearest_instant
+from postdate.backends.sqlite.rows import WAITING_COLUMNS, Row, message_of, time_of
 from postdate.backends.sqlite.scanning import read_scan, scan_parts
 from postdate.backends.sqlite.setting_aside import WAITING, claimed, set_aside
 from postdate.backends.sqlite.transaction import SqliteSqlDialect
@@ -324,11 +324,11 @@ class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
                 return False
             seq, old_due, destination, expires_at = row
             if expires_at is not None and new_due > expires_at:
-                said = nearest_instant(expires_at)
+                said = time_of(expires_at)
                 raise InvalidMessage(f"message {message_id!r} expires at {said and said.isoformat()}, before that")
             signal_if_first(tx, new_due)
             tx.execute("UPDATE delayed_message SET due = ?, attempt_at = ? WHERE seq = ?", (new_due, new_due, seq))
-            old = nearest_instant(old_due)
+            old = time_of(old_due)
             if old is not None:
                 tx.execute(_RETIME, (encoded_deliver_at(old), encoded_deliver_at(due), seq))
             record(tx, RecordKind.RESCHEDULED, (message_id, new_due, destination), at)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, cast
@@ -33,6 +34,7 @@ from postdate.errors import (
     MessageTooLarge,
     PostdateError,
     QueueNotFound,
+    StoreReplaced,
     StoreUnreachable,
     TimeToBeReceivedInTransaction,
 )
@@ -59,7 +61,6 @@ _INSERT: Final = """
     INSERT INTO queue_message (queue_id, message_id, due, expires_at, ends_at, dead_letter, content)
     VALUES (?, ?, ?, ?, ?, ?, ?)"""
 _ALIVE: Final = "claimant IS NULL AND (ends_at IS NULL OR ends_at >= :now)"
-# By name, every time: in a replaced file another queue may have the number.
 _FIRST: Final = f"""
     SELECT (
         SELECT seq FROM queue_message AS m INDEXED BY queue_message_free
@@ -368,7 +369,8 @@ class LocalReceiver(Receiver):
             tx.signal(queue_topic(self._queue))
 
         if held:
-            await self._file.write(give_back)
+            with suppress(StoreReplaced):  # the file before is nobody's any more
+                await self._file.write(give_back)
         for received in held:
             self._let_go(received)
         if self._stop_listening is not None:

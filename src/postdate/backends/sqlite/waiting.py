@@ -6,7 +6,7 @@ import sqlite3
 from datetime import datetime
 from typing import Final
 
-from postdate.backends.sqlite.rows import WAITING_COLUMNS, nearest_instant
+from postdate.backends.sqlite.rows import WAITING_COLUMNS, time_of
 
 # Due times differ from attempt_at only in failed and claimed rows: so not every row is read.
 next_due: Final = """
@@ -37,4 +37,4 @@ def next_attempt(connection: sqlite3.Connection) -> datetime | None:
     row = connection.execute(
         "SELECT attempt_at FROM delayed_message WHERE attempt_at IS NOT NULL ORDER BY attempt_at LIMIT 1"
     ).fetchone()
-    return None if row is None else nearest_instant(row[0])
+    return None if row is None else time_of(row[0])

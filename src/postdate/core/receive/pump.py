@@ -23,6 +23,7 @@ from postdate.core.receive.watching import WatchedReceiver
 from postdate.core.recoverability import is_outage, retry_delay, text_of
 from postdate.errors import ClaimLost, PostdateError, TransportUnavailable
 from postdate.ports import Received, Receiver
+from postdate.runtime.bounded import Bounded
 from postdate.runtime.outage_log import OutageLog
 
 log = logging.getLogger("postdate.pump")
@@ -65,7 +66,7 @@ class MessagePump:
         self._reading = Prefetch(concurrency) if prefetches else None
         self._receiver = receiver if isinstance(receiver, WatchedReceiver) else WatchedReceiver(receiver, clock)
         self._step, self._concurrency = step, concurrency
-        self._lost = dict[str, int]()
+        self._lost = Bounded[str, int](_LOSSES_REMEMBERED)
         self._clock, self._breaker, self._queue = clock, breaker, queue
         self._letting_go = in_real_time(clock, LETTING_GO)
         self._stop = anyio.Event()
@@ -301,9 +302,7 @@ class MessagePump:
         """Count a claim that was lost before its message, handled, could end: few queues count it."""
         if isinstance(error, ClaimLost):
             id_ = received.envelope.message_id
-            self._lost[id_] = self._lost.pop(id_, 0) + 1
-            if len(self._lost) > _LOSSES_REMEMBERED:
-                del self._lost[next(iter(self._lost))]
+            self._lost[id_] = self._lost.get(id_, 0) + 1
 
     async def _see_through(self, received: Received, told: Received, outcome: StepOutcome) -> None:
         """Carry out an outcome, and when that fails the next that is decided; the step saw the message as ``told``."""

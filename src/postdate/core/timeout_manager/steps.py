@@ -26,6 +26,7 @@ from postdate.errors import NotADelayedMessage, TimeoutConcurrentlyProcessed
 from postdate.messages import Envelope, Headers
 from postdate.ports import End, Received, Transport, Work
 from postdate.ports.timeouts import Timeout, TimeoutClaim, TimeoutPersister
+from postdate.runtime.bounded import Bounded
 
 log = logging.getLogger("postdate.timeout_manager")
 
@@ -134,7 +135,7 @@ class DispatchStep:
         self._persister, self._enlisting, self._transport, self._clock = persister, enlisting, transport, clock
         self._asking, self._sending = Guard.of_store(persister, clock), Guard.of_transport(transport, clock)
         self._gone, self._recovery = gone, recovery
-        self._sent: dict[str, None] = {}  # in order: the oldest are forgotten first
+        self._sent = Bounded[str, None](SENT_REMEMBERED)
 
     async def handle(self, received: Received) -> StepOutcome:
         """A timeout that is gone is success."""
@@ -192,8 +193,6 @@ class DispatchStep:
         if error is not None:
             raise error
         self._sent[timeout_id] = None
-        if len(self._sent) > SENT_REMEMBERED:
-            del self._sent[next(iter(self._sent))]
 
     async def _ended(self, timeout_id: str, timeout: Timeout | None = None) -> None:
         self._gone(timeout_id)

@@ -37,7 +37,6 @@ from postdate.wiring import (
     open_store,
     open_transport,
     own_queues,
-    queue_observer,
     store_observer,
     store_settings,
     transport_settings,
@@ -168,7 +167,7 @@ class _Looking:
                     self.needed = list(dict.fromkeys([*self.needed, *sources(self.settings, transport)]))
                     destinations = () if self.stored is None else self.stored.destinations
                     names = list(dict.fromkeys([*self.needed, *destinations]))
-                    view = queue_observer(transport)
+                    view = transport.observer()
                     self.listable = view is not None
                     self.lengths = await lengths_on_server(transport, view, names)
                     self.checks += await limits_on_server(transport, list(self.lengths or ()))

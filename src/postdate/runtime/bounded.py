@@ -1,0 +1,25 @@
+"""A memory of a bounded number of things."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from typing_extensions import override
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Bounded(dict[K, V]):
+    """The entries that were set last, ``limit`` at most: the one that was set longest ago is forgotten first."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit = limit
+
+    @override
+    def __setitem__(self, key: K, value: V, /) -> None:
+        self.pop(key, None)
+        super().__setitem__(key, value)
+        if len(self) > self._limit:
+            del self[next(iter(self))]
