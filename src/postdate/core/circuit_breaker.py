@@ -32,7 +32,7 @@ class BreakerState(enum.Enum):
 
 
 class RepeatedFailures:
-    """Trips when something keeps failing for ``time_to_trigger`` without one success; at once if trying again is in vain.
+    """Trips when something keeps failing for ``time_to_trigger`` without one success; at once if retrying is in vain.
 
     ``trigger`` is then called, once, with the text ``critical`` and the last error. Whoever runs the breaker calls
     :meth:`check` at :attr:`deadline`, so that it trips also when nobody tries any more. "Armed" is logged once a minute
