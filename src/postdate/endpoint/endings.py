@@ -124,7 +124,7 @@ class MessageEndings:
         Queues that expire messages have looked at what is not in the headers, by their own clock.
         """
         envelope, headers = received.envelope, received.envelope.headers
-        if self.ignore_time_to_be_received or (envelope.expires_at is None and not may_expire(headers)):
+        if self.ignore_time_to_be_received or not may_expire(envelope):
             return None
         if not self.outgoing.transport.capabilities.expires_messages:
             headers = _own_headers(envelope)
@@ -225,7 +225,7 @@ def _own_headers(envelope: Envelope) -> Mapping[str, str]:
     """Return the headers with the expiry that only the queue knew; a time to be received is in them already."""
     if Headers.TIME_TO_BE_RECEIVED in envelope.headers:
         return envelope.headers
-    return headers_with_expiry(envelope.headers, envelope.expires_at)
+    return headers_with_expiry(envelope)
 
 
 def _id(received: Received) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from postdate.backends.azure.pages import Entity
 from postdate.backends.azure.records import Records
 from postdate.backends.azure.storing import Storing
 from postdate.errors import InvalidMessage, MessageError, MessageNotFound, StoreError
-from postdate.messages import MESSAGE_ID_LIMIT, DelayedMessage, check_text, encode_headers
+from postdate.messages import MESSAGE_ID_LIMIT, check_text, encode_headers
 from postdate.ports import Mending, Quarantine, Quarantined
 
 _PARTITION: Final = "malformed"
@@ -120,11 +121,7 @@ def mended(entity: Entity, mending: Mending) -> DelayedEntity:
         columns["Destination"] = mending.destination
     if mending.due is not None:
         columns |= {"Due": text_of(mending.due), "RowKey": row_key(_id_of(entity), mending.due)}
-    read = read_entity(columns).message
-    checked = DelayedMessage(
-        read.message_id, read.due, read.destination, read.headers, read.body, read.expires_at, read.number_of_failures
-    )
-    return DelayedEntity.new(checked)
+    return DelayedEntity.new(replace(read_entity(columns).message))  # which checks it
 
 
 def _id_of(entity: Entity) -> str:

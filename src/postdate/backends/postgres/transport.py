@@ -593,10 +593,7 @@ def _end_of(envelope: Envelope, now: datetime) -> tuple[datetime | None, timedel
     """
     if Headers.FAILED_QUEUE in envelope.headers:
         return None, None
-    spans = [] if envelope.time_to_be_received is None else [envelope.time_to_be_received]
-    if envelope.expires_at is not None:
-        spans.append(envelope.expires_at - now)
-    span = min(spans, default=None)
+    span = envelope.time_left(now)
     return envelope.expires_at, None if span is None or span > _LONGEST_SPAN else span
 
 

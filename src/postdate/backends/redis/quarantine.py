@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -12,7 +13,7 @@ from typing_extensions import override
 from postdate.backends.redis.layout import message_parts, pairs, read_envelope, read_instant, read_message, written
 from postdate.backends.redis.server import RedisServer
 from postdate.errors import DuplicateMessage, InvalidMessage, MessageNotFound, QueueNotFound
-from postdate.messages import DelayedMessage, Envelope, encode_headers
+from postdate.messages import DelayedMessage, encode_headers
 from postdate.ports import Mending, Quarantine, Quarantined
 
 _NAMES: Final = {
@@ -90,7 +91,7 @@ class QueueQuarantine(_SetAside):
         fields = _with(await self._fields(number), mending)
         queue = fields.get(b"Q", b"").decode(errors="replace")
         found, _ = read_envelope(queue, [fields.get(name) for name in (b"i", b"h", b"b", b"x", b"d", b"f")])
-        Envelope(queue, found.message_id, found.headers, found.body, found.expires_at, found.due)
+        replace(found)  # which checks it
         call = (number, fields[b"h"], fields[b"b"], fields.get(b"d", b""))
         match await self._server.run("put_back_queued", *call):
             case 0:
@@ -123,10 +124,7 @@ def _with(fields: Fields, mending: Mending) -> Fields:
 def _checked(mended: Fields) -> DelayedMessage:
     if b"i" not in mended:
         raise InvalidMessage("its id is gone, so it cannot be put back; store it anew, and discard this")
-    read = read_message(mended[b"i"], [mended.get(name) for name in (b"d", b"q", b"h", b"b", b"x", b"f")])
-    return DelayedMessage(
-        read.message_id, read.due, read.destination, read.headers, read.body, read.expires_at, read.number_of_failures
-    )
+    return replace(read_message(mended[b"i"], [mended.get(name) for name in (b"d", b"q", b"h", b"b", b"x", b"f")]))
 
 
 def _shown(number: int, fields: Fields) -> Quarantined:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, cast
@@ -194,12 +195,14 @@ class LocalTransport(FileQuarantine, Transport):
 
     def _end(self, envelope: Envelope, now: datetime, *, in_transaction: bool) -> tuple[int | None, bool]:
         """Return when the queue ends a message, and whether it is kept as a dead letter then."""
-        span, expiry = envelope.time_to_be_received, self._rules.expiry
+        expiry = self._rules.expiry
         if expiry is not None:
-            span = expiry.native(envelope, in_transaction=in_transaction).time_to_be_received
-        if span is None and envelope.expires_at is None:
+            native = expiry.native(envelope, in_transaction=in_transaction)
+            envelope = replace(envelope, time_to_be_received=native.time_to_be_received)
+        left = envelope.time_left(now)
+        if left is None:
             return None, expiry is not None and expiry.keeps(envelope, expires=False)
-        ends_at = end_in_queue(envelope, span, sent_at=now, now=self._rules.clock.now())
+        ends_at = end_in_queue(left, self._rules.clock.now())
         return ends_at, expiry is not None and expiry.keeps(envelope, expires=True)
 
     @override
