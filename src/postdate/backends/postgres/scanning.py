@@ -26,7 +26,7 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
 """SQL of the columns that are not a column of that name in ``t``."""
 
 _TABLES: Final = {"records": "record", "queued": "queue_message"}
-_CONTENT: Final = frozenset({"headers", "body"})
+CONTENT: Final = frozenset({"headers", "body"})
 
 BEGIN_SCAN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
@@ -96,7 +96,7 @@ def _relation(names: SchemaNames, table: str, scan: Scan) -> str:
         return f"{names.plain('queue_message')} AS t JOIN {names.plain('queue')} AS q USING (queue_id)"
     pending = f"{names.plain(table)} AS t"
     # Every waiting message has its content: the join is only needed for its columns.
-    if _CONTENT.isdisjoint(scan.columns):
+    if CONTENT.isdisjoint(scan.columns):
         return pending
     # One index look for each row: a planner's join would read all contents for each share.
     content = f"SELECT k.headers, k.body FROM {names.plain('content')} AS k WHERE k.number = t.number OFFSET 0"

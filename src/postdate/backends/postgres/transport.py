@@ -15,7 +15,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeVar
@@ -36,7 +36,7 @@ from postdate.backends.postgres.quarantine import (
     named,
 )
 from postdate.backends.postgres.queues import QueueStatements
-from postdate.backends.postgres.rows import Unreadable, present, read
+from postdate.backends.postgres.rows import Row, Unreadable, envelope_of, read
 from postdate.backends.postgres.scripts import queues_script, tables_script
 from postdate.errors import (
     ClaimLost,
@@ -51,7 +51,6 @@ from postdate.messages import (
     Envelope,
     Headers,
     check_headers,
-    decode_headers,
     encode_headers,
     why_too_large,
 )
@@ -90,7 +89,6 @@ _FEW: Final = 10
 
 _SENT_AT_ONCE: Final = _IN_ONE_STATEMENT // _FEW
 
-Row = tuple[Any, ...]
 _Rows = Sequence[Row | MessageTooLarge]
 T = TypeVar("T")
 
@@ -401,7 +399,8 @@ class PostgresReceiver(Receiver):
                 "limit": limit,
                 "low": self._low.value(),
             }
-            return read(connection.execute(self._sql.claim, values, prepare=True, binary=True), _NUMBER_AT, _decoded)
+            found = connection.execute(self._sql.claim, values, prepare=True, binary=True)
+            return read(found, _NUMBER_AT, self._decoded)
 
         rows, bad = self._database.run_blocking(claim)
         self._low.claimed([*(row[_NUMBER_AT] for row in rows), *(row.number for row in bad)])
@@ -437,7 +436,7 @@ class PostgresReceiver(Receiver):
             def find(connection: Connection) -> tuple[list[Row], list[Unreadable]]:
                 queue_id = self._transport.queue_id(connection, self._queue)
                 values = {"holder": holder, "queue": queue_id, "id": message_id}
-                return read(connection.execute(self._sql.take, values, binary=True), _NUMBER_AT, _decoded)
+                return read(connection.execute(self._sql.take, values, binary=True), _NUMBER_AT, self._decoded)
 
             rows, bad = self._database.run_blocking(find)
             if bad:
@@ -450,9 +449,12 @@ class PostgresReceiver(Receiver):
 
         return await self._in_thread(take)
 
+    def _decoded(self, row: Row) -> Row:
+        has_ended, queue_id, number, *columns = row
+        return (has_ended, queue_id, number, *envelope_of(self._queue, *columns))
+
     def _received(self, row: Row, holder: int) -> Received:
-        _, queue_id, number, message_id, due, expires_at, failures, headers, body = row
-        envelope = Envelope.restored(self._queue, message_id, headers, body, _utc(expires_at), _utc(due))
+        _, queue_id, number, envelope, failures = row
         token = _Hold(queue_id, number, holder)
         received = self._held[token] = Received(envelope, failures, token)
         return received
@@ -531,11 +533,6 @@ class PostgresReceiver(Receiver):
             await self._give_back(holds, failures=0)
 
 
-def _decoded(row: Row) -> Row:
-    *others, headers, body = row
-    return (*others, decode_headers(present(headers)), body)
-
-
 class _Hold:
     """Identifies a claim."""
 
@@ -595,7 +592,3 @@ def _end_of(envelope: Envelope, now: datetime) -> tuple[datetime | None, timedel
         return None, None
     span = envelope.time_left(now)
     return envelope.expires_at, None if span is None or span > _LONGEST_SPAN else span
-
-
-def _utc(instant: datetime | None) -> datetime | None:
-    return None if instant is None else instant.astimezone(UTC)
