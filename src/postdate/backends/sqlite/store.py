@@ -24,14 +24,14 @@ from postdate.backends.sqlite.moving import move
 from postdate.backends.sqlite.observation import FileObserver
 from postdate.backends.sqlite.quarantine import FileQuarantine, looked_at
 from postdate.backends.sqlite.recording import insert, insert_or_revive, record, signal_if_first
-from postdate.backends.sqlite.rows import WAITING_COLUMNS, Row, message_of, nearest_instant
+from postdate.backends.sqlite.rows import WAITING_COLUMNS, Row, message_of, nearest_instant, waiting_row
 from postdate.backends.sqlite.scanning import read_scan, scan_parts
 from postdate.backends.sqlite.setting_aside import WAITING, claimed, set_aside
 from postdate.backends.sqlite.transaction import SqliteSqlDialect
 from postdate.backends.sqlite.waiting import next_attempt
 from postdate.clock import to_microseconds
-from postdate.errors import ClaimLost, DuplicateMessage, InvalidMessage, PostdateError
-from postdate.messages import DelayedMessage, encoded_deliver_at, stored_headers
+from postdate.errors import ClaimLost, DuplicateMessage, PostdateError
+from postdate.messages import DelayedMessage, check_reschedule, encoded_deliver_at
 from postdate.ports import (
     OUTCOME_RECORDS,
     ArchivableStore,
@@ -147,8 +147,8 @@ class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
 
     @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
-        work, at = self._row(message), to_microseconds(now)
-        await self.file.write(lambda tx: _insert_new(tx, [work], at))
+        row, at = waiting_row(message, self._capabilities.largest_message_bytes), to_microseconds(now)
+        await self.file.write(lambda tx: _insert_new(tx, [row], at))
 
     @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
@@ -161,20 +161,17 @@ class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
 
     @override
     def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
-        rows, at = [self._row(message) for message in messages], to_microseconds(now)
+        rows, at = self._rows(messages), to_microseconds(now)
 
         return lambda tx: _insert_new(tx, rows, at)
 
     def _storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Callable[[Transaction], StoreReport]:
-        rows = [self._row(message) for message in messages]
-        at = to_microseconds(now)
+        rows, at = self._rows(messages), to_microseconds(now)
         return lambda tx: insert(tx, rows, at)
 
-    def _row(self, message: DelayedMessage) -> tuple[Any, ...]:
-        due = to_microseconds(message.due)
-        headers = stored_headers(message, self._capabilities.largest_message_bytes)
-        expires_at = None if message.expires_at is None else to_microseconds(message.expires_at)
-        return (message.message_id, due, due, message.destination, expires_at, headers, message.body)
+    def _rows(self, messages: Sequence[DelayedMessage]) -> list[tuple[Any, ...]]:
+        limit = self._capabilities.largest_message_bytes
+        return [waiting_row(message, limit) for message in messages]
 
     # --- the simple contract ------------------------------------------------------------------------------------
 
@@ -323,9 +320,7 @@ class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
             if row is None or _is_claimed(tx, message_id):
                 return False
             seq, old_due, destination, expires_at = row
-            if expires_at is not None and new_due > expires_at:
-                said = nearest_instant(expires_at)
-                raise InvalidMessage(f"message {message_id!r} expires at {said and said.isoformat()}, before that")
+            check_reschedule(message_id, due, nearest_instant(expires_at))
             signal_if_first(tx, new_due)
             tx.execute("UPDATE delayed_message SET due = ?, attempt_at = ? WHERE seq = ?", (new_due, new_due, seq))
             old = nearest_instant(old_due)
