@@ -7,20 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg.pq import Format
 
 from postdate.errors import InvalidHeaders, MessageError
-from postdate.messages import DelayedMessage, Envelope, decode_headers, stored_headers
+from postdate.messages import DelayedMessage, Envelope, Headers, decode_headers, stored_headers
 
 Row = tuple[Any, ...]
 T = TypeVar("T")
 
 _DAMAGED: Final = (psycopg.DataError, MessageError, ValueError, OverflowError)
 """Errors of the driver for values that Python does not have (a time outside the calendar), and ours for messages."""
+
+_LONGEST_LEFT: Final = timedelta(days=1_000 * 365)
+"""Longer means never; the database's calendar ends, too."""
 
 EARLIEST_TIME: Final = "'0001-01-01 00:00:00+00'::timestamptz"
 LATEST_TIME: Final = "'9999-12-31 23:59:59.999999+00'::timestamptz"
@@ -113,6 +116,18 @@ def row_of(message: DelayedMessage, largest_message_bytes: int) -> Row:
     """Return the row of a message. Raises `MessageTooLarge`."""
     headers = stored_headers(message, largest_message_bytes)
     return (message.message_id, message.due, message.destination, message.expires_at, headers, message.body)
+
+
+def queued_row(envelope: Envelope, headers: str, now: datetime) -> Row:
+    """Return the row of a message to a queue; last its expiry, and the time left, counted from the arrival.
+
+    A copy in the error queue never expires (specification 2.5).
+    """
+    columns = (envelope.destination, envelope.message_id, envelope.due, headers, envelope.body)
+    if Headers.FAILED_QUEUE in envelope.headers:
+        return (*columns, None, None)
+    left = envelope.time_left(now)
+    return (*columns, envelope.expires_at, None if left is None or left > _LONGEST_LEFT else left)
 
 
 def message_of(  # noqa: PLR0913 - the columns

@@ -3,8 +3,8 @@
 A received message is held under the number of this process, which ends with the process: no lease runs out.
 Receiving, the sends of the handler and all other changes of the database are one transaction.
 
-Messages expire by the clock of the server: the time left of an ``expires_at``, by the clock of its sender, counts from
-the arrival, so clocks of senders and receivers do not matter. An expired message is not received, not counted, and
+Messages expire by the clock of the server: the time left until an expiry, by the clock of its sender, counts from the
+arrival, so clocks of senders and receivers do not matter. An expired message is not received, not counted, and
 soon removed and recorded (:mod:`postdate.backends.postgres.expiring`). One received in time does not expire any more,
 unless it goes back to its queue. Source: specification 2.2, 2.5, 6; ADR 0007.
 """
@@ -36,7 +36,7 @@ from postdate.backends.postgres.quarantine import (
     named,
 )
 from postdate.backends.postgres.queues import QueueStatements
-from postdate.backends.postgres.rows import Row, Unreadable, envelope_of, read
+from postdate.backends.postgres.rows import Row, Unreadable, envelope_of, queued_row, read
 from postdate.backends.postgres.scripts import queues_script, tables_script
 from postdate.errors import (
     ClaimLost,
@@ -49,7 +49,6 @@ from postdate.errors import (
 )
 from postdate.messages import (
     Envelope,
-    Headers,
     check_headers,
     encode_headers,
     why_too_large,
@@ -76,9 +75,6 @@ from postdate.runtime.wakeup import Alarm
 
 _POLL_FLOOR_SECONDS: Final = 1.0
 """A receiver looks this often without a wake-up, as one may be lost."""
-
-_LONGEST_SPAN: Final = timedelta(days=1_000 * 365)
-"""Longer means never; the database's calendar ends, too."""
 
 _NUMBER_AT: Final = 2
 """The column of a claimed row with its number."""
@@ -203,8 +199,7 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
         headers = encode_headers(envelope.headers)
         if refused := why_too_large(envelope, headers, self._capabilities.largest_message_bytes):
             return refused
-        expires_at, span = _end_of(envelope, now)
-        return (envelope.destination, envelope.message_id, envelope.due, headers, envelope.body, expires_at, span)
+        return queued_row(envelope, headers, now)
 
     def insert(self, connection: Connection, rows: Sequence[Row | MessageTooLarge]) -> list[PostdateError | None]:
         """Insert messages into their queues, in order, 1,000 a statement; notifications leave with the commit."""
@@ -213,7 +208,7 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
         for start in range(0, len(good), _IN_ONE_STATEMENT):
             share = good[start : start + _IN_ONE_STATEMENT]
             columns = [list(column) for column in zip(*share, strict=True)]
-            ends = any(span is not None or expires_at is not None for *_, expires_at, span in share)
+            ends = any(row[-2:] != (None, None) for row in share)
             if ends:
                 self.database.listener()  # while this process lives, what it sends leaves in time, whoever receives
             statement = self.sql.insert_ending if ends else self.sql.insert
@@ -581,14 +576,3 @@ class LowWater:
 
     def forget(self) -> None:
         self.sent(0)
-
-
-def _end_of(envelope: Envelope, now: datetime) -> tuple[datetime | None, timedelta | None]:
-    """Return the sender's expiry, and the time left, counted from the arrival; ``None``: the message never expires.
-
-    A copy in the error queue never expires (specification 2.5).
-    """
-    if Headers.FAILED_QUEUE in envelope.headers:
-        return None, None
-    span = envelope.time_left(now)
-    return envelope.expires_at, None if span is None or span > _LONGEST_SPAN else span
