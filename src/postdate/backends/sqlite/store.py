@@ -177,7 +177,7 @@ class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
 
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
-        return await self.file.write(lambda tx: _end(tx, message_id, RecordKind.DELIVERED, to_microseconds(now), ""))
+        return await self.file.write(lambda tx: _end(tx, message_id, RecordKind.DELIVERED, to_microseconds(now)))
 
     @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
@@ -304,20 +304,16 @@ class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
 
     @override
     async def cancel(self, message_id: str, now: datetime) -> bool:
-        def cancel(tx: Transaction) -> bool:
-            if _is_claimed(tx, message_id):
-                return False
-            return _end(tx, message_id, RecordKind.CANCELLED, to_microseconds(now), "")
-
-        return await self.file.write(cancel)
+        at = to_microseconds(now)
+        return await self.file.write(lambda tx: _end(tx, message_id, RecordKind.CANCELLED, at, free=True))
 
     @override
     async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
         new_due, at = to_microseconds(due), to_microseconds(now)
 
         def reschedule(tx: Transaction) -> bool:
-            row = _find(tx, message_id)
-            if row is None or _is_claimed(tx, message_id):
+            row = _find(tx, message_id, free=True)
+            if row is None:
                 return False
             seq, old_due, destination, expires_at = row
             check_reschedule(message_id, due, nearest_instant(expires_at))
@@ -391,13 +387,13 @@ def _insert_new(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> No
         raise DuplicateMessage.of(report.already_there[0])
 
 
-def _end(tx: Transaction, message_id: str, kind: RecordKind, at: int, detail: str) -> bool:
-    row = _find(tx, message_id)
+def _end(tx: Transaction, message_id: str, kind: RecordKind, at: int, *, free: bool = False) -> bool:
+    row = _find(tx, message_id, free=free)
     if row is None:
         return False
     seq, due, destination, _ = row
     _delete(tx, "seq = ?", (seq,))
-    record(tx, kind, (message_id, due, destination), at, detail)
+    record(tx, kind, (message_id, due, destination), at)
     return True
 
 
@@ -456,16 +452,8 @@ def _count_failure(tx: Transaction, seq: object, attempt_at: int | None, at: int
     return True
 
 
-def _find(tx: Transaction, message_id: str) -> tuple[int, int, str, int | None] | None:
-    """Return number, due time, destination and expiry of a waiting message, readable or not."""
-    return tx.execute(
-        f"SELECT seq, due, destination, expires_at FROM delayed_message {_OF_ID}", (message_id,)
-    ).fetchone()
-
-
-def _is_claimed(tx: Transaction, message_id: str) -> bool:
-    row = tx.execute(
-        f"SELECT claimant FROM delayed_message {_OF_ID}",
-        (message_id,),
-    ).fetchone()
-    return row is not None and row[0] is not None
+def _find(tx: Transaction, message_id: str, *, free: bool = False) -> tuple[int, int, str, int | None] | None:
+    """Return number, due time, destination and expiry of a waiting message, readable or not; ``free``: if unclaimed."""
+    condition = f"{_OF_ID} AND claimant IS NULL" if free else _OF_ID
+    sql = f"SELECT seq, due, destination, expires_at FROM delayed_message {condition}"
+    return tx.execute(sql, (message_id,)).fetchone()
