@@ -11,6 +11,7 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Self
@@ -483,6 +484,13 @@ class Envelope:
     def __hash__(self) -> int:
         return hash((self.message_id, self.destination, self.body))
 
+    def time_left(self, now: datetime) -> timedelta | None:
+        """Return how long it may wait in its queue from ``now`` on, by the earlier of its ends; ``None``: for ever."""
+        if self.expires_at is None:
+            return self.time_to_be_received
+        left, span = self.expires_at - now, self.time_to_be_received
+        return left if span is None else min(left, span)
+
     @classmethod
     def restored(
         cls,
@@ -518,17 +526,17 @@ class Envelope:
 
 def to_envelope(message: DelayedMessage) -> Envelope:
     """Return what is sent when ``message`` is due: same id and headers, without the internal delay headers (row 11)."""
-    headers = headers_with_expiry(message.headers, message.expires_at)
+    headers = headers_with_expiry(message)
     if Headers.TIMEOUT_PROPERTIES_PREFIX in "\n".join(headers):  # seldom, and one search is quicker than a look at each
         headers = without_delay_headers(headers)
     return Envelope.of(message, headers)
 
 
-def headers_with_expiry(headers: Mapping[str, str], expires_at: datetime | None) -> Mapping[str, str]:
+def headers_with_expiry(message: DelayedMessage | Envelope) -> Mapping[str, str]:
     """Return the headers with the absolute expiry, which so survives queues that have no place for it."""
-    if expires_at is None or Headers.EXPIRES_AT in headers:
-        return headers
-    return {**headers, Headers.EXPIRES_AT: format_timestamp(expires_at)}
+    if message.expires_at is None or Headers.EXPIRES_AT in message.headers:
+        return message.headers
+    return {**message.headers, Headers.EXPIRES_AT: format_timestamp(message.expires_at)}
 
 
 def without_delay_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -596,25 +604,33 @@ def encoded_deliver_at(due: datetime) -> str:
     return f'"{Headers.DELIVER_AT}":"{format_timestamp(due)}"'
 
 
+def check_reschedule(message_id: str, due: datetime, expires_at: datetime | None) -> None:
+    """Refuse another due time that lies after the expiry. Raises `InvalidMessage`."""
+    if expires_at is not None and due > expires_at:
+        raise InvalidMessage(f"message {message_id!r} expires at {expires_at.isoformat()}, before that")
+
+
 def rescheduled(message: DelayedMessage, due: datetime) -> DelayedMessage:
-    """Return the message with another due time, and with the header that says it; one of the sender's own stays."""
+    """Return the message with another due time, and with the header that says it; one of the sender's own stays.
+
+    Raises:
+        InvalidMessage: the message expires before that.
+    """
+    check_reschedule(message.message_id, due, message.expires_at)
     headers = message.headers
     if headers.get(Headers.DELIVER_AT) == format_timestamp(message.due):
         headers = {**headers, Headers.DELIVER_AT: format_timestamp(due)}
-    return DelayedMessage.restored(
-        message.message_id,
-        aware_utc(due),
-        message.destination,
-        headers,
-        message.body,
-        message.expires_at,
-        message.number_of_failures,
-    )
+    return _changed(message, due=aware_utc(due), headers=headers)
 
 
 def with_failures(message: DelayedMessage, number_of_failures: int) -> DelayedMessage:
-    """Return the message with another count of failed dispatch attempts; its fields are not checked again."""
-    old = message
-    return DelayedMessage.restored(
-        old.message_id, old.due, old.destination, old.headers, old.body, old.expires_at, number_of_failures
-    )
+    """Return the message with another count of failed dispatch attempts."""
+    return _changed(message, number_of_failures=number_of_failures)
+
+
+def _changed(message: DelayedMessage, **changes: object) -> DelayedMessage:
+    """Return a changed copy; what was checked once is not checked again."""
+    changed = copy(message)
+    for name, value in changes.items():
+        object.__setattr__(changed, name, value)
+    return changed

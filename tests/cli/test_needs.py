@@ -9,11 +9,11 @@ import pytest
 
 from postdate import DelayedMessage, Headers, MemoryStore, MemoryTransport
 from postdate.config import load_settings
+from postdate.endpoint.sending import SendOptions
 from postdate.errors import NotSupported
 from postdate.messages import Envelope
 from postdate.operations import (
     MessageState,
-    Outgoing,
     cancel,
     explain,
     list_errors,
@@ -150,7 +150,7 @@ async def test_setting_up_and_sending_do_not_pretend_to_know_the_queues():
     async with deployment() as here:
         done = await set_up(here, ["orders"])
         assert (done.queues, done.created) == (["postdate.timeouts", "error", "orders"], None)
-        sent = await send(here, Outgoing("orders", b"{}", delay=MINUTE))
+        sent = await send(here, b"{}", SendOptions("orders", delay=MINUTE))
         assert (sent.queue_exists, sent.services) == (None, None)
 
 
@@ -158,7 +158,7 @@ async def test_queues_that_can_be_counted_by_name_are_counted():
     async with deployment(MemoryTransport()) as here:
         assert (await set_up(here)).created == ["postdate.timeouts", "error"]
         assert (await set_up(here, ["orders"])).created == ["orders"]
-        assert (await send(here, Outgoing("nowhere", b"{}", delay=MINUTE))).queue_exists is False
+        assert (await send(here, b"{}", SendOptions("nowhere", delay=MINUTE))).queue_exists is False
         assert (await statistics(here, NOW)).queues == {"postdate.timeouts": 1, "error": 0}
         await here.kept.store(message(), NOW)
         assert not any("exist" in fact for fact in (await explain(here, "m1", NOW)).facts)

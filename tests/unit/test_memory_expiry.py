@@ -79,7 +79,7 @@ async def test_failures_of_a_message_that_lives_are_counted(transport: MemoryTra
 @pytest.mark.parametrize("sent_at", [NOW, NOW.replace(year=2000), NOW.replace(year=2100)])
 def test_the_clock_of_the_queue_counts_and_not_that_of_the_sender(sent_at: datetime) -> None:
     here = NOW + 100 * SECOND
-    zero = end_in_queue(lasting("m"), timedelta(0), sent_at=sent_at, now=here)
+    zero = end_in_queue(timedelta(0), here)
     assert zero is not None
     for expires_at, span, left in (
         (None, SECOND, 1),
@@ -88,13 +88,14 @@ def test_the_clock_of_the_queue_counts_and_not_that_of_the_sender(sent_at: datet
         (sent_at + SECOND, 2 * SECOND, 1),
         (sent_at - SECOND, None, -1),
     ):
-        end = end_in_queue(Envelope("q", "m", expires_at=expires_at), span, sent_at=sent_at, now=here)
+        envelope = Envelope("q", "m", expires_at=expires_at, time_to_be_received=span)
+        end = end_in_queue(envelope.time_left(sent_at), here)
         assert end == zero + left * 1_000_000
 
 
 @pytest.mark.parametrize("span", [None, timedelta.max, timedelta(days=365 * 9_000)])
 def test_what_ends_after_all_time_never_ends(span: timedelta | None) -> None:
-    assert end_in_queue(lasting("m"), span, sent_at=NOW, now=NOW) is None
+    assert end_in_queue(span, NOW) is None
 
 
 @pytest.mark.parametrize("own", [None, True, False])

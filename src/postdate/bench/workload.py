@@ -20,8 +20,6 @@ BATCH = 5_000
 
 PING_TEXT = "z" * 170
 
-_bare, _keep = object.__new__, object.__setattr__
-
 
 def id_of(number: int, run: str) -> str:
     """Return the id of a message: shaped as a UUID, ordered by number; ``run`` is twelve hexadecimal digits."""
@@ -95,16 +93,10 @@ class Workload:
             yield [checked, *(self._like(checked, number) for number in others)]
 
     def _like(self, checked: DelayedMessage, number: int) -> DelayedMessage:
-        made, keep = _bare(DelayedMessage), _keep
         message_id = id_of(number, self.run)
-        keep(made, "message_id", message_id)
-        keep(made, "due", self.due(number))
-        keep(made, "destination", checked.destination)
-        keep(made, "headers", headers_of(message_id))
-        keep(made, "body", checked.body)
-        keep(made, "expires_at", None)
-        keep(made, "number_of_failures", 0)
-        return made
+        return DelayedMessage.restored(
+            message_id, self.due(number), checked.destination, headers_of(message_id), checked.body, None, 0
+        )
 
     def parts(self, number: int) -> list[Workload]:
         bounds = [self.count * part // number for part in range(number + 1)]

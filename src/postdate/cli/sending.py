@@ -113,24 +113,15 @@ def send(
 ) -> None:
     """Send a message, now or when it is due. A body that is JSON is marked as such."""
     from postdate import operations
+    from postdate.endpoint.sending import SendOptions
 
     if not queue.strip():
         raise wrong_usage("QUEUE must be the name of a queue, not empty")
     if delay is not None and at is not None:
         raise wrong_usage("--delay and --at exclude each other")
-    outgoing = operations.Outgoing(
-        destination=queue,
-        body=_body(body, file),
-        headers=_headers(header or []),
-        message_type=message_type,
-        delay=delay,
-        deliver_at=at,
-        expires_at=expires_at,
-        time_to_be_received=time_to_be_received,
-        message_id=message_id,
-    )
-
-    sent = use.work(lambda deployment, _: operations.send(deployment, outgoing))
+    content, headers = _body(body, file), _headers(header or [])
+    options = SendOptions(queue, delay, at, expires_at, time_to_be_received, headers=headers, message_id=message_id)
+    sent = use.work(lambda deployment, _: operations.send(deployment, content, options, message_type))
     use.report(sent, lambda: _print_sent(sent))
 
 

@@ -20,6 +20,7 @@ from anyio.abc import TaskGroup
 
 from postdate.clock import Clock, in_real_time, later
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
+from postdate.core.expiry import is_expired
 from postdate.core.failure import ErrorQueue, Way, after_copy, is_lasting
 from postdate.core.finishing import Finisher, GivingBack, mark_of
 from postdate.core.guard import ANSWERS_WITHIN, Guard, calling_store
@@ -658,11 +659,6 @@ def enlisting(store: ClaimingStore, transport: Transport) -> MovingStore | None:
     if database is None or database != transport.capabilities.database or not isinstance(store, MovingStore):
         return None
     return store
-
-
-def is_expired(message: DelayedMessage, now: datetime) -> bool:
-    """Return whether a message is strictly after its expiry."""
-    return message.expires_at is not None and message.expires_at < now
 
 
 def error_copy(

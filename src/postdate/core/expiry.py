@@ -6,12 +6,26 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from postdate.errors import InvalidTimestamp
-from postdate.messages import Headers, expires_at_of, format_timestamp, parse_time_span, parse_timestamp
+from postdate.messages import (
+    DelayedMessage,
+    Envelope,
+    Headers,
+    expires_at_of,
+    format_timestamp,
+    parse_time_span,
+    parse_timestamp,
+)
 
 
-def may_expire(headers: Mapping[str, str]) -> bool:
-    """Return whether a message can expire at all; most have neither header, and need no further look."""
-    return Headers.EXPIRES_AT in headers or Headers.TIME_TO_BE_RECEIVED in headers
+def may_expire(envelope: Envelope) -> bool:
+    """Return whether a message can expire at all; most cannot, and need no further look."""
+    headers = envelope.headers
+    return envelope.expires_at is not None or Headers.EXPIRES_AT in headers or Headers.TIME_TO_BE_RECEIVED in headers
+
+
+def is_expired(message: DelayedMessage, now: datetime) -> bool:
+    """Return whether a message is strictly after its expiry."""
+    return message.expires_at is not None and message.expires_at < now
 
 
 def discard_reason(headers: Mapping[str, str], now: datetime, allowance: timedelta = timedelta(0)) -> str | None:

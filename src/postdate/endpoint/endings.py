@@ -101,7 +101,7 @@ class MessageEndings:
     def discard_reason(self, received: Received) -> str | None:
         """Return why a message has expired, or ``None``; queues may have judged an expiry outside its headers."""
         envelope, headers = received.envelope, received.envelope.headers
-        if self.ignore_time_to_be_received or (envelope.expires_at is None and not may_expire(headers)):
+        if self.ignore_time_to_be_received or not may_expire(envelope):
             return None
         if not self.outgoing.transport.capabilities.expires_messages:
             headers = _own_headers(envelope)
@@ -195,7 +195,7 @@ def _own_headers(envelope: Envelope) -> Mapping[str, str]:
     """Return the headers, with an expiry that only the queue knew; a time to be received is in them already."""
     if Headers.TIME_TO_BE_RECEIVED in envelope.headers:
         return envelope.headers
-    return headers_with_expiry(envelope.headers, envelope.expires_at)
+    return headers_with_expiry(envelope)
 
 
 def _id(received: Received) -> str:

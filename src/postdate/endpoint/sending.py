@@ -213,8 +213,6 @@ def kept(message: Envelope | DelayedMessage, now: datetime) -> DelayedMessage:
     if isinstance(message, DelayedMessage):
         return message
     check_not_reserved(message.headers)
-    expires_at, span = message.expires_at, message.time_to_be_received
-    if span is not None:
-        end = later(now, span)
-        expires_at = end if expires_at is None else min(expires_at, end)
-    return DelayedMessage(message.message_id, now, message.destination, message.headers, message.body, expires_at)
+    left = message.time_left(now)
+    end = None if left is None else later(now, left)
+    return DelayedMessage(message.message_id, now, message.destination, message.headers, message.body, end)

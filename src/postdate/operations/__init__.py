@@ -30,7 +30,7 @@ from postdate.operations.messages import (
     statistics,
 )
 from postdate.operations.needs import present
-from postdate.operations.outgoing import Outgoing, SendReport, SetUp, send, set_up
+from postdate.operations.outgoing import SendReport, SetUp, send, set_up
 from postdate.operations.readiness import check_readable, check_set_up
 from postdate.operations.set_aside import (
     Mended,
@@ -57,7 +57,6 @@ __all__ = [
     "MessageList",
     "MessageLocation",
     "MessageState",
-    "Outgoing",
     "Probe",
     "Returned",
     "SendReport",

@@ -295,7 +295,7 @@ def returned_copy(envelope: Envelope, destination: str) -> Envelope:
         for key, value in envelope.headers.items()
         if key not in _FAILURE_HEADERS and not key.startswith(Headers.EXCEPTION_DATA_PREFIX)
     }
-    return Envelope(destination, envelope.message_id, headers, envelope.body, envelope.expires_at, envelope.due)
+    return replace(envelope, destination=destination, headers=headers)
 
 
 def _lasting(headers: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from datetime import datetime
 from postdate.core.expiry import discard_reason
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.errors import InvalidTimestamp
-from postdate.messages import Headers
+from postdate.messages import Headers, headers_with_expiry
 from postdate.operations.needs import (
     administrable,
     exists,
@@ -240,11 +240,8 @@ class _Question:
         return self._say(MessageState.IN_QUEUE, headline, facts, advice)
 
     def _past_use(self, queued: Queued) -> str:
-        expires_at = queued.envelope.expires_at
         try:
-            reason = discard_reason(queued.envelope.headers, self.now)
-            if reason is None and expires_at is not None and expires_at < self.now:
-                reason = f"expired at {shown_time(expires_at)}"
+            reason = discard_reason(headers_with_expiry(queued.envelope), self.now)
         except InvalidTimestamp as error:
             return f"its expiry cannot be read: {error}"
         return f"it {reason} and will be discarded when it is received" if reason else ""

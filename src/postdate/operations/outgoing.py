@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Literal
 
 from postdate.config import Settings
@@ -110,24 +110,6 @@ async def _lengths_before(deployment: OpenDeployment, queues: Sequence[str]) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
-    """A message to send by hand; ``headers`` override every header that Postdate would write.
-
-    For ``delay`` and the following see :class:`postdate.SendOptions`.
-    """
-
-    destination: str
-    body: bytes
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    message_type: str | None = None
-    delay: timedelta | None = None
-    deliver_at: datetime | None = None
-    expires_at: datetime | None = None
-    time_to_be_received: timedelta | None = None
-    message_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class SendReport:
     """A message that was sent.
 
@@ -144,8 +126,12 @@ class SendReport:
     services: int | None
 
 
-async def send(deployment: OpenDeployment, message: Outgoing) -> SendReport:
+async def send(
+    deployment: OpenDeployment, body: bytes, options: SendOptions, message_type: str | None = None
+) -> SendReport:
     """Send a message at once, or keep it until it is due; returns after the commit.
+
+    The headers in ``options`` override every header that Postdate would write.
 
     Raises:
         DelayConflict, InvalidMessage, InvalidHeaders, MessageTooLarge: the request is wrong; nothing was sent.
@@ -153,35 +139,25 @@ async def send(deployment: OpenDeployment, message: Outgoing) -> SendReport:
         QueueNotFound: the queue of a message without delay is missing; nothing was sent.
     """
     endpoint = build_endpoint(deployment)
-    options = SendOptions(
-        destination=message.destination,
-        delay=message.delay,
-        deliver_at=message.deliver_at,
-        expires_at=message.expires_at,
-        time_to_be_received=message.time_to_be_received,
-        headers={**_content_headers(message), **message.headers},
-        message_id=message.message_id,
-    )
+    options = replace(options, headers={**_content_headers(body, message_type), **(options.headers or {})})
     if isinstance(endpoint.clock, FollowingClock):  # so that a delay ends by the clock that judges it
         await endpoint.clock.read()
-    outgoing = endpoint.outgoing.make(message.body, options)
+    outgoing = endpoint.outgoing.make(body, options)
     await endpoint.outgoing.send([outgoing])
     processes = await users_of_store(deployment)
     return SendReport(
         message_id=outgoing.message_id,
-        destination=message.destination,
+        destination=outgoing.destination,
         due=outgoing.due if isinstance(outgoing, DelayedMessage) else None,
-        queue_exists=await exists(deployment, message.destination),
+        queue_exists=await exists(deployment, outgoing.destination),
         services=None if processes is None else len(delivering(processes)),
     )
 
 
-def _content_headers(message: Outgoing) -> dict[str, str]:
-    headers: dict[str, str] = {}
-    if message.message_type is not None:
-        headers[Headers.ENCLOSED_MESSAGE_TYPES] = message.message_type
+def _content_headers(body: bytes, message_type: str | None) -> dict[str, str]:
+    headers = {} if message_type is None else {Headers.ENCLOSED_MESSAGE_TYPES: message_type}
     try:
-        json.loads(message.body)
+        json.loads(body)
     except ValueError:
         return headers
     return {Headers.CONTENT_TYPE: JSON_CONTENT_TYPE, **headers}

@@ -14,49 +14,24 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute
 
-from postdate.errors import PipelineError
 from postdate.messages import decode_headers
 from postdate.ports import RecordKind
+from postdate.ports.scanning import SCANNED, TIMES, WRITTEN, check_scanned
 
 pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
 INSTANT = pa.timestamp("us", tz="UTC")
 _HEADERS = pa.map_(pa.string(), pa.string())
 
-MESSAGE_SCHEMA = (
-    "message_id string, destination string, due timestamp, expires_at timestamp, "
-    "headers map<string,string>, body binary"
-)
-"""Columns that are written to a store, as a Spark schema."""
-
-LEDGER_ARROW = pa.schema(
+_ARROW_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
     {
-        "kind": pa.string(),
-        "message_id": pa.string(),
-        "at": INSTANT,
-        "due": INSTANT,
-        "destination": pa.string(),
-        "detail": pa.string(),
+        **dict.fromkeys(TIMES, INSTANT),
+        "headers": _HEADERS,
+        "body": pa.binary(),
+        "number": pa.int64(),
+        "number_of_failures": pa.int32(),
     }
 )
-"""A record in the ledger of a sweep; stores and archives have its number, too."""
-
-_ARROW_SCHEMAS: Mapping[str, pa.Schema] = MappingProxyType(
-    {
-        "pending": pa.schema(
-            {
-                "message_id": pa.string(),
-                "destination": pa.string(),
-                "due": INSTANT,
-                "expires_at": INSTANT,
-                "headers": _HEADERS,
-                "body": pa.binary(),
-                "number_of_failures": pa.int32(),
-            }
-        ),
-        "records": pa.schema([pa.field("number", pa.int64()), *LEDGER_ARROW]),
-        "queued": pa.schema({"message_id": pa.string(), "queue": pa.string(), "due": INSTANT}),
-    }
-)
+"""Of the columns that are no texts."""
 
 _SPARK_TYPES: Mapping[pa.DataType, str] = MappingProxyType(
     {
@@ -76,13 +51,8 @@ _DECODE_ALL = msgspec.json.Decoder(list[dict[str, str]]).decode
 
 def arrow_schema(what: str, columns: Sequence[str] = ()) -> pa.Schema:
     """Return the given columns, or all, of ``pending``, ``records`` or ``queued``; refuse unknown names."""
-    if what not in _ARROW_SCHEMAS:
-        raise PipelineError(f"there is nothing called {what!r} to read; choose one of {', '.join(_ARROW_SCHEMAS)}")
-    schema = _ARROW_SCHEMAS[what]
-    unknown = [column for column in columns if column not in schema.names]
-    if unknown:
-        raise PipelineError(f"{what} has no column {unknown[0]!r}; it has {', '.join(schema.names)}")
-    return pa.schema([schema.field(column) for column in columns]) if columns else schema
+    check_scanned(what, columns)
+    return pa.schema([(name, _ARROW_TYPES.get(name, pa.string())) for name in columns or SCANNED[what]])
 
 
 def quoted(name: str) -> str:
@@ -96,6 +66,13 @@ def spark_types(schema: pa.Schema) -> dict[str, str]:
 
 def spark_schema(schema: pa.Schema) -> str:
     return ", ".join(f"{name} {spark_type}" for name, spark_type in spark_types(schema).items())
+
+
+MESSAGE_SCHEMA = spark_schema(arrow_schema("pending", WRITTEN))
+"""Columns that are written to a store, as a Spark schema."""
+
+LEDGER_ARROW = arrow_schema("records", SCANNED["records"][1:])
+"""A record in the ledger of a sweep; stores and archives have its number, too."""
 
 
 def to_batch(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:

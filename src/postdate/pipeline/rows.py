@@ -32,7 +32,8 @@ from postdate.messages import (
     encode_headers,
     size_in_bytes,
 )
-from postdate.pipeline.columns import INSTANT
+from postdate.pipeline.columns import INSTANT, arrow_schema
+from postdate.ports.scanning import TIMES, WRITTEN
 
 pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
 _Headers = Sequence[tuple[str, str]] | str
@@ -41,14 +42,7 @@ _Mask = Any
 """An Arrow array of truth values, one for each row."""
 
 MESSAGE_COLUMNS: Final = pa.schema(
-    {
-        "message_id": pa.string(),
-        "destination": pa.string(),
-        "due": INSTANT,
-        "expires_at": INSTANT,
-        "headers": pa.string(),
-        "body": pa.binary(),
-    }
+    [field.with_type(pa.string()) if field.name == "headers" else field for field in arrow_schema("pending", WRITTEN)]
 )
 """Columns of :meth:`postdate.ports.ScannableStore.store_columns`."""
 
@@ -193,14 +187,7 @@ def _outside(microseconds: pa.Array[Any]) -> _Mask:
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[_Row]:
-    columns = [
-        _values(batch, "message_id"),
-        _values(batch, "destination"),
-        _microseconds(batch, "due"),
-        _microseconds(batch, "expires_at"),
-        _values(batch, "headers"),
-        _values(batch, "body"),
-    ]
+    columns = [_microseconds(batch, name) if name in TIMES else _values(batch, name) for name in WRITTEN]
     return cast("Iterator[_Row]", zip(*columns, strict=True))
 
 

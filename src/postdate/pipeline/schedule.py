@@ -33,9 +33,10 @@ from postdate.pipeline.plain import plain
 from postdate.pipeline.rows import BadRow, checked
 from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import OpenStore, StoreSpec, opened
+from postdate.ports.scanning import WRITTEN
 
 pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
-_SHOWN = ("message_id", "destination", "due", "expires_at", "headers", "body", "row")
+_SHOWN = (*WRITTEN, "row")
 _TEXTS = ("reason", "detail", *_SHOWN)
 _OUTCOME_SCHEMA = f"stored long, already_there long, {', '.join(f'{name} string' for name in _TEXTS)}"
 _OUTCOME_ARROW = pa.schema(
@@ -387,15 +388,13 @@ def _refused(batch: pa.RecordBatch, bad: list[BadRow]) -> list[dict[str, Any]]:
 
 
 def _in_texts(row: Mapping[str, Any]) -> dict[str, str | None]:
-    due, expires_at, headers, body = row["due"], row["expires_at"], row["headers"], row["body"]
-    return {
-        "message_id": row["message_id"],
-        "destination": row["destination"],
-        "due": None if due is None else due.isoformat(),
-        "expires_at": None if expires_at is None else expires_at.isoformat(),
-        "headers": headers,
-        "body": None if body is None else body.decode("utf-8", "backslashreplace"),
-    }
+    return {name: _in_text(row[name]) for name in WRITTEN}
+
+
+def _in_text(value: str | datetime | bytes | None) -> str | None:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
 _DETAILS_OF_TIMES: Mapping[str, str] = {

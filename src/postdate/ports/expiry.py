@@ -17,32 +17,19 @@ _NEVER: Final = to_microseconds(datetime.max.replace(tzinfo=UTC))
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
-def end_in_queue(
-    envelope: Envelope, time_to_be_received: timedelta | None, *, sent_at: datetime, now: datetime
-) -> int | None:
+def end_in_queue(left: timedelta | None, now: datetime) -> int | None:
     """Return when a message expires in a queue that judges by a clock of its own.
 
-    An instant of expiry is by the sender's clock, so the time left by that clock is what counts. A sender's clock that
-    is wrong, or a virtual one, neither loses messages nor keeps them alive.
-
     Args:
-        envelope: being sent.
-        time_to_be_received: the native one; see :meth:`ExpiryRules.native`.
-        sent_at: now, by the clock of the sender.
+        left: :meth:`postdate.Envelope.time_left` by the clock of the sender. So a clock that is wrong, or a virtual
+            one, neither loses messages nor keeps them alive.
         now: by the clock of the queue.
 
     Returns:
         Microseconds since 1970 UTC by the clock of the queue, after which the message is not received any more;
         ``None``: never, which is also what an end after the year 9999 means.
     """
-    if time_to_be_received is None and envelope.expires_at is None:
-        return None
-    left = list[int]()
-    if time_to_be_received is not None:
-        left.append(time_to_be_received // _MICROSECOND)
-    if envelope.expires_at is not None:
-        left.append((envelope.expires_at - sent_at) // _MICROSECOND)
-    end = to_microseconds(now) + min(left)
+    end = _NEVER if left is None else to_microseconds(now) + left // _MICROSECOND
     return end if end < _NEVER else None
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
-from postdate.errors import NotSupported
+from postdate.errors import NotSupported, PipelineError
 from postdate.ports.stores import StoreReport
 
 ArrowBatch = Any
@@ -46,8 +47,8 @@ class Scan:
     """What to read.
 
     Args:
-        what: ``pending``, ``records`` or ``queued``; see :class:`ScannableStore`.
-        columns: names, in the order in which they are wanted; none at all is allowed: rows are counted then.
+        what: ``pending``, ``records`` or ``queued``.
+        columns: of :data:`SCANNED`, in the order in which they are wanted; none at all: rows are counted.
         where: which rows.
         snapshot: from :meth:`ScannableStore.snapshot`; ``None``: each part is a snapshot of its own.
     """
@@ -58,16 +59,37 @@ class Scan:
     snapshot: str | None = None
 
 
+WRITTEN: Final = ("message_id", "destination", "due", "expires_at", "headers", "body")
+"""Columns of messages that are written to a store."""
+
+TIMES: Final = frozenset({"at", "due", "expires_at"})
+"""Columns that are instants."""
+
+SCANNED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "pending": (*WRITTEN, "number_of_failures"),
+        "records": ("number", "kind", "message_id", "at", "due", "destination", "detail"),
+        "queued": ("message_id", "queue", "due"),
+    }
+)
+"""What there is to read, with its columns.
+
+``headers``: JSON text as it is stored; older versions left white space behind it. ``kind``: number of
+:class:`RecordKind`. ``queued``: messages that are in a queue of the same database and not yet handled.
+"""
+
+
+def check_scanned(what: str, columns: Sequence[str] = ()) -> None:
+    """Raise `PipelineError` unless ``what``, and these columns of it, are in :data:`SCANNED`."""
+    if what not in SCANNED:
+        raise PipelineError(f"there is nothing called {what!r} to scan; choose one of {', '.join(SCANNED)}")
+    unknown = [column for column in columns if column not in SCANNED[what]]
+    if unknown:
+        raise PipelineError(f"{what} has no column {unknown[0]!r}; it has {', '.join(SCANNED[what])}")
+
+
 class ScannableStore(ABC):
-    """Pages through everything a store holds, in shares that can be read in parallel by several processes.
-
-    What there is to read:
-
-    - ``pending``: message_id, destination, due, expires_at, headers (JSON text as it is stored; older versions left
-      white space behind it), body, number_of_failures
-    - ``records``: number, kind (number of :class:`RecordKind`), message_id, at, due, destination, detail
-    - ``queued``: message_id, queue, due; messages that are in a queue of the same database and not yet handled
-    """
+    """Pages through everything a store holds (:data:`SCANNED`), in shares that several processes can read."""
 
     def snapshot(self) -> AbstractContextManager[str | None]:
         """Hold a snapshot of the store for the length of the block; its value names it to other processes.
@@ -105,7 +127,7 @@ class ScannableStore(ABC):
     def gives_columns(self) -> bool:
         """Whether it gives and takes whole Arrow batches, so that no row becomes a Python object on the way; constant.
 
-        Columns are those above; times are ``timestamp('us', 'UTC')``, headers JSON text, ``kind`` and
+        Columns are those of :data:`SCANNED`; times are ``timestamp('us', 'UTC')``, headers JSON text, ``kind`` and
         ``number_of_failures`` whole numbers of any width.
         """
         return False
@@ -122,7 +144,7 @@ class ScannableStore(ABC):
         """Do what :meth:`postdate.ports.ClaimingStore.store_many` does: one transaction, idempotent by message id.
 
         Args:
-            batch: message_id, destination, due, expires_at, headers, body; valid messages: the caller has checked them.
+            batch: with the columns :data:`WRITTEN`; valid messages: the caller has checked them.
             now: recorded as the time of scheduling.
 
         Guarantees:

@@ -19,6 +19,7 @@ from postdate.backends.mariadb.names import quoted
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.backends.postgres.store import PostgresStore
 from postdate.backends.postgres.transport import PostgresTransport
+from postdate.backends.rowlocks.parts import to_row
 from postdate.messages import DelayedMessage
 from postdate.pipeline.audit import AuditResult, audit, reading
 from postdate.pipeline.audit.reading import AuditedStore
@@ -93,7 +94,7 @@ def test_a_low_number_that_is_committed_late_in_mariadb(
     writer = MariaDbServer(mariadb.address).connect()
     writer.begin()
     tables = store._tables
-    tables.insert(writer, [store._row(DelayedMessage("low", LATER, "orders"))], 0)
+    tables.insert(writer, [to_row(DelayedMessage("low", LATER, "orders"), 1_000)], 0)
     finds_nothing_while(spark, mariadb, writer.commit, "_now", monkeypatch)
     writer.close()
     store._pool.close()

@@ -475,9 +475,6 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
             if found is None or not await self._may_change(found[1], now):
                 return False
             known, old = found
-            expires_at = old.message.expires_at
-            if expires_at is not None and due > expires_at:
-                raise InvalidMessage(f"message {message_id!r} expires at {expires_at.isoformat()}, before that")
             records = self._opened.records
             new = old.rescheduled(due, known.records + 1)
             record = Record(RecordKind.RESCHEDULED, message_id, now, new.message.due, old.message.destination)

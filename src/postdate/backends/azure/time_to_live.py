@@ -30,7 +30,6 @@ def time_to_live(envelope: Envelope, now: datetime) -> int | None:
             f"message {envelope.message_id!r} to {envelope.destination} has a time to be received of {span}; a queue "
             f"in Azure must not be told more than 30 days: send it with less, or without"
         )
-    shortest = min(LONGEST, LONGEST if span is None else span)
-    if envelope.expires_at is not None:
-        shortest = min(shortest, envelope.expires_at - now)
+    left = envelope.time_left(now)
+    shortest = LONGEST if left is None else min(LONGEST, left)
     return None if shortest <= timedelta(0) else -(-shortest // PRECISION)

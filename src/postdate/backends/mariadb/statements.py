@@ -34,10 +34,7 @@ class MariaDbStatements(RowLockStatements):
         "INSERT IGNORE INTO {record} (at, due, store_id, kind, once, message_id, destination) VALUES %(rows)s "
         "RETURNING number, message_id"
     )
-    insert_messages = (
-        "INSERT INTO {pending} "
-        "(number, due, attempt_at, expires_at, failures, message_id, destination, headers, body) VALUES %(rows)s"
-    )
+    insert_messages = "INSERT INTO {pending} (number, attempt_at, {content}) VALUES %(rows)s"
     lock_scheduled = "SELECT number FROM {record} WHERE {of_id} AND once = 1 FOR UPDATE"
     last_kind = (
         "SELECT kind FROM {record} WHERE {of_id} AND NOT EXISTS "
@@ -61,9 +58,7 @@ class MariaDbStatements(RowLockStatements):
     )
     release = "UPDATE {by_number} SET {given_back} WHERE number IN %(numbers)s AND holder <=> %(holder)s"
     find = "SELECT p.number {known} WHERE {scheduled}"
-    lock = (
-        "SELECT number, due, attempt_at, expires_at, holder FROM {pending} WHERE number = %(number)s FOR UPDATE WAIT 1"
-    )
+    lock = "SELECT {waiting} FROM {pending} AS p WHERE p.number = %(number)s FOR UPDATE WAIT 1"
     reschedule = (
         "UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s, headers = REPLACE(headers, %(was)s, %(is)s) "
         "WHERE number = %(number)s"

@@ -61,18 +61,7 @@ class MariaDbTables(RowLockTables):
         return numbers
 
     def _insert_messages(self, session: Any, numbered: Sequence[tuple[int, MessageRow]]) -> None:
-        values = [
-            b"(%d,%d,%d,%b,%d,%b,%b,%b,%b)"
-            % (
-                number,
-                row.due,
-                row.due,
-                b"NULL" if row.expires_at is None else b"%d" % row.expires_at,
-                row.failures,
-                *(literal(each) for each in (row.message_id, row.destination, row.headers, row.body)),
-            )
-            for number, row in numbered
-        ]
+        values = [b"(%d,%d,%b)" % (number, row.due, b",".join(map(literal, row))) for number, row in numbered]
         limit = session.largest_packet - _PACKET_ROOM
         for (_, row), text in zip(numbered, values, strict=True):
             size = len(row.headers) + len(row.body)

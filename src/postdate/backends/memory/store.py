@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from typing_extensions import override
 
-from postdate.errors import DuplicateMessage, InvalidMessage
+from postdate.errors import DuplicateMessage
 from postdate.messages import DelayedMessage, rescheduled, stored_headers, with_failures
 from postdate.ports import (
     OUTCOME_RECORDS,
@@ -174,9 +174,6 @@ class MemoryStore(ClaimingStore, AdministrableStore):
         entry = self._entries.get(message_id)
         if entry is None or entry.token is not None:
             return False
-        expires_at = entry.message.expires_at
-        if expires_at is not None and due > expires_at:
-            raise InvalidMessage(f"message {message_id!r} expires at {expires_at.isoformat()}, before that")
         entry.message, entry.attempt_at = rescheduled(entry.message, due), due
         self._record(RecordKind.RESCHEDULED, entry.message, now)
         for wake in self._wakes:

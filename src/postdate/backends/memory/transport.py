@@ -123,7 +123,7 @@ class MemoryTransport(Transport):
 
     def ending(self, envelope: Envelope, now: datetime) -> Envelope:
         """Return the envelope with its expiry; it was sent at ``now`` by the sender's clock."""
-        ends_at = end_in_queue(envelope, envelope.time_to_be_received, sent_at=now, now=self._clock.now())
+        ends_at = end_in_queue(envelope.time_left(now), self._clock.now())
         return _with_end(envelope, ends_at)
 
     def alive(self, name: str) -> _Queue:

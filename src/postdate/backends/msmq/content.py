@@ -97,12 +97,12 @@ def outgoing(
     ``shown`` is the address as people write it. In a transaction (see :class:`postdate.ports.ExpiryRules`) an absolute
     expiry, which MSMQ does not know, is a header for the receiver.
     """
-    headers: Mapping[str, str] = envelope.headers
+    headers = envelope.headers
     check_headers(headers)
     if in_transaction and rules.expiry.one_per_transaction:
-        headers = headers_with_expiry(headers, envelope.expires_at)
-    else:
-        envelope = _with_relative_expiry(envelope, now)
+        headers = headers_with_expiry(envelope)
+    elif envelope.expires_at is not None:
+        envelope = replace(envelope, time_to_be_received=envelope.time_left(now))
     native = rules.expiry.native(envelope, in_transaction=in_transaction, address=shown)
     if _is_over(native):
         log.debug("message %s to %s is past its expiry: not sent", envelope.message_id, shown)
@@ -125,15 +125,6 @@ def outgoing(
         (MQMSG_DEADLETTER if native.dead_letter else 0) | (MQMSG_JOURNAL if rules.use_journal_queue else 0),
         to_native_id(headers.get(Headers.CORRELATION_ID, "")),
     )
-
-
-def _with_relative_expiry(envelope: Envelope, now: datetime) -> Envelope:
-    if envelope.expires_at is None:
-        return envelope
-    span = envelope.expires_at - now
-    if envelope.time_to_be_received is not None:
-        span = min(span, envelope.time_to_be_received)
-    return replace(envelope, time_to_be_received=span)
 
 
 def _is_over(native: NativeExpiry) -> bool:

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from postdate.backends.postgres.access import Access, Connection
+from postdate.backends.postgres.rows import COLUMNS
 from postdate.backends.postgres.statements import Statements
 from postdate.errors import ConfigurationError
 
@@ -21,7 +22,7 @@ def insert_bulk(
     connection.execute(sql.make_incoming)
     with connection.cursor() as cursor:
         with cursor.copy(sql.copy_incoming) as copy:
-            copy.set_types(["int4", "text", "timestamptz", "text", "timestamptz", "text", "bytea"])
+            copy.set_types(["int4", *COLUMNS.values()])
             for position, row in enumerate(rows):
                 copy.write_row((position, *row))
         cursor.execute(sql.insert_incoming, {"now": now, "store": store_id})

@@ -26,7 +26,8 @@ import pyarrow.compute as pc
 from postdate.backends.postgres.access import Access
 from postdate.backends.postgres.errors import is_conflict, translate
 from postdate.backends.postgres.names import literal
-from postdate.backends.postgres.scanning import NO_SUCH_SNAPSHOT, adopting, released, scan_query
+from postdate.backends.postgres.rows import COLUMNS
+from postdate.backends.postgres.scanning import CONTENT, NO_SUCH_SNAPSHOT, adopting, released, scan_query
 from postdate.backends.postgres.statements import Statements
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.ports import Scan, ScanPart, StoreReport
@@ -93,17 +94,7 @@ class Columns:
     @staticmethod
     def rows(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
         """Return the messages of a batch as rows for :func:`postdate.backends.postgres.bulk.insert_bulk`."""
-        due = cast("list[int]", batch.column("due").cast(pa.int64()).to_pylist())
-        expires_at = batch.column("expires_at").cast(pa.int64()).to_pylist()
-        columns = [
-            batch.column("message_id").to_pylist(),
-            [from_microseconds(at) for at in due],
-            batch.column("destination").to_pylist(),
-            [None if at is None else from_microseconds(at) for at in expires_at],
-            batch.column("headers").to_pylist(),
-            batch.column("body").to_pylist(),
-        ]
-        return list(zip(*columns, strict=True))
+        return list(zip(*(_values(batch.column(name)) for name in COLUMNS), strict=True))
 
     def store(self, batch: pa.RecordBatch, sql: Statements, now: datetime, notice: str | None) -> StoreReport | None:
         """Store messages in one transaction; of several with one id the first.
@@ -214,7 +205,8 @@ def _tables(
 ) -> dict[str, dict[str, pa.Array[Any]]]:
     """Return the rows of each table, without columns that have a default."""
     count, small = batch.num_rows, pa.int16()
-    column = {name: batch.column(name) for name in batch.schema.names}
+    column = {name: batch.column(name) for name in COLUMNS}
+    waiting = {name: values for name, values in column.items() if name not in CONTENT}
     record = {
         "number": numbers,
         "at": pa.repeat(pa.scalar(to_microseconds(now), pa.int64()), count).cast(_INSTANT),
@@ -229,15 +221,14 @@ def _tables(
     return {
         "record": {name: values.take(in_order) for name, values in record.items()},
         "content": {"number": numbers, "headers": column["headers"], "body": column["body"]},
-        sql.table: {
-            "number": numbers,
-            "due": column["due"],
-            "attempt_at": column["due"],
-            "expires_at": column["expires_at"],
-            "message_id": column["message_id"],
-            "destination": column["destination"],
-        },
+        sql.table: {"number": numbers, "attempt_at": column["due"], **waiting},
     }
+
+
+def _values(column: pa.Array[Any]) -> list[Any]:
+    if not pa.types.is_timestamp(column.type):
+        return column.to_pylist()
+    return [None if at is None else from_microseconds(at) for at in column.cast(pa.int64()).to_pylist()]
 
 
 def _first_of_each(ids: pa.Array[Any]) -> _Mask | None:

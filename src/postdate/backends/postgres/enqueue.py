@@ -10,50 +10,28 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg.rows import tuple_row
 
+from postdate.backends.postgres.inserting import PARAMETERS
 from postdate.backends.postgres.names import sql
-from postdate.clock import to_microseconds
 from postdate.errors import ConfigurationError, DuplicateMessage
 from postdate.runtime.threads import in_thread
 
 if TYPE_CHECKING:
     from sqlalchemy import TextClause
 
-_NOTICE: Final = timedelta(hours=1)
+NOTICE: Final = timedelta(hours=1)
 """Messages due within this are announced: longer than an application keeps a transaction open, so that one that falls
 due before the commit is delivered at the commit."""
-
-_TYPES: Final[Mapping[str, str]] = {
-    "id": "text",
-    "due": "timestamptz",
-    "destination": "text",
-    "expires_at": "timestamptz",
-    "headers": "text",
-    "body": "bytea",
-    "now": "timestamptz",
-    "store": "smallint",
-    "notice": "text",
-}
-"""The parameters of a statement, in the order of :func:`values_of`."""
 
 _TOKEN: Final = re.compile(r"%%|%\((\w+)\)s|[^%]+")
 
 Values = Mapping[str, Any]
-
-
-def values_of(row: Sequence[Any], now: datetime, store_id: int) -> Values:
-    """Return the parameters of a message from its row (id, due, destination, expiry, headers, body).
-
-    ``now`` is recorded as the time of scheduling.
-    """
-    notice = f"due {store_id} {to_microseconds(row[1])}" if row[1] < now + _NOTICE else None
-    return dict(zip(_TYPES, (*row, now, store_id, notice), strict=True))
 
 
 async def enqueue(connection: object, statement: bytes, messages: Sequence[Values]) -> None:
@@ -69,7 +47,9 @@ async def enqueue(connection: object, statement: bytes, messages: Sequence[Value
         return
     assert driver.run is not None
     connection = await driver.prepare(connection)
-    _raise_for_doubles([values["id"] for values in messages if not await driver.run(connection, statement, values)])
+    _raise_for_doubles(
+        [values["message_id"] for values in messages if not await driver.run(connection, statement, values)]
+    )
 
 
 def enqueue_blocking(connection: object, statement: bytes, messages: Sequence[Values]) -> None:
@@ -78,7 +58,7 @@ def enqueue_blocking(connection: object, statement: bytes, messages: Sequence[Va
     if driver.run_blocking is None or driver.prepare_blocking is None:
         raise ConfigurationError(f"a connection of {_name(type(connection))} must be awaited: use `await enqueue(…)`")
     connection, run = driver.prepare_blocking(connection), driver.run_blocking
-    _raise_for_doubles([values["id"] for values in messages if not run(connection, statement, values)])
+    _raise_for_doubles([values["message_id"] for values in messages if not run(connection, statement, values)])
 
 
 def _raise_for_doubles(ids: Sequence[str]) -> None:
@@ -89,7 +69,7 @@ def _raise_for_doubles(ids: Sequence[str]) -> None:
 def _rendered(statement: bytes, parameter: Callable[[str], str], text: Callable[[str], str]) -> str:
     """Return a statement in another style: ``parameter`` renders a name, ``text`` the SQL between names."""
     return "".join(
-        text(token[0]) if token[1] is None else f"CAST({parameter(token[1])} AS {_TYPES[token[1]]})"
+        text(token[0]) if token[1] is None else f"CAST({parameter(token[1])} AS {PARAMETERS[token[1]]})"
         for token in _TOKEN.finditer(statement.decode())
     )
 
@@ -184,7 +164,7 @@ async def _asyncpg_run(connection: Any, statement: bytes, values: Values) -> boo
 
 @cache
 def _with_numbers(statement: bytes) -> tuple[str, Sequence[str]]:
-    names = list(_TYPES)
+    names = list(PARAMETERS)
     return _rendered(statement, lambda name: f"${names.index(name) + 1}", _unescaped), names
 
 
@@ -231,7 +211,7 @@ def _with_colons(statement: bytes) -> TextClause:
     }
     # SQLAlchemy would take colons in names of tables for parameters.
     rendered = _rendered(statement, ":{}".format, lambda part: _unescaped(part).replace(":", "\\:"))
-    return text(rendered).bindparams(*(bindparam(name, type_=kinds[kind]) for name, kind in _TYPES.items()))
+    return text(rendered).bindparams(*(bindparam(name, type_=kinds[kind]) for name, kind in PARAMETERS.items()))
 
 
 _DRIVERS: Final[Mapping[tuple[str, str], _Driver]] = {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import psycopg
@@ -11,14 +11,15 @@ import psycopg
 from postdate.backends.postgres.access import Connection
 from postdate.backends.postgres.bulk import insert_bulk
 from postdate.backends.postgres.next_due import PostgresNextDue
+from postdate.backends.postgres.rows import COLUMNS, Row
 from postdate.backends.postgres.statements import Statements
 from postdate.clock import to_microseconds
 from postdate.errors import StoreNotSetUp
 from postdate.persistence.migrations import setup_command
 from postdate.ports import StoreReport
 
-Row = tuple[Any, ...]
-"""Id, due, destination, expiry, headers, body."""
+PARAMETERS: Final[Mapping[str, str]] = {**COLUMNS, "now": "timestamptz", "store": "smallint", "notice": "text"}
+"""Of the statements that insert one message, with their types, in the order of :func:`values_of`."""
 
 _BULK_FROM: Final = 5
 """From so many messages on, COPY is faster than parameters."""
@@ -57,7 +58,8 @@ def insert(connection: Connection, sql: Statements, rows: Sequence[Row], now: da
 
 def insert_one(connection: Connection, sql: Statements, row: Row, now: datetime, store_id: int) -> bool:
     """Insert and announce one message by one statement, which is its own transaction; return whether it is new."""
-    return connection.execute(sql.insert_one, _values(row, now, store_id), prepare=True).rowcount == 1
+    values = values_of(row, now, store_id, PostgresNextDue.NOTICE)
+    return connection.execute(sql.insert_one, values, prepare=True).rowcount == 1
 
 
 def insert_or_revive(
@@ -73,31 +75,22 @@ def insert_or_revive(
 
 
 def _revive(connection: Connection, sql: Statements, row: Row, now: datetime, store_id: int) -> bool:
-    return connection.execute(sql.revive, _values(row, now, store_id)).rowcount == 1
+    values = values_of(row, now, store_id, PostgresNextDue.NOTICE)
+    return connection.execute(sql.revive, values).rowcount == 1
 
 
 def notify(connection: Connection, sql: Statements, due: datetime, now: datetime, store_id: int) -> None:
     """Notify other processes at the commit, unless the message is far off."""
-    said = notice(store_id, due, now)
+    said = notice(store_id, due, now, PostgresNextDue.NOTICE)
     if said is not None:
         connection.execute(sql.notify_due, (said,))
 
 
-def notice(store_id: int, due: datetime, now: datetime) -> str | None:
-    """Return the payload of the notification; ``None`` when the message is far off."""
-    return f"due {store_id} {to_microseconds(due)}" if due < now + PostgresNextDue.NOTICE else None
+def notice(store_id: int, due: datetime, now: datetime, ahead: timedelta) -> str | None:
+    """Return the payload of the notification; ``None`` when the message is not due within ``ahead``."""
+    return f"due {store_id} {to_microseconds(due)}" if due < now + ahead else None
 
 
-def _values(row: Row, now: datetime, store_id: int) -> dict[str, Any]:
-    id_, due, destination, expires_at, headers, body = row
-    return {
-        "id": id_,
-        "due": due,
-        "destination": destination,
-        "expires_at": expires_at,
-        "headers": headers,
-        "body": body,
-        "now": now,
-        "store": store_id,
-        "notice": notice(store_id, due, now),
-    }
+def values_of(row: Row, now: datetime, store_id: int, ahead: timedelta) -> dict[str, Any]:
+    """Return the parameters of a message; ``now`` is recorded as the time of scheduling, ``ahead``: :func:`notice`."""
+    return dict(zip(PARAMETERS, (*row, now, store_id, notice(store_id, row[1], now, ahead)), strict=True))

@@ -18,10 +18,9 @@ from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.listening import holders_here
 from postdate.backends.postgres.names import sql
 from postdate.backends.postgres.queues import lengths_query
-from postdate.backends.postgres.rows import read, utc
+from postdate.backends.postgres.rows import QUEUED, WAITING, envelope_of, message_of, read
 from postdate.backends.sql.questions import header_text
 from postdate.errors import QueueNotFound
-from postdate.messages import DelayedMessage, Envelope, decode_headers
 from postdate.persistence.migrations import migrations
 from postdate.ports import Observer, OldSnapshot, Process, Queued, ServerFacts, Standing
 
@@ -67,7 +66,7 @@ class PostgresQueueObserver(Observer):
         names = database.names
         self._holder = names.of("holder")
         self._queued = f"""
-            SELECT m.number, q.name, m.message_id, c.headers, c.body, m.expires_at, m.due, m.failures, h.pid
+            SELECT m.number, q.name, {QUEUED}, h.pid
             FROM {names.of("queue_message")} AS m JOIN {names.of("queue")} AS q USING (queue_id)
             JOIN {names.of("content")} AS c ON c.number = m.content LEFT JOIN {self._holder} AS h USING (holder)"""
 
@@ -151,8 +150,7 @@ class PostgresObserver(PostgresQueueObserver):
     @property
     def _standing(self) -> str:
         return f"""
-            SELECT p.number, p.message_id, p.due, p.destination, c.headers, c.body, p.expires_at, p.failures,
-                p.attempt_at, h.pid,
+            SELECT p.number, {WAITING}, p.attempt_at, h.pid,
                 (SELECT a.pid || ' ' || a.application_name FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
                  WHERE l.locktype = 'transactionid' AND l.granted AND l.transactionid = p.xmax)
             FROM {self._pending} AS p JOIN {self._database.names.of("content")} AS c USING (number)
@@ -275,9 +273,8 @@ def _joined(one: Process, other: Process) -> Process:
 
 
 def _standing(row: Sequence[Any]) -> Standing:
-    _, message_id, due, destination, headers, body, expires_at, failures, attempt_at, leased_by, locked_by = row
-    due, expires_at = due.astimezone(UTC), utc(expires_at)
-    message = DelayedMessage.restored(message_id, due, destination, decode_headers(headers), body, expires_at, failures)
+    _, *columns, attempt_at, leased_by, locked_by = row
+    message = message_of(*columns)
     if locked_by is not None:
         return Standing(message, None, _pid_of(locked_by))
     if attempt_at is None:
@@ -286,6 +283,5 @@ def _standing(row: Sequence[Any]) -> Standing:
 
 
 def _queued(row: Sequence[Any]) -> Queued:
-    _, queue, message_id, headers, body, expires_at, due, failures, pid = row
-    envelope = Envelope.restored(queue, message_id, decode_headers(headers), body, utc(expires_at), utc(due))
-    return Queued(queue, envelope, failures, pid)
+    _, queue, *columns, pid = row
+    return Queued(queue, *envelope_of(queue, *columns), pid)

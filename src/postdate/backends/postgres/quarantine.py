@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import psycopg
 from typing_extensions import override
@@ -41,14 +40,12 @@ class QuarantineStatements:
         self.list = (
             f"SELECT t.number, t.at, t.reason, coalesce({place}, t.queue_id::text, ''), {raw} FROM {quarantine} AS t"
         )
-        due, expires_at = only_in_calendar("t.due"), only_in_calendar("t.expires_at")
+        times = {name: only_in_calendar(f"t.{name}") for name in ("due", "expires_at")}
         self.taken = (
-            f"RETURNING t.reason, t.store_id, t.queue_id, t.place, t.message_id, t.destination, t.due IS NOT NULL, "
-            f"{due}, {expires_at}, t.failures, t.headers, t.body"
+            f"RETURNING t.reason, t.store_id, t.queue_id, t.due IS NOT NULL, "
+            f"{', '.join(times.get(name, f't.{name}') for name in _RAW)}"
         )
-        self._kept = f"""
-            INSERT INTO {quarantine} (at, reason, store_id, queue_id, place, message_id, destination, due, expires_at,
-                failures, headers, body)"""
+        self._kept = f"INSERT INTO {quarantine} (at, reason, store_id, queue_id, place, {', '.join(_RAW)})"
         self._given = "unnest(%(numbers)s::bigint[], %(reasons)s::text[]) AS e(number, reason)"
         name_of_queue = f"(SELECT name FROM {queue} AS q WHERE q.queue_id = g.queue_id)"
         self.from_queue = sql(f"""
@@ -56,8 +53,7 @@ class QuarantineStatements:
                 DELETE FROM {queue_message}
                 WHERE queue_id = %(queue)s AND number = ANY(%(numbers)s::bigint[]) AND holder = %(holder)s RETURNING *),
             kept AS ({self._kept}
-                SELECT clock_timestamp(), e.reason, g.store_id, g.queue_id, g.number, g.message_id, NULL, g.due,
-                    g.expires_at, g.failures, c.headers, c.body
+                SELECT clock_timestamp(), e.reason, g.store_id, g.queue_id, g.number, {_gone(destination="NULL")}
                 FROM gone AS g JOIN {self._given} USING (number) LEFT JOIN {content} AS c ON c.number = g.content),
             dropped AS (DELETE FROM {content} AS c USING gone AS g WHERE c.number = g.content),
             noted AS ({self._noted("clock_timestamp()", "g.store_id", name_of_queue)})
@@ -103,8 +99,7 @@ class QuarantineStatements:
                 DELETE FROM {pending} WHERE number = ANY(%(numbers)s::bigint[])
                     AND holder IS NOT DISTINCT FROM %(holder)s::bigint RETURNING *),
             kept AS ({self._kept}
-                SELECT %(now)s, e.reason, %(store)s::smallint, NULL, g.number, g.message_id, g.destination, g.due,
-                    g.expires_at, g.failures, c.headers, c.body
+                SELECT %(now)s, e.reason, %(store)s::smallint, NULL, g.number, {_gone()}
                 FROM gone AS g JOIN {self._given} USING (number) LEFT JOIN {self.content} AS c ON c.number = g.number),
             dropped AS (DELETE FROM {self.content} AS c USING gone AS g WHERE c.number = g.number),
             noted AS ({self._noted("%(now)s", "%(store)s::smallint", "g.destination")})
@@ -121,17 +116,21 @@ class QuarantineStatements:
             SELECT pg_notify('{self._names.channel}', %(notice)s)""")
 
 
-@dataclass(frozen=True, slots=True)
-class Aside:
-    """A row just deleted from the quarantine, in a transaction that may undo it."""
+def _gone(**instead: str) -> str:
+    """Return :data:`_RAW` of a row ``g`` and its content ``c``, some of them written otherwise."""
+    columns = {"headers": "c.headers", "body": "c.body", **instead}
+    return ", ".join(columns.get(name, f"g.{name}") for name in _RAW)
+
+
+class Aside(NamedTuple):
+    """A row just deleted from the quarantine, in a transaction that may undo it; also parameters of statements."""
 
     reason: str
-    store_id: int | None
-    queue_id: int | None
-    place: int
-    message_id: str
-    destination: str | None
+    store: int | None
+    queue: int | None
     was_delayed: bool
+    id: str
+    destination: str | None
     due: datetime | None
     expires_at: datetime | None
     failures: int
@@ -144,25 +143,15 @@ class Aside:
         headers = present(self.headers if mending.headers is None else encode_headers(mending.headers))
         due = (mending.due or self.due) if self.was_delayed else None
         if due is None and self.was_delayed:
-            raise InvalidMessage(f"the due time of message {self.message_id!r} lies outside the years 1 to 9999")
+            raise InvalidMessage(f"the due time of message {self.id!r} lies outside the years 1 to 9999")
         if body is None:
-            raise InvalidMessage(f"the body of message {self.message_id!r} is gone")
+            raise InvalidMessage(f"the body of message {self.id!r} is gone")
         decode_headers(headers)
         destination = mending.destination or self.destination
         if destination is not None and not destination.strip():
-            raise InvalidMessage(f"the destination of message {self.message_id!r} is blank")
-        return {
-            "id": self.message_id,
-            "headers": headers,
-            "body": body,
-            "due": due,
-            "destination": destination,
-            "expires_at": self.expires_at,
-            "failures": self.failures,
-            "now": now,
-            "store": self.store_id,
-            "queue": self.queue_id,
-        }
+            raise InvalidMessage(f"the destination of message {self.id!r} is blank")
+        changed = {"headers": headers, "body": body, "due": due, "destination": destination}
+        return {**self._asdict(), **changed, "now": now}
 
 
 class SettingAside:
@@ -254,9 +243,9 @@ class PostgresQuarantine(Quarantine):
     async def discard_quarantined(self, number: int, now: datetime) -> None:
         def discard(connection: Connection) -> None:
             aside = self._taken(connection, number)
-            values = {"now": now, "due": aside.due, "id": aside.message_id, "store": aside.store_id}
-            values |= {"destination": aside.destination, "queue": aside.queue_id}
-            self._record(connection, values, RecordKind.DISCARDED, f"{_UNREADABLE}{aside.reason}")
+            self._record(
+                connection, {**aside._asdict(), "now": now}, RecordKind.DISCARDED, f"{_UNREADABLE}{aside.reason}"
+            )
 
         with self._errors():
             await self._database.transaction(discard)

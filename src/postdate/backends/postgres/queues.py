@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from postdate.backends.postgres.names import SchemaNames, sql
+from postdate.backends.postgres.rows import QUEUED
 
 
 class QueueStatements:
     def __init__(self, names: SchemaNames) -> None:
         queue, queue_message, content = names.of("queue"), names.of("queue_message"), names.of("content")
-        columns = "m.queue_id, m.number, m.message_id, m.due, m.expires_at, m.failures, c.headers, c.body"
+        columns = f"m.queue_id, m.number, {QUEUED}"
         has_ended = "(m.ends_at IS NOT NULL AND m.ends_at < clock_timestamp())"
 
         self.create = sql(f"INSERT INTO {queue} (name) VALUES (%s) ON CONFLICT DO NOTHING")

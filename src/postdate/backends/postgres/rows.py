@@ -1,23 +1,29 @@
-"""Rows as messages, each read by itself: an unreadable row does not affect others. Source: ADR 0019."""
+"""Messages as rows, and rows as messages. Each row is read by itself: an unreadable one does not affect others.
+
+Source: ADR 0019.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg.pq import Format
 
 from postdate.errors import InvalidHeaders, MessageError
-from postdate.messages import DelayedMessage, decode_headers
+from postdate.messages import DelayedMessage, Envelope, Headers, decode_headers, stored_headers
 
 Row = tuple[Any, ...]
 T = TypeVar("T")
 
 _DAMAGED: Final = (psycopg.DataError, MessageError, ValueError, OverflowError)
 """Errors of the driver for values that Python does not have (a time outside the calendar), and ours for messages."""
+
+_LONGEST_LEFT: Final = timedelta(days=1_000 * 365)
+"""Longer means never; the database's calendar ends, too."""
 
 EARLIEST_TIME: Final = "'0001-01-01 00:00:00+00'::timestamptz"
 LATEST_TIME: Final = "'9999-12-31 23:59:59.999999+00'::timestamptz"
@@ -82,6 +88,23 @@ def _number(cursor: psycopg.Cursor[Row], place: int, number_at: int) -> int:
     return int.from_bytes(value, "big") if result.fformat(number_at) == Format.BINARY else int(value)
 
 
+COLUMNS: Final[Mapping[str, str]] = {
+    "message_id": "text",
+    "due": "timestamptz",
+    "destination": "text",
+    "expires_at": "timestamptz",
+    "headers": "text",
+    "body": "bytea",
+}
+"""What is stored of a message, in the order of :func:`row_of`, with the types."""
+
+WAITING: Final = "p.message_id, p.due, p.destination, p.expires_at, p.failures, c.headers, c.body"
+"""Columns of a waiting message and its content ``c``, for :func:`message_of`."""
+
+QUEUED: Final = "m.message_id, m.due, m.expires_at, m.failures, c.headers, c.body"
+"""Columns of a message in a queue and its content ``c``, for :func:`envelope_of`."""
+
+
 def present(headers: str | None) -> str:
     """Return headers; raise `InvalidHeaders` if their content was deleted by hand."""
     if headers is None:
@@ -89,11 +112,37 @@ def present(headers: str | None) -> str:
     return headers
 
 
+def row_of(message: DelayedMessage, largest_message_bytes: int) -> Row:
+    """Return the row of a message. Raises `MessageTooLarge`."""
+    headers = stored_headers(message, largest_message_bytes)
+    return (message.message_id, message.due, message.destination, message.expires_at, headers, message.body)
+
+
+def queued_row(envelope: Envelope, headers: str, now: datetime) -> Row:
+    """Return the row of a message to a queue; last its expiry, and the time left, counted from the arrival.
+
+    A copy in the error queue never expires (specification 2.5).
+    """
+    columns = (envelope.destination, envelope.message_id, envelope.due, headers, envelope.body)
+    if Headers.FAILED_QUEUE in envelope.headers:
+        return (*columns, None, None)
+    left = envelope.time_left(now)
+    return (*columns, envelope.expires_at, None if left is None or left > _LONGEST_LEFT else left)
+
+
 def message_of(  # noqa: PLR0913 - the columns
     message_id: str, due: Any, destination: str, expires_at: Any, failures: int, headers: str | None, body: bytes
 ) -> DelayedMessage:
     found = decode_headers(present(headers))
     return DelayedMessage.restored(message_id, due, destination, found, body, expires_at, failures)
+
+
+def envelope_of(  # noqa: PLR0913 - the columns
+    queue: str, message_id: str, due: Any, expires_at: Any, failures: int, headers: str | None, body: bytes
+) -> tuple[Envelope, int]:
+    """Return the envelope of a message in a queue, and its failures."""
+    found = decode_headers(present(headers))
+    return Envelope.restored(queue, message_id, found, body, utc(expires_at), utc(due)), failures
 
 
 def utc(instant: datetime | None) -> datetime | None:

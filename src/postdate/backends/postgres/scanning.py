@@ -15,39 +15,20 @@ from postdate.backends.postgres.rows import in_calendar
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import PipelineError
 from postdate.ports import Scan, ScanPart
+from postdate.ports.scanning import TIMES, check_scanned
 
-_COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
-    "pending": {
-        "message_id": "t.message_id",
-        "destination": "t.destination",
-        "due": "t.due",
-        "expires_at": "t.expires_at",
-        "headers": "c.headers",
-        "body": "c.body",
-        "number_of_failures": "t.failures",
-    },
-    "records": {
-        "number": "t.number",
-        "kind": "t.kind",
-        "message_id": "t.message_id",
-        "at": "t.at",
-        "due": "t.due",
-        "destination": "t.destination",
-        "detail": "t.detail",
-    },
-    "queued": {"message_id": "t.message_id", "queue": "q.name", "due": "t.due"},
+_ELSEWHERE: Final[Mapping[str, str]] = {
+    "headers": "c.headers",
+    "body": "c.body",
+    "number_of_failures": "t.failures",
+    "queue": "q.name",
 }
-_TIMES: Final = frozenset({"due", "expires_at", "at"})
+"""SQL of the columns that are not a column of that name in ``t``."""
+
 _TABLES: Final = {"records": "record", "queued": "queue_message"}
-_CONTENT: Final = frozenset({"headers", "body"})
+CONTENT: Final = frozenset({"headers", "body"})
 
 BEGIN_SCAN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-
-
-def _columns(what: str) -> Mapping[str, str]:
-    if what not in _COLUMNS:
-        raise PipelineError(f"there is nothing called {what!r} to scan; choose one of {', '.join(_COLUMNS)}")
-    return _COLUMNS[what]
 
 
 @contextmanager
@@ -79,7 +60,7 @@ def adopting(snapshot: str) -> str:
 
 
 def scan_parts(database: Access, table: str, what: str, parts: int) -> Sequence[ScanPart]:
-    _columns(what)
+    check_scanned(what)
     name = database.names.of(_TABLES.get(what, table)).replace("%%", "%")
     with database.leased() as connection:
         row = connection.execute(
@@ -96,17 +77,15 @@ def scan_query(names: SchemaNames, table: str, scan: Scan, part: ScanPart, *, pl
 
     ``plain``: times are whole microseconds since 1970 UTC.
     """
-    known = _columns(scan.what)
-    unknown = [column for column in scan.columns if column not in known]
-    if unknown:
-        raise PipelineError(f"{scan.what} has no column {unknown[0]!r}; it has {', '.join(known)}")
-    wanted = [f"{_selected(known[name], is_time=plain and name in _TIMES)} AS {name}" for name in scan.columns]
+    check_scanned(scan.what, scan.columns)
+    wanted = [f"{_selected(name, is_time=plain and name in TIMES)} AS {name}" for name in scan.columns]
     conditions = [f"t.ctid >= '({part.first},0)'::tid", f"t.ctid < '({part.end},0)'::tid"]
     conditions += _conditions(names, table, scan)
     return f"SELECT {', '.join(wanted) or '1'} FROM {_relation(names, table, scan)} WHERE {' AND '.join(conditions)}"
 
 
-def _selected(column: str, *, is_time: bool) -> str:
+def _selected(name: str, *, is_time: bool) -> str:
+    column = _ELSEWHERE.get(name, f"t.{name}")
     return f"(extract(epoch FROM {in_calendar(column)}) * 1000000)::bigint" if is_time else column
 
 
@@ -117,7 +96,7 @@ def _relation(names: SchemaNames, table: str, scan: Scan) -> str:
         return f"{names.plain('queue_message')} AS t JOIN {names.plain('queue')} AS q USING (queue_id)"
     pending = f"{names.plain(table)} AS t"
     # Every waiting message has its content: the join is only needed for its columns.
-    if _CONTENT.isdisjoint(scan.columns):
+    if CONTENT.isdisjoint(scan.columns):
         return pending
     # One index look for each row: a planner's join would read all contents for each share.
     content = f"SELECT k.headers, k.body FROM {names.plain('content')} AS k WHERE k.number = t.number OFFSET 0"

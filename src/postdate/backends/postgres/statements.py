@@ -11,7 +11,7 @@ from typing_extensions import override
 from postdate.backends.postgres.access import Connection
 from postdate.backends.postgres.names import SchemaNames, sql
 from postdate.backends.postgres.quarantine import QuarantineStatements
-from postdate.backends.postgres.rows import in_calendar, utc
+from postdate.backends.postgres.rows import WAITING, in_calendar, utc
 from postdate.backends.sql.dialect import SqlDialect
 from postdate.messages import Headers
 from postdate.ports import Recording
@@ -27,7 +27,6 @@ class Statements:
         self.store_id: int | None = None
         pending, content, record, queue = names.of(table), names.of("content"), names.of("record"), names.of("queue")
         queue_message = names.of("queue_message")
-        columns = "p.message_id, p.due, p.destination, p.expires_at, p.failures, c.headers, c.body"
         ours = "(r.store_id = %(store)s OR r.store_id IS NULL)"
         scheduled = "r.message_id = %(id)s AND r.store_id = %(store)s AND r.kind = 1"
         of_retries = "" if recording is Recording.ALL else " WHERE false"
@@ -52,12 +51,13 @@ class Statements:
         self.insert_one = sql(f"""
             WITH fresh AS (
                 INSERT INTO {record} (at, due, store_id, kind, message_id, destination)
-                VALUES (%(now)s, %(due)s, %(store)s, 1, %(id)s, %(destination)s)
+                VALUES (%(now)s, %(due)s, %(store)s, 1, %(message_id)s, %(destination)s)
                 ON CONFLICT (message_id, store_id) WHERE kind = 1 DO NOTHING RETURNING number),
             kept AS (INSERT INTO {content} SELECT number, %(headers)s, %(body)s FROM fresh),
             stored AS (
                 INSERT INTO {pending} (number, due, attempt_at, expires_at, message_id, destination)
-                SELECT number, %(due)s, %(due)s, %(expires_at)s::timestamptz, %(id)s, %(destination)s FROM fresh)
+                SELECT number, %(due)s, %(due)s, %(expires_at)s::timestamptz, %(message_id)s, %(destination)s
+                FROM fresh)
             {announced("fresh")}""")
         self.make_incoming = sql("""
             CREATE TEMP TABLE IF NOT EXISTS postdate_incoming (
@@ -82,16 +82,17 @@ class Statements:
         # A message whose last record is a failure comes back under its number.
         self.revive = sql(f"""
             WITH back AS (
-                SELECT r.number FROM {record} AS r WHERE {scheduled}
+                SELECT r.number FROM {record} AS r
+                WHERE r.message_id = %(message_id)s AND r.store_id = %(store)s AND r.kind = 1
                     AND NOT EXISTS (SELECT 1 FROM {pending} AS p WHERE p.number = r.number)
-                    AND (SELECT o.kind FROM {record} AS o WHERE o.message_id = %(id)s AND o.kind > 3
+                    AND (SELECT o.kind FROM {record} AS o WHERE o.message_id = %(message_id)s AND o.kind > 3
                         AND (o.store_id = %(store)s OR o.store_id IS NULL) ORDER BY o.number DESC LIMIT 1) IN (7, 10)),
             kept AS (
                 INSERT INTO {content} SELECT number, %(headers)s, %(body)s FROM back
                 ON CONFLICT DO NOTHING RETURNING number),
             stored AS (
                 INSERT INTO {pending} (number, due, attempt_at, expires_at, message_id, destination)
-                SELECT number, %(due)s, %(due)s, %(expires_at)s::timestamptz, %(id)s, %(destination)s FROM kept
+                SELECT number, %(due)s, %(due)s, %(expires_at)s::timestamptz, %(message_id)s, %(destination)s FROM kept
                 RETURNING number, message_id, due, destination),
             recorded AS ({noted("stored", "8", "'came back from the error queue'")})
             {announced("stored")}""")
@@ -101,7 +102,7 @@ class Statements:
         due = f"p.attempt_at < %(now)s AND p.attempt_at >= {since} ORDER BY p.attempt_at, p.number LIMIT %(limit)s"
         self.claim = sql(f"""
             WITH batch AS MATERIALIZED (SELECT p.* FROM {pending} AS p WHERE {due} FOR UPDATE SKIP LOCKED)
-            SELECT p.number, {columns} FROM batch AS p LEFT JOIN {content} AS c USING (number)
+            SELECT p.number, {WAITING} FROM batch AS p LEFT JOIN {content} AS c USING (number)
             ORDER BY p.attempt_at, p.number""")
         held = "number = ANY(%(numbers)s::bigint[]) AND holder IS NOT DISTINCT FROM %(holder)s::bigint"
         self.finish = sql(f"""
@@ -223,12 +224,12 @@ class Statements:
             recorded AS ({noted("moved", "8", "NULL")})
             SELECT number FROM moved""")
         self.get = sql(f"""
-            SELECT p.number, {columns} FROM {record} AS r JOIN {pending} AS p ON p.number = r.number
+            SELECT p.number, {WAITING} FROM {record} AS r JOIN {pending} AS p ON p.number = r.number
             JOIN {content} AS c ON c.number = r.number WHERE {scheduled}""")
 
         # --- what an operator asks
         self.list_pending = sql(f"""
-            SELECT p.number, {columns} FROM {pending} AS p JOIN {content} AS c USING (number)
+            SELECT p.number, {WAITING} FROM {pending} AS p JOIN {content} AS c USING (number)
             WHERE (%(destination)s::text IS NULL OR p.destination = %(destination)s)
                 AND p.due >= coalesce(%(due_from)s::timestamptz, '-infinity')
                 AND p.due < coalesce(%(due_to)s::timestamptz, 'infinity')

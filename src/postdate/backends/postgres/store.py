@@ -20,14 +20,13 @@ from postdate.backends.postgres import clocks, inserting, pruning
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
 from postdate.backends.postgres.bulk import open_columns
 from postdate.backends.postgres.claims import PostgresClaims, by_holder
-from postdate.backends.postgres.enqueue import Values, enqueue, enqueue_blocking, values_of
+from postdate.backends.postgres.enqueue import NOTICE, Values, enqueue, enqueue_blocking
 from postdate.backends.postgres.errors import is_conflict, is_refused
-from postdate.backends.postgres.inserting import Row
 from postdate.backends.postgres.names import array, check_name
 from postdate.backends.postgres.next_due import PostgresNextDue
 from postdate.backends.postgres.observation import PostgresObserver, old_snapshots, server_facts
 from postdate.backends.postgres.quarantine import PostgresQuarantine, SettingAside, named, number_for
-from postdate.backends.postgres.rows import Unreadable, message_of, read
+from postdate.backends.postgres.rows import Row, Unreadable, message_of, read, row_of
 from postdate.backends.postgres.scanning import exported_snapshot, read_scan, scan_parts
 from postdate.backends.postgres.scripts import tables_script
 from postdate.backends.postgres.statements import PostgresSqlDialect, Statements
@@ -37,11 +36,10 @@ from postdate.errors import (
     ClaimLost,
     ConfigurationError,
     DuplicateMessage,
-    InvalidMessage,
     StoreUnreachable,
     UnsupportedTransactionMode,
 )
-from postdate.messages import DelayedMessage, stored_headers
+from postdate.messages import DelayedMessage, rescheduled
 from postdate.ports import (
     NOTHING_MOVED,
     OUTCOME_RECORDS,
@@ -237,7 +235,8 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
 
     def _entries(self, messages: Sequence[DelayedMessage], now: datetime) -> list[Values]:
         assert self._sql.store_id is not None
-        return [values_of(self._row(message), now, self._sql.store_id) for message in messages]
+        store_id = self._sql.store_id
+        return [inserting.values_of(self._row(message), now, store_id, NOTICE) for message in messages]
 
     @override
     def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
@@ -246,8 +245,7 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
         return lambda connection: self._insert_new_or_revive(connection, rows, now)
 
     def _row(self, message: DelayedMessage) -> Row:
-        headers = stored_headers(message, self._capabilities.largest_message_bytes)
-        return (message.message_id, message.due, message.destination, message.expires_at, headers, message.body)
+        return row_of(message, self._capabilities.largest_message_bytes)
 
     def _insert(self, connection: Connection, rows: Sequence[Row], now: datetime) -> StoreReport:
         return inserting.insert(connection, self._sql, rows, now, self._store_id(connection))
@@ -544,10 +542,8 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
             if row is not None:
                 self._notify(connection, due, now)
                 return True
-            found = self._found(connection, self._sql.get, {"id": message_id})
-            message = found[0] if found else None
-            if message is not None and message.expires_at is not None and due > message.expires_at:
-                raise InvalidMessage(f"message {message_id!r} expires at {message.expires_at.isoformat()}, before that")
+            for message in self._found(connection, self._sql.get, {"id": message_id}):
+                rescheduled(message, due)  # raises if that is why it was not changed
             return False
 
         done = await self.database.transaction(reschedule)
@@ -682,7 +678,7 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
             return StoreReport(0)
         columns, store_id = self._columns(), self._sql.store_id or self.database.run_blocking(self._store_id)
         due = columns.earliest(batch)
-        report = columns.store(batch, self._sql, now, inserting.notice(store_id, due, now))
+        report = columns.store(batch, self._sql, now, inserting.notice(store_id, due, now, PostgresNextDue.NOTICE))
         if report is None:
             rows = columns.rows(batch)
             report = self.database.transaction_blocking(lambda c: self._insert(c, rows, now), patiently=True)

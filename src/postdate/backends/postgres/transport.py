@@ -3,8 +3,8 @@
 A received message is held under the number of this process, which ends with the process: no lease runs out.
 Receiving, the sends of the handler and all other changes of the database are one transaction.
 
-Messages expire by the clock of the server: the time left of an ``expires_at``, by the clock of its sender, counts from
-the arrival, so clocks of senders and receivers do not matter. An expired message is not received, not counted, and
+Messages expire by the clock of the server: the time left until an expiry, by the clock of its sender, counts from the
+arrival, so clocks of senders and receivers do not matter. An expired message is not received, not counted, and
 soon removed and recorded (:mod:`postdate.backends.postgres.expiring`). One received in time does not expire any more,
 unless it goes back to its queue. Source: specification 2.2, 2.5, 6; ADR 0007.
 """
@@ -36,7 +36,7 @@ from postdate.backends.postgres.quarantine import (
     named,
 )
 from postdate.backends.postgres.queues import QueueStatements
-from postdate.backends.postgres.rows import Unreadable, present, read, utc
+from postdate.backends.postgres.rows import Row, Unreadable, envelope_of, queued_row, read
 from postdate.backends.postgres.scripts import queues_script, tables_script
 from postdate.errors import (
     ClaimLost,
@@ -49,9 +49,7 @@ from postdate.errors import (
 )
 from postdate.messages import (
     Envelope,
-    Headers,
     check_headers,
-    decode_headers,
     encode_headers,
     why_too_large,
 )
@@ -78,9 +76,6 @@ from postdate.runtime.wakeup import Alarm
 _POLL_FLOOR_SECONDS: Final = 1.0
 """A receiver looks this often without a wake-up, as one may be lost."""
 
-_LONGEST_SPAN: Final = timedelta(days=1_000 * 365)
-"""Longer means never; the database's calendar ends, too."""
-
 _NUMBER_AT: Final = 2
 """The column of a claimed row with its number."""
 
@@ -90,7 +85,6 @@ _FEW: Final = 10
 
 _SENT_AT_ONCE: Final = _IN_ONE_STATEMENT // _FEW
 
-Row = tuple[Any, ...]
 _Rows = Sequence[Row | MessageTooLarge]
 T = TypeVar("T")
 
@@ -205,8 +199,7 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
         headers = encode_headers(envelope.headers)
         if refused := why_too_large(envelope, headers, self._capabilities.largest_message_bytes):
             return refused
-        expires_at, span = _end_of(envelope, now)
-        return (envelope.destination, envelope.message_id, envelope.due, headers, envelope.body, expires_at, span)
+        return queued_row(envelope, headers, now)
 
     def insert(self, connection: Connection, rows: Sequence[Row | MessageTooLarge]) -> list[PostdateError | None]:
         """Insert messages into their queues, in order, 1,000 a statement; notifications leave with the commit."""
@@ -215,7 +208,7 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
         for start in range(0, len(good), _IN_ONE_STATEMENT):
             share = good[start : start + _IN_ONE_STATEMENT]
             columns = [list(column) for column in zip(*share, strict=True)]
-            ends = any(span is not None or expires_at is not None for *_, expires_at, span in share)
+            ends = any(row[-2:] != (None, None) for row in share)
             if ends:
                 self.database.listener()  # while this process lives, what it sends leaves in time, whoever receives
             statement = self.sql.insert_ending if ends else self.sql.insert
@@ -401,7 +394,8 @@ class PostgresReceiver(Receiver):
                 "limit": limit,
                 "low": self._low.value(),
             }
-            return read(connection.execute(self._sql.claim, values, prepare=True, binary=True), _NUMBER_AT, _decoded)
+            found = connection.execute(self._sql.claim, values, prepare=True, binary=True)
+            return read(found, _NUMBER_AT, self._decoded)
 
         rows, bad = self._database.run_blocking(claim)
         self._low.claimed([*(row[_NUMBER_AT] for row in rows), *(row.number for row in bad)])
@@ -437,7 +431,7 @@ class PostgresReceiver(Receiver):
             def find(connection: Connection) -> tuple[list[Row], list[Unreadable]]:
                 queue_id = self._transport.queue_id(connection, self._queue)
                 values = {"holder": holder, "queue": queue_id, "id": message_id}
-                return read(connection.execute(self._sql.take, values, binary=True), _NUMBER_AT, _decoded)
+                return read(connection.execute(self._sql.take, values, binary=True), _NUMBER_AT, self._decoded)
 
             rows, bad = self._database.run_blocking(find)
             if bad:
@@ -450,9 +444,12 @@ class PostgresReceiver(Receiver):
 
         return await self._in_thread(take)
 
+    def _decoded(self, row: Row) -> Row:
+        has_ended, queue_id, number, *columns = row
+        return (has_ended, queue_id, number, *envelope_of(self._queue, *columns))
+
     def _received(self, row: Row, holder: int) -> Received:
-        _, queue_id, number, message_id, due, expires_at, failures, headers, body = row
-        envelope = Envelope.restored(self._queue, message_id, headers, body, utc(expires_at), utc(due))
+        _, queue_id, number, envelope, failures = row
         token = _Hold(queue_id, number, holder)
         received = self._held[token] = Received(envelope, failures, token)
         return received
@@ -531,11 +528,6 @@ class PostgresReceiver(Receiver):
             await self._give_back(holds, failures=0)
 
 
-def _decoded(row: Row) -> Row:
-    *others, headers, body = row
-    return (*others, decode_headers(present(headers)), body)
-
-
 class _Hold:
     """Identifies a claim."""
 
@@ -584,17 +576,3 @@ class LowWater:
 
     def forget(self) -> None:
         self.sent(0)
-
-
-def _end_of(envelope: Envelope, now: datetime) -> tuple[datetime | None, timedelta | None]:
-    """Return the sender's expiry, and the time left, counted from the arrival; ``None``: the message never expires.
-
-    A copy in the error queue never expires (specification 2.5).
-    """
-    if Headers.FAILED_QUEUE in envelope.headers:
-        return None, None
-    spans = [] if envelope.time_to_be_received is None else [envelope.time_to_be_received]
-    if envelope.expires_at is not None:
-        spans.append(envelope.expires_at - now)
-    span = min(spans, default=None)
-    return envelope.expires_at, None if span is None or span > _LONGEST_SPAN else span

@@ -178,11 +178,7 @@ def _time_to_live(envelope: Envelope, now: datetime) -> bytes | None:
 
     ``None`` for more than RabbitMQ takes, which is left to the receiver, and in the error queue, where nothing expires.
     """
-    spans = (
-        None if envelope.expires_at is None else envelope.expires_at - now,
-        envelope.time_to_be_received,
-    )
-    left = min((span for span in spans if span is not None), default=None)
+    left = envelope.time_left(now)
     if left is None or left > _LONGEST_TIME_TO_LIVE or Headers.FAILED_QUEUE in envelope.headers:
         return None
     return b"%d" % -(-max(left, _NOTHING) // _MILLISECOND)

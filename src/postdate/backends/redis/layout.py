@@ -73,6 +73,17 @@ def _read_failures(count: bytes | None) -> int:
 # --- messages of a store ------------------------------------------------------------------------------------------
 
 
+FIELDS: Final = {
+    b"d": "due",
+    b"q": "destination",
+    b"h": "headers",
+    b"b": "body",
+    b"x": "expires_at",
+    b"f": "number_of_failures",
+}
+"""Of the hash of a waiting message, with what is in them."""
+
+
 def message_parts(message: DelayedMessage) -> tuple[Part, ...]:
     """Return a message as script arguments, in the order of ``taken_message``."""
     return (
@@ -86,7 +97,7 @@ def message_parts(message: DelayedMessage) -> tuple[Part, ...]:
 
 
 def read_message(message_id: bytes, fields: Sequence[bytes | None]) -> DelayedMessage:
-    """Return a message from its id and the fields ``d q h b x f``; raises `MessageError`."""
+    """Return a message from its id and the :data:`FIELDS`; raises `MessageError`."""
     due, destination, headers, body, expires_at, failures = fields[:6]
     content = _read_content(headers, body)
     return DelayedMessage.restored(

@@ -10,22 +10,21 @@ from typing import Final
 
 from typing_extensions import override
 
-from postdate.backends.redis.layout import message_parts, pairs, read_envelope, read_instant, read_message, written
+from postdate.backends.redis.layout import (
+    FIELDS,
+    message_parts,
+    pairs,
+    read_envelope,
+    read_instant,
+    read_message,
+    written,
+)
 from postdate.backends.redis.server import RedisServer
 from postdate.errors import DuplicateMessage, InvalidMessage, MessageNotFound, QueueNotFound
-from postdate.messages import DelayedMessage, Envelope, encode_headers
+from postdate.messages import DelayedMessage, encode_headers
 from postdate.ports import Mending, Quarantine, Quarantined
 
-_NAMES: Final = {
-    b"i": "message_id",
-    b"d": "due",
-    b"q": "destination",
-    b"h": "headers",
-    b"b": "body",
-    b"x": "expires_at",
-    b"f": "number_of_failures",
-    b"Q": "queue",
-}
+_NAMES: Final = {b"i": "message_id", **FIELDS, b"Q": "queue"}
 _OF_THE_QUARANTINE: Final = frozenset({b"reason", b"at"})
 
 Fields = dict[bytes, bytes]
@@ -91,7 +90,7 @@ class QueueQuarantine(_SetAside):
         fields = _with(await self._fields(number), mending)
         queue = fields.get(b"Q", b"").decode(errors="replace")
         found, _ = read_envelope(queue, [fields.get(name) for name in (b"i", b"h", b"b", b"x", b"d", b"f")])
-        Envelope(queue, found.message_id, found.headers, found.body, found.expires_at, found.due)
+        replace(found)  # which checks it
         call = (number, fields[b"h"], fields[b"b"], fields.get(b"d", b""))
         match await self._server.run("put_back_queued", *call):
             case 0:
@@ -124,8 +123,7 @@ def _with(fields: Fields, mending: Mending) -> Fields:
 def _checked(mended: Fields) -> DelayedMessage:
     if b"i" not in mended:
         raise InvalidMessage("its id is gone, so it cannot be put back; store it anew, and discard this")
-    read = read_message(mended[b"i"], [mended.get(name) for name in (b"d", b"q", b"h", b"b", b"x", b"f")])
-    return replace(read)  # made anew, it is checked
+    return replace(read_message(mended[b"i"], [mended.get(name) for name in FIELDS]))  # made anew, it is checked
 
 
 def _shown(number: int, fields: Fields) -> Quarantined:

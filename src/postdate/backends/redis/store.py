@@ -26,7 +26,7 @@ from postdate.backends.redis.questions import Questions
 from postdate.backends.redis.server import RedisServer
 from postdate.backends.redis.transaction import RedisTransaction, finish_parts, transaction_of
 from postdate.clock import from_microseconds, to_microseconds
-from postdate.errors import ConfigurationError, DuplicateMessage, InvalidMessage, MessageError
+from postdate.errors import ConfigurationError, DuplicateMessage, MessageError
 from postdate.messages import DelayedMessage, encode_headers, rescheduled, stored_headers
 from postdate.ports import (
     NOTHING_MOVED,
@@ -376,9 +376,6 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
             found = await self.row(message_id)
             if found is None or found.is_held:
                 return False
-            expires_at = found.message.expires_at
-            if expires_at is not None and due > expires_at:
-                raise InvalidMessage(f"message {message_id!r} expires at {expires_at.isoformat()}, before that")
             headers = encode_headers(rescheduled(found.message, due).headers)
             call = (self.place, instant(now), message_id, found.member, instant(due), headers)
             if await self._server.run("reschedule", *call):

@@ -5,21 +5,18 @@ A server's room gives its driver (subclasses of `DatabaseServer` and `ServerSess
 """
 
 from postdate.backends.rowlocks.parts import (
-    SCANNED,
     Conflict,
     MessageRow,
     PooledSession,
     RecordNote,
     SessionSource,
     WaitingRow,
-    check_columns,
     from_row,
 )
 from postdate.backends.rowlocks.pool import Pool
 from postdate.backends.rowlocks.store import LockingStore
 
 __all__ = [
-    "SCANNED",
     "Conflict",
     "LockingStore",
     "MessageRow",
@@ -28,6 +25,5 @@ __all__ = [
     "RecordNote",
     "SessionSource",
     "WaitingRow",
-    "check_columns",
     "from_row",
 ]

@@ -6,15 +6,15 @@ errors of :mod:`postdate.errors`; drivers' own errors do not leave their server'
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from postdate.clock import from_microseconds, nearest_instant, to_microseconds
-from postdate.errors import InvalidHeaders, InvalidMessage, PipelineError, StoreError, StoreTroubled
-from postdate.messages import DelayedMessage, decode_headers, encoded_deliver_at
+from postdate.errors import InvalidHeaders, InvalidMessage, StoreError, StoreTroubled
+from postdate.messages import DelayedMessage, check_reschedule, decode_headers, encoded_deliver_at, stored_headers
 from postdate.ports import ScanFilter
 
 
@@ -55,6 +55,10 @@ class WaitingRow(NamedTuple):
     attempt_at: int | None
     expires_at: int | None
     holder: int | None
+
+    def check_reschedule(self, message_id: str, due: datetime) -> None:
+        """Raise `InvalidMessage` if the message would be due after its expiry."""
+        check_reschedule(message_id, due, None if self.expires_at is None else nearest_instant(self.expires_at))
 
 
 def headers_retimed(old: int, new: int) -> dict[str, str]:
@@ -115,23 +119,6 @@ class SessionSource(Protocol):
     def connect(self) -> PooledSession: ...
 
 
-SCANNED: Final[Mapping[str, tuple[str, ...]]] = {
-    "pending": ("message_id", "destination", "due", "expires_at", "headers", "body", "number_of_failures"),
-    "records": ("number", "kind", "message_id", "at", "due", "destination", "detail"),
-    "queued": ("message_id", "queue", "due"),
-}
-"""Relations and their columns; there are no queues in these databases, so nothing is queued."""
-
-
-def check_columns(what: str, columns: Sequence[str] = ()) -> None:
-    """Raise `PipelineError` for a relation or a column that cannot be scanned."""
-    if what not in SCANNED:
-        raise PipelineError(f"there is nothing called {what!r} to scan; choose one of {', '.join(SCANNED)}")
-    unknown = [column for column in columns if column not in SCANNED[what]]
-    if unknown:
-        raise PipelineError(f"{what} has no column {unknown[0]!r}; it has {', '.join(SCANNED[what])}")
-
-
 def filter_values(where: ScanFilter) -> dict[str, Any]:
     """Return the given conditions by name; times as in rows."""
     given: dict[str, Any] = {
@@ -141,6 +128,14 @@ def filter_values(where: ScanFilter) -> dict[str, Any]:
         "due_to": None if where.due_to is None else to_microseconds(where.due_to),
     }
     return {name: value for name, value in given.items() if value is not None}
+
+
+def to_row(message: DelayedMessage, largest_message_bytes: int) -> MessageRow:
+    """Return the row of a message. Raises `MessageTooLarge`."""
+    headers = stored_headers(message, largest_message_bytes)
+    expires_at = None if message.expires_at is None else to_microseconds(message.expires_at)
+    due = to_microseconds(message.due)
+    return MessageRow(message.message_id, due, message.destination, expires_at, 0, headers, message.body)
 
 
 def from_row(row: MessageRow) -> DelayedMessage:

@@ -33,8 +33,6 @@ from postdate.ports import Mending, Quarantine, Quarantined, RecordKind
 from postdate.runtime.next_due import NextDue
 from postdate.runtime.threads import in_thread
 
-_NAMES: Final = ("message_id", "due", "destination", "expires_at", "failures", "headers", "body")
-
 _NONE: Final = frozenset[int]()
 _TRY_AGAIN_AFTER_SECONDS: Final = 60.0
 _GRANT: Final = "Run the statements of `postdate setup --print-sql` again, grants included"
@@ -169,8 +167,7 @@ def _mended(row: MessageRow, mending: Mending) -> MessageRow:
 
 
 def _shown(aside: QuarantinedRow) -> Quarantined:
-    values = {name: getattr(aside.row, name) for name in _NAMES}
-    raw = {name: _bytes(value) for name, value in values.items() if value is not None}
+    raw = {name: _bytes(value) for name, value in aside.row._asdict().items() if value is not None}
     return Quarantined(aside.number, "", aside.row.message_id, aside.reason, from_microseconds(aside.at), raw)
 
 

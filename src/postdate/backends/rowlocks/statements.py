@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final
 from typing_extensions import override
 
 from postdate.backends.rowlocks.names import RowLockNames
+from postdate.backends.rowlocks.parts import MessageRow, WaitingRow
 from postdate.backends.sql.dialect import SqlDialect
 from postdate.persistence.migrations import filled_in
 from postdate.ports import Scan
@@ -20,8 +21,9 @@ EARLIEST: Final = -(2**63) + 1
 """A lower bound before every time, which also excludes NULL."""
 
 _FRAGMENTS: Final = {
-    "row": "p.message_id, p.due, p.destination, p.expires_at, p.failures, p.headers, p.body",
-    "content": "message_id, due, destination, expires_at, failures, headers, body",
+    "row": ", ".join(f"p.{column}" for column in MessageRow._fields),
+    "content": ", ".join(MessageRow._fields),
+    "waiting": ", ".join(f"p.{column}" for column in WaitingRow._fields),
     "into_record": "INSERT INTO {record} (at, due, store_id, kind, message_id, destination, detail)",
     "as_record": "SELECT %(at)s, due, %(store)s, %(kind)s, message_id, destination, %(detail)s FROM",
     "due_first": "p.attempt_at > %(from)s AND p.attempt_at < %(at)s ORDER BY p.attempt_at, p.number",

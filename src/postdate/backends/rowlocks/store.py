@@ -19,8 +19,8 @@ from postdate.backends.rowlocks.parts import (
     MessageRow,
     RecordNote,
     WaitingRow,
-    check_columns,
     decoded,
+    to_row,
 )
 from postdate.backends.rowlocks.pool import Pool
 from postdate.backends.rowlocks.quarantine import RowQuarantine
@@ -31,11 +31,10 @@ from postdate.clock import brought_up_to_date, from_microseconds, nearest_instan
 from postdate.errors import (
     ConfigurationError,
     DuplicateMessage,
-    InvalidMessage,
     StoreUnreachable,
     UnsupportedTransactionMode,
 )
-from postdate.messages import DelayedMessage, stored_headers
+from postdate.messages import DelayedMessage
 from postdate.ports import (
     OUTCOME_RECORDS,
     Claim,
@@ -53,6 +52,7 @@ from postdate.ports import (
     TransactionMode,
     Wake,
 )
+from postdate.ports.scanning import check_scanned
 from postdate.runtime.group_commit import Job, do_jobs, group_of
 from postdate.runtime.next_due import NextDue
 from postdate.runtime.threads import in_thread
@@ -182,7 +182,7 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
 
     @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
-        row, at = self._row(message), to_microseconds(now)
+        row, at = to_row(message, self._capabilities.largest_message_bytes), to_microseconds(now)
         if not await group_of(self, _STORED_AT_ONCE).run(self._store_jobs, (row, at)):
             back = RecordNote(at, int(RecordKind.RESCHEDULED), "came back from the error queue")
 
@@ -215,7 +215,8 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
 
     def store_many_blocking(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
         """:meth:`store_many` in the calling thread, for pipeline processes."""
-        rows, at = [self._row(message) for message in messages], to_microseconds(now)
+        most = self._capabilities.largest_message_bytes
+        rows, at = [to_row(message, most) for message in messages], to_microseconds(now)
         if not rows:
             return StoreReport(0)
         unique = {row.message_id: row for row in reversed(rows)}
@@ -224,12 +225,6 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
         if fresh:
             self._next_due.heard(min(row.due for row in wanted if row.message_id in fresh))
         return StoreReport.of((row.message_id for row in rows), fresh)
-
-    def _row(self, message: DelayedMessage) -> MessageRow:
-        headers = stored_headers(message, self._capabilities.largest_message_bytes)
-        expires_at = None if message.expires_at is None else to_microseconds(message.expires_at)
-        due = to_microseconds(message.due)
-        return MessageRow(message.message_id, due, message.destination, expires_at, 0, headers, message.body)
 
     # --- the simple contract ------------------------------------------------------------------------------------
 
@@ -403,9 +398,7 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
             found = self._tables.lock(session, message_id)
             if found is None or found.holder is not None:
                 return False
-            if found.expires_at is not None and new_due > found.expires_at:
-                expiry = nearest_instant(found.expires_at).isoformat()
-                raise InvalidMessage(f"message {message_id!r} expires at {expiry}, before that")
+            found.check_reschedule(message_id, due)
             self._tables.reschedule(session, found, new_due, at)
             return True
 
@@ -470,7 +463,7 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
 
     @override
     def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
-        check_columns(what)
+        check_scanned(what)
         if what == "queued":
             return []
         first, end = self._pool.run_blocking(lambda session: self._tables.bounds(session, what), patiently=True)
@@ -479,7 +472,7 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
 
     @override
     def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
-        check_columns(scan.what, scan.columns)
+        check_scanned(scan.what, scan.columns)
         if scan.what == "queued":
             return
         session = self.server.connect()

@@ -17,7 +17,14 @@ from postdate.backends.sqlite.errors import translated
 from postdate.backends.sqlite.file import DUE, SqliteFile, queue_topic
 from postdate.backends.sqlite.liveness import is_gone, presence_folder
 from postdate.backends.sqlite.quarantine import looked_at
-from postdate.backends.sqlite.rows import Row, envelope_of, message_of, time_of
+from postdate.backends.sqlite.rows import (
+    QUEUED_COLUMNS,
+    WAITING_COLUMNS,
+    Row,
+    envelope_of,
+    message_of,
+    time_of,
+)
 from postdate.backends.sqlite.setting_aside import QUEUED, WAITING
 from postdate.backends.sqlite.setup import newest_version
 from postdate.clock import from_microseconds
@@ -27,14 +34,12 @@ from postdate.ports import FileFacts, Observer, Process, Queued, Standing
 OLDEST_SQLITE: Final = (3, 35, 0)
 """The first version with RETURNING, which claims need."""
 
-_STANDING: Final = """
-    SELECT d.seq, d.message_id, d.due, d.destination, d.expires_at, d.failures, CAST(t.headers AS BLOB), t.body,
-        d.attempt_at, c.pid
-    FROM delayed_message AS d LEFT JOIN content AS t ON t.seq = d.content LEFT JOIN claimant AS c USING (claimant)"""
-_QUEUED: Final = """
-    SELECT m.seq, m.message_id, m.due, m.expires_at, m.failures, CAST(t.headers AS BLOB), t.body, q.name, c.pid
-    FROM queue_message AS m JOIN queue AS q USING (queue_id) LEFT JOIN content AS t ON t.seq = m.content
-    LEFT JOIN claimant AS c USING (claimant)"""
+_STANDING: Final = f"""
+    SELECT {WAITING_COLUMNS}, attempt_at, pid FROM delayed_message LEFT JOIN claimant USING (claimant)"""
+_QUEUED: Final = f"""
+    SELECT {QUEUED_COLUMNS}, name, pid
+    FROM queue_message JOIN queue USING (queue_id) LEFT JOIN claimant USING (claimant)"""
+_HAS_HEADER: Final = "instr((SELECT headers FROM content AS c WHERE c.seq = content), ?)"
 
 _LAST_DELIVERED: Final = """
     SELECT at FROM record WHERE kind = 2 AND seq > (SELECT max(seq) FROM record) - 100000
@@ -52,13 +57,13 @@ class FileObserver(Observer):
 
     @override
     async def standing(self, message_id: str) -> Standing | None:
-        sql = f"{_STANDING} WHERE d.seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)"
+        sql = f"{_STANDING} WHERE seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)"
         found = await looked_at(self._file, WAITING, sql, (message_id,), _standing)
         return found[0] if found else None
 
     @override
     async def retries_of(self, message_id: str) -> Sequence[Standing]:
-        sql = f"{_STANDING} WHERE instr(t.headers, ?) AND d.message_id <> ? ORDER BY d.seq"
+        sql = f"{_STANDING} WHERE {_HAS_HEADER} AND message_id <> ? ORDER BY seq"
         values = (header_text(message_id), message_id)
         return await looked_at(self._file, WAITING, sql, values, _standing)
 
@@ -82,12 +87,12 @@ class FileObserver(Observer):
         )
         if row is None:
             raise QueueNotFound.of(queue, place=str(self._file.path))
-        sql = f"{_QUEUED} WHERE queue_id = ? ORDER BY m.seq LIMIT ?"
+        sql = f"{_QUEUED} WHERE queue_id = ? ORDER BY seq LIMIT ?"
         return await looked_at(self._file, QUEUED, sql, (row[0], limit), _queued)
 
     @override
     async def find_in_queues(self, message_id: str) -> Sequence[Queued]:
-        sql = f"{_QUEUED} WHERE m.message_id = ? OR instr(t.headers, ?) ORDER BY m.seq"
+        sql = f"{_QUEUED} WHERE message_id = ? OR {_HAS_HEADER} ORDER BY seq"
         values = (message_id, header_text(message_id))
         return await looked_at(self._file, QUEUED, sql, values, _queued)
 

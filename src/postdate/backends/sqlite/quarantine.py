@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, ClassVar, Final, TypeVar
 
 from typing_extensions import override
 
 from postdate.backends.sqlite.file import OnFile, SqliteFile
-from postdate.backends.sqlite.recording import FAILED_LAST, INSERT_MESSAGE, INSERT_SCHEDULED, NEXT_NUMBER, record
+from postdate.backends.sqlite.recording import FAILED_LAST, INSERT_SCHEDULED, NEXT_NUMBER, record
 from postdate.backends.sqlite.rows import (
+    INSERT_QUEUED,
+    INSERT_WAITING,
+    QUEUED_FIELDS,
+    WAITING_FIELDS,
     Row,
     decoded,
     envelope_of,
@@ -32,19 +35,11 @@ from postdate.ports import Mending, Quarantine, Quarantined, RecordKind
 
 T = TypeVar("T")
 
+_Aside = dict[str, Any]
+"""A row of the quarantine, by its columns, which may hold anything."""
 
-_NAMES: Final = (
-    "message_id",
-    "due",
-    "destination",
-    "expires_at",
-    "ends_at",
-    "dead_letter",
-    "failures",
-    "headers",
-    "body",
-)
-_SHOWN: Final = f"SELECT number, place, reason, at, {', '.join(_NAMES)} FROM quarantine"
+_NAMES: Final = (*WAITING_FIELDS, "ends_at", "dead_letter", "headers", "body")
+_TAKEN: Final = ("number", "place", "reason", *_NAMES)
 # An id that is no UTF-8 is decoded as far as possible for display; its bytes are kept.
 _BYTES: Final = ", ".join(f"CAST({name} AS BLOB)" for name in _NAMES)
 _LISTED: Final = f"SELECT number, place, reason, at, {_BYTES} FROM quarantine"
@@ -108,48 +103,33 @@ class FileQuarantine(OnFile, Quarantine):
         def discard(tx: Transaction) -> None:
             aside = self._taken(tx, number)
             tx.execute("DELETE FROM quarantine WHERE number = ?", (number,))
-            if isinstance(aside.message_id, str):
-                record(tx, RecordKind.DISCARDED, aside.recorded(), to_microseconds(now), f"unreadable: {aside.reason}")
+            if isinstance(aside["message_id"], str):
+                detail = f"unreadable: {aside['reason']}"
+                record(tx, RecordKind.DISCARDED, _recorded(aside), to_microseconds(now), detail)
 
         await self.file.write(discard)
 
     def _taken(self, tx: Transaction, number: int) -> _Aside:
-        rows = read_rows(tx.connection, f"{_SHOWN} WHERE number = ? AND {self._place}", (number,))
+        sql = f"SELECT {', '.join(_TAKEN)} FROM quarantine WHERE number = ? AND {self._place}"
+        rows = read_rows(tx.connection, sql, (number,))
         if not rows:
             raise MessageNotFound(f"nothing of number {number} is set aside in {self.file.path}")
-        return _Aside(*rows[0])
+        return dict(zip(_TAKEN, rows[0], strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class _Aside:
-    """A row of the quarantine; its columns may hold anything."""
+def _recorded(aside: _Aside) -> tuple[str, int | None, str | None]:
+    destination = aside["destination"]
+    return aside["message_id"], readable(aside["due"]), destination if isinstance(destination, str) else None
 
-    number: int
-    place: str
-    reason: str
-    at: int
-    message_id: Any
-    due: Any
-    destination: Any
-    expires_at: Any
-    ends_at: Any
-    dead_letter: Any
-    failures: Any
-    headers: Any
-    body: Any
 
-    def recorded(self) -> tuple[str, int | None, str | None]:
-        destination = self.destination if isinstance(self.destination, str) else None
-        return self.message_id, readable(self.due), destination
-
-    def mended(self, mending: Mending) -> _Aside:
-        put: dict[str, Any] = {
-            "headers": None if mending.headers is None else encode_headers(mending.headers),
-            "due": None if mending.due is None else to_microseconds(mending.due),
-            "destination": mending.destination,
-            "body": mending.body,
-        }
-        return replace(self, **{name: value for name, value in put.items() if value is not None})
+def _mended(aside: _Aside, mending: Mending) -> _Aside:
+    put: _Aside = {
+        "headers": None if mending.headers is None else encode_headers(mending.headers),
+        "due": None if mending.due is None else to_microseconds(mending.due),
+        "destination": mending.destination,
+        "body": mending.body,
+    }
+    return {**aside, **{name: value for name, value in put.items() if value is not None}}
 
 
 def _shown(row: Row) -> Quarantined:
@@ -160,58 +140,47 @@ def _shown(row: Row) -> Quarantined:
 
 
 def _put_back(tx: Transaction, aside: _Aside, mending: Mending, at: int) -> None:
-    mended = aside.mended(mending)
-    if aside.place:
+    mended = _mended(aside, mending)
+    if aside["place"]:
         _into_queue(tx, mended)
     else:
         _into_store(tx, mended, at)
-    tx.execute("DELETE FROM quarantine WHERE number = ?", (aside.number,))
-    if mended.due is not None:
-        record(tx, RecordKind.RETURNED, mended.recorded(), at)
+    tx.execute("DELETE FROM quarantine WHERE number = ?", (aside["number"],))
+    if mended["due"] is not None:
+        record(tx, RecordKind.RETURNED, _recorded(mended), at)
 
 
 def _into_store(tx: Transaction, row: _Aside, at: int) -> None:
-    message_of((0, row.message_id, row.due, row.destination, row.expires_at, row.failures, row.headers, row.body))
+    fields = [row[name] for name in WAITING_FIELDS]
+    message_of((0, *fields, row["headers"], row["body"]))
     seq = _number_of(tx, row, at)
-    content = _content(tx, row)
-    tx.execute(INSERT_MESSAGE, (seq, row.message_id, row.due, row.due, row.destination, row.expires_at, content))
-    tx.execute("UPDATE delayed_message SET failures = ? WHERE seq = ?", (row.failures, seq))
+    tx.execute(INSERT_WAITING, (seq, *fields[:-1], _content(tx, row), row["due"]))
+    tx.execute("UPDATE delayed_message SET failures = ? WHERE seq = ?", (row["failures"], seq))
     tx.signal(DUE)
 
 
 def _number_of(tx: Transaction, row: _Aside, at: int) -> int:
     """Return the former number of a message that failed last, otherwise a new one. Raises `DuplicateMessage`."""
-    failed = tx.execute(FAILED_LAST, {"id": row.message_id}).fetchone()
+    failed = tx.execute(FAILED_LAST, {"id": row["message_id"]}).fetchone()
     if failed is not None:
         return failed[0]
     (seq,) = tx.execute(NEXT_NUMBER).fetchone()
-    if not tx.execute(INSERT_SCHEDULED, (seq, row.message_id, at, row.due, row.destination)).rowcount:
-        raise DuplicateMessage.of_set_aside(row.message_id)
+    if not tx.execute(INSERT_SCHEDULED, (seq, row["message_id"], at, row["due"], row["destination"])).rowcount:
+        raise DuplicateMessage.of_set_aside(row["message_id"])
     return seq
 
 
 def _into_queue(tx: Transaction, row: _Aside) -> None:
-    envelope_of((0, row.message_id, row.due, row.expires_at, row.failures, row.headers, row.body), row.place)
-    found = tx.execute("SELECT queue_id FROM queue WHERE name = ?", (row.place,)).fetchone()
+    *fields, ends_at, dead_letter = (row[name] for name in QUEUED_FIELDS)
+    envelope_of((0, *fields, row["headers"], row["body"]), row["place"])
+    found = tx.execute("SELECT queue_id FROM queue WHERE name = ?", (row["place"],)).fetchone()
     if found is None:
-        raise QueueNotFound.of(row.place, row.message_id)
-    tx.execute(
-        "INSERT INTO queue_message (queue_id, message_id, due, expires_at, ends_at, dead_letter, failures, content) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            found[0],
-            row.message_id,
-            row.due,
-            row.expires_at,
-            row.ends_at if isinstance(row.ends_at, int) else None,
-            int(row.dead_letter == 1),
-            row.failures,
-            _content(tx, row),
-        ),
-    )
-    tx.signal(queue_topic(row.place))
+        raise QueueNotFound.of(row["place"], row["message_id"])
+    end = (ends_at if isinstance(ends_at, int) else None, int(dead_letter == 1))
+    tx.execute(INSERT_QUEUED, (found[0], *fields, *end, _content(tx, row)))
+    tx.signal(queue_topic(row["place"]))
 
 
 def _content(tx: Transaction, row: _Aside) -> int:
-    headers = row.headers.decode() if isinstance(row.headers, bytes) else row.headers
-    return int(tx.execute("INSERT INTO content (headers, body) VALUES (?, ?)", (headers, row.body)).lastrowid or 0)
+    headers = row["headers"].decode() if isinstance(row["headers"], bytes) else row["headers"]
+    return int(tx.execute("INSERT INTO content (headers, body) VALUES (?, ?)", (headers, row["body"])).lastrowid or 0)

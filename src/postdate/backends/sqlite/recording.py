@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from postdate.backends.sqlite.rows import INSERT_WAITING
 from postdate.backends.sqlite.transaction import DUE, Transaction
 from postdate.ports import RecordKind, StoreReport
 
 INSERT_SCHEDULED: Final = """
     INSERT INTO record (seq, kind, message_id, at, due, destination) VALUES (?, 1, ?, ?, ?, ?)
     ON CONFLICT (message_id) WHERE kind = 1 DO NOTHING"""
-INSERT_MESSAGE: Final = """
-    INSERT INTO delayed_message (seq, message_id, due, attempt_at, destination, expires_at, content)
-    VALUES (?, ?, ?, ?, ?, ?, ?)"""
 _INSERT_CONTENT: Final = "INSERT INTO content (seq, headers, body) VALUES (?, ?, ?)"
 
 FAILED_LAST: Final = """
@@ -30,12 +28,12 @@ NEXT_NUMBER: Final = """
 
 
 def insert(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> StoreReport:
-    """Insert messages whose ids are new; rows: id, due time twice, destination, expiry, headers, body."""
+    """Insert messages whose ids are new; rows: as :func:`postdate.backends.sqlite.rows.waiting_row` makes them."""
     if not rows:
         return StoreReport(0)
     (base,) = tx.execute(NEXT_NUMBER).fetchone()
     numbered = [(base + offset, *row) for offset, row in enumerate(rows)]
-    records = [(seq, id_, at, due, destination) for seq, id_, due, _, destination, *_ in numbered]
+    records = [(seq, id_, at, due, destination) for seq, id_, due, destination, *_ in numbered]
     new, duplicates = numbered, tuple[str, ...]()
     if tx.executemany(INSERT_SCHEDULED, records).rowcount < len(rows):
         fresh = {seq for (seq,) in tx.execute("SELECT seq FROM record WHERE seq >= ?", (base,))}
@@ -44,8 +42,8 @@ def insert(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> StoreRe
     if new:
         signal_if_first(tx, min(row[2] for row in new))
         (content,) = tx.execute("SELECT coalesce(max(seq), 0) + 1 FROM content").fetchone()
-        tx.executemany(_INSERT_CONTENT, [(content + number, *row[6:]) for number, row in enumerate(new)])
-        tx.executemany(INSERT_MESSAGE, [(*row[:6], content + number) for number, row in enumerate(new)])
+        tx.executemany(_INSERT_CONTENT, [(content + number, *row[5:]) for number, row in enumerate(new)])
+        tx.executemany(INSERT_WAITING, [(*row[:5], content + number, row[2]) for number, row in enumerate(new)])
     return StoreReport(len(new), duplicates)
 
 
@@ -65,10 +63,10 @@ def _revive(tx: Transaction, row: tuple[Any, ...], at: int) -> bool:
     found = tx.execute(FAILED_LAST, {"id": row[0]}).fetchone()
     if found is None:
         return False
-    message_id, due, _, destination, *_ = row
+    message_id, due, destination, *_ = row
     signal_if_first(tx, due)
-    content = tx.execute("INSERT INTO content (headers, body) VALUES (?, ?)", row[5:]).lastrowid
-    tx.execute(INSERT_MESSAGE, (found[0], *row[:5], content))
+    content = tx.execute("INSERT INTO content (headers, body) VALUES (?, ?)", row[4:]).lastrowid
+    tx.execute(INSERT_WAITING, (found[0], *row[:4], content, due))
     record(tx, RecordKind.RESCHEDULED, (message_id, due, destination), at, "came back from the error queue")
     return True
 

@@ -1,4 +1,4 @@
-"""Rows of the file as messages, each read by itself: an unreadable row does not affect others.
+"""Messages as rows of the file, and rows as messages. Each row is read by itself: an unreadable one affects no other.
 
 Stored messages are not checked against limits again, which may have been tightened since.
 """
@@ -10,26 +10,52 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
-from postdate.clock import from_microseconds, nearest_instant
+from postdate.clock import from_microseconds, nearest_instant, to_microseconds
 from postdate.errors import InvalidHeaders, InvalidMessage
-from postdate.messages import DelayedMessage, Envelope, decode_headers
+from postdate.messages import DelayedMessage, Envelope, decode_headers, stored_headers
 
-WAITING_COLUMNS: Final = (
-    "seq, message_id, due, destination, expires_at, failures, "
+WAITING_FIELDS: Final = ("message_id", "due", "destination", "expires_at", "failures")
+"""Columns of a waiting message that are the message's own, without its content."""
+
+QUEUED_FIELDS: Final = ("message_id", "due", "expires_at", "failures", "ends_at", "dead_letter")
+"""Likewise of a message in a queue."""
+
+_CONTENT: Final = (
     "(SELECT CAST(headers AS BLOB) FROM content AS c WHERE c.seq = content), "
     "(SELECT body FROM content AS c WHERE c.seq = content)"
 )
+WAITING_COLUMNS: Final = f"seq, {', '.join(WAITING_FIELDS)}, {_CONTENT}"
 """Of a waiting message, for :func:`message_of`. Headers as bytes: they may be no UTF-8."""
 
-QUEUED_COLUMNS: Final = (
-    "seq, message_id, due, expires_at, failures, "
-    "(SELECT CAST(headers AS BLOB) FROM content AS c WHERE c.seq = content), "
-    "(SELECT body FROM content AS c WHERE c.seq = content)"
-)
+QUEUED_COLUMNS: Final = f"seq, {', '.join(QUEUED_FIELDS[:4])}, {_CONTENT}"
 """Of a message in a queue, for :func:`envelope_of`."""
+
+INSERT_WAITING: Final = f"""
+    INSERT INTO delayed_message (seq, {", ".join(WAITING_FIELDS[:-1])}, content, attempt_at)
+    VALUES (?, ?, ?, ?, ?, ?, ?)"""
+"""Takes the number, :data:`WAITING_FIELDS` but for the failures, the number of the content, and the due time again."""
+
+INSERT_QUEUED: Final = f"""
+    INSERT INTO queue_message (queue_id, {", ".join(QUEUED_FIELDS)}, content) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
+"""Takes the number of the queue, :data:`QUEUED_FIELDS` and the number of the content."""
 
 T = TypeVar("T")
 Row = Sequence[Any]
+
+
+def waiting_row(message: DelayedMessage, largest_message_bytes: int) -> tuple[Any, ...]:
+    """Return :data:`WAITING_FIELDS` but for the failures, headers and body. Raises `MessageTooLarge`."""
+    headers = stored_headers(message, largest_message_bytes)
+    expires_at = None if message.expires_at is None else to_microseconds(message.expires_at)
+    return (message.message_id, to_microseconds(message.due), message.destination, expires_at, headers, message.body)
+
+
+def queued_row(envelope: Envelope, headers: str, ends_at: int | None, *, dead_letter: bool) -> tuple[Any, ...]:
+    """Return :data:`QUEUED_FIELDS` of a new message, the name of its queue, headers and body."""
+    due = None if envelope.due is None else to_microseconds(envelope.due)
+    expires_at = None if envelope.expires_at is None else to_microseconds(envelope.expires_at)
+    fields = (envelope.message_id, due, expires_at, 0, ends_at, int(dead_letter))
+    return (*fields, envelope.destination, headers, envelope.body)
 
 
 def message_of(row: Row) -> DelayedMessage:

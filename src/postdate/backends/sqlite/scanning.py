@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,12 +12,13 @@ from postdate.backends.sqlite.errors import translate
 from postdate.backends.sqlite.file import SqliteFile
 from postdate.backends.sqlite.rows import is_undecodable, shown
 from postdate.clock import to_microseconds
-from postdate.errors import PipelineError
 from postdate.ports import Scan, ScanFilter, ScanPart
+from postdate.ports.scanning import check_scanned
 
 
 def scan_parts(file: SqliteFile, what: str, parts: int) -> Sequence[ScanPart]:
-    table = _scanned(what).table
+    check_scanned(what)
+    table = _SCANNED[what].table
     first, last = file.read_blocking(
         lambda c: c.execute(f"SELECT coalesce(min(seq), 0), coalesce(max(seq), -1) FROM {table}").fetchone()
     )
@@ -34,11 +35,9 @@ def read_scan(file: SqliteFile, scan: Scan, part: ScanPart, page: int) -> Iterab
     Raises:
         StoreError: a text of a waiting message is no UTF-8; whoever claims or lists it quarantines it.
     """
-    source = _scanned(scan.what)
-    unknown = [column for column in scan.columns if column not in source.columns]
-    if unknown:
-        raise PipelineError(f"{scan.what} has no column {unknown[0]!r}; it has {', '.join(source.columns)}")
-    wanted = ", ".join(source.columns[column] for column in scan.columns) or "1"
+    check_scanned(scan.what, scan.columns)
+    source = _SCANNED[scan.what]
+    wanted = ", ".join(_ELSEWHERE.get(column, f"t.{column}") for column in scan.columns) or "1"
     conditions = {"t.seq >= ?": part.first, "t.seq < ?": part.end, **_conditions(source, scan.where)}
     sql = f"SELECT {wanted} FROM {source.relation} WHERE {' AND '.join(conditions)} ORDER BY t.seq LIMIT -1 OFFSET ?"
     connection = file.snapshot()
@@ -84,19 +83,17 @@ _OF_IDS: Final = "message_id IN (SELECT value FROM json_each(?))"
 
 @dataclass(frozen=True, slots=True)
 class _Scanned:
-    """A relation that can be scanned by ``t.seq``, with its columns' public names.
+    """A relation that can be scanned by ``t.seq``.
 
     Args:
         table: whose numbers are ``t.seq``.
         relation: the FROM clause.
-        columns: SQL by public name.
         with_ids: the condition that an id is in a list, written for an index where there is one.
         destination: the column with the destination.
     """
 
     table: str
     relation: str
-    columns: Mapping[str, str]
     with_ids: str = f"t.{_OF_IDS}"
     destination: str = "t.destination"
 
@@ -105,40 +102,20 @@ _SCANNED: Final = {
     "pending": _Scanned(
         "delayed_message",
         "delayed_message AS t JOIN content AS c ON c.seq = t.content",
-        {
-            "message_id": "t.message_id",
-            "destination": "t.destination",
-            "due": "t.due",
-            "expires_at": "t.expires_at",
-            "headers": "c.headers",
-            "body": "c.body",
-            "number_of_failures": "t.failures",
-        },
         with_ids=f"t.seq IN (SELECT seq FROM record WHERE kind = 1 AND {_OF_IDS})",
     ),
-    "records": _Scanned(
-        "record",
-        "record AS t",
-        {
-            "number": "t.seq",
-            "kind": "t.kind",
-            "message_id": "t.message_id",
-            "at": "t.at",
-            "due": "t.due",
-            "destination": "t.destination",
-            "detail": "t.detail",
-        },
-    ),
+    "records": _Scanned("record", "record AS t"),
     "queued": _Scanned(
         "queue_message",
         "queue_message AS t JOIN queue AS q USING (queue_id)",
-        {"message_id": "t.message_id", "queue": "q.name", "due": "t.due"},
         destination="q.name",
     ),
 }
-
-
-def _scanned(what: str) -> _Scanned:
-    if what not in _SCANNED:
-        raise PipelineError(f"there is nothing called {what!r} to scan; choose one of {', '.join(_SCANNED)}")
-    return _SCANNED[what]
+_ELSEWHERE: Final = {
+    "headers": "c.headers",
+    "body": "c.body",
+    "number_of_failures": "t.failures",
+    "number": "t.seq",
+    "queue": "q.name",
+}
+"""SQL of the columns that are not a column of that name in ``t``."""

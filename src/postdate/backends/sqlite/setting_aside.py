@@ -10,7 +10,9 @@ from typing import Any, Final, TypeVar
 from postdate.backends.sqlite.recording import record
 from postdate.backends.sqlite.rows import (
     QUEUED_COLUMNS,
+    QUEUED_FIELDS,
     WAITING_COLUMNS,
+    WAITING_FIELDS,
     Row,
     decoded,
     envelope_of,
@@ -47,20 +49,18 @@ class QuarantineTable:
 WAITING: Final = QuarantineTable(
     "delayed_message",
     WAITING_COLUMNS,
-    """
-    INSERT INTO quarantine (place, reason, at, message_id, due, destination, expires_at, failures, headers, body)
-    SELECT '', ?, ?, d.message_id, d.due, d.destination, d.expires_at, d.failures, c.headers, c.body
+    f"""
+    INSERT INTO quarantine (place, reason, at, {", ".join(WAITING_FIELDS)}, headers, body)
+    SELECT '', ?, ?, {", ".join(WAITING_FIELDS)}, headers, body
     FROM delayed_message AS d LEFT JOIN content AS c ON c.seq = d.content WHERE d.seq = ?""",
     message_of,
 )
 QUEUED: Final = QuarantineTable(
     "queue_message",
     QUEUED_COLUMNS,
-    """
-    INSERT INTO quarantine (
-        place, reason, at, message_id, due, destination, expires_at, ends_at, dead_letter, failures, headers, body)
-    SELECT q.name, ?, ?, m.message_id, m.due, q.name, m.expires_at, m.ends_at, m.dead_letter, m.failures, c.headers,
-        c.body
+    f"""
+    INSERT INTO quarantine (place, reason, at, destination, {", ".join(QUEUED_FIELDS)}, headers, body)
+    SELECT name, ?, ?, name, {", ".join(QUEUED_FIELDS)}, headers, body
     FROM queue_message AS m JOIN queue AS q USING (queue_id) LEFT JOIN content AS c ON c.seq = m.content
     WHERE m.seq = ?""",
     lambda row: envelope_of(row, ""),

@@ -24,14 +24,14 @@ from postdate.backends.sqlite.moving import move
 from postdate.backends.sqlite.observation import FileObserver
 from postdate.backends.sqlite.quarantine import FileQuarantine, looked_at
 from postdate.backends.sqlite.recording import insert, insert_or_revive, record, signal_if_first
-from postdate.backends.sqlite.rows import WAITING_COLUMNS, Row, message_of, time_of
+from postdate.backends.sqlite.rows import WAITING_COLUMNS, Row, message_of, time_of, waiting_row
 from postdate.backends.sqlite.scanning import read_scan, scan_parts
 from postdate.backends.sqlite.setting_aside import WAITING, claimed, set_aside
 from postdate.backends.sqlite.transaction import SqliteSqlDialect
 from postdate.backends.sqlite.waiting import next_attempt
 from postdate.clock import to_microseconds
-from postdate.errors import ClaimLost, DuplicateMessage, InvalidMessage, PostdateError
-from postdate.messages import DelayedMessage, encoded_deliver_at, stored_headers
+from postdate.errors import ClaimLost, DuplicateMessage, PostdateError
+from postdate.messages import DelayedMessage, check_reschedule, encoded_deliver_at
 from postdate.ports import (
     OUTCOME_RECORDS,
     ArchivableStore,
@@ -147,8 +147,8 @@ class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
 
     @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
-        work, at = self._row(message), to_microseconds(now)
-        await self.file.write(lambda tx: _insert_new(tx, [work], at))
+        row, at = waiting_row(message, self._capabilities.largest_message_bytes), to_microseconds(now)
+        await self.file.write(lambda tx: _insert_new(tx, [row], at))
 
     @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
@@ -161,26 +161,23 @@ class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
 
     @override
     def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
-        rows, at = [self._row(message) for message in messages], to_microseconds(now)
+        rows, at = self._rows(messages), to_microseconds(now)
 
         return lambda tx: _insert_new(tx, rows, at)
 
     def _storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Callable[[Transaction], StoreReport]:
-        rows = [self._row(message) for message in messages]
-        at = to_microseconds(now)
+        rows, at = self._rows(messages), to_microseconds(now)
         return lambda tx: insert(tx, rows, at)
 
-    def _row(self, message: DelayedMessage) -> tuple[Any, ...]:
-        due = to_microseconds(message.due)
-        headers = stored_headers(message, self._capabilities.largest_message_bytes)
-        expires_at = None if message.expires_at is None else to_microseconds(message.expires_at)
-        return (message.message_id, due, due, message.destination, expires_at, headers, message.body)
+    def _rows(self, messages: Sequence[DelayedMessage]) -> list[tuple[Any, ...]]:
+        limit = self._capabilities.largest_message_bytes
+        return [waiting_row(message, limit) for message in messages]
 
     # --- the simple contract ------------------------------------------------------------------------------------
 
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
-        return await self.file.write(lambda tx: _end(tx, message_id, RecordKind.DELIVERED, to_microseconds(now), ""))
+        return await self.file.write(lambda tx: _end(tx, message_id, RecordKind.DELIVERED, to_microseconds(now)))
 
     @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
@@ -307,25 +304,19 @@ class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
 
     @override
     async def cancel(self, message_id: str, now: datetime) -> bool:
-        def cancel(tx: Transaction) -> bool:
-            if _is_claimed(tx, message_id):
-                return False
-            return _end(tx, message_id, RecordKind.CANCELLED, to_microseconds(now), "")
-
-        return await self.file.write(cancel)
+        at = to_microseconds(now)
+        return await self.file.write(lambda tx: _end(tx, message_id, RecordKind.CANCELLED, at, free=True))
 
     @override
     async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
         new_due, at = to_microseconds(due), to_microseconds(now)
 
         def reschedule(tx: Transaction) -> bool:
-            row = _find(tx, message_id)
-            if row is None or _is_claimed(tx, message_id):
+            row = _find(tx, message_id, free=True)
+            if row is None:
                 return False
             seq, old_due, destination, expires_at = row
-            if expires_at is not None and new_due > expires_at:
-                said = time_of(expires_at)
-                raise InvalidMessage(f"message {message_id!r} expires at {said and said.isoformat()}, before that")
+            check_reschedule(message_id, due, time_of(expires_at))
             signal_if_first(tx, new_due)
             tx.execute("UPDATE delayed_message SET due = ?, attempt_at = ? WHERE seq = ?", (new_due, new_due, seq))
             old = time_of(old_due)
@@ -396,13 +387,13 @@ def _insert_new(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> No
         raise DuplicateMessage.of(report.already_there[0])
 
 
-def _end(tx: Transaction, message_id: str, kind: RecordKind, at: int, detail: str) -> bool:
-    row = _find(tx, message_id)
+def _end(tx: Transaction, message_id: str, kind: RecordKind, at: int, *, free: bool = False) -> bool:
+    row = _find(tx, message_id, free=free)
     if row is None:
         return False
     seq, due, destination, _ = row
     _delete(tx, "seq = ?", (seq,))
-    record(tx, kind, (message_id, due, destination), at, detail)
+    record(tx, kind, (message_id, due, destination), at)
     return True
 
 
@@ -461,16 +452,8 @@ def _count_failure(tx: Transaction, seq: object, attempt_at: int | None, at: int
     return True
 
 
-def _find(tx: Transaction, message_id: str) -> tuple[int, int, str, int | None] | None:
-    """Return number, due time, destination and expiry of a waiting message, readable or not."""
-    return tx.execute(
-        f"SELECT seq, due, destination, expires_at FROM delayed_message {_OF_ID}", (message_id,)
-    ).fetchone()
-
-
-def _is_claimed(tx: Transaction, message_id: str) -> bool:
-    row = tx.execute(
-        f"SELECT claimant FROM delayed_message {_OF_ID}",
-        (message_id,),
-    ).fetchone()
-    return row is not None and row[0] is not None
+def _find(tx: Transaction, message_id: str, *, free: bool = False) -> tuple[int, int, str, int | None] | None:
+    """Return number, due time, destination and expiry of a waiting message, readable or not; ``free``: if unclaimed."""
+    condition = f"{_OF_ID} AND claimant IS NULL" if free else _OF_ID
+    sql = f"SELECT seq, due, destination, expires_at FROM delayed_message {condition}"
+    return tx.execute(sql, (message_id,)).fetchone()

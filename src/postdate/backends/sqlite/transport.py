@@ -14,6 +14,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, cast
@@ -25,7 +26,7 @@ from postdate.backends.sqlite.expiring import DEAD_LETTERS
 from postdate.backends.sqlite.file import SqliteFile, Transaction, queue_topic
 from postdate.backends.sqlite.observation import FileObserver
 from postdate.backends.sqlite.quarantine import FileQuarantine
-from postdate.backends.sqlite.rows import QUEUED_COLUMNS, Row, envelope_of
+from postdate.backends.sqlite.rows import INSERT_QUEUED, QUEUED_COLUMNS, Row, envelope_of, queued_row
 from postdate.backends.sqlite.setting_aside import QUEUED, claimed
 from postdate.backends.sqlite.transaction import QueueRules
 from postdate.clock import Clock, to_microseconds
@@ -57,9 +58,6 @@ from postdate.runtime.wakeup import Alarm
 
 __all__ = ["DEAD_LETTERS", "LocalReceiver", "LocalTransport"]
 
-_INSERT: Final = """
-    INSERT INTO queue_message (queue_id, message_id, due, expires_at, ends_at, dead_letter, content)
-    VALUES (?, ?, ?, ?, ?, ?, ?)"""
 _ALIVE: Final = "claimant IS NULL AND (ends_at IS NULL OR ends_at >= :now)"
 _FIRST: Final = f"""
     SELECT (
@@ -188,19 +186,18 @@ class LocalTransport(FileQuarantine, Transport):
             ends_at, dead_letter = self._end(envelope, now, in_transaction=in_transaction)
         except TimeToBeReceivedInTransaction as error:
             return error
-        due = None if envelope.due is None else to_microseconds(envelope.due)
-        expires_at = None if envelope.expires_at is None else to_microseconds(envelope.expires_at)
-        place = (ends_at, int(dead_letter))
-        return (envelope.message_id, due, expires_at, *place, headers, envelope.body, envelope.destination)
+        return queued_row(envelope, headers, ends_at, dead_letter=dead_letter)
 
     def _end(self, envelope: Envelope, now: datetime, *, in_transaction: bool) -> tuple[int | None, bool]:
         """Return when the queue ends a message, and whether it is kept as a dead letter then."""
-        span, expiry = envelope.time_to_be_received, self._rules.expiry
+        expiry = self._rules.expiry
         if expiry is not None:
-            span = expiry.native(envelope, in_transaction=in_transaction).time_to_be_received
-        if span is None and envelope.expires_at is None:
+            native = expiry.native(envelope, in_transaction=in_transaction)
+            envelope = replace(envelope, time_to_be_received=native.time_to_be_received)
+        left = envelope.time_left(now)
+        if left is None:
             return None, expiry is not None and expiry.keeps(envelope, expires=False)
-        ends_at = end_in_queue(envelope, span, sent_at=now, now=self._rules.clock.now())
+        ends_at = end_in_queue(left, self._rules.clock.now())
         return ends_at, expiry is not None and expiry.keeps(envelope, expires=True)
 
     @override
@@ -387,12 +384,12 @@ def _fence(received: Received, tx: Transaction) -> tuple[int, int]:
 def _send(tx: Transaction, row: _Row) -> PostdateError | None:
     if not isinstance(row, tuple):
         return row
-    message_id, due, expires_at, ends_at, dead_letter, headers, body, queue = row
+    *fields, queue, headers, body = row
     found = tx.execute("SELECT queue_id FROM queue WHERE name = ?", (queue,)).fetchone()
     if found is None:
-        return QueueNotFound.of(queue, message_id)
+        return QueueNotFound.of(queue, fields[0])
     content = tx.execute("INSERT INTO content (headers, body) VALUES (?, ?)", (headers, body)).lastrowid
-    tx.execute(_INSERT, (found[0], message_id, due, expires_at, ends_at, dead_letter, content))
+    tx.execute(INSERT_QUEUED, (found[0], *fields, content))
     tx.signal(queue_topic(queue))
     return None
 

@@ -58,13 +58,10 @@ class SqlServerStatements(RowLockStatements):
         "ORDER BY i.position"
     )
     insert_messages = (
-        "INSERT INTO {pending} "
-        "(number, due, attempt_at, expires_at, failures, message_id, destination, headers, body) SELECT "
-        "i.number, i.due, i.due, i.expires_at, i.failures, i.message_id, i.destination, i.headers, i.body "
-        "FROM OPENJSON(%(rows)s) WITH (number bigint '$.number', due bigint '$.due', "
-        "expires_at bigint '$.expires_at', failures int '$.failures', message_id nvarchar(500) '$.message_id', "
-        "destination nvarchar(400) '$.destination', headers nvarchar(max) '$.headers', "
-        "body varbinary(max) '$.body') AS i"
+        "INSERT INTO {pending} (number, attempt_at, {content}) SELECT number, due, {content} FROM OPENJSON(%(rows)s) "
+        "WITH (number bigint '$.number', due bigint '$.due', expires_at bigint '$.expires_at', "
+        "failures int '$.failures', message_id nvarchar(500) '$.message_id', "
+        "destination nvarchar(400) '$.destination', headers nvarchar(max) '$.headers', body varbinary(max) '$.body')"
     )
     lock_scheduled = "SELECT number FROM {record} WITH ({locked_hints}) WHERE {of_id} AND kind = 1"
     last_kind = (
@@ -85,10 +82,7 @@ class SqlServerStatements(RowLockStatements):
         "UPDATE p SET failures = p.failures + 1, {given_back} {by_number} WHERE p.number = %(number)s AND {is_holder}"
     )
     release = "UPDATE p SET {given_back} {held}"
-    lock = (
-        "SELECT p.number, p.due, p.attempt_at, p.expires_at, p.holder "
-        "FROM {pending} AS p WITH (READPAST, {locked_hints}) WHERE p.number = {known}"
-    )
+    lock = "SELECT {waiting} FROM {pending} AS p WITH (READPAST, {locked_hints}) WHERE p.number = {known}"
     reschedule = (
         "UPDATE p SET due = %(due)s, attempt_at = %(due)s, headers = REPLACE(headers, %(was)s, %(is)s) "
         "{by_number} WHERE p.number = %(number)s"

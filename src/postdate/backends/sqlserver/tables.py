@@ -135,16 +135,8 @@ class SqlServerTables(RowLockTables):
 
 
 def _content(number: int, row: MessageRow) -> dict[str, Any]:
-    return {
-        "number": number,
-        "due": row.due,
-        "expires_at": row.expires_at,
-        "failures": row.failures,
-        "message_id": row.message_id,
-        "destination": row.destination,
-        "headers": row.headers,
-        "body": base64.b64encode(row.body).decode(),  # how OPENJSON takes varbinary
-    }
+    body = base64.b64encode(row.body).decode()  # how OPENJSON takes varbinary
+    return {"number": number, **row._asdict(), "body": body}
 
 
 def _json_lists(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:

@@ -30,6 +30,7 @@ from postdate.pipeline.migrate.target import Recorded, TargetStore
 from postdate.pipeline.rows import MESSAGE_COLUMNS, checked, restored, to_columns
 from postdate.ports import RecordKind, ScanFilter
 from postdate.ports.migrating import MigrationRun
+from postdate.ports.scanning import TIMES, WRITTEN
 
 pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
 
@@ -65,7 +66,7 @@ def expected(source: MigrationSource, run: MigrationRun, number: int) -> pa.Reco
 
 def checksums(batch: pa.RecordBatch) -> Checksums:
     """Return for each message a checksum of its id and all other fields: 64 bits, the same on every machine."""
-    times = [batch.column(name).cast(pa.int64()).cast(pa.string()) for name in ("due", "expires_at")]
+    times = [batch.column(name).cast(pa.int64()).cast(pa.string()) for name in WRITTEN if name in TIMES]
     headers = pc.utf8_rtrim(batch.column("headers").cast(pa.string()), characters=" \t")  # older versions left blanks
     texts = [batch.column("message_id"), batch.column("destination"), headers, batch.column("body")]
     others = [column.cast(pa.binary()) for column in texts]

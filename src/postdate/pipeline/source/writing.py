@@ -35,16 +35,14 @@ from postdate.pipeline.source.headers import with_headers_as_text
 from postdate.pipeline.source.options import DEFAULT_BATCH, PENDING, QUEUED, SourceOptions
 from postdate.pipeline.stores import OpenStore, StoreSpec, opened
 from postdate.ports import StoreReport
+from postdate.ports.scanning import TIMES, WRITTEN
 
 _TEXT: Final = "string"
 _TIME: Final = "timestamp"
 _HEADERS: Final = "map<string,string>"
 _WRITTEN: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "message_id": (_TEXT,),
-        "destination": (_TEXT,),
-        "due": (_TIME,),
-        "expires_at": (_TIME,),
+        **{name: (_TIME if name in TIMES else _TEXT,) for name in WRITTEN},
         "headers": (_HEADERS, _TEXT),
         "body": ("binary", _TEXT),
     }
@@ -91,18 +89,18 @@ def _named(kind: DataType) -> str:
 
 def _wrong_type(name: str, kind: DataType) -> str:
     said = f"the column {name!r} is {kind.simpleString()}; it must be {' or '.join(_WRITTEN[name])}"
-    match name, kind:
-        case (("due" | "expires_at"), TimestampNTZType()):
+    match name in TIMES, kind:
+        case True, TimestampNTZType():
             return (
                 f"{said}: its times have no zone. Say which they are in: "
                 f"F.expr(\"to_utc_timestamp(cast({name} as timestamp), 'Europe/Paris')\") in a session whose time zone "
                 f"is UTC, or cast('timestamp') for the zone of the session"
             )
-        case (("due" | "expires_at"), StringType()):
+        case True, StringType():
             return f"{said}: F.to_timestamp('{name}') reads texts such as 2030-05-01T12:00:00Z"
-        case (("due" | "expires_at"), DateType()):
+        case True, DateType():
             return f"{said}: a day has no time; cast('timestamp') takes its midnight in the time zone of the session"
-        case "headers", _:
+        case _ if name == "headers":
             return f"{said}, a JSON object of texts"
         case _:
             return f"{said}: F.col('{name}').cast('{_WRITTEN[name][0]}')"

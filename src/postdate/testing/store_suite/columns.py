@@ -13,31 +13,24 @@ import pyarrow as pa
 from postdate.clock import to_microseconds
 from postdate.messages import DelayedMessage, encode_headers
 from postdate.ports import Scan, ScannableStore, ScanPart
+from postdate.ports.scanning import TIMES, WRITTEN
 from postdate.testing.conformance import expect, expect_equal
 
 _INSTANT = pa.timestamp("us", tz="UTC")
-_TYPES: dict[str, pa.DataType] = {
-    "due": _INSTANT,
-    "expires_at": _INSTANT,
-    "at": _INSTANT,
-    "body": pa.binary(),
-}
+_TYPES: dict[str, pa.DataType] = {**dict.fromkeys(TIMES, _INSTANT), "body": pa.binary()}
 _NUMBERS = frozenset({"number", "kind", "number_of_failures"})
 
 
 def message_batch(messages: Sequence[DelayedMessage]) -> pa.RecordBatch:
     """Return messages as :meth:`postdate.ports.ScannableStore.store_columns` takes them."""
-    expiries = [None if each.expires_at is None else to_microseconds(each.expires_at) for each in messages]
-    return pa.record_batch(
-        {
-            "message_id": pa.array([each.message_id for each in messages], pa.string()),
-            "destination": pa.array([each.destination for each in messages], pa.string()),
-            "due": pa.array([to_microseconds(each.due) for each in messages], pa.int64()).cast(_INSTANT),
-            "expires_at": pa.array(expiries, pa.int64()).cast(_INSTANT),
-            "headers": pa.array([encode_headers(each.headers) for each in messages], pa.string()),
-            "body": pa.array([each.body for each in messages], pa.binary()),
-        }
-    )
+    return pa.record_batch({name: _column(name, [getattr(each, name) for each in messages]) for name in WRITTEN})
+
+
+def _column(name: str, values: Sequence[Any]) -> pa.Array[Any]:
+    if name in TIMES:
+        return pa.array([value and to_microseconds(value) for value in values], pa.int64()).cast(_INSTANT)
+    plain = [encode_headers(value) for value in values] if name == "headers" else values
+    return pa.array(plain, _TYPES.get(name, pa.string()))
 
 
 def rows_of_columns(store: ScannableStore, scan: Scan, parts: Sequence[ScanPart]) -> list[tuple[Any, ...]]:

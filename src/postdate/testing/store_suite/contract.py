@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 from postdate.ports import DelayedMessageStore, capabilities_of
 from postdate.testing.conformance import Topic, expect, expect_equal
 from postdate.testing.store_suite.subject import (
@@ -98,9 +100,9 @@ async def a_failed_message_is_fetched_again_unchanged(store: DelayedMessageStore
     expect(before is not None and after is not None, "the message is fetched before and after its failure")
     assert before is not None
     assert after is not None
-    for field in ("message_id", "due", "destination", "headers", "body", "expires_at"):
-        expect_equal(getattr(after, field), getattr(before, field), f"{field} after a failure")
-    expect_equal(after.number_of_failures, 1, "number of failures")
+    expected = replace(before, number_of_failures=1)
+    for field in fields(expected):
+        expect_equal(getattr(after, field.name), getattr(expected, field.name), f"{field.name} after a failure")
 
 
 @contract.given(any_store)

@@ -12,6 +12,7 @@ from anyio import to_thread
 from postdate.clock import to_microseconds
 from postdate.errors import PipelineError
 from postdate.ports import ClaimingStore, Outcome, RecordKind, Scan, ScanFilter, ScannableStore, ScanPart
+from postdate.ports.scanning import SCANNED
 from postdate.testing.conformance import Topic, expect, expect_equal, expect_error
 from postdate.testing.store_suite.subject import (
     MICROSECOND,
@@ -26,13 +27,6 @@ from postdate.testing.store_suite.subject import (
 scanning: Topic[StoreSubject] = Topic("scanning")
 
 _PAGE = 7
-
-
-_COLUMNS = {
-    "pending": ("message_id", "destination", "due", "expires_at", "headers", "body", "number_of_failures"),
-    "records": ("number", "kind", "message_id", "at", "due", "destination", "detail"),
-    "queued": ("message_id", "queue", "due"),
-}
 
 
 def _read(store: ScannableStore, what: str, parts: int, columns: Sequence[str]) -> list[tuple[Any, ...]]:
@@ -153,7 +147,7 @@ async def only_what_is_asked_for_is_read(store: ClaimingStore, scanned: Scannabl
     """A filter leaves exactly the rows that fulfil all its conditions; texts are compared character by character."""
     await _store_various(store)
     for what in ("pending", "records"):
-        columns = _COLUMNS[what]
+        columns = SCANNED[what]
         every = await to_thread.run_sync(_read, scanned, what, 1, columns)
         expect_equal(len(every), 5 if what == "pending" else 7, f"rows of {what}")
         for name, where in _FILTERS.items():
@@ -191,7 +185,7 @@ async def columns_hold_what_rows_hold(store: ClaimingStore, columns: ScannableSt
 
     await _store_various(store)
     async with _held(columns) as snapshot:
-        for what, known in _COLUMNS.items():
+        for what, known in SCANNED.items():
             shares, whole = columns.scan_parts(what, 2), columns.scan_parts(what, 1)
             for name, where in _FILTERS.items():
                 rows = await to_thread.run_sync(_rows, columns, Scan(what, known, where, snapshot), shares)
