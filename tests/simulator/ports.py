@@ -94,6 +94,7 @@ class SimulatedStore(ClaimingStore):
 
         def give_back(claims: Sequence[Claim]) -> None:
             self._site.release(claims, None)
+            self._site.wake()  # who has looked meanwhile has not seen them
 
         return await self._connection.call("claim_due", lambda: self._site.claim(session, now, limit), undo=give_back)
 

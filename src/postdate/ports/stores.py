@@ -204,6 +204,9 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
         """Claim up to ``limit`` messages that may be attempted strictly before ``now``, oldest first.
 
+        Cancelled, it leaves nothing claimed. What a server claims for it later is given back, and that wakes whoever
+        listens, unless :meth:`next_attempt` has counted it meanwhile.
+
         Guarantees:
             claims.oldest_first_up_to_the_limit, due_is_compared_strictly, a_claimed_message_is_hidden,
             tasks_claim_each_message_once, other_processes_do_not_claim_it_too, claims_end_with_their_process.
