@@ -283,7 +283,8 @@ class Access:
         """:meth:`run_blocking` in a thread; a cancelled caller waits for its end."""
         return await in_thread(partial(self.run_blocking, patiently=patiently), work)
 
-    look = run
+    async def look(self, work: Callable[[Connection], T], *, patiently: bool = False) -> T:
+        return await self.run(work, patiently=patiently)
 
     async def transaction(self, work: Callable[[Connection], T], *, patiently: bool = False) -> T:
         return await in_thread(partial(self.transaction_blocking, patiently=patiently), work)

@@ -195,7 +195,8 @@ class Pool:
     async def run(self, work: Callable[[Any], T], *, patiently: bool = False) -> T:
         return await in_thread(partial(self.run_blocking, patiently=patiently), work)
 
-    look = run
+    async def look(self, work: Callable[[Any], T], *, patiently: bool = False) -> T:
+        return await self.run(work, patiently=patiently)
 
     def close(self) -> None:
         """Lend nothing any more; idempotent. The last pool closes idle connections, and those that come back later."""

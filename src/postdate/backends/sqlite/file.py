@@ -220,7 +220,11 @@ class SqliteFile:
         """
         return await group_of(self, _JOBS_IN_ONE_COMMIT).run(self._commit_together, work)
 
-    run = transaction = write  # as of :class:`postdate.backends.sql.dialect.Sessions`
+    async def run(self, work: Callable[[Transaction], T]) -> T:
+        return await self.write(work)
+
+    async def transaction(self, work: Callable[[Transaction], T]) -> T:
+        return await self.write(work)
 
     def write_blocking(self, work: Callable[[Transaction], T]) -> T:
         """:meth:`write` in the calling thread, for pipeline processes and the command line."""
@@ -343,11 +347,12 @@ class SqliteFile:
 
     # --- reading ------------------------------------------------------------------------------------------------
 
-    async def read(self, work: Callable[[sqlite3.Connection], T], *, patiently: bool = False) -> T:
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Return the result of ``work`` on one consistent snapshot, however long it takes."""
         return await in_thread(self.read_blocking, work)
 
-    look = read
+    async def look(self, work: Callable[[sqlite3.Connection], T], *, patiently: bool = False) -> T:
+        return await self.read(work)
 
     def read_blocking(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._reading, translated(self.path):
