@@ -12,8 +12,7 @@ from tests.servers import MariaDB
 from tests.waiting import until
 
 from postdate import DelayedMessage
-from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession
-from postdate.backends.mariadb.errors import translate, translated
+from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession, translate, translated
 from postdate.backends.mariadb.names import MariaDbNames, quoted
 from postdate.backends.mariadb.statements import MariaDbStatements
 from postdate.backends.mariadb.store import MariaDbStore

@@ -13,12 +13,10 @@ from typing_extensions import override
 
 from postdate.backends.mariadb import pruning
 from postdate.backends.mariadb.names import MariaDbNames
-from postdate.backends.mariadb.schema import MariaDbSchema
-from postdate.backends.mariadb.setup import setup_statements
+from postdate.backends.mariadb.schema import MariaDbSchema, setup_statements
 from postdate.backends.mariadb.tables import MariaDbTables, old_snapshots
 from postdate.backends.rowlocks import LockingStore
-from postdate.backends.rowlocks.names import RowLockNames
-from postdate.backends.rowlocks.setup import steps_of
+from postdate.backends.rowlocks.names import RowLockNames, steps_of
 from postdate.ports import OldSnapshot, Recording, ScanPart
 from postdate.ports.archives import ArchivableStore, StoredRecord
 

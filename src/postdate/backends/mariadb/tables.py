@@ -8,13 +8,12 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from postdate.backends.mariadb import setup
-from postdate.backends.mariadb.connection import literal
-from postdate.backends.mariadb.errors import LockedTooLong
+from postdate.backends.mariadb.connection import LockedTooLong, literal
 from postdate.backends.mariadb.names import MariaDbNames
+from postdate.backends.mariadb.schema import setup
 from postdate.backends.mariadb.statements import MariaDbStatements
 from postdate.backends.rowlocks import MessageRow, WaitingRow
-from postdate.backends.rowlocks.setup import steps_of
+from postdate.backends.rowlocks.names import steps_of
 from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.errors import MessageTooLarge, StoreNotWritable
 from postdate.ports import OldSnapshot, Recording
@@ -47,7 +46,7 @@ class MariaDbTables(RowLockTables):
 
     @override
     def setup(self, session: Any) -> None:
-        setup.setup(session, self.names, steps_of(self.names))
+        setup(session, self.names, steps_of(self.names))
 
     def _insert_records(self, session: Any, rows: Sequence[MessageRow], at: int) -> Mapping[str, int]:
         store = self.store_id(session)

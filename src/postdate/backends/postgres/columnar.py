@@ -24,10 +24,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from postdate.backends.postgres.access import Access
+from postdate.backends.postgres.bulk import CONTENT, NO_SUCH_SNAPSHOT, adopting, released, scan_query
 from postdate.backends.postgres.errors import is_conflict, translate
 from postdate.backends.postgres.names import literal
 from postdate.backends.postgres.rows import COLUMNS
-from postdate.backends.postgres.scanning import CONTENT, NO_SUCH_SNAPSHOT, adopting, released, scan_query
 from postdate.backends.postgres.statements import Statements
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.ports import Scan, ScanPart, StoreReport

@@ -1,4 +1,4 @@
-"""An operator's questions to a PostgreSQL store and its queues; nothing waiting is changed.
+"""An operator's questions to a PostgreSQL store and its queues, and its clock (ADR 19); nothing waiting is changed.
 
 The row of a leased message names its holder. A row lock is seen by the number of the running transaction in the row's
 ``xmax``, which leads to the session, whose name says which process it belongs to.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
@@ -15,8 +16,8 @@ from typing import Any, Final, TypeVar
 from typing_extensions import override
 
 from postdate.backends.postgres.access import Access, Connection
-from postdate.backends.postgres.listening import holders_here
-from postdate.backends.postgres.names import sql
+from postdate.backends.postgres.listening import holders_here, living
+from postdate.backends.postgres.names import SchemaNames, sql
 from postdate.backends.postgres.queues import lengths_query
 from postdate.backends.postgres.rows import QUEUED, WAITING, envelope_of, message_of, read
 from postdate.backends.sql.questions import header_text
@@ -205,7 +206,7 @@ class PostgresObserver(PostgresQueueObserver):
         return known
 
 
-# --- a server and who keeps it from cleaning up ----------------------------------------------------------------------
+# --- a server, its clock, and who keeps it from cleaning up ---------------------------------------------------------
 
 
 async def server_facts(database: Access, table: str | None) -> ServerFacts:
@@ -251,6 +252,28 @@ async def old_snapshots(database: Access) -> Sequence[OldSnapshot]:
         return sorted(found, key=lambda snapshot: snapshot.age, reverse=True)
 
     return await database.run(ask)
+
+
+def server_now(connection: Connection) -> tuple[datetime, float]:
+    """Return the server's time, and the monotonic seconds at which it was received."""
+    row = connection.execute("SELECT clock_timestamp()").fetchone()
+    heard_at = time.monotonic()
+    assert row is not None
+    return row[0].astimezone(UTC), heard_at
+
+
+def report_clock(database: Access, ahead: timedelta) -> None:
+    holder = database.listener().holder()
+    note = sql(f"UPDATE {database.names.of('holder')} SET ahead = %s WHERE holder = %s")
+    database.run_blocking(lambda connection: connection.execute(note, (ahead, holder)))
+
+
+def reported_clocks(connection: Connection, names: SchemaNames) -> Mapping[str, timedelta]:
+    query = sql(
+        f"SELECT machine || ':' || pid, ahead FROM {names.of('holder')} "
+        f"WHERE ahead IS NOT NULL AND holder IN ({living(names)})"
+    )
+    return dict(connection.execute(query, ()).fetchall())
 
 
 # --- rows --------------------------------------------------------------------------------------------------------

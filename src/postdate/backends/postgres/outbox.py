@@ -20,9 +20,8 @@ from typing_extensions import override
 from postdate.backends.postgres.access import Access, OpenDatabase
 from postdate.backends.postgres.answering import BoundedAsyncConnection, BoundedConnection
 from postdate.backends.postgres.errors import is_conflict, translate
-from postdate.backends.postgres.names import part_steps, sql
+from postdate.backends.postgres.names import part_script, part_steps, sql
 from postdate.backends.postgres.pool import as_opened
-from postdate.backends.postgres.scripts import part_script
 from postdate.backends.postgres.statements import PostgresSqlDialect
 from postdate.backends.sql.outbox import OutboxStep, SqlOutbox, Values, places
 from postdate.errors import StoreError, StoreUnavailable, StoreUnreachable

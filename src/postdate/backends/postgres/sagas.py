@@ -8,8 +8,7 @@ from typing import Final
 from typing_extensions import override
 
 from postdate.backends.postgres.access import Access, OpenDatabase
-from postdate.backends.postgres.names import part_steps
-from postdate.backends.postgres.scripts import part_script
+from postdate.backends.postgres.names import part_script, part_steps
 from postdate.backends.postgres.statements import PostgresSqlDialect
 from postdate.backends.sql.sagas import SqlSagaStore
 from postdate.ports import Scripted

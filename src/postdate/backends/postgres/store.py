@@ -16,19 +16,24 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from typing_extensions import override
 
-from postdate.backends.postgres import clocks, inserting, pruning
+from postdate.backends.postgres import bulk, inserting
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
-from postdate.backends.postgres.bulk import open_columns
+from postdate.backends.postgres.bulk import exported_snapshot, read_scan, scan_parts
 from postdate.backends.postgres.claims import PostgresClaims, by_holder
 from postdate.backends.postgres.enqueue import NOTICE, Values, enqueue, enqueue_blocking
 from postdate.backends.postgres.errors import is_conflict, is_refused
-from postdate.backends.postgres.names import array, check_name
+from postdate.backends.postgres.names import array, check_name, tables_script
 from postdate.backends.postgres.next_due import PostgresNextDue
-from postdate.backends.postgres.observation import PostgresObserver, old_snapshots, server_facts
+from postdate.backends.postgres.observation import (
+    PostgresObserver,
+    old_snapshots,
+    report_clock,
+    reported_clocks,
+    server_facts,
+    server_now,
+)
 from postdate.backends.postgres.quarantine import PostgresQuarantine, SettingAside, named, number_for
 from postdate.backends.postgres.rows import Row, Unreadable, message_of, read, row_of
-from postdate.backends.postgres.scanning import exported_snapshot, read_scan, scan_parts
-from postdate.backends.postgres.scripts import tables_script
 from postdate.backends.postgres.statements import PostgresSqlDialect, Statements
 from postdate.backends.sql.questions import SqlQuestions
 from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
@@ -602,15 +607,15 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
 
     @override
     async def server_now(self) -> datetime:
-        return brought_up_to_date(*await self.database.run(clocks.server_now))
+        return brought_up_to_date(*await self.database.run(server_now))
 
     @override
     async def report_clock(self, ahead: timedelta) -> None:
-        await in_thread(clocks.report, self.database, ahead)
+        await in_thread(report_clock, self.database, ahead)
 
     @override
     async def reported_clocks(self) -> Mapping[str, timedelta]:
-        return await self.database.run(lambda c: clocks.reported(c, self.database.names))
+        return await self.database.run(lambda c: reported_clocks(c, self.database.names))
 
     @override
     async def old_snapshots(self) -> Sequence[OldSnapshot]:
@@ -644,7 +649,7 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
 
     @override
     def tables_of_stores(self) -> Sequence[str]:
-        return pruning.tables_of_stores(self.database)
+        return bulk.tables_of_stores(self.database)
 
     # --- pruning ------------------------------------------------------------------------------------------------
 
@@ -656,15 +661,15 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
 
     @override
     def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        return pruning.mark_archived(self.database, part, numbers)
+        return bulk.mark_archived(self.database, part, numbers)
 
     @override
     def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        return pruning.prune(self.database, part, numbers)
+        return bulk.prune(self.database, part, numbers)
 
     @override
     def restore(self, records: Sequence[StoredRecord]) -> int:
-        return pruning.restore(self.database, self.database.run_blocking(self._store_id), records)
+        return bulk.restore(self.database, self.database.run_blocking(self._store_id), records)
 
     # --- columns ------------------------------------------------------------------------------------------------
 
@@ -688,7 +693,13 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
 
     def _columns(self) -> Columns:
         if self._columnar is None:
-            self._columnar = open_columns(self.database)
+            try:
+                from postdate.backends.postgres.columnar import Columns
+            except ModuleNotFoundError as error:  # without the extra ``pipeline`` (Arrow)
+                raise ConfigurationError(
+                    f"reading and writing PostgreSQL in bulk needs {error.name}: pip install 'postdate[pipeline]'"
+                ) from error
+            self._columnar = Columns(self.database)
         return self._columnar
 
 

@@ -16,8 +16,7 @@ from typing_extensions import override
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
 from postdate.backends.postgres.answering import BoundedConnection
 from postdate.backends.postgres.listening import HOLDS_AT_MOST
-from postdate.backends.postgres.names import SchemaNames, check_name, literal, quoted, sql
-from postdate.backends.postgres.scripts import own_table_script
+from postdate.backends.postgres.names import SchemaNames, check_name, literal, own_table_script, quoted, sql
 from postdate.backends.postgres.statements import PostgresSqlDialect
 from postdate.backends.sql.timeouts import CONTENT, LATER, SharedSqlTimeouts, TimeoutTable, standard_statements
 from postdate.errors import StoreNotSetUp

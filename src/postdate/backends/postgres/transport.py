@@ -24,9 +24,8 @@ import anyio
 from typing_extensions import override
 
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
-from postdate.backends.postgres.acknowledging import Acknowledgement, Acknowledgements, raise_first
 from postdate.backends.postgres.errors import of_queues, queue_errors
-from postdate.backends.postgres.names import array
+from postdate.backends.postgres.names import array, queues_script, tables_script
 from postdate.backends.postgres.observation import PostgresQueueObserver, server_facts
 from postdate.backends.postgres.quarantine import (
     PostgresQuarantine,
@@ -35,9 +34,8 @@ from postdate.backends.postgres.quarantine import (
     into_queue,
     named,
 )
-from postdate.backends.postgres.queues import QueueStatements
+from postdate.backends.postgres.queues import Acknowledgement, Acknowledgements, QueueStatements, raise_first
 from postdate.backends.postgres.rows import Row, Unreadable, envelope_of, queued_row, read
-from postdate.backends.postgres.scripts import queues_script, tables_script
 from postdate.errors import (
     ClaimLost,
     MessageTooLarge,

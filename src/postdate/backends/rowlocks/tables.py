@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from postdate.backends.rowlocks.names import RowLockNames
+from postdate.backends.rowlocks.names import RowLockNames, marks, steps_of
 from postdate.backends.rowlocks.parts import (
     MessageRow,
     QuarantinedRow,
@@ -22,7 +22,6 @@ from postdate.backends.rowlocks.parts import (
     headers_retimed,
     readable_due,
 )
-from postdate.backends.rowlocks.setup import marks, steps_of
 from postdate.backends.rowlocks.statements import EARLIEST, RowLockStatements
 from postdate.clock import from_microseconds
 from postdate.errors import StoreNotSetUp, StoreUnreachable

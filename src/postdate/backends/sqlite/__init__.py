@@ -47,7 +47,7 @@ BACKEND: Final = Backend(
     sagas=Adapter("postdate.backends.sqlite.sagas:SqliteSagaStore", from_store=_FILE, arguments=_CREATE),
     outbox=Adapter("postdate.backends.sqlite.outbox:SqliteOutbox", from_store=frozenset({"synchronous"})),
     timeouts=Adapter("postdate.backends.sqlite.timeouts:SqliteTimeouts", PrefixedTables, from_store=_FILE),
-    records=Adapter("postdate.backends.sqlite.record_stream:SqliteRecordStream", from_store=_FILE),
+    records=Adapter("postdate.backends.sqlite.bulk:SqliteRecordStream", from_store=_FILE),
     timeouts_source=Adapter("postdate.backends.sqlite.timeouts_source:SqliteDialect"),
     library=Adapter("postdate.backends.sqlite.setup:library_facts"),
     file_facts=Adapter("postdate.backends.sqlite.observation:look_at"),

@@ -20,30 +20,40 @@ from typing import Any, ClassVar, TypeVar
 import anyio
 
 from postdate.backends.sqlite.connection import (
+    Identity,
+    alone,
     check_intact,
     check_schema,
     connect,
     create_schema,
+    forget_log,
+    identity_of,
     lock_patience,
     patiently,
+    translate,
+    translated,
 )
-from postdate.backends.sqlite.errors import translate, translated
-from postdate.backends.sqlite.expiring import BATCH, DEAD_LETTERS, has_expired, take_out_expired
-from postdate.backends.sqlite.identity import Identity, alone, forget_log, identity_of
-from postdate.backends.sqlite.liveness import (
+from postdate.backends.sqlite.housekeeping import (
+    BATCH,
+    DEAD_LETTERS,
+    RoomToGiveBack,
+    give_back,
+    has_expired,
+    shape,
+    take_out_expired,
+)
+from postdate.backends.sqlite.processes import (
     HELD_AT_MOST,
     SHORTEST_BOUND,
     FileLiveness,
     Silence,
+    Wakeups,
     forget,
     is_gone,
     last_sign,
     presence_folder,
 )
-from postdate.backends.sqlite.space import RoomToGiveBack, give_back, shape
-from postdate.backends.sqlite.transaction import DUE, QueueRules, Transaction, queue_topic
-from postdate.backends.sqlite.waiting import next_attempt
-from postdate.backends.sqlite.wakeup import Wakeups
+from postdate.backends.sqlite.rows import DUE, QueueRules, Transaction, next_attempt, queue_topic
 from postdate.errors import (
     ConfigurationError,
     PostdateError,

@@ -14,20 +14,27 @@ from typing import Any, ClassVar, Final, TypeVar
 from typing_extensions import override
 
 from postdate.backends.sqlite.file import OnFile, SqliteFile
-from postdate.backends.sqlite.recording import FAILED_LAST, INSERT_SCHEDULED, NEXT_NUMBER, record
 from postdate.backends.sqlite.rows import (
+    DUE,
+    FAILED_LAST,
     INSERT_QUEUED,
+    INSERT_SCHEDULED,
     INSERT_WAITING,
+    NEXT_NUMBER,
     QUEUED_FIELDS,
     WAITING_FIELDS,
+    QuarantineTable,
     Row,
+    Transaction,
     decoded,
     envelope_of,
     message_of,
+    queue_topic,
     read_rows,
+    readable,
+    record,
+    set_aside,
 )
-from postdate.backends.sqlite.setting_aside import QuarantineTable, readable, set_aside
-from postdate.backends.sqlite.transaction import DUE, Transaction, queue_topic
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import DuplicateMessage, MessageNotFound, QueueNotFound, StoreError
 from postdate.messages import check_headers, encode_headers

@@ -8,8 +8,8 @@ from typing_extensions import override
 
 from postdate.backends.sql.sagas import SqlSagaStore
 from postdate.backends.sqlite.file import OnFile, SqliteFile, Transaction
+from postdate.backends.sqlite.rows import SqliteSqlDialect
 from postdate.backends.sqlite.setup import bring_up_to_date, steps
-from postdate.backends.sqlite.transaction import SqliteSqlDialect
 from postdate.ports import Recording
 
 

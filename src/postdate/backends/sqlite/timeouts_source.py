@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from postdate.backends.sqlite.connection import connect, patiently
-from postdate.backends.sqlite.errors import translated
+from postdate.backends.sqlite.connection import connect, patiently, translated
 from postdate.clock import Clock, SystemClock
 from postdate.errors import PostdateError, StoreNotSetUp
 from postdate.migrating.dialect import Dialect, Hiding, Session

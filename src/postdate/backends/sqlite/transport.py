@@ -22,13 +22,20 @@ from typing import Any, Final, cast
 import anyio
 from typing_extensions import override
 
-from postdate.backends.sqlite.expiring import DEAD_LETTERS
 from postdate.backends.sqlite.file import SqliteFile, Transaction, queue_topic
+from postdate.backends.sqlite.housekeeping import DEAD_LETTERS
 from postdate.backends.sqlite.observation import FileObserver
 from postdate.backends.sqlite.quarantine import FileQuarantine
-from postdate.backends.sqlite.rows import INSERT_QUEUED, QUEUED_COLUMNS, Row, envelope_of, queued_row
-from postdate.backends.sqlite.setting_aside import QUEUED, claimed
-from postdate.backends.sqlite.transaction import QueueRules
+from postdate.backends.sqlite.rows import (
+    INSERT_QUEUED,
+    QUEUED,
+    QUEUED_COLUMNS,
+    QueueRules,
+    Row,
+    claimed,
+    envelope_of,
+    queued_row,
+)
 from postdate.clock import Clock, to_microseconds
 from postdate.errors import (
     ClaimLost,

@@ -12,10 +12,9 @@ from datetime import timedelta
 from typing_extensions import override
 
 from postdate.backends.rowlocks import LockingStore
-from postdate.backends.rowlocks.setup import steps_of
+from postdate.backends.rowlocks.names import steps_of
 from postdate.backends.sqlserver.names import SqlServerNames
-from postdate.backends.sqlserver.schema import SqlServerSchema
-from postdate.backends.sqlserver.setup import setup_statements
+from postdate.backends.sqlserver.schema import SqlServerSchema, setup_statements
 from postdate.backends.sqlserver.tables import SqlServerTables
 from postdate.ports import Recording
 

@@ -14,10 +14,10 @@ from typing_extensions import override
 
 from postdate.backends.rowlocks import MessageRow
 from postdate.backends.rowlocks.database import HOLDS_AT_MOST
-from postdate.backends.rowlocks.setup import steps_of
+from postdate.backends.rowlocks.names import steps_of
 from postdate.backends.rowlocks.tables import RowLockTables
-from postdate.backends.sqlserver import setup
 from postdate.backends.sqlserver.names import SqlServerNames
+from postdate.backends.sqlserver.schema import setup
 from postdate.backends.sqlserver.statements import SqlServerStatements
 from postdate.errors import StoreNotWritable, StoreUnavailable
 from postdate.ports import Recording, Scan, ScanPart
@@ -44,7 +44,7 @@ class SqlServerTables(RowLockTables):
 
     @override
     def setup(self, session: Any) -> None:
-        setup.setup(session, self.names, steps_of(self.names))
+        setup(session, self.names, steps_of(self.names))
 
     def _listed(self, values: Sequence[Any]) -> str:
         return json.dumps(list(values))
