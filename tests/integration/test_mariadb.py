@@ -17,7 +17,7 @@ from postdate.backends.mariadb.names import MariaDbNames, quoted
 from postdate.backends.mariadb.statements import MariaDbStatements
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.backends.mariadb.tables import old_snapshots
-from postdate.backends.rowlocks import Conflict
+from postdate.backends.rowlocks.parts import Conflict
 from postdate.backends.rowlocks.statements import EARLIEST
 from postdate.errors import (
     ConfigurationError,

@@ -15,8 +15,8 @@ from tests.conftest import STORE_SUBJECTS
 from tests.sqlserver_subjects import VARIABLE
 
 from postdate import SqlServer, TransactionMode
-from postdate.backends.rowlocks import Conflict, MessageRow
 from postdate.backends.rowlocks.names import part_steps, steps_of
+from postdate.backends.rowlocks.parts import Conflict, MessageRow
 from postdate.backends.sqlserver import schema
 from postdate.backends.sqlserver.channel import DriverSocket
 from postdate.backends.sqlserver.connection import SqlServerSession, translate, translated

@@ -20,7 +20,7 @@ from tests.tds_server import (
     routed,
 )
 
-from postdate.backends.rowlocks import Conflict
+from postdate.backends.rowlocks.parts import Conflict
 from postdate.backends.sqlserver.connection import SqlServerInstance, SqlServerSession
 from postdate.backends.sqlserver.login import login_answer
 from postdate.backends.sqlserver.names import SqlServerNames

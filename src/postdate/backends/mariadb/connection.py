@@ -17,7 +17,6 @@ from pymysql.constants import CLIENT, ER
 from pymysql.cursors import SSCursor
 from typing_extensions import override
 
-from postdate.backends.rowlocks import Conflict
 from postdate.backends.rowlocks.connection import (
     CONNECT_WITHIN_SECONDS,
     LOG_IN_WITHIN_SECONDS,
@@ -27,7 +26,7 @@ from postdate.backends.rowlocks.connection import (
     connected,
 )
 from postdate.backends.rowlocks.errors import Meanings, meaning_of, told
-from postdate.backends.rowlocks.parts import DuplicateKey
+from postdate.backends.rowlocks.parts import Conflict, DuplicateKey
 from postdate.errors import (
     ConfigurationError,
     MessageTooLarge,

@@ -53,6 +53,7 @@ class OpenDatabase:
         answers_within: timedelta = ANSWERS_WITHIN,
         holds_at_most: timedelta = HOLDS_AT_MOST,
     ) -> None:
+        super().__init__()
         self.names, self.pool = SchemaNames(schema), PostgresPool(url)
         self.recording, self.answers_within, self.holds_at_most = recording, answers_within, holds_at_most
         self._life = Life(mark(), holds_at_most)
@@ -321,16 +322,15 @@ class Access:
 
     def setup_blocking(self, table: str | None = None, part: Sequence[Step] = ()) -> None:
         """Create missing tables of the schema, of a store (``table``) and of a part; processes may do so at once."""
-        self._bring_up_to_date([*steps(self.names.schema, table), *part])
+        self.bring_up_to_date([*steps(self.names.schema, table), *part])
 
-    def setup_part_blocking(self, part: Sequence[Step]) -> None:
-        self._bring_up_to_date(part)
-
-    def _bring_up_to_date(self, wanted: Sequence[Step]) -> None:
+    def bring_up_to_date(self, wanted: Sequence[Step]) -> None:
+        """Apply the missing migrations of ``wanted``; several processes may do so at once."""
         schema = self.names.schema
         with self.translating(), self.connect() as connection, connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s, 0)", (self.names.lock_class,))
-            if not self._is_founded(connection):  # so that later starts need no right to create
+            marks = connection.execute("SELECT to_regclass(%s)", (f"{quoted(schema)}.migration",)).fetchone()
+            if marks == (None,):  # only then, so that later starts need no right to create
                 connection.execute(sql(foundation(schema)))
             done = connection.execute(sql(f"SELECT subject, version FROM {self.names.of('migration')}"), ()).fetchall()
             run(
@@ -340,7 +340,3 @@ class Access:
                 execute=lambda text: connection.execute(sql(text)),
                 mark=lambda step: mark_done(schema, step),
             )
-
-    def _is_founded(self, connection: Connection) -> bool:
-        marks = f"{quoted(self.names.schema)}.migration"
-        return connection.execute("SELECT to_regclass(%s)", (marks,)).fetchone() != (None,)

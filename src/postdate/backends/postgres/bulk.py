@@ -11,6 +11,7 @@ ones.
 from __future__ import annotations
 
 import hashlib
+from abc import abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,12 +24,13 @@ from typing_extensions import override
 from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.names import DEFAULT_SCHEMA, SchemaNames, array, check_name, literal, sql
 from postdate.backends.postgres.rows import in_calendar
+from postdate.backends.postgres.statements import Statements
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import NotSupported, PipelineError, StoreNotSetUp
 from postdate.persistence.migrations import setup_command
 from postdate.ports import RecordKind, RecordStreamStore, Scan, ScanPart
-from postdate.ports.archives import ARCHIVED, StoredRecord
-from postdate.ports.scanning import TIMES, check_scanned
+from postdate.ports.archives import ARCHIVED, ArchivableStore, StoredRecord
+from postdate.ports.scanning import TIMES, check_scanned, shares
 
 _ELSEWHERE: Final[Mapping[str, str]] = {
     "headers": "c.headers",
@@ -44,20 +46,6 @@ CONTENT: Final = frozenset({"headers", "body"})
 BEGIN_SCAN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
-@contextmanager
-def exported_snapshot(database: Access) -> Generator[str]:
-    """Hold a snapshot by a connection of its own; see :meth:`postdate.ports.ScannableStore.snapshot`."""
-    with database.translating():
-        connection = database.connect()
-        try:
-            connection.execute(BEGIN_SCAN)
-            row = connection.execute("SELECT pg_export_snapshot()").fetchone()
-            assert row is not None
-            yield row[0]
-        finally:
-            connection.close()
-
-
 NO_SUCH_SNAPSHOT: Final = frozenset({"22023", "42704"})
 """Errors of servers for the name of a snapshot that has ended: the former up to version 16."""
 
@@ -70,19 +58,6 @@ def released(snapshot: str) -> PipelineError:
 def adopting(snapshot: str) -> str:
     """Return the statement by which a new transaction takes over a snapshot."""
     return f"SET TRANSACTION SNAPSHOT {literal(snapshot)}"
-
-
-def scan_parts(database: Access, table: str, what: str, parts: int) -> Sequence[ScanPart]:
-    check_scanned(what)
-    name = database.names.of(_TABLES.get(what, table)).replace("%%", "%")
-    with database.leased() as connection:
-        row = connection.execute(
-            "SELECT (pg_relation_size(%s::regclass) / current_setting('block_size')::integer)::bigint", (name,)
-        ).fetchone()
-    assert row is not None
-    pages: int = row[0]
-    step = max(-(-pages // max(parts, 1)), 1)
-    return [ScanPart(start, min(start + step, pages)) for start in range(0, pages, step)]
 
 
 def scan_query(names: SchemaNames, table: str, scan: Scan, part: ScanPart, *, plain: bool) -> str:
@@ -163,18 +138,6 @@ def _can_be_stored(text: str) -> bool:
 
 def _instant(instant: datetime) -> str:
     return f"'{from_microseconds(to_microseconds(instant)).isoformat(sep=' ')}'::timestamptz"
-
-
-def read_scan(database: Access, table: str, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
-    query = scan_query(database.names, table, scan, part, plain=True)
-    with database.translating(), database.connect() as connection:
-        connection.execute(BEGIN_SCAN)
-        if scan.snapshot is not None:
-            _adopt(connection, scan.snapshot)
-        with connection.cursor(name="postdate_scan") as cursor:
-            cursor.execute(sql(query))
-            while rows := cursor.fetchmany(page):
-                yield rows
 
 
 def _adopt(connection: Connection, snapshot: str) -> None:
@@ -328,74 +291,12 @@ _TYPES: Final = ["int8", "timestamptz", "timestamptz", "int2", "int2", "text", "
 _MARK: Final = literal(ARCHIVED)
 
 
-def tables_of_stores(database: Access) -> Sequence[str]:
-    query = sql(f"SELECT name FROM {database.names.plain('store')} ORDER BY name")
-    return database.run_blocking(lambda connection: [name for (name,) in connection.execute(query)])
-
-
-def mark_archived(database: Access, part: ScanPart, numbers: Sequence[int]) -> int:
-    return _change(
-        database,
-        f"UPDATE {database.names.plain('record')} SET detail = {_MARK} "
-        f"WHERE {_among(part, numbers)} AND kind = 1 AND detail IS DISTINCT FROM {_MARK}",
-    )
-
-
-def prune(database: Access, part: ScanPart, numbers: Sequence[int]) -> int:
-    return _change(database, f"DELETE FROM {database.names.plain('record')} WHERE {_among(part, numbers)}")
-
-
 def _among(part: ScanPart, numbers: Sequence[int]) -> str:
     """Return the condition, with the numbers as a literal: the server hashes only lists that are constants."""
     return (
         f"ctid >= '({part.first},0)'::tid AND ctid < '({part.end},0)'::tid "
         f"AND number = ANY('{array(numbers)}'::bigint[])"
     )
-
-
-def _change(database: Access, statement: str) -> int:
-    def change(connection: Connection) -> int:
-        connection.execute(_HURRIED)
-        return connection.execute(sql(statement)).rowcount
-
-    return database.transaction_blocking(change, patiently=True)
-
-
-def restore(database: Access, store_id: int, records: Sequence[StoredRecord]) -> int:
-    scheduled = {record.message_id: record for record in records if record.kind == RecordKind.SCHEDULED}
-    record_table = database.names.of("record")
-    unmark = sql(f"""
-        UPDATE {record_table} AS r SET detail = given.detail
-        FROM unnest(%(ids)s::text[], %(details)s::text[]) AS given(message_id, detail)
-        WHERE r.message_id = given.message_id COLLATE "C" AND r.store_id = %(store)s AND r.kind = 1
-            AND r.detail = {_MARK} RETURNING r.message_id""")
-    insert = sql(f"""
-        INSERT INTO {record_table} ({_RECORD_COLUMNS})
-        VALUES (%s, %s, %s, %s, 1, %s, %s, %s) ON CONFLICT (message_id, store_id) WHERE kind = 1 DO NOTHING""")
-
-    def put_back(connection: Connection) -> int:
-        values = {
-            "ids": list(scheduled),
-            "details": [record.detail for record in scheduled.values()],
-            "store": store_id,
-        }
-        back = {id_ for (id_,) in connection.execute(unmark, values)}
-        with connection.cursor() as cursor:
-            for id_, record in scheduled.items():
-                if id_ not in back:
-                    number, at, due, _, _, *rest = _row(record, store_id)
-                    if cursor.execute(insert, (number, at, due, store_id, *rest)).rowcount:
-                        back.add(id_)
-            others = [r for r in records if r.message_id in back and r.kind != RecordKind.SCHEDULED]
-            table = database.names.plain("record")
-            with cursor.copy(sql(f"COPY {table} ({_RECORD_COLUMNS}) FROM STDIN (FORMAT BINARY)")) as copy:
-                copy.set_types(_TYPES)
-                for record in others:
-                    copy.write_row(_row(record, store_id))
-        return len(back)
-
-    _lift_sequence(database, max((record.number for record in records), default=0))
-    return database.transaction_blocking(put_back, patiently=True)
 
 
 def _row(record: StoredRecord, store_id: int) -> tuple[Any, ...]:
@@ -429,3 +330,127 @@ def _lift_sequence(database: Access, number: int) -> None:
 
     if database.run_blocking(lambda connection: connection.execute(lower).fetchone()) is not None:
         database.transaction_blocking(lift, patiently=True)
+
+
+class PostgresBulk(ArchivableStore):
+    """:class:`postdate.ports.ArchivableStore` on a schema."""
+
+    database: Access
+
+    @property
+    @abstractmethod
+    def _sql(self) -> Statements: ...
+
+    @abstractmethod
+    def _store_id(self, connection: Connection) -> int: ...
+
+    @contextmanager
+    @override
+    def snapshot(self) -> Generator[str]:
+        """A connection of its own, and its transaction, stay open for the length of the block."""
+        with self.database.translating():
+            connection = self.database.connect()
+            try:
+                connection.execute(BEGIN_SCAN)
+                row = connection.execute("SELECT pg_export_snapshot()").fetchone()
+                assert row is not None
+                yield row[0]
+            finally:
+                connection.close()
+
+    @override
+    def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
+        """Shares are ranges of pages on disk."""
+        check_scanned(what)
+        name = self.database.names.of(_TABLES.get(what, self._sql.table)).replace("%%", "%")
+        with self.database.leased() as connection:
+            row = connection.execute(
+                "SELECT (pg_relation_size(%s::regclass) / current_setting('block_size')::integer)::bigint", (name,)
+            ).fetchone()
+        assert row is not None
+        return shares(0, row[0], parts)
+
+    @override
+    def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
+        query = scan_query(self.database.names, self._sql.table, scan, part, plain=True)
+        with self.database.translating(), self.database.connect() as connection:
+            connection.execute(BEGIN_SCAN)
+            if scan.snapshot is not None:
+                _adopt(connection, scan.snapshot)
+            with connection.cursor(name="postdate_scan") as cursor:
+                cursor.execute(sql(query))
+                while rows := cursor.fetchmany(page):
+                    yield rows
+
+    @property
+    @override
+    def records_in_commit_order(self) -> bool:
+        return False
+
+    @override
+    def tables_of_stores(self) -> Sequence[str]:
+        query = sql(f"SELECT name FROM {self.database.names.plain('store')} ORDER BY name")
+        return self.database.run_blocking(lambda connection: [name for (name,) in connection.execute(query)])
+
+    @property
+    @override
+    def pruned_at_once(self) -> int:
+        """Some ten thousand records are in this many pages."""
+        return 128
+
+    @override
+    def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
+        return self._change_records(
+            f"UPDATE {self.database.names.plain('record')} SET detail = {_MARK} "
+            f"WHERE {_among(part, numbers)} AND kind = 1 AND detail IS DISTINCT FROM {_MARK}"
+        )
+
+    @override
+    def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
+        record = self.database.names.plain("record")
+        return self._change_records(f"DELETE FROM {record} WHERE {_among(part, numbers)}")
+
+    def _change_records(self, statement: str) -> int:
+        def change(connection: Connection) -> int:
+            connection.execute(_HURRIED)
+            return connection.execute(sql(statement)).rowcount
+
+        return self.database.transaction_blocking(change, patiently=True)
+
+    @override
+    def restore(self, records: Sequence[StoredRecord]) -> int:
+        database, store_id = self.database, self.database.run_blocking(self._store_id)
+        scheduled = {record.message_id: record for record in records if record.kind == RecordKind.SCHEDULED}
+        record_table = database.names.of("record")
+        unmark = sql(f"""
+            UPDATE {record_table} AS r SET detail = given.detail
+            FROM unnest(%(ids)s::text[], %(details)s::text[]) AS given(message_id, detail)
+            WHERE r.message_id = given.message_id COLLATE "C" AND r.store_id = %(store)s AND r.kind = 1
+                AND r.detail = {_MARK} RETURNING r.message_id""")
+        insert = sql(f"""
+            INSERT INTO {record_table} ({_RECORD_COLUMNS})
+            VALUES (%s, %s, %s, %s, 1, %s, %s, %s) ON CONFLICT (message_id, store_id) WHERE kind = 1 DO NOTHING""")
+
+        def put_back(connection: Connection) -> int:
+            values = {
+                "ids": list(scheduled),
+                "details": [record.detail for record in scheduled.values()],
+                "store": store_id,
+            }
+            back = {id_ for (id_,) in connection.execute(unmark, values)}
+            with connection.cursor() as cursor:
+                for id_, record in scheduled.items():
+                    if id_ not in back:
+                        number, at, due, _, _, *rest = _row(record, store_id)
+                        if cursor.execute(insert, (number, at, due, store_id, *rest)).rowcount:
+                            back.add(id_)
+                others = [r for r in records if r.message_id in back and r.kind != RecordKind.SCHEDULED]
+                table = database.names.plain("record")
+                with cursor.copy(sql(f"COPY {table} ({_RECORD_COLUMNS}) FROM STDIN (FORMAT BINARY)")) as copy:
+                    copy.set_types(_TYPES)
+                    for record in others:
+                        copy.write_row(_row(record, store_id))
+            return len(back)
+
+        _lift_sequence(database, max((record.number for record in records), default=0))
+        return database.transaction_blocking(put_back, patiently=True)

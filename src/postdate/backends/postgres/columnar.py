@@ -93,7 +93,7 @@ class Columns:
 
     @staticmethod
     def rows(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
-        """Return the messages of a batch as rows for :func:`postdate.backends.postgres.bulk.insert_bulk`."""
+        """Return the messages of a batch as rows for :func:`postdate.backends.postgres.inserting.insert`."""
         return list(zip(*(_values(batch.column(name)) for name in COLUMNS), strict=True))
 
     def store(self, batch: pa.RecordBatch, sql: Statements, now: datetime, notice: str | None) -> StoreReport | None:

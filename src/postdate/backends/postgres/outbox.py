@@ -82,15 +82,13 @@ class PostgresOutbox(SqlOutbox[_Lent], Scripted):
 
     @override
     async def setup(self) -> None:
-        await in_thread(self._set_up)
+        part = part_steps(self._database.names.schema, "outbox", "outbox")
+        await in_thread(self._database.bring_up_to_date, part)
 
     @override
     def setup_statements(self, endpoint: str) -> str:
         schema = self._database.names.schema
         return part_script(schema, part_steps(schema, "outbox", "outbox"), with_queues=False)
-
-    def _set_up(self) -> None:
-        self._database.setup_part_blocking(part_steps(self._database.names.schema, "outbox", "outbox"))
 
     @override
     async def close(self) -> None:

@@ -20,7 +20,7 @@ from postdate.backends.postgres.names import SchemaNames, array, sql
 from postdate.backends.postgres.rows import QUEUED
 from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, StoreUnreachable
 from postdate.ports import Work
-from postdate.runtime.group_commit import GroupCommit, Job, do_jobs, in_parts
+from postdate.runtime.group_commit import GroupCommit, do_jobs, in_parts
 from postdate.runtime.threads import in_thread
 
 
@@ -164,16 +164,10 @@ class Acknowledgements:
         self._together = GroupCommit[Acknowledgement, None](_AT_ONCE)
 
     async def end(self, ending: Acknowledgement) -> None:
-        await self._together.run(self._end_jobs, ending)
+        await self._together.run(lambda jobs: do_jobs(jobs, self._ended, StoreUnreachable), ending)
 
     async def end_all(self, endings: Sequence[Acknowledgement]) -> Sequence[Exception | None]:
-        return await in_thread(self._end_all, endings)
-
-    def _end_jobs(self, jobs: Sequence[Job[Acknowledgement, None]]) -> None:
-        do_jobs(jobs, self._ended, StoreUnreachable)
-
-    def _end_all(self, endings: Sequence[Acknowledgement]) -> Sequence[Exception | None]:
-        return in_parts(endings, self._ended, StoreUnreachable)
+        return await in_thread(lambda: in_parts(endings, self._ended, StoreUnreachable))
 
     def _ended(self, endings: Sequence[Acknowledgement]) -> Sequence[Exception | None]:
         """Settle messages in one transaction; return `ClaimLost` for each that was no longer held."""

@@ -46,10 +46,7 @@ class PostgresSagaStore(SqlSagaStore, Scripted):
 
     @override
     async def setup(self) -> None:
-        await in_thread(self._set_up)
-
-    def _set_up(self) -> None:
-        self.database.setup_blocking(part=part_steps(self.database.names.schema, "sagas", _TABLE))
+        await in_thread(self.database.setup_blocking, None, part_steps(self.database.names.schema, "sagas", _TABLE))
 
     @override
     async def close(self) -> None:

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from typing_extensions import override
 
-from postdate.backends.postgres import bulk, inserting
+from postdate.backends.postgres import inserting
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
-from postdate.backends.postgres.bulk import exported_snapshot, read_scan, scan_parts
+from postdate.backends.postgres.bulk import PostgresBulk
 from postdate.backends.postgres.claims import PostgresClaims, by_holder
 from postdate.backends.postgres.enqueue import NOTICE, Values, enqueue, enqueue_blocking
 from postdate.backends.postgres.errors import is_conflict, is_refused
@@ -48,7 +47,6 @@ from postdate.messages import DelayedMessage, rescheduled
 from postdate.ports import (
     NOTHING_MOVED,
     OUTCOME_RECORDS,
-    ArchivableStore,
     ArrowBatch,
     Claim,
     DelegatedQuarantine,
@@ -72,8 +70,7 @@ from postdate.ports import (
     Wake,
     Work,
 )
-from postdate.ports.archives import StoredRecord
-from postdate.runtime.group_commit import Job, do_jobs, group_of
+from postdate.runtime.group_commit import do_jobs, group_of
 from postdate.runtime.threads import in_thread
 
 if TYPE_CHECKING:
@@ -87,7 +84,7 @@ _STORED_AT_ONCE: Final = 500
 """Messages stored one by one that may share a commit."""
 
 
-class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarantine, Scripted):
+class PostgresStore(SqlQuestions, MovingStore, PostgresBulk, DelegatedQuarantine, Scripted):
     """Keeps delayed messages in a table of PostgreSQL. Needs direct connections: a pooler would swallow wake-ups.
 
     Args:
@@ -191,12 +188,10 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
     @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         row = self._row(message)
-        if not await group_of(self, _STORED_AT_ONCE).run(self._store_jobs, (row, now)):
+        stored = group_of(self, _STORED_AT_ONCE)
+        if not await stored.run(lambda jobs: do_jobs(jobs, self._stored, StoreUnreachable), (row, now)):
             await self.database.transaction(lambda c: self._insert_new_or_revive(c, [row], now))
         self._next_due.heard(message.due)
-
-    def _store_jobs(self, jobs: Sequence[Job[tuple[Row, datetime], bool]]) -> None:
-        do_jobs(jobs, self._stored, StoreUnreachable)
 
     def _stored(self, works: Sequence[tuple[Row, datetime]]) -> Sequence[bool]:
         rows, now = [row for row, _ in works], max(now for _, now in works)
@@ -621,57 +616,12 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
     async def old_snapshots(self) -> Sequence[OldSnapshot]:
         return await old_snapshots(self.database)
 
-    # --- scans --------------------------------------------------------------------------------------------------
-
-    @override
-    def snapshot(self) -> AbstractContextManager[str]:
-        """A transaction stays open for the length of the block."""
-        return exported_snapshot(self.database)
-
-    @override
-    def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
-        """Shares are ranges of pages on disk."""
-        return scan_parts(self.database, self._sql.table, what, parts)
-
-    @override
-    def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
-        return read_scan(self.database, self._sql.table, scan, part, page)
+    # --- columns ------------------------------------------------------------------------------------------------
 
     @property
     @override
     def gives_columns(self) -> bool:
         return True
-
-    @property
-    @override
-    def records_in_commit_order(self) -> bool:
-        return False
-
-    @override
-    def tables_of_stores(self) -> Sequence[str]:
-        return bulk.tables_of_stores(self.database)
-
-    # --- pruning ------------------------------------------------------------------------------------------------
-
-    @property
-    @override
-    def pruned_at_once(self) -> int:
-        """Some ten thousand records are in this many pages."""
-        return 128
-
-    @override
-    def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        return bulk.mark_archived(self.database, part, numbers)
-
-    @override
-    def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        return bulk.prune(self.database, part, numbers)
-
-    @override
-    def restore(self, records: Sequence[StoredRecord]) -> int:
-        return bulk.restore(self.database, self.database.run_blocking(self._store_id), records)
-
-    # --- columns ------------------------------------------------------------------------------------------------
 
     @override
     def scan_columns(self, scan: Scan, part: ScanPart) -> Iterable[ArrowBatch]:

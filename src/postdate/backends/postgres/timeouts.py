@@ -75,10 +75,11 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
     ) -> None:
         self._schema = check_name(schema, "schema")
         self._connections = Access(database, schema, answers_within=answers_within)
-        super().__init__(self._connections, self._table_of, table_prefix)
-
-    def _table_of(self, name: str) -> _PostgresTable:
-        return _PostgresTable(self._schema, check_name(name, _WHAT), self._connections.where)
+        super().__init__(
+            self._connections,
+            lambda name: _PostgresTable(schema, check_name(name, _WHAT), self._connections.where),
+            table_prefix,
+        )
 
     @property
     @override

@@ -67,7 +67,7 @@ from postdate.ports import (
     TransportCapabilities,
     Work,
 )
-from postdate.runtime.group_commit import Job, do_jobs, group_of
+from postdate.runtime.group_commit import do_jobs, group_of
 from postdate.runtime.threads import in_thread
 from postdate.runtime.wakeup import Alarm
 
@@ -165,7 +165,8 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
         with queue_errors():
             if work or len(rows) > _FEW:
                 return await self.database.transaction(lambda c: self._send_all(c, rows, work))
-            return await group_of(self, _SENT_AT_ONCE).run(self._send_jobs, rows)
+            sent = group_of(self, _SENT_AT_ONCE)
+            return await sent.run(lambda jobs: do_jobs(jobs, self._sent, StoreUnreachable), rows)
 
     def _send_all(
         self, connection: Connection, rows: Sequence[Row | MessageTooLarge], work: Sequence[Work]
@@ -176,9 +177,6 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
             for each in work:
                 each(connection)
         return errors
-
-    def _send_jobs(self, jobs: Sequence[Job[_Rows, Sequence[PostdateError | None]]]) -> None:
-        do_jobs(jobs, self._sent, StoreUnreachable)
 
     def _sent(self, works: Sequence[_Rows]) -> Sequence[Sequence[PostdateError | None]]:
         rows = [row for each in works for row in each]

@@ -6,16 +6,18 @@ errors of :mod:`postdate.errors`; drivers' own errors do not leave their server'
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from postdate.clock import from_microseconds, nearest_instant, to_microseconds
 from postdate.errors import InvalidHeaders, InvalidMessage, StoreError, StoreTroubled
 from postdate.messages import DelayedMessage, check_reschedule, decode_headers, encoded_deliver_at, stored_headers
 from postdate.ports import ScanFilter
+
+P = TypeVar("P", bytes, str)
 
 
 class Conflict(StoreTroubled):
@@ -77,6 +79,19 @@ class RecordNote:
     at: int
     kind: int
     detail: str | None = None
+
+
+def in_pieces(texts: Iterable[P], room: int, at_most: int | None = None) -> Iterator[list[P]]:
+    """Yield the texts of one statement each: of ``room`` with separators, or one that is longer; or so many."""
+    piece, size = list[P](), 0
+    for text in texts:
+        if piece and (size + len(text) > room or len(piece) == at_most):
+            yield piece
+            piece, size = [], 0
+        piece.append(text)
+        size += len(text) + 1
+    if piece:
+        yield piece
 
 
 class PooledSession(Protocol):

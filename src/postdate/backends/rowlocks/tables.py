@@ -256,10 +256,6 @@ class RowLockTables(ABC):
     # --- what a dialect gives ------------------------------------------------------------------------------------
 
     @abstractmethod
-    def setup(self, session: Any) -> None:
-        """Create what is missing. Several processes may do it at once; it ends transactions itself."""
-
-    @abstractmethod
     def free(self, session: Any, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int: ...
 
     @abstractmethod

@@ -13,23 +13,13 @@ from typing import Any, Final
 from typing_extensions import override
 
 from postdate.backends.sqlite.connection import translate
-from postdate.backends.sqlite.file import SqliteFile, Transaction
-from postdate.backends.sqlite.rows import is_undecodable, shown
+from postdate.backends.sqlite.file import OnFile, SqliteFile
+from postdate.backends.sqlite.rows import Transaction, is_undecodable, shown
 from postdate.clock import to_microseconds
 from postdate.errors import StoreNotSetUp
 from postdate.ports import Recording, RecordKind, RecordStreamStore, Scan, ScanFilter, ScanPart
-from postdate.ports.archives import ARCHIVED, StoredRecord
-from postdate.ports.scanning import check_scanned
-
-
-def scan_parts(file: SqliteFile, what: str, parts: int) -> Sequence[ScanPart]:
-    check_scanned(what)
-    table = _SCANNED[what].table
-    first, last = file.read_blocking(
-        lambda c: c.execute(f"SELECT coalesce(min(seq), 0), coalesce(max(seq), -1) FROM {table}").fetchone()
-    )
-    step = max(-(-(last + 1 - first) // max(parts, 1)), 1)
-    return [ScanPart(start, min(start + step, last + 1)) for start in range(first, last + 1, step)]
+from postdate.ports.archives import ARCHIVED, ArchivableStore, StoredRecord
+from postdate.ports.scanning import check_scanned, shares
 
 
 def read_scan(file: SqliteFile, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
@@ -188,24 +178,53 @@ _UNMARK: Final = f"UPDATE record SET detail = ? WHERE kind = 1 AND message_id = 
 _INSERT: Final = "INSERT INTO record (seq, kind, message_id, at, due, destination, detail) VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
-def mark_archived(file: SqliteFile, numbers: Sequence[int]) -> int:
-    return file.write_blocking(lambda tx: tx.executemany(_MARK, [(number,) for number in numbers]).rowcount)
+class BulkOnFile(OnFile, ArchivableStore):
+    """:class:`postdate.ports.ArchivableStore` on a file."""
 
+    @override
+    def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
+        check_scanned(what)
+        bounds = f"SELECT coalesce(min(seq), 0), coalesce(max(seq), -1) + 1 FROM {_SCANNED[what].table}"
+        return shares(*self.file.read_blocking(lambda c: c.execute(bounds).fetchone()), parts)
 
-def prune(file: SqliteFile, numbers: Sequence[int]) -> int:
-    return file.write_blocking(lambda tx: tx.executemany(_PRUNE, [(number,) for number in numbers]).rowcount)
+    @override
+    def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
+        return read_scan(self.file, scan, part, page)
 
+    @property
+    @override
+    def records_in_commit_order(self) -> bool:
+        return True
 
-def restore(file: SqliteFile, records: Sequence[StoredRecord]) -> int:
-    scheduled = [record for record in records if record.kind == RecordKind.SCHEDULED]
-    others = [record for record in records if record.kind != RecordKind.SCHEDULED]
+    @override
+    def tables_of_stores(self) -> Sequence[str]:
+        return ()
 
-    def put_back(tx: Transaction) -> int:
-        back = {record.message_id for record in scheduled if _claim(tx, record)}
-        tx.executemany(_INSERT, [_row(record) for record in others if record.message_id in back])
-        return len(back)
+    @property
+    @override
+    def pruned_at_once(self) -> int:
+        """Few, because other processes wait for each transaction."""
+        return 2_000
 
-    return file.write_blocking(put_back)
+    @override
+    def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
+        return self.file.write_blocking(lambda tx: tx.executemany(_MARK, [(number,) for number in numbers]).rowcount)
+
+    @override
+    def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
+        return self.file.write_blocking(lambda tx: tx.executemany(_PRUNE, [(number,) for number in numbers]).rowcount)
+
+    @override
+    def restore(self, records: Sequence[StoredRecord]) -> int:
+        scheduled = [record for record in records if record.kind == RecordKind.SCHEDULED]
+        others = [record for record in records if record.kind != RecordKind.SCHEDULED]
+
+        def put_back(tx: Transaction) -> int:
+            back = {record.message_id for record in scheduled if _claim(tx, record)}
+            tx.executemany(_INSERT, [_row(record) for record in others if record.message_id in back])
+            return len(back)
+
+        return self.file.write_blocking(put_back)
 
 
 def _claim(tx: Transaction, record: StoredRecord) -> bool:
@@ -216,12 +235,4 @@ def _claim(tx: Transaction, record: StoredRecord) -> bool:
 
 
 def _row(record: StoredRecord) -> tuple[object, ...]:
-    return (
-        record.number,
-        record.kind,
-        record.message_id,
-        record.at,
-        record.due,
-        record.destination,
-        record.detail,
-    )
+    return (record.number, record.kind, record.message_id, record.at, record.due, record.destination, record.detail)

@@ -68,8 +68,6 @@ from postdate.runtime.group_commit import Job, group_of
 from postdate.runtime.housekeeping import Chore, Housekeeping
 from postdate.runtime.threads import in_thread
 
-__all__ = ["DUE", "OnFile", "SqliteFile", "Transaction", "queue_topic"]
-
 _DEFAULT_RULES = QueueRules()
 _JOBS_IN_ONE_COMMIT = 500
 _HOUSEKEEPING_SECONDS = 1.0
@@ -79,6 +77,7 @@ _COURTESY_SECONDS = 0.001
 log = logging.getLogger("postdate.embedded")
 
 _REGISTERED = "SELECT claimant FROM claimant"
+_IS_REGISTERED = f"{_REGISTERED} WHERE claimant = ?"
 _TAKE_NUMBER = """
     INSERT INTO claimant (pid, started_at) VALUES (?, CAST(strftime('%s', 'now') AS INTEGER) * 1000000)"""
 _HOLDERS = """
@@ -295,15 +294,13 @@ class SqliteFile:
         """Begin a transaction under a registered number, as claims of an unregistered one would be freed by others."""
         while True:
             patiently(connection, "BEGIN IMMEDIATE", self._patience)
-            self._notice_others(connection)
+            version: int = connection.execute("PRAGMA data_version").fetchone()[0]
+            self._beside_others, self._data_version = version != self._data_version, version
             # Only another process' commit can have removed it.
-            if not self._beside_others or self._is_registered(connection):
+            if not self._beside_others or connection.execute(_IS_REGISTERED, (self._claimant,)).fetchone():
                 return
             connection.execute("ROLLBACK")
             self._register_anew(connection)
-
-    def _is_registered(self, connection: sqlite3.Connection) -> bool:
-        return connection.execute(f"{_REGISTERED} WHERE claimant = ?", (self._claimant,)).fetchone() is not None
 
     def _register_anew(self, connection: sqlite3.Connection) -> None:
         before, presence = self._claimant, self._presence
@@ -336,10 +333,6 @@ class SqliteFile:
             transaction.topics.clear()
         connection.execute("RELEASE part")
         return transaction.topics
-
-    def _notice_others(self, connection: sqlite3.Connection) -> None:
-        version: int = connection.execute("PRAGMA data_version").fetchone()[0]
-        self._beside_others, self._data_version = version != self._data_version, version
 
     def _listeners(self, connection: sqlite3.Connection, topics: set[str]) -> list[tuple[str, int]]:
         if not topics:

@@ -13,10 +13,11 @@ from typing_extensions import override
 
 from postdate.backends.sql.questions import header_text
 from postdate.backends.sqlite.connection import check_schema, connect, translated
-from postdate.backends.sqlite.file import DUE, SqliteFile, queue_topic
+from postdate.backends.sqlite.file import SqliteFile
 from postdate.backends.sqlite.processes import is_gone, presence_folder
 from postdate.backends.sqlite.quarantine import looked_at
 from postdate.backends.sqlite.rows import (
+    DUE,
     QUEUED,
     QUEUED_COLUMNS,
     WAITING,
@@ -24,6 +25,7 @@ from postdate.backends.sqlite.rows import (
     Row,
     envelope_of,
     message_of,
+    queue_topic,
     time_of,
 )
 from postdate.backends.sqlite.setup import newest_version

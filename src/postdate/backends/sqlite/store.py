@@ -7,7 +7,7 @@ one transaction, by set-based SQL: bodies never pass through Python. Source: ADR
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -18,21 +18,22 @@ from weakref import WeakSet
 from typing_extensions import override
 
 from postdate.backends.sql.questions import SqlQuestions
-from postdate.backends.sqlite import bulk
-from postdate.backends.sqlite.bulk import read_scan, scan_parts
-from postdate.backends.sqlite.file import DUE, SqliteFile, Transaction, queue_topic
+from postdate.backends.sqlite.bulk import BulkOnFile
+from postdate.backends.sqlite.file import SqliteFile
 from postdate.backends.sqlite.observation import FileObserver
 from postdate.backends.sqlite.quarantine import FileQuarantine, looked_at
 from postdate.backends.sqlite.rows import (
+    DUE,
     WAITING,
     WAITING_COLUMNS,
-    Row,
     SqliteSqlDialect,
+    Transaction,
     claimed,
     insert,
     insert_or_revive,
     message_of,
     next_attempt,
+    queue_topic,
     read_rows,
     record,
     set_aside,
@@ -47,7 +48,6 @@ from postdate.messages import DelayedMessage, check_reschedule, encoded_deliver_
 from postdate.ports import (
     NOTHING_MOVED,
     OUTCOME_RECORDS,
-    ArchivableStore,
     Claim,
     Moved,
     MoveReport,
@@ -55,15 +55,12 @@ from postdate.ports import (
     Outcome,
     Recording,
     RecordKind,
-    Scan,
-    ScanPart,
     StoreCapabilities,
     StoreReport,
     TransactionMode,
     Wake,
     Work,
 )
-from postdate.ports.archives import StoredRecord
 
 _RETIME: Final = """
     UPDATE content SET headers = replace(headers, ?, ?)
@@ -123,7 +120,7 @@ class _Questions:
     )
 
 
-class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
+class SqliteStore(SqlQuestions, FileQuarantine, BulkOnFile, MovingStore):
     """Keeps delayed messages in an SQLite file.
 
     Several processes may use one file at once; one file is one store, shared by all endpoints on it.
@@ -195,8 +192,7 @@ class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
 
     @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        work = self._storing(messages, now)
-        return await self.file.write(work)
+        return await self.file.write(self._storing(messages, now))
 
     def store_many_blocking(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
         """:meth:`store_many` in the calling thread, for pipeline processes."""
@@ -238,7 +234,9 @@ class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
 
         def claim(tx: Transaction) -> tuple[list[tuple[int, DelayedMessage]], int, int]:
             (latest,) = tx.execute("SELECT coalesce(max(seq), 0) FROM record").fetchone()
-            return claimed(tx, WAITING, _CLAIM, (tx.claimant, at, limit), _numbered, at), tx.claimant, latest
+            chosen = (tx.claimant, at, limit)
+            rows = claimed(tx, WAITING, _CLAIM, chosen, lambda row: (row[0], message_of(row)), at)
+            return rows, tx.claimant, latest
 
         found, claimant, latest = await self.file.write(claim)
         found.sort(key=lambda each: (each[1].due, each[0]))
@@ -285,17 +283,16 @@ class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
     @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
         def give_back(tx: Transaction) -> bool:
-            held = tx.execute(f"SELECT seq FROM delayed_message WHERE {_HELD}", _held_by(tx, claim)).fetchone()
-            return held is not None and _count_failure(
-                tx, held[0], to_microseconds(attempt_at), to_microseconds(now), reason
-            )
+            held = tx.execute(_FIND_HELD, _held_by(tx, claim)).fetchone()
+            then, at = to_microseconds(attempt_at), to_microseconds(now)
+            return held is not None and _count_failure(tx, held[0], then, at, reason)
 
         return await self.file.write(give_back)
 
     @override
     async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
         def put(tx: Transaction) -> bool:
-            held = tx.execute(f"SELECT seq FROM delayed_message WHERE {_HELD}", _held_by(tx, claim)).fetchone()
+            held = tx.execute(_FIND_HELD, _held_by(tx, claim)).fetchone()
             if held is not None:
                 set_aside(tx, WAITING, {held[0]: reason}, to_microseconds(now))
             return held is not None
@@ -384,45 +381,6 @@ class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
     async def _messages(self, statement: str, values: Mapping[str, Any]) -> list[DelayedMessage]:
         return await looked_at(self.file, WAITING, statement, values, message_of)
 
-    # --- scans --------------------------------------------------------------------------------------------------
-
-    @override
-    def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
-        return scan_parts(self.file, what, parts)
-
-    @override
-    def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
-        return read_scan(self.file, scan, part, page)
-
-    @property
-    @override
-    def records_in_commit_order(self) -> bool:
-        return True
-
-    @override
-    def tables_of_stores(self) -> Sequence[str]:
-        return ()
-
-    # --- pruning ------------------------------------------------------------------------------------------------
-
-    @property
-    @override
-    def pruned_at_once(self) -> int:
-        """Few, because other processes wait for each transaction."""
-        return 2_000
-
-    @override
-    def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        return bulk.mark_archived(self.file, numbers)
-
-    @override
-    def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        return bulk.prune(self.file, numbers)
-
-    @override
-    def restore(self, records: Sequence[StoredRecord]) -> int:
-        return bulk.restore(self.file, records)
-
 
 def _insert_new(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> None:
     report = insert_or_revive(tx, rows, at)
@@ -453,16 +411,13 @@ _CLAIM: Final = f"""
     RETURNING {WAITING_COLUMNS}"""
 
 
-def _numbered(row: Row) -> tuple[int, DelayedMessage]:
-    return row[0], message_of(row)
-
-
 # A claim that ends without removing the message counts a failure, so the count tells an old claim apart. A message that
 # came back from the error queue begins again at 0: it has a failure record later than an old claim. A release counts no
 # failure: its token is marked.
 _HELD: Final = """
     seq = ? AND claimant = ? AND message_id = ? AND failures = ? AND NOT EXISTS (
         SELECT 1 FROM record AS failed WHERE failed.kind = 7 AND failed.message_id = ? AND failed.seq > ?)"""
+_FIND_HELD: Final = f"SELECT seq FROM delayed_message WHERE {_HELD}"
 _RELEASE: Final = f"UPDATE delayed_message SET claimant = NULL, attempt_at = coalesce(?, due) WHERE {_HELD}"
 
 

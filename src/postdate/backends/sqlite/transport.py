@@ -22,9 +22,9 @@ from typing import Any, Final, cast
 import anyio
 from typing_extensions import override
 
-from postdate.backends.sqlite.file import SqliteFile, Transaction, queue_topic
+from postdate.backends.sqlite.file import SqliteFile
 from postdate.backends.sqlite.housekeeping import DEAD_LETTERS
-from postdate.backends.sqlite.observation import FileObserver
+from postdate.backends.sqlite.observation import FileObserver, queue_lengths
 from postdate.backends.sqlite.quarantine import FileQuarantine
 from postdate.backends.sqlite.rows import (
     INSERT_QUEUED,
@@ -32,8 +32,10 @@ from postdate.backends.sqlite.rows import (
     QUEUED_COLUMNS,
     QueueRules,
     Row,
+    Transaction,
     claimed,
     envelope_of,
+    queue_topic,
     queued_row,
 )
 from postdate.clock import Clock, to_microseconds
@@ -213,12 +215,7 @@ class LocalTransport(FileQuarantine, Transport):
 
     async def queue_lengths(self) -> Mapping[str, int]:
         """Return the number of messages in each queue, those in progress included."""
-        rows = await self.file.read(
-            lambda c: c.execute(
-                "SELECT name, (SELECT count(*) FROM queue_message m WHERE m.queue_id = q.queue_id) FROM queue AS q"
-            ).fetchall()
-        )
-        return dict(rows)
+        return await self.file.read(queue_lengths)
 
     @override
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:

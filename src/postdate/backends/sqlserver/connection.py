@@ -12,7 +12,6 @@ from typing import Any, Final, cast
 
 from typing_extensions import override
 
-from postdate.backends.rowlocks import Conflict
 from postdate.backends.rowlocks.connection import (
     CONNECT_WITHIN_SECONDS,
     LOG_IN_WITHIN_SECONDS,
@@ -22,6 +21,7 @@ from postdate.backends.rowlocks.connection import (
     connected,
 )
 from postdate.backends.rowlocks.errors import Meanings, meaning_of, told
+from postdate.backends.rowlocks.parts import Conflict
 from postdate.backends.sqlserver import BACKEND
 from postdate.backends.sqlserver.channel import DriverSocket, Refused, Routed
 from postdate.backends.sqlserver.login import OPTIONS, encryption_of

@@ -12,12 +12,10 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from postdate.backends.rowlocks import MessageRow
 from postdate.backends.rowlocks.database import HOLDS_AT_MOST
-from postdate.backends.rowlocks.names import steps_of
+from postdate.backends.rowlocks.parts import MessageRow, in_pieces
 from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.backends.sqlserver.names import SqlServerNames
-from postdate.backends.sqlserver.schema import setup
 from postdate.backends.sqlserver.statements import SqlServerStatements
 from postdate.errors import StoreNotWritable, StoreUnavailable
 from postdate.ports import Recording, Scan, ScanPart
@@ -41,10 +39,6 @@ class SqlServerTables(RowLockTables):
         super().__init__(names, self._sqlserver, recording)
         self._holds_at_most = holds_at_most
         self._spoke_at, self._told = time.monotonic(), set[int]()
-
-    @override
-    def setup(self, session: Any) -> None:
-        setup(session, self.names, steps_of(self.names))
 
     def _listed(self, values: Sequence[Any]) -> str:
         return json.dumps(list(values))
@@ -140,13 +134,5 @@ def _content(number: int, row: MessageRow) -> dict[str, Any]:
 
 
 def _json_lists(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    part, size = list[str](), 0
-    for row in rows:
-        text = json.dumps(row, ensure_ascii=False)
-        if part and size + len(text) > _STATEMENT_CHARACTERS:
-            yield f"[{','.join(part)}]"
-            part, size = [], 0
-        part.append(text)
-        size += len(text)
-    if part:
-        yield f"[{','.join(part)}]"
+    texts = (json.dumps(row, ensure_ascii=False) for row in rows)
+    return (f"[{','.join(part)}]" for part in in_pieces(texts, _STATEMENT_CHARACTERS))
