@@ -13,7 +13,7 @@ from tests.waiting import until
 
 from postdate import DelayedMessage
 from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession, translate, translated
-from postdate.backends.mariadb.names import MariaDbNames, quoted
+from postdate.backends.mariadb.schema import MariaDbNames, quoted
 from postdate.backends.mariadb.statements import MariaDbStatements
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.backends.mariadb.tables import old_snapshots

@@ -20,7 +20,7 @@ from postdate.backends.rowlocks.parts import Conflict, MessageRow
 from postdate.backends.sqlserver import schema
 from postdate.backends.sqlserver.channel import DriverSocket
 from postdate.backends.sqlserver.connection import SqlServerSession, translate, translated
-from postdate.backends.sqlserver.names import SqlServerNames, check_name
+from postdate.backends.sqlserver.schema import SqlServerNames, check_name
 from postdate.backends.sqlserver.statements import SqlServerStatements
 from postdate.backends.sqlserver.store import SqlServerStore
 from postdate.backends.sqlserver.tables import SqlServerTables, _content, _json_lists

@@ -25,8 +25,7 @@ from postdate.backends.rowlocks.connection import (
     check_options,
     connected,
 )
-from postdate.backends.rowlocks.errors import Meanings, meaning_of, told
-from postdate.backends.rowlocks.parts import Conflict, DuplicateKey
+from postdate.backends.rowlocks.parts import Conflict, DuplicateKey, Meanings, meaning_of, told
 from postdate.errors import (
     ConfigurationError,
     MessageTooLarge,
@@ -305,23 +304,15 @@ class MariaDbSession(ServerSession):
     def _speaking(self) -> AbstractContextManager[None]:
         return translated(self._where, self._connection.seconds)
 
-    def rows(self, sql: str, values: Mapping[str, Any] | None = None) -> Sequence[tuple[Any, ...]]:
+    def rows(self, sql: str | bytes, values: Mapping[str, Any] | None = None) -> Sequence[tuple[Any, ...]]:
+        """Bytes have no values, and no percent sign in them is doubled."""
         with self._speaking(), self._connection.cursor() as cursor:
-            cursor.execute(sql, values or {})
+            cursor.execute(sql, None if isinstance(sql, bytes) else values or {})
             return cursor.fetchall()
 
-    def change(self, sql: str, values: Mapping[str, Any] | None = None) -> int:
+    def change(self, sql: str | bytes, values: Mapping[str, Any] | None = None) -> int:
         with self._speaking(), self._connection.cursor() as cursor:
             return cursor.execute(sql, values)
-
-    def change_bytes(self, sql: bytes) -> int:
-        with self._speaking(), self._connection.cursor() as cursor:
-            return cursor.execute(sql, None)
-
-    def rows_of_bytes(self, sql: bytes) -> Sequence[tuple[Any, ...]]:
-        with self._speaking(), self._connection.cursor() as cursor:
-            cursor.execute(sql, None)
-            return cursor.fetchall()
 
     def pages(self, sql: str, values: Mapping[str, Any], page: int) -> Iterable[list[tuple[Any, ...]]]:
         with self.patient(), self._speaking(), self._connection.cursor(SSCursor) as cursor:

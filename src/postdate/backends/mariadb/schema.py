@@ -1,4 +1,4 @@
-"""A database of a MariaDB server, which takes the place of a schema: its set-up, its sagas and its outbox.
+"""A database of a MariaDB server, which takes the place of a schema: its names, its set-up, its sagas and its outbox.
 
 MariaDB commits after each statement. Source: ADR 0008.
 """
@@ -10,13 +10,50 @@ from datetime import timedelta
 from typing import Any, Final
 
 from postdate.backends.mariadb.connection import MariaDbServer
-from postdate.backends.mariadb.names import MariaDbNames, check_name, quoted
 from postdate.backends.mariadb.statements import MariaDbSqlDialect
 from postdate.backends.rowlocks.database import RowLockSchema, ServerSagaStore, TableMaking
-from postdate.backends.rowlocks.names import RowLockNames, mark_done, migrate, rights_needed
+from postdate.backends.rowlocks.names import RowLockNames, Spelling, check_not_ours, mark_done, migrate, rights_needed
 from postdate.backends.rowlocks.outbox import ServerOutbox
 from postdate.errors import ConfigurationError, StoreUnavailable
 from postdate.persistence.migrations import Step
+
+LONGEST_NAME: Final = 64
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def literal(text: str) -> str:
+    """Return a text literal that is safe whatever the server makes of backslashes."""
+    return f"CONVERT(X'{text.encode().hex()}' USING utf8mb4)" if "\\" in text else "'" + text.replace("'", "''") + "'"
+
+
+def check_name(name: str, what: str) -> str:
+    """Return ``name`` if MariaDB can have it.
+
+    Raises:
+        ConfigurationError: blank, over 64 characters, with a NUL, a space at its end, or a character outside the basic
+            plane (emoji and the like), or it could be mistaken for one of Postdate's own tables.
+    """
+    if not name.strip() or "\0" in name or name.endswith(" "):
+        raise ConfigurationError(f"{what} must not be blank, end in a space or have NUL characters: {name!r}")
+    if len(name) > LONGEST_NAME:
+        raise ConfigurationError(
+            f"{what} {name!r} has {len(name)} characters; MariaDB takes {LONGEST_NAME}: choose a shorter one "
+            f"(table=... for a store)"
+        )
+    beyond = [character for character in name if ord(character) > 0xFFFF or 0xD800 <= ord(character) < 0xE000]
+    if beyond:
+        raise ConfigurationError(f"{what} {name!r} has {beyond[0]!r}, which MariaDB does not take in names")
+    return check_not_ours(name, what)
+
+
+class MariaDbNames(RowLockNames):
+    """The names of one store; its schema is a database, and names of locks are server-wide."""
+
+    spelling = Spelling("postdate.backends.mariadb", quoted, literal, check_name)
+
 
 _WAIT_SECONDS: Final = 30
 _INSERT: Final = "INSERT IGNORE"

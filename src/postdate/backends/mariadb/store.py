@@ -13,8 +13,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from postdate.backends.mariadb.connection import MariaDbSession, literal
-from postdate.backends.mariadb.names import MariaDbNames
-from postdate.backends.mariadb.schema import MariaDbSchema
+from postdate.backends.mariadb.schema import MariaDbNames, MariaDbSchema
 from postdate.backends.mariadb.tables import MariaDbTables, old_snapshots
 from postdate.backends.rowlocks.names import RowLockNames
 from postdate.backends.rowlocks.parts import in_pieces
@@ -129,10 +128,10 @@ class MariaDbStore(LockingStore, ArchivableStore):
             new = [_row(record, store) for record in scheduled if record.message_id not in back]
             for rows in in_pieces(new, _STATEMENT_BYTES, _ROWS_AT_ONCE):
                 statement = _insert(names, "INSERT IGNORE") + b",".join(rows) + b" RETURNING message_id"
-                back.update(id_ for (id_,) in session.rows_of_bytes(statement))
+                back.update(id_ for (id_,) in session.rows(statement))
             old = (_row(record, store) for record in others if record.message_id in back)
             for rows in in_pieces(old, _STATEMENT_BYTES, _ROWS_AT_ONCE):
-                session.change_bytes(_insert(names, "INSERT") + b",".join(rows))
+                session.change(_insert(names, "INSERT") + b",".join(rows))
             return len(back)
 
         return self._pool.transaction_blocking(put_back)
@@ -144,7 +143,7 @@ def _lift_counter(session: MariaDbSession, names: RowLockNames, store: int, newe
     It never counts back, and this waits for no lock.
     """
     row = _row(newest._replace(kind=RecordKind.DELIVERED), store)
-    if session.change_bytes(_insert(names, "INSERT IGNORE") + row):
+    if session.change(_insert(names, "INSERT IGNORE") + row):
         session.change(f"DELETE FROM {names.of('record')} WHERE number = %(number)s", {"number": newest.number})
 
 

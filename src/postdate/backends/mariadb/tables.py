@@ -9,7 +9,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from postdate.backends.mariadb.connection import LockedTooLong, literal
-from postdate.backends.mariadb.names import MariaDbNames
+from postdate.backends.mariadb.schema import MariaDbNames
 from postdate.backends.mariadb.statements import MariaDbStatements
 from postdate.backends.rowlocks.parts import MessageRow, WaitingRow, in_pieces
 from postdate.backends.rowlocks.tables import RowLockTables
@@ -50,7 +50,7 @@ class MariaDbTables(RowLockTables):
         ]
         numbers, (before, behind) = dict[str, int](), self._records
         for part in in_pieces(records, _room(session)):
-            found = session.rows_of_bytes(before + b",".join(part) + behind)
+            found = session.rows(before + b",".join(part) + behind)
             numbers |= {message_id: number for number, message_id in found}
         return numbers
 
@@ -67,7 +67,7 @@ class MariaDbTables(RowLockTables):
                 )
         before, behind = self._messages
         for part in in_pieces(values, _room(session)):
-            session.change_bytes(before + b",".join(part) + behind)
+            session.change(before + b",".join(part) + behind)
 
     def _beginning(self, session: Any) -> int | None:
         """Find the first attempt by a plain read.

@@ -148,17 +148,8 @@ os.register_at_fork(after_in_child=_forked)
 class Access:
     """A database as one adapter uses it, until the adapter is closed.
 
-    Args:
-        database: shared with others, or an address, which is opened for this adapter alone.
-        schema: of its tables; ``None``: that of the database.
-        recording: how much it keeps for audits; ``None``: as the database says, or everything.
-        answers_within: a connection is given up after so long a silence of the server; above 0. ``None``: as the
-            database says, or 20 seconds.
-        holds_at_most: a process that shows no life for so long has its sessions ended by others; above 0. ``None``: as
-            the database says, or a minute.
-
-    Raises:
-        ConfigurationError: an argument is invalid, or contradicts the database.
+    ``database`` is shared with others, or an address, which is opened for this adapter alone; the other arguments are
+    those of :class:`postdate.PostgresStore`. Raises `ConfigurationError` if one is invalid or contradicts the database.
     """
 
     def __init__(

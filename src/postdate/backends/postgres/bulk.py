@@ -229,9 +229,8 @@ class PostgresRecordStream(RecordStreamStore):
         return self._database.run_blocking(self._next_number)
 
     def _next_number(self, connection: Connection) -> int:
-        row = connection.execute(sql(f"SELECT last_value + is_called::integer FROM {self._sequence}")).fetchone()
-        assert row is not None
-        return row[0]
+        found = connection.execute(sql(f"SELECT last_value + is_called::integer FROM {self._sequence}"))
+        return found.fetchall()[0][0]
 
     @override
     def safe_end(self) -> int:
@@ -352,9 +351,7 @@ class PostgresBulk(ArchivableStore):
             connection = self.database.connect()
             try:
                 connection.execute(BEGIN_SCAN)
-                row = connection.execute("SELECT pg_export_snapshot()").fetchone()
-                assert row is not None
-                yield row[0]
+                yield connection.execute("SELECT pg_export_snapshot()").fetchall()[0][0]
             finally:
                 connection.close()
 
@@ -364,11 +361,10 @@ class PostgresBulk(ArchivableStore):
         check_scanned(what)
         name = self.database.names.of(_TABLES.get(what, self._sql.table)).replace("%%", "%")
         with self.database.leased() as connection:
-            row = connection.execute(
+            ((pages,),) = connection.execute(
                 "SELECT (pg_relation_size(%s::regclass) / current_setting('block_size')::integer)::bigint", (name,)
-            ).fetchone()
-        assert row is not None
-        return shares(0, row[0], parts)
+            ).fetchall()
+        return shares(0, pages, parts)
 
     @override
     def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:

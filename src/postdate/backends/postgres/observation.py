@@ -211,9 +211,7 @@ class PostgresObserver(PostgresQueueObserver):
 
 async def server_facts(database: Access, table: str | None) -> ServerFacts:
     def ask(connection: Connection) -> ServerFacts:
-        row = connection.execute(_FACTS, (list(_SETTINGS),)).fetchone()
-        assert row is not None
-        version, now, in_recovery, settings = row
+        ((version, now, in_recovery, settings),) = connection.execute(_FACTS, (list(_SETTINGS),)).fetchall()
         there, newest = _schema_version(database, connection, table)
         settings = {**settings, "in_recovery": "on" if in_recovery else "off"}
         return ServerFacts("PostgreSQL", version, now.astimezone(UTC), there, newest, settings)
@@ -256,10 +254,8 @@ async def old_snapshots(database: Access) -> Sequence[OldSnapshot]:
 
 def server_now(connection: Connection) -> tuple[datetime, float]:
     """Return the server's time, and the monotonic seconds at which it was received."""
-    row = connection.execute("SELECT clock_timestamp()").fetchone()
-    heard_at = time.monotonic()
-    assert row is not None
-    return row[0].astimezone(UTC), heard_at
+    ((now,),) = connection.execute("SELECT clock_timestamp()").fetchall()
+    return now.astimezone(UTC), time.monotonic()
 
 
 def report_clock(database: Access, ahead: timedelta) -> None:

@@ -275,9 +275,7 @@ def number_for(connection: Connection, statements: QuarantineStatements, mended:
     """
     known = connection.execute(statements.number_of, mended).fetchone()
     if known is None:
-        row = connection.execute(statements.schedule, mended).fetchone()
-        assert row is not None
-        return row[0]
+        return connection.execute(statements.schedule, mended).fetchall()[0][0]
     number, last = known
     if last != RecordKind.FAILED:
         raise DuplicateMessage.of_set_aside(mended["id"])

@@ -354,13 +354,8 @@ class PostgresStore(SqlQuestions, MovingStore, PostgresBulk, DelegatedQuarantine
         values = {"now": now, "kind": int(OUTCOME_RECORDS[outcome]), "detail": detail or None}
 
         def remove(connection: Connection, numbers: Sequence[int], holder: int | None) -> int:
-            row = connection.execute(
-                self._sql.finish,
-                {**values, "numbers": array(numbers), "holder": holder, "store": self._store_id(connection)},
-                prepare=True,
-            ).fetchone()
-            assert row is not None
-            return row[0]
+            held = {"numbers": array(numbers), "holder": holder, "store": self._store_id(connection)}
+            return connection.execute(self._sql.finish, {**values, **held}, prepare=True).fetchall()[0][0]
 
         return self._claims.settle(claims, remove)
 
@@ -373,9 +368,7 @@ class PostgresStore(SqlQuestions, MovingStore, PostgresBulk, DelegatedQuarantine
             for holder, numbers in by_holder(held):
                 values = {"now": now, "kind": int(OUTCOME_RECORDS[outcome]), "detail": detail or None}
                 values |= {"numbers": array(numbers), "holder": holder, "store": self._store_id(connection)}
-                row = connection.execute(self._sql.finish, values).fetchone()
-                assert row is not None
-                removed += row[0]
+                removed += connection.execute(self._sql.finish, values).fetchall()[0][0]
             self._claims.finished_elsewhere(held)
             if removed < len(claims):
                 raise ClaimLost.of(*(claim.message.message_id for claim in claims))

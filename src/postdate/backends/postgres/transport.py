@@ -288,7 +288,7 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
 
 class PostgresReceiver(Receiver):
     def __init__(self, transport: PostgresTransport, queue: str) -> None:
-        self._transport, self._database, self._sql, self._queue = transport, transport.database, transport.sql, queue
+        self._transport, self._database, self._sql, self.queue = transport, transport.database, transport.sql, queue
         self._alarm: Alarm | None = None
         self._stop_listening: Callable[[], None] | None = None
         self._held: dict[object, Received] = {}
@@ -327,9 +327,9 @@ class PostgresReceiver(Receiver):
             return await in_thread(work)
 
     def _listen(self, alarm: Alarm) -> Callable[[], None]:
-        queue_id = self._database.run_blocking(lambda c: self._transport.queue_id(c, self._queue))
+        queue_id = self._database.run_blocking(lambda c: self._transport.queue_id(c, self.queue))
         listener = self._database.listener()
-        listener.introduce(receives=self._queue)
+        listener.introduce(receives=self.queue)
 
         def heard(topic: str, number: int, value: int) -> None:
             if topic == "lost":
@@ -341,26 +341,22 @@ class PostgresReceiver(Receiver):
 
         return listener.hear(heard)
 
-    @property
-    def queue(self) -> str:
-        return self._queue
-
     def held(self) -> list[int]:
         return [hold.number for hold in list(self._held) if isinstance(hold, _Hold)]
 
     def _claim(self, limit: int) -> list[Received] | None:
         """Return claimed messages, or ``None``: they had all expired or were unreadable, and more may follow."""
         holder = self._database.listener().holder()
-        with self._transport.claiming[self._queue]:
+        with self._transport.claiming[self.queue]:
             return self._certain(holder, lambda: self._claim_as(holder, limit))
 
     def _certain(self, holder: int, claim: Callable[[], T]) -> T:
         """Run ``claim``; after a failure, messages it may have claimed are freed before the next claim."""
         if self.in_doubt:
-            values = {"holder": holder, "numbers": array(self._transport.held_in(self._queue))}
+            values = {"holder": holder, "numbers": array(self._transport.held_in(self.queue))}
 
             def free(connection: Connection) -> None:
-                queue_id = self._transport.queue_id(connection, self._queue)
+                queue_id = self._transport.queue_id(connection, self.queue)
                 connection.execute(self._sql.free_others, {**values, "queue": queue_id})
 
             self._database.run_blocking(free)
@@ -386,7 +382,7 @@ class PostgresReceiver(Receiver):
         def claim(connection: Connection) -> tuple[list[Row], list[Unreadable]]:
             values = {
                 "holder": holder,
-                "queue": self._transport.queue_id(connection, self._queue),
+                "queue": self._transport.queue_id(connection, self.queue),
                 "limit": limit,
                 "low": self._low.value(),
             }
@@ -401,7 +397,7 @@ class PostgresReceiver(Receiver):
         """Quarantine unreadable claimed messages; if this process ends before, or lacks the rights, others do it."""
 
         def set_aside(connection: Connection) -> None:
-            queue_id = self._transport.queue_id(connection, self._queue)
+            queue_id = self._transport.queue_id(connection, self.queue)
             values = {**named(bad), "queue": queue_id, "holder": holder}
             self._transport.setting_aside.do(connection, self._transport.aside.from_queue, values, bad)
 
@@ -420,12 +416,12 @@ class PostgresReceiver(Receiver):
     async def take(self, message_id: str) -> Received | None:
         def take() -> Received | None:
             holder = self._database.listener().holder()
-            with self._transport.claiming[self._queue]:
+            with self._transport.claiming[self.queue]:
                 return self._certain(holder, lambda: take_as(holder))
 
         def take_as(holder: int) -> Received | None:
             def find(connection: Connection) -> tuple[list[Row], list[Unreadable]]:
-                queue_id = self._transport.queue_id(connection, self._queue)
+                queue_id = self._transport.queue_id(connection, self.queue)
                 values = {"holder": holder, "queue": queue_id, "id": message_id}
                 return read(connection.execute(self._sql.take, values, binary=True), _NUMBER_AT, self._decoded)
 
@@ -442,7 +438,7 @@ class PostgresReceiver(Receiver):
 
     def _decoded(self, row: Row) -> Row:
         has_ended, queue_id, number, *columns = row
-        return (has_ended, queue_id, number, *envelope_of(self._queue, *columns))
+        return (has_ended, queue_id, number, *envelope_of(self.queue, *columns))
 
     def _received(self, row: Row, holder: int) -> Received:
         _, queue_id, number, envelope, failures = row
@@ -487,7 +483,7 @@ class PostgresReceiver(Receiver):
         return int(end.record) if wanted and end.record is not None else None
 
     def _lost(self, received: Received) -> ClaimLost:
-        return ClaimLost.of(received.envelope.message_id, queue=self._queue)
+        return ClaimLost.of(received.envelope.message_id, queue=self.queue)
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
@@ -501,7 +497,7 @@ class PostgresReceiver(Receiver):
             connection.execute(
                 self._sql.give_back,
                 {
-                    "queue": self._transport.queue_id(connection, self._queue),
+                    "queue": self._transport.queue_id(connection, self.queue),
                     "numbers": [hold.number for hold in holds],
                     "holders": list({hold.holder for hold in holds}),
                     "failures": failures,

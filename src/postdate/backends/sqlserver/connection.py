@@ -20,8 +20,7 @@ from postdate.backends.rowlocks.connection import (
     check_options,
     connected,
 )
-from postdate.backends.rowlocks.errors import Meanings, meaning_of, told
-from postdate.backends.rowlocks.parts import Conflict
+from postdate.backends.rowlocks.parts import Conflict, Meanings, meaning_of, told
 from postdate.backends.sqlserver import BACKEND
 from postdate.backends.sqlserver.channel import DriverSocket, Refused, Routed
 from postdate.backends.sqlserver.login import OPTIONS, encryption_of

@@ -10,8 +10,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from postdate.backends.rowlocks.store import LockingStore
-from postdate.backends.sqlserver.names import SqlServerNames
-from postdate.backends.sqlserver.schema import SqlServerSchema
+from postdate.backends.sqlserver.schema import SqlServerNames, SqlServerSchema
 from postdate.backends.sqlserver.tables import SqlServerTables
 from postdate.ports import Recording
 

@@ -15,7 +15,7 @@ from typing_extensions import override
 from postdate.backends.rowlocks.database import HOLDS_AT_MOST
 from postdate.backends.rowlocks.parts import MessageRow, in_pieces
 from postdate.backends.rowlocks.tables import RowLockTables
-from postdate.backends.sqlserver.names import SqlServerNames
+from postdate.backends.sqlserver.schema import SqlServerNames
 from postdate.backends.sqlserver.statements import SqlServerStatements
 from postdate.errors import StoreNotWritable, StoreUnavailable
 from postdate.ports import Recording, Scan, ScanPart
@@ -53,13 +53,13 @@ class SqlServerTables(RowLockTables):
         keys.sort(key=lambda key: str(key["message_id"]))
         numbers = dict[str, int]()
         for part in _json_lists(keys):
-            found = session.rows(self._sql.insert_records, {**values, "rows": part})
+            found = session.rows(self.sql.insert_records, {**values, "rows": part})
             numbers |= {message_id: number for number, message_id in found}
         return numbers
 
     def _insert_messages(self, session: Any, numbered: Sequence[tuple[int, MessageRow]]) -> None:
         for part in _json_lists([_content(number, row) for number, row in numbered]):
-            session.change(self._sql.insert_messages, {"rows": part})
+            session.change(self.sql.insert_messages, {"rows": part})
 
     def _remove_recorded(self, session: Any, held: Mapping[str, Any], note: Mapping[str, Any]) -> int:
         return session.change(self._sqlserver.finish, {**held, **note})
@@ -72,7 +72,7 @@ class SqlServerTables(RowLockTables):
         return session.change(self._sqlserver.free_some, {**values, "numbers": self._listed(numbers)})
 
     def _put_aside(self, session: Any, values: Mapping[str, Any]) -> int:
-        ((number,),) = session.rows(self._sql.set_aside, values)
+        ((number,),) = session.rows(self.sql.set_aside, values)
         return number
 
     def _take_lock(self, session: Any, lock: str) -> None:
