@@ -104,8 +104,7 @@ class MariaDbTables(RowLockTables):
 
     def _put_aside(self, session: Any, values: Mapping[str, Any]) -> int:
         session.change(self._mariadb.set_aside, values)
-        ((number,),) = session.rows("SELECT LAST_INSERT_ID()")
-        return number
+        return session.rows("SELECT LAST_INSERT_ID()")[0][0]
 
     def _take_lock(self, session: Any, lock: str) -> None:
         session.rows("SELECT GET_LOCK(%(name)s, 0)", {"name": lock})

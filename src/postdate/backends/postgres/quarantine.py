@@ -220,8 +220,7 @@ class PostgresQuarantine(Quarantine):
     async def quarantined_count(self) -> int:
         def count(connection: Connection) -> int:
             query = f"SELECT count(*) FROM {self._sql.quarantine} AS t WHERE {self._place(connection)}"
-            ((found,),) = connection.execute(sql(query), ()).fetchall()
-            return found
+            return connection.execute(sql(query), ()).fetchall()[0][0]
 
         with self._errors():
             return await self._database.run(count)

@@ -410,17 +410,12 @@ def _send_and_work(tx: Transaction, rows: Sequence[_Row], work: Sequence[Work]) 
 def _record_of(tx: Transaction, received: Received, at: datetime, end: End) -> tuple[object, ...] | None:
     """Return the record of how a message ended, if there is one.
 
-    Of a message that was not delayed only its discarding is recorded: no audit asks for more.
+    Of a message that was not delayed only its discarding is recorded, which nothing else says: no audit asks for more.
     """
     due = received.envelope.due
-    if end.record is None or not _is_recorded(tx.recording, end.record, delayed=due is not None):
+    is_wanted = end.record is RecordKind.DISCARDED or (due is not None and tx.recording is Recording.ALL)
+    if end.record is None or not is_wanted:
         return None
     message_id, queue = received.envelope.message_id, received.envelope.destination
     due_at = None if due is None else to_microseconds(due)
     return int(end.record), message_id, to_microseconds(at), due_at, queue, end.detail or None
-
-
-def _is_recorded(recording: Recording, kind: RecordKind, *, delayed: bool) -> bool:
-    if kind is RecordKind.DISCARDED:  # nobody has seen it, and nothing else says so
-        return True
-    return delayed and recording is Recording.ALL

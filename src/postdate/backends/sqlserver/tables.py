@@ -72,8 +72,7 @@ class SqlServerTables(RowLockTables):
         return session.change(self._sqlserver.free_some, {**values, "numbers": self._listed(numbers)})
 
     def _put_aside(self, session: Any, values: Mapping[str, Any]) -> int:
-        ((number,),) = session.rows(self.sql.set_aside, values)
-        return number
+        return session.rows(self.sql.set_aside, values)[0][0]
 
     def _take_lock(self, session: Any, lock: str) -> None:
         ((granted,),) = session.rows(self._sqlserver.take_lock, {"name": lock})
