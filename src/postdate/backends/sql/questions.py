@@ -1,4 +1,4 @@
-"""An operator's questions to a store in SQL tables and its records; what a repair changes. Source: row 119; ADR 0030."""
+"""An operator's questions to a store in SQL tables and its records; what a repair changes. Source: row 119, ADR 30."""
 
 from __future__ import annotations
 
