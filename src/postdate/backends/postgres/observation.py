@@ -138,15 +138,11 @@ class PostgresObserver(PostgresQueueObserver):
 
     def __init__(self, database: Access, table: Callable[[], str]) -> None:
         super().__init__(database)
-        self._table_of = table
-
-    @property
-    def _table(self) -> str:
-        return self._table_of()
+        self._table = table
 
     @property
     def _pending(self) -> str:
-        return self._database.names.of(self._table)
+        return self._database.names.of(self._table())
 
     @property
     def _standing(self) -> str:
@@ -165,7 +161,7 @@ class PostgresObserver(PostgresQueueObserver):
     async def standing(self, message_id: str) -> Standing | None:
         record = f"SELECT number FROM {self._database.names.of('record')} WHERE kind = 1 AND message_id = %(id)s"
         one = f"{self._standing} WHERE p.number = ({record} AND {self._ours})"
-        found = await self._readable(one, {"id": message_id, "table": self._table}, _standing)
+        found = await self._readable(one, {"id": message_id, "table": self._table()}, _standing)
         return found[0] if found else None
 
     @override
@@ -180,7 +176,7 @@ class PostgresObserver(PostgresQueueObserver):
         pages = "(pg_relation_size(%(record)s::regclass) / current_setting('block_size')::bigint)"
         first = f"('(' || greatest({pages} - {_LATEST_PAGES}, 0) || ',0)')::tid"
         latest = f"SELECT max(at) FROM {record} WHERE ctid >= {first} AND kind = 2 AND {self._ours}"
-        ((at,),) = await self._rows(latest, {"record": record.replace("%%", "%"), "table": self._table})
+        ((at,),) = await self._rows(latest, {"record": record.replace("%%", "%"), "table": self._table()})
         return None if at is None else at.astimezone(UTC)
 
     @override

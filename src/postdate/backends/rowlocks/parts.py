@@ -25,7 +25,7 @@ from postdate.errors import (
     StoreReadOnly,
     StoreTroubled,
 )
-from postdate.messages import DelayedMessage, check_reschedule, decode_headers, encoded_deliver_at, stored_headers
+from postdate.messages import DelayedMessage, decode_headers, encoded_deliver_at, stored_headers
 from postdate.ports import ScanFilter
 
 P = TypeVar("P", bytes, str)
@@ -68,10 +68,6 @@ class WaitingRow(NamedTuple):
     attempt_at: int | None
     expires_at: int | None
     holder: int | None
-
-    def check_reschedule(self, message_id: str, due: datetime) -> None:
-        """Raise `InvalidMessage` if the message would be due after its expiry."""
-        check_reschedule(message_id, due, None if self.expires_at is None else nearest_instant(self.expires_at))
 
 
 def headers_retimed(old: int, new: int) -> dict[str, str]:

@@ -35,7 +35,7 @@ from postdate.errors import (
     StoreUnreachable,
     UnsupportedTransactionMode,
 )
-from postdate.messages import DelayedMessage
+from postdate.messages import DelayedMessage, check_reschedule
 from postdate.ports import (
     OUTCOME_RECORDS,
     Claim,
@@ -393,7 +393,7 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
             found = self._tables.lock(session, message_id)
             if found is None or found.holder is not None:
                 return False
-            found.check_reschedule(message_id, due)
+            check_reschedule(message_id, due, self._dialect.instant(found.expires_at))
             self._tables.reschedule(session, found, new_due, at)
             return True
 
