@@ -49,7 +49,7 @@ BACKEND: Final = Backend(
     timeouts=Adapter("postdate.backends.sqlite.timeouts:SqliteTimeouts", PrefixedTables, from_store=_FILE),
     records=Adapter("postdate.backends.sqlite.bulk:SqliteRecordStream", from_store=_FILE),
     timeouts_source=Adapter("postdate.backends.sqlite.timeouts_source:SqliteDialect"),
-    library=Adapter("postdate.backends.sqlite.setup:library_facts"),
+    library=Adapter("postdate.backends.sqlite.connection:library_facts"),
     file_facts=Adapter("postdate.backends.sqlite.observation:look_at"),
     scripts=Adapter("postdate.backends.sqlite.database:scripts"),
     benchmark=Adapter("postdate.backends.sqlite.benchmark:SqliteTarget"),

@@ -1,9 +1,11 @@
-"""Opening the file: which file is at its path, its settings, its schema, fair turns at writing, and its errors.
+"""Opening the file: which file is at its path, its settings, its migrations, fair turns at writing, and its errors.
 
 After a file is replaced (a restored backup, ``mv``), SQLite would take the old log for the log of the new file, which
 it overwrites or damages. So a note beside the file says to which file the log belongs, and no file is opened beside the
 log of another. A file is identified by its inode number, which nothing else has while a process has the file open.
 Source: ADR 0003.
+
+Numbered migrations are of store and queues, of sagas, and of outboxes; one table marks those applied.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -21,7 +23,6 @@ from urllib.parse import quote
 from filelock import FileLock, Timeout
 
 from postdate.backends.sqlite.processes import presence_folder
-from postdate.backends.sqlite.setup import bring_up_to_date, newest_version, steps, version_of
 from postdate.errors import (
     NotADatabase,
     PostdateError,
@@ -33,7 +34,10 @@ from postdate.errors import (
     StoreTroubled,
     StoreUnreachable,
 )
-from postdate.persistence.migrations import from_newer
+from postdate.persistence.migrations import Step, from_newer, migrations, run
+from postdate.ports.backends import LibraryFacts
+
+# --- errors of SQLite as those of Postdate -------------------------------------------------------------------------
 
 _PRIMARY_CODE = 0xFF
 _ABOUT_WHAT_WAS_ASKED = frozenset(
@@ -94,6 +98,8 @@ def translated(path: Path) -> Generator[None]:
     except sqlite3.Error as error:
         raise translate(error, path) from error
 
+
+# --- which file is at a path, and whose log is beside it -----------------------------------------------------------
 
 Identity = tuple[int, int]
 """Device and inode number of a file."""
@@ -198,6 +204,8 @@ def _noted(path: Path) -> tuple[Identity, Identity] | None:
 def _note_path(path: Path) -> Path:
     return presence_folder(path) / _NAME
 
+
+# --- opening -------------------------------------------------------------------------------------------------------
 
 LOCK_PATIENCE_SECONDS = 15.0
 """How long a writer waits for its turn before it raises `StoreUnreachable`."""
@@ -337,3 +345,83 @@ def schema_version(connection: sqlite3.Connection, path: Path) -> int:
     if version > newest_version():
         raise from_newer(str(path), version, newest_version())
     return version
+
+
+# --- migrations ----------------------------------------------------------------------------------------------------
+
+_MARKING: Final = (
+    "CREATE TABLE IF NOT EXISTS postdate_migration (version INTEGER NOT NULL, name TEXT NOT NULL, "
+    "subject TEXT NOT NULL DEFAULT '', PRIMARY KEY (subject, version))"
+)
+_MARKS: Final = "SELECT sql FROM sqlite_master WHERE type = 'table' AND name = "
+_SUBJECTS: Final = {"database": "", "sagas": "saga", "outbox": "outbox"}
+_MARKED_APART: Final = {"saga": "saga_migration", "outbox": "postdate_outbox_migration"}
+"""Tables of marks of earlier versions, which may run beside this one and still use them."""
+
+
+def bring_up_to_date(execute: Callable[..., sqlite3.Cursor], wanted: Sequence[Step], where: str) -> None:
+    """Apply the missing migrations in the open transaction, with its ``execute``. Raises `StoreFromNewerVersion`."""
+    _gather_marks(execute)
+    done = execute("SELECT subject, version FROM postdate_migration").fetchall()
+    run(wanted, done, where, execute, mark_done)
+
+
+def _gather_marks(execute: Callable[..., sqlite3.Cursor]) -> None:
+    """Make the table of marks and copy those of earlier versions, whose tables stay for older processes."""
+    found = execute(f"{_MARKS}'postdate_migration'").fetchone()
+    if found is not None and "subject" not in found[0]:
+        execute("ALTER TABLE postdate_migration RENAME TO postdate_migration_before")
+        execute(_MARKING)
+        execute("INSERT INTO postdate_migration (version, name) SELECT version, name FROM postdate_migration_before")
+        execute("DROP TABLE postdate_migration_before")
+    execute(_MARKING)
+    for subject, table in _MARKED_APART.items():
+        if execute(f"{_MARKS}'{table}'").fetchone() is not None:
+            execute(f"INSERT OR IGNORE INTO postdate_migration SELECT version, name, '{subject}' FROM {table}")
+
+
+def version_of(execute: Callable[[str], sqlite3.Cursor]) -> int:
+    """Return the version of the tables of store and queues; 0: there are none."""
+    found = execute(f"{_MARKS}'postdate_migration'").fetchone()
+    if found is None:
+        return 0
+    of_these = "WHERE subject = ''" if "subject" in found[0] else ""  # else an earlier version has made it
+    return execute(f"SELECT coalesce(max(version), 0) FROM postdate_migration {of_these}").fetchone()[0]
+
+
+def steps(part: str) -> tuple[Step, ...]:
+    """Return the migrations of a part of a file: ``database``, ``sagas`` or ``outbox``."""
+    found, subject = migrations("postdate.backends.sqlite", part), _SUBJECTS[part]
+    return tuple(Step(subject, each.version, each.name, tuple(statements_of(each.sql))) for each in found)
+
+
+def newest_version() -> int:
+    return migrations("postdate.backends.sqlite")[-1].version
+
+
+def library_facts() -> LibraryFacts:
+    return LibraryFacts("sqlite", sqlite3.sqlite_version_info, newest_version())
+
+
+def mark_done(step: Step) -> str:
+    return f"INSERT INTO postdate_migration VALUES ({step.version}, '{step.name}', '{step.subject}')"
+
+
+def setup_script(part: str) -> str:
+    parts = [f"{_MARKING};"]
+    for step in steps(part):
+        sql = "".join(step.statements).strip()
+        parts.append(f"-- {step.version:04d} {step.name}\n{sql}\n{mark_done(step)};")
+    return "\n\n".join(parts) + "\n"
+
+
+def statements_of(script: str) -> list[str]:
+    """Split a script into statements: as a whole it cannot run in a transaction."""
+    statements: list[str] = []
+    pending = ""
+    for line in script.splitlines(keepends=True):
+        pending += line
+        if sqlite3.complete_statement(pending):
+            statements.append(pending)
+            pending = ""
+    return statements

@@ -120,6 +120,8 @@ def _keep(tx: Transaction, dead: Sequence[_Message]) -> None:
     tx.signal(queue_topic(DEAD_LETTERS))
 
 
+# --- room on the disk ----------------------------------------------------------------------------------------------
+
 ROUNDS_AT_REST: Final = 10
 """Looks, one a second, in all of which the pages must have been free."""
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from postdate.backends.sql.questions import header_text
-from postdate.backends.sqlite.connection import check_schema, connect, translated
+from postdate.backends.sqlite.connection import check_schema, connect, newest_version, translated
 from postdate.backends.sqlite.file import SqliteFile
 from postdate.backends.sqlite.processes import is_gone, presence_folder
 from postdate.backends.sqlite.quarantine import looked_at
@@ -28,7 +28,6 @@ from postdate.backends.sqlite.rows import (
     queue_topic,
     time_of,
 )
-from postdate.backends.sqlite.setup import newest_version
 from postdate.clock import from_microseconds
 from postdate.errors import QueueNotFound
 from postdate.ports import FileFacts, Observer, Process, Queued, Standing

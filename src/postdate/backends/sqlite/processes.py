@@ -33,6 +33,8 @@ from filelock import FileLock, Timeout
 from postdate.errors import StoreNotWritable
 from postdate.ports import Wake
 
+# --- who lives -----------------------------------------------------------------------------------------------------
+
 HELD_AT_MOST: Final = timedelta(seconds=60)
 """Default of ``holds_at_most``."""
 
@@ -169,6 +171,9 @@ def _sign_path(folder: Path, claimant: int) -> Path:
     return folder / f"{claimant}.alive"
 
 
+# --- names held by a locked file -----------------------------------------------------------------------------------
+
+
 class LockedFile:
     """A locked file; the system unlocks it when the process ends."""
 
@@ -202,6 +207,8 @@ def try_to_hold(folder: Path, name: str) -> LockedFile | None:
         ) from error
     return LockedFile(lock, path)
 
+
+# --- wake-ups ------------------------------------------------------------------------------------------------------
 
 _LOOPBACK = "127.0.0.1"
 _LONGEST_TOPIC_BYTES = 2048

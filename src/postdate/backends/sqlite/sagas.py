@@ -7,9 +7,9 @@ from pathlib import Path
 from typing_extensions import override
 
 from postdate.backends.sql.sagas import SqlSagaStore
+from postdate.backends.sqlite.connection import bring_up_to_date, steps
 from postdate.backends.sqlite.file import OnFile, SqliteFile
 from postdate.backends.sqlite.rows import SqliteSqlDialect
-from postdate.backends.sqlite.setup import bring_up_to_date, steps
 from postdate.ports import Recording
 
 
