@@ -7,11 +7,11 @@ from tests.mariadb_subjects import MariaDbStoreSubject
 from tests.sqlserver_subjects import SqlServerStoreSubject, sqlserver_subjects
 
 from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession
-from postdate.backends.mariadb.names import MariaDbNames
+from postdate.backends.mariadb.schema import MariaDbNames
 from postdate.backends.mariadb.store import MariaDbStore
-from postdate.backends.rowlocks import LockingStore
+from postdate.backends.rowlocks.store import LockingStore
 from postdate.backends.sqlserver.connection import SqlServerInstance, SqlServerSession
-from postdate.backends.sqlserver.names import SqlServerNames, literal
+from postdate.backends.sqlserver.schema import SqlServerNames, literal
 from postdate.backends.sqlserver.store import SqlServerStore
 
 TABLE = "sales.`timeouts`"

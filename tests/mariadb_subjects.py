@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 
 from postdate.backends.mariadb.connection import MariaDbServer
-from postdate.backends.mariadb.names import MariaDbNames, quoted
+from postdate.backends.mariadb.schema import MariaDbNames, quoted
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.ports import DelayedMessageStore
 from postdate.testing import Damage, StoreSubject

@@ -8,7 +8,7 @@ from tests.mariadb_subjects import DAMAGES
 
 from postdate.backends.sqlserver import BACKEND
 from postdate.backends.sqlserver.connection import SqlServerInstance
-from postdate.backends.sqlserver.names import SqlServerNames, literal, quoted
+from postdate.backends.sqlserver.schema import SqlServerNames, literal, quoted
 from postdate.backends.sqlserver.store import SqlServerStore
 from postdate.ports import DelayedMessageStore
 from postdate.testing import Damage, StoreSubject

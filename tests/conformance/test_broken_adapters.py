@@ -176,7 +176,7 @@ class ReleasesWhatItDoesNotHold(MemoryStore):
 class KeepsWhatItCannotRead(SqliteStore):
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
         with mock.patch(
-            "postdate.backends.sqlite.setting_aside.decoded", lambda rows, decode: ([decode(row) for row in rows], {})
+            "postdate.backends.sqlite.rows.decoded", lambda rows, decode: ([decode(row) for row in rows], {})
         ):
             return await super().claim_due(now, limit)
 
@@ -697,7 +697,7 @@ class StopsAtWhatItCannotReadReceiver(LocalReceiver):
         def decoded(rows, decode):
             return [decode(row) for row in rows], {}
 
-        with mock.patch("postdate.backends.sqlite.setting_aside.decoded", decoded):
+        with mock.patch("postdate.backends.sqlite.rows.decoded", decoded):
             return await super().receive(limit)
 
 

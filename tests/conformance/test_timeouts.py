@@ -29,10 +29,10 @@ from postdate import (
     SqlServerTimeouts,
 )
 from postdate.backends.mariadb.connection import MariaDbServer
-from postdate.backends.mariadb.names import quoted
+from postdate.backends.mariadb.schema import quoted
 from postdate.backends.sqlite.connection import connect
 from postdate.backends.sqlserver.connection import SqlServerInstance
-from postdate.backends.sqlserver.names import SqlServerNames
+from postdate.backends.sqlserver.schema import SqlServerNames
 from postdate.backends.sqlserver.timeouts import as_stored
 from postdate.persistence.timeouts import table_name
 from postdate.ports import timeouts as ports

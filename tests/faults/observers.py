@@ -20,7 +20,7 @@ from pika.exceptions import AMQPError
 from tests.faults.ledger import Arrival
 
 from postdate import SystemClock
-from postdate.backends.sqlite.identity import is_leftover
+from postdate.backends.sqlite.connection import is_leftover
 
 _ENDS_WITHIN_SECONDS = 60.0
 _AMQP_ANSWERS_WITHIN_SECONDS = 5

@@ -14,7 +14,7 @@ from tests.azure_store_subjects import drop_table, fresh_table
 from tests.redis_subjects import Prefix
 
 from postdate.backends.mariadb.connection import MariaDbServer
-from postdate.backends.mariadb.names import quoted
+from postdate.backends.mariadb.schema import quoted
 from postdate.clock import SystemClock
 from postdate.messages import DelayedMessage
 from postdate.pipeline.migrate import StoreMove

@@ -13,7 +13,7 @@ from tests.postgres_subjects import PostgresStoreSubject
 from tests.redis_subjects import RedisStoreSubject
 
 from postdate.backends.mariadb.connection import MariaDbServer
-from postdate.backends.mariadb.names import MariaDbNames
+from postdate.backends.mariadb.schema import MariaDbNames
 from postdate.testing import StoreSubject
 
 WITH_ROWS = ["SqliteStore", "PostgresStore", "MariaDbStore", "RedisStore", "AzureTableStore"]

@@ -12,7 +12,7 @@ from tests.waiting import until
 
 from postdate import DelayedMessage, Envelope, LocalTransport, SqliteStore
 from postdate.backends.sqlite.file import _forget
-from postdate.backends.sqlite.liveness import Sign, Silence
+from postdate.backends.sqlite.processes import Sign, Silence
 from postdate.errors import ConfigurationError
 from postdate.ports import Outcome
 
@@ -79,7 +79,7 @@ async def test_what_a_frozen_process_holds_is_taken_over_and_what_it_does_on_wak
 
 async def test_a_process_shows_life_while_it_holds_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("postdate.backends.sqlite.file._HOUSEKEEPING_SECONDS", 0.1)
-    monkeypatch.setattr("postdate.backends.sqlite.liveness._SIGNS_IN_A_BOUND", 600)
+    monkeypatch.setattr("postdate.backends.sqlite.processes._SIGNS_IN_A_BOUND", 600)
     store = SqliteStore(tmp_path / "a.db")
     await store.store_many([DelayedMessage(f"m-{n}", NOW, "done") for n in range(3)], NOW)
     claims = await store.claim_due(LATER, 10)

@@ -20,8 +20,13 @@ from tests.conftest import as_another_process
 from tests.waiting import patience, until
 
 from postdate import DelayedMessage, Envelope, LocalTransport, SqliteStore
-from postdate.backends.sqlite.expiring import BATCH, DEAD_LETTER_HEADER, DEAD_LETTERS, take_out_expired
-from postdate.backends.sqlite.space import ROUNDS_AT_REST
+from postdate.backends.sqlite.housekeeping import (
+    BATCH,
+    DEAD_LETTER_HEADER,
+    DEAD_LETTERS,
+    ROUNDS_AT_REST,
+    take_out_expired,
+)
 from postdate.errors import ConfigurationError, TimeToBeReceivedInTransaction
 from postdate.messages import Headers
 from postdate.persistence.migrations import migrations

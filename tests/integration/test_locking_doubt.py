@@ -12,7 +12,7 @@ from tests.locking_places import TABLE, LockingPlace
 from tests.waiting import claimed, until
 
 from postdate import DelayedMessage
-from postdate.backends.rowlocks import LockingStore
+from postdate.backends.rowlocks.store import LockingStore
 from postdate.errors import DuplicateMessage, StoreUnavailable, StoreUnreachable
 from postdate.ports import Claim, Outcome
 

@@ -22,7 +22,7 @@ from tests.waiting import freeze_processes, until
 
 from postdate import DelayedMessage
 from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession
-from postdate.backends.mariadb.names import MariaDbNames
+from postdate.backends.mariadb.schema import MariaDbNames
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.clock import SystemClock
 from postdate.errors import ConfigurationError, StoreUnavailable, StoreUnreachable

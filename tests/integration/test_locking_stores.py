@@ -18,7 +18,7 @@ from tests.locking_places import TABLE, LockingPlace
 from tests.waiting import claimed, until
 
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, MemoryTransport, TransactionMode
-from postdate.backends.rowlocks import LockingStore
+from postdate.backends.rowlocks.store import LockingStore
 from postdate.clock import SystemClock
 from postdate.errors import (
     ConfigurationError,

@@ -12,13 +12,12 @@ from tests.servers import MariaDB
 from tests.waiting import until
 
 from postdate import DelayedMessage
-from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession
-from postdate.backends.mariadb.errors import translate, translated
-from postdate.backends.mariadb.names import MariaDbNames, quoted
+from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession, translate, translated
+from postdate.backends.mariadb.schema import MariaDbNames, quoted
 from postdate.backends.mariadb.statements import MariaDbStatements
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.backends.mariadb.tables import old_snapshots
-from postdate.backends.rowlocks import Conflict
+from postdate.backends.rowlocks.parts import Conflict
 from postdate.backends.rowlocks.statements import EARLIEST
 from postdate.errors import (
     ConfigurationError,

@@ -11,7 +11,7 @@ from tests.waiting import claimed, until
 
 from postdate import DelayedMessage, Endpoint, HandlerContext, MariaDb, MemoryTransport, Saga, SqlServer, started_by
 from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession
-from postdate.backends.mariadb.names import quoted
+from postdate.backends.mariadb.schema import quoted
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.backends.mariadb.timeouts import MariaDbTimeouts
 from postdate.backends.sqlserver.store import SqlServerStore

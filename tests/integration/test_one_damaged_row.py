@@ -28,7 +28,7 @@ from postdate import (
     started_by,
 )
 from postdate.backends.mariadb.connection import MariaDbServer
-from postdate.backends.mariadb.names import MariaDbNames, quoted
+from postdate.backends.mariadb.schema import MariaDbNames, quoted
 from postdate.ports import ClaimingStore
 
 pytestmark = pytest.mark.anyio

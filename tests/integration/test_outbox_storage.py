@@ -21,7 +21,7 @@ from postdate import DelayedMessage, Envelope, PostgresOutbox, SqliteOutbox
 from postdate.backends.mariadb.connection import MariaDbServer
 from postdate.backends.mariadb.schema import MariaDbOutbox
 from postdate.backends.rowlocks.outbox import Result, ThreadedConnection
-from postdate.backends.sql.operations import decode_operations, encode_operations
+from postdate.backends.sql.outbox import decode_operations, encode_operations
 from postdate.core.recoverability import is_outage
 from postdate.errors import (
     MessageTooLarge,

@@ -17,7 +17,7 @@ from tests.waiting import until
 
 from postdate import DelayedMessage, TransactionMode
 from postdate.backends.postgres import columnar
-from postdate.backends.postgres.scanning import scan_query
+from postdate.backends.postgres.bulk import scan_query
 from postdate.backends.postgres.store import PostgresStore
 from postdate.errors import StoreNotSetUp, StoreUnavailable
 from postdate.ports import Scan, ScanFilter, ScanPart

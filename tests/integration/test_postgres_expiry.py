@@ -17,8 +17,8 @@ from tests.integration.postgres_place import CONTENT, MILLISECOND, SECOND, TABLE
 from tests.waiting import received, until
 
 from postdate import DelayedMessage, Endpoint, Envelope, HandlerContext, Headers, Recording, TransactionMode
+from postdate.backends.postgres.bulk import PostgresRecordStream
 from postdate.backends.postgres.expiring import EXPIRED_IN_QUEUE, REAPED_AT_ONCE
-from postdate.backends.postgres.record_stream import PostgresRecordStream
 from postdate.backends.postgres.transport import PostgresTransport
 from postdate.ports import HANDLED, End, Received, RecordKind, Scan
 

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from tests.postgres_subjects import drop_schema, fresh_schema
 
-from postdate.backends.postgres.record_stream import PostgresRecordStream
+from postdate.backends.postgres.bulk import PostgresRecordStream
 from postdate.backends.postgres.store import PostgresStore
 from postdate.backends.sqlite.store import SqliteStore
 from postdate.errors import NotSupported, StoreNotSetUp

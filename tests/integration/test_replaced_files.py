@@ -16,7 +16,7 @@ from tests.conftest import as_another_process
 from tests.waiting import patience
 
 from postdate import DelayedMessage, Envelope, LocalTransport, SqliteStore
-from postdate.backends.sqlite.wakeup import Wakeups
+from postdate.backends.sqlite.processes import Wakeups
 from postdate.errors import NotADatabase, PostdateError, StoreReplaced, StoreUnreachable
 from postdate.ports import MessageFilter, Outcome
 from postdate.runtime.wakeup import Alarm

@@ -15,13 +15,12 @@ from tests.conftest import STORE_SUBJECTS
 from tests.sqlserver_subjects import VARIABLE
 
 from postdate import SqlServer, TransactionMode
-from postdate.backends.rowlocks import Conflict, MessageRow
-from postdate.backends.rowlocks.setup import part_steps, steps_of
-from postdate.backends.sqlserver import setup
+from postdate.backends.rowlocks.names import part_steps, steps_of
+from postdate.backends.rowlocks.parts import Conflict, MessageRow
+from postdate.backends.sqlserver import schema
 from postdate.backends.sqlserver.channel import DriverSocket
-from postdate.backends.sqlserver.connection import SqlServerSession
-from postdate.backends.sqlserver.errors import translate, translated
-from postdate.backends.sqlserver.names import SqlServerNames, check_name
+from postdate.backends.sqlserver.connection import SqlServerSession, translate, translated
+from postdate.backends.sqlserver.schema import SqlServerNames, check_name
 from postdate.backends.sqlserver.statements import SqlServerStatements
 from postdate.backends.sqlserver.store import SqlServerStore
 from postdate.backends.sqlserver.tables import SqlServerTables, _content, _json_lists
@@ -70,7 +69,7 @@ def _statements(names: SqlServerNames) -> Iterator[str]:
         given = {"message_ids": ("m",), "destinations": ("d",), "due_from": 1, "due_to": 2}
         yield sql.scanned(Scan(what, ("message_id", "due")), given)
         yield sql.scanned(Scan(what, ()), {"destinations": ()})
-    yield setup.TAKE_TURN
+    yield schema.TAKE_TURN
     database = SqlServer("mssql://nobody@nowhere/shop", schema=names.schema)
     sagas, outbox = database.sagas, database.outbox
     yield from (sagas._find, sagas._load, sagas._create, *sagas._change.values())
@@ -113,12 +112,12 @@ def test_every_statement_parses_whatever_the_names(names: SqlServerNames, null: 
 @pytest.mark.parametrize("names", NAMES, ids=["plain", "hostile", "comment"])
 def test_the_set_up_parses_whatever_the_names(names: SqlServerNames) -> None:
     wanted = [*steps_of(names), *part_steps(names, "sagas"), *part_steps(names, "outbox")]
-    statements = [*setup.foundation(names), *(sql for step in wanted for sql in step.statements)]
+    statements = [*schema.foundation(names), *(sql for step in wanted for sql in step.statements)]
     for statement in statements:
         parsed = _parsed(statement)
         assert len(parsed) == 1, statement
         assert not isinstance(parsed[0], expressions.Drop), statement
-    whole = setup.setup_statements(names, wanted)
+    whole = schema.setup_statements(names, wanted)
     assert all(statement.strip() in whole for statement in statements)
 
 
@@ -166,7 +165,7 @@ def test_bulk_writers_lock_ids_in_one_order() -> None:
 
 def test_the_administrators_script_sets_what_filtered_indexes_need() -> None:
     """sqlcmd has QUOTED_IDENTIFIER off unless it is told, and the server refuses filtered indexes then (1934)."""
-    assert setup.setup_statements(NAMES[0], steps_of(NAMES[0])).startswith("SET QUOTED_IDENTIFIER, ANSI_NULLS,")
+    assert schema.setup_statements(NAMES[0], steps_of(NAMES[0])).startswith("SET QUOTED_IDENTIFIER, ANSI_NULLS,")
 
 
 def test_who_leases_keeps_its_number_until_the_transaction_ends() -> None:

@@ -20,10 +20,10 @@ from tests.tds_server import (
     routed,
 )
 
-from postdate.backends.rowlocks import Conflict
+from postdate.backends.rowlocks.parts import Conflict
 from postdate.backends.sqlserver.connection import SqlServerInstance, SqlServerSession
 from postdate.backends.sqlserver.login import login_answer
-from postdate.backends.sqlserver.names import SqlServerNames
+from postdate.backends.sqlserver.schema import SqlServerNames
 from postdate.backends.sqlserver.tables import SqlServerTables
 from postdate.bench.limits import insert_limit
 from postdate.bench.targets import BenchmarkOptions, opened

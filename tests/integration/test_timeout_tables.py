@@ -26,7 +26,7 @@ from postdate import (
     SqlServerTimeouts,
 )
 from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession
-from postdate.backends.mariadb.names import quoted
+from postdate.backends.mariadb.schema import quoted
 from postdate.backends.sqlite.connection import connect
 from postdate.errors import (
     ConfigurationError,

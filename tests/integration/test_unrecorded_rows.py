@@ -14,7 +14,7 @@ from tests.redis_subjects import RedisStoreSubject
 
 from postdate.backends.azure.table_names import records_table
 from postdate.backends.mariadb.connection import MariaDbServer
-from postdate.backends.mariadb.names import MariaDbNames
+from postdate.backends.mariadb.schema import MariaDbNames
 from postdate.errors import DuplicateMessage
 from postdate.ports import Outcome, RecordKind
 from postdate.testing import Damage, StoreSubject

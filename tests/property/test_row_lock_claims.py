@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postdate.backends.rowlocks import Pool
 from postdate.backends.rowlocks.claims import Claims
+from postdate.backends.rowlocks.pool import Pool
 from postdate.errors import StoreUnreachable
 from postdate.messages import DelayedMessage
 from postdate.ports import Claim

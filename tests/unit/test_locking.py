@@ -7,10 +7,10 @@ from typing import cast
 
 import pytest
 
-from postdate.backends.rowlocks import Conflict, Pool
 from postdate.backends.rowlocks.claims import Claims
 from postdate.backends.rowlocks.liveness import Liveness
-from postdate.backends.rowlocks.pool import Connections
+from postdate.backends.rowlocks.parts import Conflict
+from postdate.backends.rowlocks.pool import Connections, Pool
 from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.errors import (
     InvalidMessage,

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from postdate import Envelope, MemoryTransport
-from postdate.backends.sqlite.space import ROUNDS_AT_REST, RoomToGiveBack
+from postdate.backends.sqlite.housekeeping import ROUNDS_AT_REST, RoomToGiveBack
 from postdate.ports import End
 from postdate.ports.expiry import ExpiryRules, end_in_queue
 from postdate.testing import VirtualClock

@@ -4,7 +4,7 @@ import pytest
 
 from postdate.backends.postgres.names import part_steps
 from postdate.backends.postgres.names import steps as postgres_steps
-from postdate.backends.rowlocks.setup import steps
+from postdate.backends.rowlocks.names import steps
 from postdate.errors import StoreFromNewerVersion
 from postdate.persistence.migrations import Step, missing, run, standing
 

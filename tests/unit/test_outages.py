@@ -643,7 +643,7 @@ async def test_no_connection_is_unreachable_for_store_and_queues_alike() -> None
 
 
 def test_of_sql_server_what_no_server_said_is_unreachable_and_what_one_said_is_not() -> None:
-    from postdate.backends.sqlserver.errors import translate
+    from postdate.backends.sqlserver.connection import translate
 
     assert translate(OSError("refused"), "there").code == "store_unreachable"
     assert [translate(_said(*said), "there").code for said in ((40613, 20), (3906, 16), (8645, 17), (8152, 16))] == [

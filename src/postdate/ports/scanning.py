@@ -88,6 +88,12 @@ def check_scanned(what: str, columns: Sequence[str] = ()) -> None:
         raise PipelineError(f"{what} has no column {unknown[0]!r}; it has {', '.join(SCANNED[what])}")
 
 
+def shares(first: int, end: int, parts: int) -> list[ScanPart]:
+    """Split the places from ``first`` on and below ``end`` into at most ``parts`` shares of about equal width."""
+    step = max(-(-(end - first) // max(parts, 1)), 1)
+    return [ScanPart(start, min(start + step, end)) for start in range(first, end, step)]
+
+
 class ScannableStore(ABC):
     """Pages through everything a store holds (:data:`SCANNED`), in shares that several processes can read."""
 

@@ -12,7 +12,7 @@ from tests.mariadb_subjects import fresh_schema as fresh_database
 from tests.postgres_subjects import drop_schema, fresh_schema
 
 from postdate.backends.mariadb.connection import MariaDbServer
-from postdate.backends.mariadb.names import quoted
+from postdate.backends.mariadb.schema import quoted
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.backends.postgres.store import PostgresStore
 from postdate.backends.postgres.transport import PostgresTransport

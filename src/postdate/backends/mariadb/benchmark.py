@@ -64,7 +64,7 @@ class MariaDbTarget(BenchmarkTarget):
         def insert() -> None:
             self.session.begin()
             for statement in statements:
-                self.session.change_bytes(statement)
+                self.session.change(statement)
             self.session.commit()
 
         return insert

@@ -1,24 +1,109 @@
-"""A database of a MariaDB server, which takes the place of a schema, with the sagas and the outbox in it."""
+"""A database of a MariaDB server, which takes the place of a schema: its names, its set-up, its sagas and its outbox.
+
+MariaDB commits after each statement. Source: ADR 0008.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any, Final
 
-from postdate.backends.mariadb import setup
 from postdate.backends.mariadb.connection import MariaDbServer
-from postdate.backends.mariadb.names import MariaDbNames, check_name
 from postdate.backends.mariadb.statements import MariaDbSqlDialect
-from postdate.backends.rowlocks.database import RowLockSchema, TableMaking
+from postdate.backends.rowlocks.database import RowLockSchema, ServerSagaStore, TableMaking
+from postdate.backends.rowlocks.names import RowLockNames, Spelling, check_not_ours, mark_done, migrate, rights_needed
 from postdate.backends.rowlocks.outbox import ServerOutbox
-from postdate.backends.rowlocks.sagas import ServerSagaStore
-from postdate.errors import ConfigurationError
+from postdate.errors import ConfigurationError, StoreUnavailable
+from postdate.persistence.migrations import Step
+
+LONGEST_NAME: Final = 64
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def literal(text: str) -> str:
+    """Return a text literal that is safe whatever the server makes of backslashes."""
+    return f"CONVERT(X'{text.encode().hex()}' USING utf8mb4)" if "\\" in text else "'" + text.replace("'", "''") + "'"
+
+
+def check_name(name: str, what: str) -> str:
+    """Return ``name`` if MariaDB can have it.
+
+    Raises:
+        ConfigurationError: blank, over 64 characters, with a NUL, a space at its end, or a character outside the basic
+            plane (emoji and the like), or it could be mistaken for one of Postdate's own tables.
+    """
+    if not name.strip() or "\0" in name or name.endswith(" "):
+        raise ConfigurationError(f"{what} must not be blank, end in a space or have NUL characters: {name!r}")
+    if len(name) > LONGEST_NAME:
+        raise ConfigurationError(
+            f"{what} {name!r} has {len(name)} characters; MariaDB takes {LONGEST_NAME}: choose a shorter one "
+            f"(table=... for a store)"
+        )
+    beyond = [character for character in name if ord(character) > 0xFFFF or 0xD800 <= ord(character) < 0xE000]
+    if beyond:
+        raise ConfigurationError(f"{what} {name!r} has {beyond[0]!r}, which MariaDB does not take in names")
+    return check_not_ours(name, what)
+
+
+class MariaDbNames(RowLockNames):
+    """The names of one store; its schema is a database, and names of locks are server-wide."""
+
+    spelling = Spelling("postdate.backends.mariadb", quoted, literal, check_name)
+
+
+_WAIT_SECONDS: Final = 30
+_INSERT: Final = "INSERT IGNORE"
+
+
+def foundation(names: RowLockNames) -> tuple[str, ...]:
+    marks = (
+        f"CREATE TABLE IF NOT EXISTS {names.plain('postdate_migration')} (\n"
+        f"    subject VARCHAR(64) NOT NULL, version INTEGER NOT NULL, name VARCHAR(100) NOT NULL,\n"
+        f"    PRIMARY KEY (subject, version)\n"
+        f") ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"
+    )
+    return (f"CREATE DATABASE IF NOT EXISTS {quoted(names.schema)} CHARACTER SET utf8mb4", marks)
+
+
+def setup_statements(names: RowLockNames, wanted: Sequence[Step]) -> str:
+    statements = [
+        *foundation(names),
+        *(sql for step in wanted for sql in (*step.statements, mark_done(names, step, _INSERT))),
+    ]
+    body = "".join(f"{statement.strip()};\n\n" for statement in statements)
+    return rights_needed(names, f"{quoted(names.schema)}.*") + body
+
+
+def setup(session: Any, names: RowLockNames, wanted: Sequence[Step]) -> None:
+    """Apply the missing migrations of ``wanted``; several processes may do it at once.
+
+    Raises `StoreFromNewerVersion`, or `StoreUnavailable` when another process has been at it for half a minute.
+    """
+    lock = {"name": names.lock("setup"), "wait": _WAIT_SECONDS}
+    if session.rows("SELECT GET_LOCK(%(name)s, %(wait)s)", lock)[0][0] != 1:
+        raise StoreUnavailable("another process has been setting up this database for half a minute; try again")
+    try:
+        found = session.rows(
+            "SELECT 1 FROM information_schema.tables WHERE table_schema = %(schema)s AND table_name = %(table)s",
+            {"schema": names.schema, "table": "postdate_migration"},
+        )
+        if not found:  # so that later starts need no right to create
+            for statement in foundation(names):
+                session.change(statement)
+        migrate(session, names, wanted, f"database {names.schema!r}", _INSERT)
+    finally:
+        session.rows("SELECT RELEASE_LOCK(%(name)s)", lock)
 
 
 class MariaDbSchema(RowLockSchema):
     """A database on a server, and the connections to it; by default the one that the address names."""
 
     dialect, names_of = MariaDbSqlDialect(), MariaDbNames
-    tables = TableMaking(setup.setup, setup.setup_statements)
+    tables = TableMaking(setup, setup_statements)
 
     def _server_at(self, url: str, answers_within: timedelta | None) -> MariaDbServer:
         return MariaDbServer(url, self.holds_at_most, answers_within)
@@ -31,7 +116,7 @@ class MariaDbSchema(RowLockSchema):
 
 
 class MariaDbSagaStore(ServerSagaStore):
-    """Keeps saga instances in MariaDB; see :class:`postdate.backends.rowlocks.sagas.ServerSagaStore`."""
+    """Keeps saga instances in MariaDB; see :class:`postdate.backends.rowlocks.database.ServerSagaStore`."""
 
     made_from = MariaDbSchema
 

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any, Final
 
 from typing_extensions import override
 
-from postdate.backends.mariadb import pruning
-from postdate.backends.mariadb.names import MariaDbNames
-from postdate.backends.mariadb.schema import MariaDbSchema
-from postdate.backends.mariadb.setup import setup_statements
+from postdate.backends.mariadb.connection import MariaDbSession, literal
+from postdate.backends.mariadb.schema import MariaDbNames, MariaDbSchema
 from postdate.backends.mariadb.tables import MariaDbTables, old_snapshots
-from postdate.backends.rowlocks import LockingStore
 from postdate.backends.rowlocks.names import RowLockNames
-from postdate.backends.rowlocks.setup import steps_of
-from postdate.ports import OldSnapshot, Recording, ScanPart
-from postdate.ports.archives import ArchivableStore, StoredRecord
+from postdate.backends.rowlocks.parts import in_pieces
+from postdate.backends.rowlocks.store import LockingStore
+from postdate.ports import OldSnapshot, Recording, RecordKind, ScanPart
+from postdate.ports.archives import ARCHIVED, ArchivableStore, StoredRecord
+
+_ROWS_AT_ONCE: Final = 2_000
+"""Numbers or records in one statement, at most: well below what servers take in a packet."""
+
+_STATEMENT_BYTES: Final = 1024 * 1024
+"""The longest statement, unless a single record is longer."""
 
 
 class MariaDbStore(LockingStore, ArchivableStore):
@@ -58,16 +63,13 @@ class MariaDbStore(LockingStore, ArchivableStore):
         answers_within: timedelta | None = None,
     ) -> None:
         database = MariaDbSchema.of(url, schema, holds_at_most, answers_within)
-        self._schema, self._recording = database.schema, recording
-        super().__init__(database, self._tables_of, table, largest_message_bytes, database.holds_at_most)
-
-    def _tables_of(self, table: str) -> MariaDbTables:
-        return MariaDbTables(MariaDbNames(self._schema, table), self._recording)
-
-    @override
-    def setup_statements(self, endpoint: str) -> str:
-        names = MariaDbNames(self._schema, self._table or f"{endpoint}.timeouts")
-        return setup_statements(names, steps_of(names))
+        super().__init__(
+            database,
+            lambda name: MariaDbTables(MariaDbNames(database.schema, name), recording),
+            table,
+            largest_message_bytes,
+            database.holds_at_most,
+        )
 
     @override
     async def old_snapshots(self) -> Sequence[OldSnapshot]:
@@ -82,7 +84,8 @@ class MariaDbStore(LockingStore, ArchivableStore):
 
     @override
     def tables_of_stores(self) -> Sequence[str]:
-        return pruning.tables_of_stores(self._pool, self._names)
+        query = f"SELECT name FROM {self._tables.names.of('store')} ORDER BY name"
+        return [name for (name,) in self._pool.run_blocking(lambda session: session.rows(query))]
 
     @property
     @override
@@ -91,16 +94,81 @@ class MariaDbStore(LockingStore, ArchivableStore):
 
     @override
     def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        return pruning.mark_archived(self._pool, self._names, numbers)
+        return self._change_records(
+            f"UPDATE {self._tables.names.of('record')} SET detail = '{ARCHIVED}' "
+            f"WHERE number IN %(numbers)s AND once = 1 AND NOT detail <=> '{ARCHIVED}'",
+            numbers,
+        )
 
     @override
     def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        return pruning.prune(self._pool, self._names, numbers)
+        """The server remembers the numbers it gave, so none is given again."""
+        record = self._tables.names.of("record")
+        return self._change_records(f"DELETE FROM {record} WHERE number IN %(numbers)s", numbers)
+
+    def _change_records(self, statement: str, numbers: Sequence[int]) -> int:
+        """Run a statement on numbers in ascending order, so that two processes wait for each other, not deadlock."""
+        wanted = sorted(numbers)
+        parts = [wanted[start : start + _ROWS_AT_ONCE] for start in range(0, len(wanted), _ROWS_AT_ONCE)]
+        return self._pool.transaction_blocking(
+            lambda session: sum(session.change(statement, {"numbers": part}) for part in parts)
+        )
 
     @override
     def restore(self, records: Sequence[StoredRecord]) -> int:
-        return pruning.restore(self._pool, self._names, records)
+        names = self._tables.names
+        scheduled = [record for record in records if record.kind == RecordKind.SCHEDULED]
+        others = [record for record in records if record.kind != RecordKind.SCHEDULED]
 
-    @property
-    def _names(self) -> RowLockNames:
-        return self._tables.names
+        def put_back(session: MariaDbSession) -> int:
+            store = self._tables.store_id(session)
+            if records:
+                _lift_counter(session, names, store, max(records, key=lambda record: record.number))
+            back = {record.message_id for record in scheduled if _unmark(session, names, store, record)}
+            new = [_row(record, store) for record in scheduled if record.message_id not in back]
+            for rows in in_pieces(new, _STATEMENT_BYTES, _ROWS_AT_ONCE):
+                statement = _insert(names, "INSERT IGNORE") + b",".join(rows) + b" RETURNING message_id"
+                back.update(id_ for (id_,) in session.rows(statement))
+            old = (_row(record, store) for record in others if record.message_id in back)
+            for rows in in_pieces(old, _STATEMENT_BYTES, _ROWS_AT_ONCE):
+                session.change(_insert(names, "INSERT") + b",".join(rows))
+            return len(back)
+
+        return self._pool.transaction_blocking(put_back)
+
+
+def _lift_counter(session: MariaDbSession, names: RowLockNames, store: int, newest: StoredRecord) -> None:
+    """Let new numbers begin above this record's: the server counts on from the highest ever inserted.
+
+    It never counts back, and this waits for no lock.
+    """
+    row = _row(newest._replace(kind=RecordKind.DELIVERED), store)
+    if session.change(_insert(names, "INSERT IGNORE") + row):
+        session.change(f"DELETE FROM {names.of('record')} WHERE number = %(number)s", {"number": newest.number})
+
+
+def _unmark(session: MariaDbSession, names: RowLockNames, store: int, record: StoredRecord) -> int:
+    values: dict[str, Any] = {"id": record.message_id, "store": store, "detail": record.detail}
+    return session.change(
+        f"UPDATE {names.of('record')} SET detail = %(detail)s "
+        f"WHERE message_id = %(id)s AND store_id = %(store)s AND once = 1 AND detail = '{ARCHIVED}'",
+        values,
+    )
+
+
+def _insert(names: RowLockNames, command: str) -> bytes:
+    return (
+        f"{command} INTO {names.plain('postdate_record')} "
+        f"(number, at, due, store_id, kind, once, message_id, destination, detail) VALUES "
+    ).encode()
+
+
+def _row(record: StoredRecord, store: int) -> bytes:
+    once = b"1" if record.kind == RecordKind.SCHEDULED else b"NULL"
+    due = b"NULL" if record.due is None else b"%d" % record.due
+    texts = (_text(record.message_id), _text(record.destination), _text(record.detail))
+    return b"(%d,%d,%b,%d,%d,%b,%b,%b,%b)" % (record.number, record.at, due, store, record.kind, once, *texts)
+
+
+def _text(text: str | None) -> bytes:
+    return b"NULL" if text is None else literal(text)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
 from typing_extensions import override
 
-from postdate.backends.mariadb import setup
-from postdate.backends.mariadb.connection import literal
-from postdate.backends.mariadb.errors import LockedTooLong
-from postdate.backends.mariadb.names import MariaDbNames
+from postdate.backends.mariadb.connection import LockedTooLong, literal
+from postdate.backends.mariadb.schema import MariaDbNames
 from postdate.backends.mariadb.statements import MariaDbStatements
-from postdate.backends.rowlocks import MessageRow, WaitingRow
-from postdate.backends.rowlocks.setup import steps_of
+from postdate.backends.rowlocks.parts import MessageRow, WaitingRow, in_pieces
 from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.errors import MessageTooLarge, StoreNotWritable
 from postdate.ports import OldSnapshot, Recording
@@ -45,10 +42,6 @@ class MariaDbTables(RowLockTables):
         self._records, self._messages = map(_around_rows, (self._mariadb.insert_records, self._mariadb.insert_messages))
         super().__init__(names, self._mariadb, recording)
 
-    @override
-    def setup(self, session: Any) -> None:
-        setup.setup(session, self.names, steps_of(self.names))
-
     def _insert_records(self, session: Any, rows: Sequence[MessageRow], at: int) -> Mapping[str, int]:
         store = self.store_id(session)
         records = [
@@ -56,8 +49,9 @@ class MariaDbTables(RowLockTables):
             for row in rows
         ]
         numbers, (before, behind) = dict[str, int](), self._records
-        for part in _lists(records, session.largest_packet):
-            numbers |= {message_id: number for number, message_id in session.rows_of_bytes(before + part + behind)}
+        for part in in_pieces(records, _room(session)):
+            found = session.rows(before + b",".join(part) + behind)
+            numbers |= {message_id: number for number, message_id in found}
         return numbers
 
     def _insert_messages(self, session: Any, numbered: Sequence[tuple[int, MessageRow]]) -> None:
@@ -72,8 +66,8 @@ class MariaDbTables(RowLockTables):
                     f"elsewhere and send a reference"
                 )
         before, behind = self._messages
-        for part in _lists(values, session.largest_packet):
-            session.change_bytes(before + part + behind)
+        for part in in_pieces(values, _room(session)):
+            session.change(before + b",".join(part) + behind)
 
     def _beginning(self, session: Any) -> int | None:
         """Find the first attempt by a plain read.
@@ -110,8 +104,7 @@ class MariaDbTables(RowLockTables):
 
     def _put_aside(self, session: Any, values: Mapping[str, Any]) -> int:
         session.change(self._mariadb.set_aside, values)
-        ((number,),) = session.rows("SELECT LAST_INSERT_ID()")
-        return number
+        return session.rows("SELECT LAST_INSERT_ID()")[0][0]
 
     def _take_lock(self, session: Any, lock: str) -> None:
         session.rows("SELECT GET_LOCK(%(name)s, 0)", {"name": lock})
@@ -142,14 +135,5 @@ def _around_rows(template: str) -> tuple[bytes, bytes]:
     return before.replace("%%", "%").encode(), behind.replace("%%", "%").encode()
 
 
-def _lists(values: Sequence[bytes], largest_packet: int) -> Iterable[bytes]:
-    room = min(_STATEMENT_BYTES, largest_packet - _PACKET_ROOM)
-    part, size = list[bytes](), 0
-    for value in values:
-        if part and size + len(value) > room:
-            yield b",".join(part)
-            part, size = [], 0
-        part.append(value)
-        size += len(value) + 1
-    if part:
-        yield b",".join(part)
+def _room(session: Any) -> int:
+    return min(_STATEMENT_BYTES, session.largest_packet - _PACKET_ROOM)

@@ -13,8 +13,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from postdate.backends.mariadb.connection import literal
-from postdate.backends.mariadb.names import check_name, quoted
-from postdate.backends.mariadb.schema import MariaDbSchema
+from postdate.backends.mariadb.schema import MariaDbSchema, check_name, quoted
 from postdate.backends.mariadb.statements import MariaDbSqlDialect
 from postdate.backends.rowlocks.parts import DuplicateKey
 from postdate.backends.rowlocks.timeouts import RowLockTimeoutTable, ServerTimeouts

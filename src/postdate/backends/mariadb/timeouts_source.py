@@ -9,7 +9,7 @@ from typing import cast
 from typing_extensions import override
 
 from postdate.backends.mariadb.connection import MariaDbServer
-from postdate.backends.mariadb.names import MariaDbNames, check_name, quoted
+from postdate.backends.mariadb.schema import MariaDbNames, check_name, quoted
 from postdate.errors import ConfigurationError, StoreUnavailable
 from postdate.migrating.dialect import TURN_SECONDS, Dialect, Session
 from postdate.migrating.names import NUMBER

@@ -37,9 +37,7 @@ BACKEND: Final = Backend(
     sagas=Adapter("postdate.backends.postgres.sagas:PostgresSagaStore", InSchema),
     outbox=Adapter("postdate.backends.postgres.outbox:PostgresOutbox", InSchema),
     timeouts=Adapter("postdate.backends.postgres.timeouts:PostgresTimeouts", PrefixedTablesOnServer),
-    records=Adapter(
-        "postdate.backends.postgres.record_stream:PostgresRecordStream", from_store=frozenset({"schema", "table"})
-    ),
+    records=Adapter("postdate.backends.postgres.bulk:PostgresRecordStream", from_store=frozenset({"schema", "table"})),
     timeouts_source=Adapter(
         "postdate.backends.postgres.timeouts_source:PostgresDialect", arguments=frozenset({"schema"})
     ),

@@ -53,6 +53,7 @@ class OpenDatabase:
         answers_within: timedelta = ANSWERS_WITHIN,
         holds_at_most: timedelta = HOLDS_AT_MOST,
     ) -> None:
+        super().__init__()
         self.names, self.pool = SchemaNames(schema), PostgresPool(url)
         self.recording, self.answers_within, self.holds_at_most = recording, answers_within, holds_at_most
         self._life = Life(mark(), holds_at_most)
@@ -147,17 +148,8 @@ os.register_at_fork(after_in_child=_forked)
 class Access:
     """A database as one adapter uses it, until the adapter is closed.
 
-    Args:
-        database: shared with others, or an address, which is opened for this adapter alone.
-        schema: of its tables; ``None``: that of the database.
-        recording: how much it keeps for audits; ``None``: as the database says, or everything.
-        answers_within: a connection is given up after so long a silence of the server; above 0. ``None``: as the
-            database says, or 20 seconds.
-        holds_at_most: a process that shows no life for so long has its sessions ended by others; above 0. ``None``: as
-            the database says, or a minute.
-
-    Raises:
-        ConfigurationError: an argument is invalid, or contradicts the database.
+    ``database`` is shared with others, or an address, which is opened for this adapter alone; the other arguments are
+    those of :class:`postdate.PostgresStore`. Raises `ConfigurationError` if one is invalid or contradicts the database.
     """
 
     def __init__(
@@ -322,16 +314,15 @@ class Access:
 
     def setup_blocking(self, table: str | None = None, part: Sequence[Step] = ()) -> None:
         """Create missing tables of the schema, of a store (``table``) and of a part; processes may do so at once."""
-        self._bring_up_to_date([*steps(self.names.schema, table), *part])
+        self.bring_up_to_date([*steps(self.names.schema, table), *part])
 
-    def setup_part_blocking(self, part: Sequence[Step]) -> None:
-        self._bring_up_to_date(part)
-
-    def _bring_up_to_date(self, wanted: Sequence[Step]) -> None:
+    def bring_up_to_date(self, wanted: Sequence[Step]) -> None:
+        """Apply the missing migrations of ``wanted``; several processes may do so at once."""
         schema = self.names.schema
         with self.translating(), self.connect() as connection, connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s, 0)", (self.names.lock_class,))
-            if not self._is_founded(connection):  # so that later starts need no right to create
+            marks = connection.execute("SELECT to_regclass(%s)", (f"{quoted(schema)}.migration",)).fetchone()
+            if marks == (None,):  # only then, so that later starts need no right to create
                 connection.execute(sql(foundation(schema)))
             done = connection.execute(sql(f"SELECT subject, version FROM {self.names.of('migration')}"), ()).fetchall()
             run(
@@ -341,7 +332,3 @@ class Access:
                 execute=lambda text: connection.execute(sql(text)),
                 mark=lambda step: mark_done(schema, step),
             )
-
-    def _is_founded(self, connection: Connection) -> bool:
-        marks = f"{quoted(self.names.schema)}.migration"
-        return connection.execute("SELECT to_regclass(%s)", (marks,)).fetchone() != (None,)

@@ -124,26 +124,22 @@ class Answers:
         if within <= timedelta(0):
             raise ConfigurationError(f"answers_within must be above 0, not {within}")
         self.within, self.given_up = within, given_up
-        self._leaving = False
-
-    @property
-    def leaving(self) -> bool:
-        return self._leaving
+        self.leaving = False
 
     def silence(self, *, patient: bool) -> float:
         """Return how many seconds of silence end a call now; ``patient``: for statements on whole tables."""
         own = self.within.total_seconds()
         seconds = max(own, PATIENTLY_SECONDS) if patient else own
-        return min(seconds, _LEAVING_SECONDS) if self._leaving else seconds
+        return min(seconds, _LEAVING_SECONDS) if self.leaving else seconds
 
     @property
     def connects_within(self) -> int | None:
         """Seconds that a connection attempt may take now; ``None``: as the address says."""
-        return math.ceil(_LEAVING_SECONDS) if self._leaving else None
+        return math.ceil(_LEAVING_SECONDS) if self.leaving else None
 
     def hurry(self) -> None:
         """Wait only a moment for answers from now on, also in calls under way."""
-        self._leaving = True
+        self.leaving = True
 
 
 class _Watched(Generic[RV]):

@@ -1,42 +1,452 @@
-"""Inserting many messages: COPY into a temporary table, then one statement into the store's tables."""
+"""What jobs do with whole tables of PostgreSQL: scans, the stream of records, pruning and restoring. Source: ADR 0011.
+
+Shares of a scan are ranges of pages on disk (ADR 0007).
+
+Numbers of records are not in the order of commits. A transaction that draws a number holds a lock on the sequence until
+its rows are visible, or it was rolled back. So for a stream: read the last number drawn, *then* the holders of that
+lock. Once all of these have ended, nobody can write a number up to that one any more: later transactions draw higher
+ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from abc import abstractmethod
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
+
+import psycopg
+from typing_extensions import override
 
 from postdate.backends.postgres.access import Access, Connection
-from postdate.backends.postgres.rows import COLUMNS
+from postdate.backends.postgres.names import DEFAULT_SCHEMA, SchemaNames, array, check_name, literal, sql
+from postdate.backends.postgres.rows import in_calendar
 from postdate.backends.postgres.statements import Statements
-from postdate.errors import ConfigurationError
+from postdate.clock import from_microseconds, to_microseconds
+from postdate.errors import NotSupported, PipelineError, StoreNotSetUp
+from postdate.persistence.migrations import setup_command
+from postdate.ports import RecordKind, RecordStreamStore, Scan, ScanPart
+from postdate.ports.archives import ARCHIVED, ArchivableStore, StoredRecord
+from postdate.ports.scanning import TIMES, check_scanned, shares
 
-if TYPE_CHECKING:
-    from postdate.backends.postgres.columnar import Columns
+_ELSEWHERE: Final[Mapping[str, str]] = {
+    "headers": "c.headers",
+    "body": "c.body",
+    "number_of_failures": "t.failures",
+    "queue": "q.name",
+}
+"""SQL of the columns that are not a column of that name in ``t``."""
+
+_TABLES: Final = {"records": "record", "queued": "queue_message"}
+CONTENT: Final = frozenset({"headers", "body"})
+
+BEGIN_SCAN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
-def insert_bulk(
-    connection: Connection, sql: Statements, rows: Sequence[tuple[Any, ...]], now: datetime, store_id: int
-) -> list[str]:
-    """Insert messages with different ids in the connection's transaction; return the ids that were new."""
-    connection.execute(sql.make_incoming)
-    with connection.cursor() as cursor:
-        with cursor.copy(sql.copy_incoming) as copy:
-            copy.set_types(["int4", *COLUMNS.values()])
-            for position, row in enumerate(rows):
-                copy.write_row((position, *row))
-        cursor.execute(sql.insert_incoming, {"now": now, "store": store_id})
-        fresh = [id_ for (id_,) in cursor.fetchall()]
-        cursor.execute(sql.clear_incoming)
-    return fresh
+NO_SUCH_SNAPSHOT: Final = frozenset({"22023", "42704"})
+"""Errors of servers for the name of a snapshot that has ended: the former up to version 16."""
 
 
-def open_columns(database: Access) -> Columns:
-    """Return the columnar side of a store. Raises `ConfigurationError` without the extra ``pipeline`` (Arrow)."""
+def released(snapshot: str) -> PipelineError:
+    """Return the error for a snapshot that the server does not know any more."""
+    return PipelineError(f"the snapshot {snapshot!r} is not held any more; keep it open until all parts have been read")
+
+
+def adopting(snapshot: str) -> str:
+    """Return the statement by which a new transaction takes over a snapshot."""
+    return f"SET TRANSACTION SNAPSHOT {literal(snapshot)}"
+
+
+def scan_query(names: SchemaNames, table: str, scan: Scan, part: ScanPart, *, plain: bool) -> str:
+    """Return the statement that reads a share, without parameters: COPY takes none. Raises `PipelineError`.
+
+    ``plain``: times are whole microseconds since 1970 UTC.
+    """
+    check_scanned(scan.what, scan.columns)
+    wanted = [f"{_selected(name, is_time=plain and name in TIMES)} AS {name}" for name in scan.columns]
+    conditions = [f"t.ctid >= '({part.first},0)'::tid", f"t.ctid < '({part.end},0)'::tid"]
+    conditions += _conditions(names, table, scan)
+    return f"SELECT {', '.join(wanted) or '1'} FROM {_relation(names, table, scan)} WHERE {' AND '.join(conditions)}"
+
+
+def _selected(name: str, *, is_time: bool) -> str:
+    column = _ELSEWHERE.get(name, f"t.{name}")
+    return f"(extract(epoch FROM {in_calendar(column)}) * 1000000)::bigint" if is_time else column
+
+
+def _relation(names: SchemaNames, table: str, scan: Scan) -> str:
+    if scan.what == "records":
+        return f"{names.plain('record')} AS t"
+    if scan.what == "queued":
+        return f"{names.plain('queue_message')} AS t JOIN {names.plain('queue')} AS q USING (queue_id)"
+    pending = f"{names.plain(table)} AS t"
+    # Every waiting message has its content: the join is only needed for its columns.
+    if CONTENT.isdisjoint(scan.columns):
+        return pending
+    # One index look for each row: a planner's join would read all contents for each share.
+    content = f"SELECT k.headers, k.body FROM {names.plain('content')} AS k WHERE k.number = t.number OFFSET 0"
+    return f"{pending} CROSS JOIN LATERAL ({content}) AS c"
+
+
+def _conditions(names: SchemaNames, table: str, scan: Scan) -> list[str]:
+    where, conditions = scan.where, list[str]()
+    store = f"(SELECT store_id FROM {names.plain('store')} WHERE name = {_text(table)})"
+    if scan.what != "pending":
+        conditions.append(f"(t.store_id IS NULL OR t.store_id = {store})")
+    if where.message_ids is not None:
+        conditions.append(_with_ids(names, scan.what, store, _array(where.message_ids)))
+    if where.destinations is not None:
+        destination = "q.name" if scan.what == "queued" else "t.destination"
+        conditions.append(f"{destination} = ANY({_array(where.destinations)})")
+    if where.due_from is not None:
+        conditions.append(f"t.due >= {_instant(where.due_from)}")
+    if where.due_to is not None:
+        conditions.append(f"t.due < {_instant(where.due_to)}")
+    return conditions
+
+
+def _with_ids(names: SchemaNames, what: str, store: str, ids: str) -> str:
+    if what != "pending":
+        return f"t.message_id = ANY({ids})"
+    # By the unique index of the scheduled records: the waiting messages have none on their ids.
+    return (
+        f"t.number IN (SELECT r.number FROM {names.plain('record')} AS r "
+        f"WHERE r.message_id = ANY({ids}) AND r.store_id = {store} AND r.kind = 1)"
+    )
+
+
+def _text(text: str) -> str:
+    """Return a text literal that reads the same whatever the session makes of backslashes."""
+    return "E'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+def _array(texts: Sequence[str]) -> str:
+    """Return an array of texts as SQL, without those that no column can hold."""
+    return f"ARRAY[{', '.join(_text(text) for text in texts if _can_be_stored(text))}]::text[]"
+
+
+def _can_be_stored(text: str) -> bool:
     try:
-        from postdate.backends.postgres.columnar import Columns
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"reading and writing PostgreSQL in bulk needs {error.name}: pip install 'postdate[pipeline]'"
-        ) from error
-    return Columns(database)
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+    return "\0" not in text
+
+
+def _instant(instant: datetime) -> str:
+    return f"'{from_microseconds(to_microseconds(instant)).isoformat(sep=' ')}'::timestamptz"
+
+
+def _adopt(connection: Connection, snapshot: str) -> None:
+    try:
+        connection.execute(sql(adopting(snapshot)))
+    except psycopg.Error as error:
+        if error.sqlstate in NO_SUCH_SNAPSHOT:
+            raise released(snapshot) from error
+        raise
+
+
+_WRITERS: Final = sql("""
+    SELECT virtualtransaction FROM pg_locks
+    WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND granted AND relation = %s::regclass
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())""")
+
+_COLUMNS: Final = {
+    "number": "t.number",
+    "kind": "t.kind",
+    "message_id": "t.message_id",
+    "at": "(extract(epoch FROM t.at) * 1000000)::bigint",
+    "due": "(extract(epoch FROM t.due) * 1000000)::bigint",
+    "destination": "t.destination",
+    "detail": "t.detail",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Awaited:
+    """A number, and the transactions that may still write up to it."""
+
+    end: int
+    writers: frozenset[str]
+
+
+class PostgresRecordStream(RecordStreamStore):
+    """See :class:`postdate.ports.record_streams.RecordStreamStore`.
+
+    A transaction that has drawn a number and stays open keeps :meth:`safe_end` where it is until it ends.
+
+    Args:
+        url: of the primary: on a standby the writers are not visible.
+        table: of the waiting messages: which store of the schema.
+        schema: of the tables.
+    """
+
+    def __init__(self, url: str, *, table: str, schema: str = DEFAULT_SCHEMA) -> None:
+        self._database = Access(url, schema)
+        self._table = check_name(table, "table")
+        self._record, self._sequence = (
+            self._database.names.of(name).replace("%%", "%") for name in ("record", "number")
+        )
+        self._safe_end = 0
+        self._awaited: _Awaited | None = None
+        self._identity: str | None = None
+
+    @property
+    @override
+    def identity(self) -> str:
+        """A hash of cluster, record table (by oid) and store: a restored copy is another store."""
+        if self._identity is None:
+            self._identity = self._database.run_blocking(self._identify)
+        return self._identity
+
+    @property
+    @override
+    def where(self) -> str:
+        return f"{self._database.where}, table {self._table}"
+
+    def _identify(self, connection: Connection) -> str:
+        row = connection.execute(
+            sql(f"""
+                SELECT pg_is_in_recovery(), (SELECT system_identifier FROM pg_control_system()), current_database(),
+                    %s::regclass::oid, (SELECT store_id FROM {self._database.names.of("store")} WHERE name = %s)"""),
+            (self._record, self._table),
+        ).fetchone()
+        assert row is not None
+        standby, *parts = row
+        if standby:
+            raise NotSupported(
+                f"{self._database.where} is a standby, where it cannot be seen who writes; read from the primary"
+            )
+        if parts[-1] is None:
+            raise StoreNotSetUp(f"{self._database.where} has no table {self._table!r}; {setup_command(self._table)}")
+        return hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()[:24]
+
+    @override
+    def next_number(self) -> int:
+        return self._database.run_blocking(self._next_number)
+
+    def _next_number(self, connection: Connection) -> int:
+        found = connection.execute(sql(f"SELECT last_value + is_called::integer FROM {self._sequence}"))
+        return found.fetchall()[0][0]
+
+    @override
+    def safe_end(self) -> int:
+        return self._database.run_blocking(self._advance)
+
+    def _advance(self, connection: Connection) -> int:
+        # The writers of one moment all end some time, however many others come and go; so an awaited number is not
+        # given up for a higher one.
+        if self._awaited is not None:
+            still = self._awaited.writers & self._writers(connection)
+            if still:
+                self._awaited = _Awaited(self._awaited.end, still)
+                return self._safe_end
+            self._safe_end = self._awaited.end
+        end = self._next_number(connection)
+        writers = self._writers(connection)  # in this order: see above
+        if writers:
+            self._awaited = _Awaited(end, writers)
+        else:
+            self._safe_end, self._awaited = end, None
+        return self._safe_end
+
+    def _writers(self, connection: Connection) -> frozenset[str]:
+        return frozenset(row[0] for row in connection.execute(_WRITERS, (self._sequence,)).fetchall())
+
+    @override
+    def records(self, first: int, end: int, columns: Sequence[str], page: int) -> Iterable[list[tuple[Any, ...]]]:
+        with self._database.translating(), self._database.connect() as connection:
+            connection.execute("BEGIN READ ONLY")
+            # The index of numbers is BRIN, which only bitmap scans use.
+            connection.execute("SET LOCAL enable_bitmapscan = on")
+            with connection.cursor(name="postdate_record_stream") as cursor:
+                cursor.execute(self.query(columns), {"first": first, "end": end, "table": self._table})
+                while rows := cursor.fetchmany(page):
+                    yield rows
+
+    def query(self, columns: Sequence[str]) -> bytes:
+        """Return the statement of :meth:`records`, with the parameters ``first``, ``end`` and ``table``."""
+        names, wanted = self._database.names, ", ".join(_COLUMNS[column] for column in columns)
+        ours = f"(t.store_id IS NULL OR t.store_id = (SELECT store_id FROM {names.of('store')} WHERE name = %(table)s))"
+        return sql(
+            f"SELECT {wanted} FROM {names.of('record')} AS t "
+            f"WHERE t.number >= %(first)s AND t.number < %(end)s AND {ours}"
+        )
+
+    @override
+    def close(self) -> None:
+        self._database.close_blocking()
+
+
+# The next run repeats what a crash of the server undoes, so no commit waits for the disk, nor holds up services.
+_HURRIED: Final = "SET LOCAL synchronous_commit = off"
+# Services queue behind a session that waits for this lock: better to fail, and be run again, than to stop them.
+_SHORT_WAIT: Final = "SET LOCAL lock_timeout = '5s'"
+_RECORD_COLUMNS: Final = "number, at, due, store_id, kind, message_id, destination, detail"
+_TYPES: Final = ["int8", "timestamptz", "timestamptz", "int2", "int2", "text", "text", "text"]
+_MARK: Final = literal(ARCHIVED)
+
+
+def _among(part: ScanPart, numbers: Sequence[int]) -> str:
+    """Return the condition, with the numbers as a literal: the server hashes only lists that are constants."""
+    return (
+        f"ctid >= '({part.first},0)'::tid AND ctid < '({part.end},0)'::tid "
+        f"AND number = ANY('{array(numbers)}'::bigint[])"
+    )
+
+
+def _row(record: StoredRecord, store_id: int) -> tuple[Any, ...]:
+    due = None if record.due is None else from_microseconds(record.due)
+    return (
+        record.number,
+        from_microseconds(record.at),
+        due,
+        store_id,
+        record.kind,
+        record.message_id,
+        record.destination,
+        record.detail,
+    )
+
+
+def _lift_sequence(database: Access, number: int) -> None:
+    """Let new numbers begin above restored ones: in a new store they begin at 1. Needs the sequence's owner there.
+
+    ``ALTER SEQUENCE`` waits for all transactions that have drawn numbers, and blocks others until our commit: so
+    the sequence is never set back, and all numbers drawn before are visible afterwards.
+    """
+    sequence = database.names.plain("number")
+    lower = sql(f"SELECT 1 FROM {sequence} WHERE last_value < {number:d}")
+
+    def lift(connection: Connection) -> None:
+        connection.execute(_SHORT_WAIT)
+        connection.execute(sql(f"ALTER SEQUENCE {sequence} NO CYCLE"))  # as it is: this is for the lock
+        if connection.execute(lower).fetchone() is not None:
+            connection.execute(sql(f"ALTER SEQUENCE {sequence} RESTART WITH {number + 1:d}"))
+
+    if database.run_blocking(lambda connection: connection.execute(lower).fetchone()) is not None:
+        database.transaction_blocking(lift, patiently=True)
+
+
+class PostgresBulk(ArchivableStore):
+    """:class:`postdate.ports.ArchivableStore` on a schema."""
+
+    database: Access
+
+    @property
+    @abstractmethod
+    def _sql(self) -> Statements: ...
+
+    @abstractmethod
+    def _store_id(self, connection: Connection) -> int: ...
+
+    @contextmanager
+    @override
+    def snapshot(self) -> Generator[str]:
+        """A connection of its own, and its transaction, stay open for the length of the block."""
+        with self.database.translating():
+            connection = self.database.connect()
+            try:
+                connection.execute(BEGIN_SCAN)
+                yield connection.execute("SELECT pg_export_snapshot()").fetchall()[0][0]
+            finally:
+                connection.close()
+
+    @override
+    def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
+        """Shares are ranges of pages on disk."""
+        check_scanned(what)
+        name = self.database.names.of(_TABLES.get(what, self._sql.table)).replace("%%", "%")
+        with self.database.leased() as connection:
+            ((pages,),) = connection.execute(
+                "SELECT (pg_relation_size(%s::regclass) / current_setting('block_size')::integer)::bigint", (name,)
+            ).fetchall()
+        return shares(0, pages, parts)
+
+    @override
+    def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
+        query = scan_query(self.database.names, self._sql.table, scan, part, plain=True)
+        with self.database.translating(), self.database.connect() as connection:
+            connection.execute(BEGIN_SCAN)
+            if scan.snapshot is not None:
+                _adopt(connection, scan.snapshot)
+            with connection.cursor(name="postdate_scan") as cursor:
+                cursor.execute(sql(query))
+                while rows := cursor.fetchmany(page):
+                    yield rows
+
+    @property
+    @override
+    def records_in_commit_order(self) -> bool:
+        return False
+
+    @override
+    def tables_of_stores(self) -> Sequence[str]:
+        query = sql(f"SELECT name FROM {self.database.names.plain('store')} ORDER BY name")
+        return self.database.run_blocking(lambda connection: [name for (name,) in connection.execute(query)])
+
+    @property
+    @override
+    def pruned_at_once(self) -> int:
+        """Some ten thousand records are in this many pages."""
+        return 128
+
+    @override
+    def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
+        return self._change_records(
+            f"UPDATE {self.database.names.plain('record')} SET detail = {_MARK} "
+            f"WHERE {_among(part, numbers)} AND kind = 1 AND detail IS DISTINCT FROM {_MARK}"
+        )
+
+    @override
+    def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
+        record = self.database.names.plain("record")
+        return self._change_records(f"DELETE FROM {record} WHERE {_among(part, numbers)}")
+
+    def _change_records(self, statement: str) -> int:
+        def change(connection: Connection) -> int:
+            connection.execute(_HURRIED)
+            return connection.execute(sql(statement)).rowcount
+
+        return self.database.transaction_blocking(change, patiently=True)
+
+    @override
+    def restore(self, records: Sequence[StoredRecord]) -> int:
+        database, store_id = self.database, self.database.run_blocking(self._store_id)
+        scheduled = {record.message_id: record for record in records if record.kind == RecordKind.SCHEDULED}
+        record_table = database.names.of("record")
+        unmark = sql(f"""
+            UPDATE {record_table} AS r SET detail = given.detail
+            FROM unnest(%(ids)s::text[], %(details)s::text[]) AS given(message_id, detail)
+            WHERE r.message_id = given.message_id COLLATE "C" AND r.store_id = %(store)s AND r.kind = 1
+                AND r.detail = {_MARK} RETURNING r.message_id""")
+        insert = sql(f"""
+            INSERT INTO {record_table} ({_RECORD_COLUMNS})
+            VALUES (%s, %s, %s, %s, 1, %s, %s, %s) ON CONFLICT (message_id, store_id) WHERE kind = 1 DO NOTHING""")
+
+        def put_back(connection: Connection) -> int:
+            values = {
+                "ids": list(scheduled),
+                "details": [record.detail for record in scheduled.values()],
+                "store": store_id,
+            }
+            back = {id_ for (id_,) in connection.execute(unmark, values)}
+            with connection.cursor() as cursor:
+                for id_, record in scheduled.items():
+                    if id_ not in back:
+                        number, at, due, _, _, *rest = _row(record, store_id)
+                        if cursor.execute(insert, (number, at, due, store_id, *rest)).rowcount:
+                            back.add(id_)
+                others = [r for r in records if r.message_id in back and r.kind != RecordKind.SCHEDULED]
+                table = database.names.plain("record")
+                with cursor.copy(sql(f"COPY {table} ({_RECORD_COLUMNS}) FROM STDIN (FORMAT BINARY)")) as copy:
+                    copy.set_types(_TYPES)
+                    for record in others:
+                        copy.write_row(_row(record, store_id))
+            return len(back)
+
+        _lift_sequence(database, max((record.number for record in records), default=0))
+        return database.transaction_blocking(put_back, patiently=True)

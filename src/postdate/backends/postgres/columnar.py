@@ -24,10 +24,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from postdate.backends.postgres.access import Access
+from postdate.backends.postgres.bulk import CONTENT, NO_SUCH_SNAPSHOT, adopting, released, scan_query
 from postdate.backends.postgres.errors import is_conflict, translate
 from postdate.backends.postgres.names import literal
 from postdate.backends.postgres.rows import COLUMNS
-from postdate.backends.postgres.scanning import CONTENT, NO_SUCH_SNAPSHOT, adopting, released, scan_query
 from postdate.backends.postgres.statements import Statements
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.ports import Scan, ScanPart, StoreReport
@@ -93,7 +93,7 @@ class Columns:
 
     @staticmethod
     def rows(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
-        """Return the messages of a batch as rows for :func:`postdate.backends.postgres.bulk.insert_bulk`."""
+        """Return the messages of a batch as rows for :func:`postdate.backends.postgres.inserting.insert`."""
         return list(zip(*(_values(batch.column(name)) for name in COLUMNS), strict=True))
 
     def store(self, batch: pa.RecordBatch, sql: Statements, now: datetime, notice: str | None) -> StoreReport | None:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from functools import cached_property
 
 from typing_extensions import override
 
 from postdate.backends.postgres.access import OpenDatabase
-from postdate.backends.postgres.answering import ANSWERS_WITHIN
-from postdate.backends.postgres.listening import HOLDS_AT_MOST
-from postdate.backends.postgres.names import DEFAULT_SCHEMA
 from postdate.backends.postgres.outbox import PostgresOutbox
 from postdate.backends.postgres.sagas import PostgresSagaStore
 from postdate.backends.postgres.store import PostgresStore
 from postdate.backends.postgres.timeouts import PostgresTimeouts
 from postdate.backends.postgres.transport import PostgresTransport
 from postdate.persistence.databases import DatabaseObject
-from postdate.ports import Recording
 
 
 class Postgres(OpenDatabase, DatabaseObject):
@@ -44,25 +39,6 @@ class Postgres(OpenDatabase, DatabaseObject):
     """
 
     has_a_table_for_each_endpoint = True
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        schema: str = DEFAULT_SCHEMA,
-        recording: Recording = Recording.ALL,
-        answers_within: timedelta = ANSWERS_WITHIN,
-        holds_at_most: timedelta = HOLDS_AT_MOST,
-    ) -> None:
-        DatabaseObject.__init__(self)
-        OpenDatabase.__init__(
-            self,
-            url,
-            schema=schema,
-            recording=recording,
-            answers_within=answers_within,
-            holds_at_most=holds_at_most,
-        )
 
     @cached_property
     def store(self) -> PostgresStore:

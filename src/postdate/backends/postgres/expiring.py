@@ -74,9 +74,8 @@ class Reaper:
         return more
 
     def reap(self, connection: Connection) -> bool:
-        row = connection.execute(self._statements.reap, {"limit": REAPED_AT_ONCE}, prepare=True).fetchone()
-        assert row is not None
-        return row[0] == REAPED_AT_ONCE
+        ((gone,),) = connection.execute(self._statements.reap, {"limit": REAPED_AT_ONCE}, prepare=True).fetchall()
+        return gone == REAPED_AT_ONCE
 
     def discard(self, connection: Connection, queue_id: int, numbers: str, holder: int) -> None:
         """Remove messages that were claimed by ``holder`` and had expired; ``numbers``: a PostgreSQL array as text."""

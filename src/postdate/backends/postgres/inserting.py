@@ -9,7 +9,6 @@ from typing import Any, Final
 import psycopg
 
 from postdate.backends.postgres.access import Connection
-from postdate.backends.postgres.bulk import insert_bulk
 from postdate.backends.postgres.next_due import PostgresNextDue
 from postdate.backends.postgres.rows import COLUMNS, Row
 from postdate.backends.postgres.statements import Statements
@@ -48,12 +47,28 @@ def insert(connection: Connection, sql: Statements, rows: Sequence[Row], now: da
     if len(unique) < _BULK_FROM:
         fresh = [id_ for id_, row in unique.items() if insert_one(connection, sql, row, now, store_id)]
     else:
-        fresh = insert_bulk(connection, sql, list(unique.values()), now, store_id)
+        fresh = _insert_bulk(connection, sql, list(unique.values()), now, store_id)
         if fresh:
             notify(connection, sql, min(row[1] for row in rows), now, store_id)
     if len(fresh) == len(rows):
         return StoreReport(len(rows))
     return StoreReport.of((row[0] for row in rows), fresh)
+
+
+def _insert_bulk(
+    connection: Connection, sql: Statements, rows: Sequence[tuple[Any, ...]], now: datetime, store_id: int
+) -> list[str]:
+    """Insert messages with different ids by COPY into a temporary table and one statement; return the new ids."""
+    connection.execute(sql.make_incoming)
+    with connection.cursor() as cursor:
+        with cursor.copy(sql.copy_incoming) as copy:
+            copy.set_types(["int4", *COLUMNS.values()])
+            for position, row in enumerate(rows):
+                copy.write_row((position, *row))
+        cursor.execute(sql.insert_incoming, {"now": now, "store": store_id})
+        fresh = [id_ for (id_,) in cursor.fetchall()]
+        cursor.execute(sql.clear_incoming)
+    return fresh
 
 
 def insert_one(connection: Connection, sql: Statements, row: Row, now: datetime, store_id: int) -> bool:

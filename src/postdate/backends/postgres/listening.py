@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
@@ -122,7 +121,7 @@ class Listener:
         life: Life,
     ) -> None:
         self._connect, self._given_up = connect, given_up
-        self._names, self._reaper, self._life = names, reaper, life
+        self.names, self._reaper, self._life = names, reaper, life
         self._watched = Watched()
         _HERE.add(self)
         self._ears: list[Heard] = []
@@ -140,10 +139,6 @@ class Listener:
         self._living = living(names)
         self._complained = set[str]()
         self._thread = threading.Thread(target=self._run, name="postdate-postgres-listener", daemon=True)
-
-    @property
-    def names(self) -> SchemaNames:
-        return self._names
 
     @property
     def number(self) -> int | None:
@@ -257,7 +252,7 @@ class Listener:
 
     def _present(self, connection: Connection) -> None:
         """Take a number, lock it, write the row of this process, and listen."""
-        names, self._renewing = self._names, False
+        names, self._renewing = self.names, False
         row = connection.execute(
             "SELECT number, pg_advisory_lock(%s, number) FROM (SELECT nextval(%s)::integer AS number) AS n",
             (names.lock_class, names.of("holder_number").replace("%%", "%")),
@@ -353,12 +348,12 @@ class Listener:
             self._told = True
             what = (self._delivers, sorted(self._receives), self._holder)
         connection.execute(
-            sql(f"UPDATE {self._names.of('holder')} SET delivers = %s, receives = %s WHERE holder = %s"), what
+            sql(f"UPDATE {self.names.of('holder')} SET delivers = %s, receives = %s WHERE holder = %s"), what
         )
 
     def _show_life(self, connection: Connection) -> None:
         connection.execute(
-            sql(f"UPDATE {self._names.of('holder')} SET seen = clock_timestamp() WHERE holder = %s"), (self._holder,)
+            sql(f"UPDATE {self.names.of('holder')} SET seen = clock_timestamp() WHERE holder = %s"), (self._holder,)
         )
 
     def _end_the_frozen(self, connection: Connection) -> None:
@@ -368,7 +363,7 @@ class Listener:
         """
         find = sql(
             f"SELECT holder, mark, seen::text, extract(epoch FROM holds_at_most)::float8, pid, machine "
-            f"FROM {self._names.of('holder')} "
+            f"FROM {self.names.of('holder')} "
             f"WHERE holds_at_most IS NOT NULL AND holder <> %s AND holder IN ({self._living})"
         )
         rows = connection.execute(find, (self._holder,)).fetchall()
@@ -385,16 +380,16 @@ class Listener:
                 log.warning(
                     "%s has shown no life for %g s: its sessions are ended, what it holds is free", who, seconds
                 )
-            values = {"mark": None if mark in lively else mark, "class": self._names.lock_class, "holder": holder}
+            values = {"mark": None if mark in lively else mark, "class": self.names.lock_class, "holder": holder}
             what = f"sessions of {who} cannot be ended; that needs its role, or one that is a member of it"
-            self._try(connection, what, partial(_end_sessions, values))
+            self._try(connection, what, lambda connection, values=values: connection.execute(_END_SESSIONS, values))
 
     def _free_what_the_dead_hold(self, connection: Connection) -> None:
         """Free the messages of numbers whose lock is gone; any process does it for all.
 
         Numbers are also read from messages: a process may have claimed more after the row of its number was deleted.
         """
-        known = self._names.of("holder")
+        known = self.names.of("holder")
         held = [f"SELECT DISTINCT holder FROM {each} WHERE holder IS NOT NULL" for each, _ in self._tables(connection)]
         holders = " UNION ".join([f"SELECT holder FROM {known}", *held])
         find = sql(f"SELECT holder FROM ({holders}) AS h WHERE holder NOT IN ({self._living})")
@@ -404,7 +399,7 @@ class Listener:
 
     def _tables(self, connection: Connection) -> list[tuple[str, str]]:
         """Return the message tables that this role may change, each with more SQL for its SET clause."""
-        names = self._names
+        names = self.names
         stores = connection.execute(
             sql(
                 f"SELECT name FROM {names.of('store')} WHERE coalesce(has_table_privilege("
@@ -416,7 +411,7 @@ class Listener:
 
     def _free(self, connection: Connection, dead: list[int | None]) -> None:
         """Free the messages of some numbers, table by table: a failure in one must not stop the others."""
-        names, freed = self._names, 0
+        names, freed = self.names, 0
         for table, more in self._tables(connection):
             try:
                 statement = sql(f"UPDATE {table} SET holder = NULL{more} WHERE holder = ANY(%s)")
@@ -454,10 +449,6 @@ class Watched:
             for number, (shown, _) in seen.items()
         }
         return {number for number, (_, at_most) in seen.items() if now - self._since[number][1] >= at_most}
-
-
-def _end_sessions(values: Mapping[str, object], connection: Connection) -> None:
-    connection.execute(_END_SESSIONS, values)
 
 
 def _as_ours(error: Exception) -> PostdateError:

@@ -1,4 +1,4 @@
-"""An operator's questions to a PostgreSQL store and its queues; nothing waiting is changed.
+"""An operator's questions to a PostgreSQL store and its queues, and its clock (ADR 19); nothing waiting is changed.
 
 The row of a leased message names its holder. A row lock is seen by the number of the running transaction in the row's
 ``xmax``, which leads to the session, whose name says which process it belongs to.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
@@ -15,8 +16,8 @@ from typing import Any, Final, TypeVar
 from typing_extensions import override
 
 from postdate.backends.postgres.access import Access, Connection
-from postdate.backends.postgres.listening import holders_here
-from postdate.backends.postgres.names import sql
+from postdate.backends.postgres.listening import holders_here, living
+from postdate.backends.postgres.names import SchemaNames, sql
 from postdate.backends.postgres.queues import lengths_query
 from postdate.backends.postgres.rows import QUEUED, WAITING, envelope_of, message_of, read
 from postdate.backends.sql.questions import header_text
@@ -137,15 +138,11 @@ class PostgresObserver(PostgresQueueObserver):
 
     def __init__(self, database: Access, table: Callable[[], str]) -> None:
         super().__init__(database)
-        self._table_of = table
-
-    @property
-    def _table(self) -> str:
-        return self._table_of()
+        self._table = table
 
     @property
     def _pending(self) -> str:
-        return self._database.names.of(self._table)
+        return self._database.names.of(self._table())
 
     @property
     def _standing(self) -> str:
@@ -164,7 +161,7 @@ class PostgresObserver(PostgresQueueObserver):
     async def standing(self, message_id: str) -> Standing | None:
         record = f"SELECT number FROM {self._database.names.of('record')} WHERE kind = 1 AND message_id = %(id)s"
         one = f"{self._standing} WHERE p.number = ({record} AND {self._ours})"
-        found = await self._readable(one, {"id": message_id, "table": self._table}, _standing)
+        found = await self._readable(one, {"id": message_id, "table": self._table()}, _standing)
         return found[0] if found else None
 
     @override
@@ -179,7 +176,7 @@ class PostgresObserver(PostgresQueueObserver):
         pages = "(pg_relation_size(%(record)s::regclass) / current_setting('block_size')::bigint)"
         first = f"('(' || greatest({pages} - {_LATEST_PAGES}, 0) || ',0)')::tid"
         latest = f"SELECT max(at) FROM {record} WHERE ctid >= {first} AND kind = 2 AND {self._ours}"
-        ((at,),) = await self._rows(latest, {"record": record.replace("%%", "%"), "table": self._table})
+        ((at,),) = await self._rows(latest, {"record": record.replace("%%", "%"), "table": self._table()})
         return None if at is None else at.astimezone(UTC)
 
     @override
@@ -205,14 +202,12 @@ class PostgresObserver(PostgresQueueObserver):
         return known
 
 
-# --- a server and who keeps it from cleaning up ----------------------------------------------------------------------
+# --- a server, its clock, and who keeps it from cleaning up ---------------------------------------------------------
 
 
 async def server_facts(database: Access, table: str | None) -> ServerFacts:
     def ask(connection: Connection) -> ServerFacts:
-        row = connection.execute(_FACTS, (list(_SETTINGS),)).fetchone()
-        assert row is not None
-        version, now, in_recovery, settings = row
+        ((version, now, in_recovery, settings),) = connection.execute(_FACTS, (list(_SETTINGS),)).fetchall()
         there, newest = _schema_version(database, connection, table)
         settings = {**settings, "in_recovery": "on" if in_recovery else "off"}
         return ServerFacts("PostgreSQL", version, now.astimezone(UTC), there, newest, settings)
@@ -251,6 +246,26 @@ async def old_snapshots(database: Access) -> Sequence[OldSnapshot]:
         return sorted(found, key=lambda snapshot: snapshot.age, reverse=True)
 
     return await database.run(ask)
+
+
+def server_now(connection: Connection) -> tuple[datetime, float]:
+    """Return the server's time, and the monotonic seconds at which it was received."""
+    ((now,),) = connection.execute("SELECT clock_timestamp()").fetchall()
+    return now.astimezone(UTC), time.monotonic()
+
+
+def report_clock(database: Access, ahead: timedelta) -> None:
+    holder = database.listener().holder()
+    note = sql(f"UPDATE {database.names.of('holder')} SET ahead = %s WHERE holder = %s")
+    database.run_blocking(lambda connection: connection.execute(note, (ahead, holder)))
+
+
+def reported_clocks(connection: Connection, names: SchemaNames) -> Mapping[str, timedelta]:
+    query = sql(
+        f"SELECT machine || ':' || pid, ahead FROM {names.of('holder')} "
+        f"WHERE ahead IS NOT NULL AND holder IN ({living(names)})"
+    )
+    return dict(connection.execute(query, ()).fetchall())
 
 
 # --- rows --------------------------------------------------------------------------------------------------------

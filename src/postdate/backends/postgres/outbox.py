@@ -20,9 +20,8 @@ from typing_extensions import override
 from postdate.backends.postgres.access import Access, OpenDatabase
 from postdate.backends.postgres.answering import BoundedAsyncConnection, BoundedConnection
 from postdate.backends.postgres.errors import is_conflict, translate
-from postdate.backends.postgres.names import part_steps, sql
+from postdate.backends.postgres.names import part_script, part_steps, sql
 from postdate.backends.postgres.pool import as_opened
-from postdate.backends.postgres.scripts import part_script
 from postdate.backends.postgres.statements import PostgresSqlDialect
 from postdate.backends.sql.outbox import OutboxStep, SqlOutbox, Values, places
 from postdate.errors import StoreError, StoreUnavailable, StoreUnreachable
@@ -83,15 +82,13 @@ class PostgresOutbox(SqlOutbox[_Lent], Scripted):
 
     @override
     async def setup(self) -> None:
-        await in_thread(self._set_up)
+        part = part_steps(self._database.names.schema, "outbox", "outbox")
+        await in_thread(self._database.bring_up_to_date, part)
 
     @override
     def setup_statements(self, endpoint: str) -> str:
         schema = self._database.names.schema
         return part_script(schema, part_steps(schema, "outbox", "outbox"), with_queues=False)
-
-    def _set_up(self) -> None:
-        self._database.setup_part_blocking(part_steps(self._database.names.schema, "outbox", "outbox"))
 
     @override
     async def close(self) -> None:

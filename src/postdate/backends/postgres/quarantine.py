@@ -220,8 +220,7 @@ class PostgresQuarantine(Quarantine):
     async def quarantined_count(self) -> int:
         def count(connection: Connection) -> int:
             query = f"SELECT count(*) FROM {self._sql.quarantine} AS t WHERE {self._place(connection)}"
-            ((found,),) = connection.execute(sql(query), ()).fetchall()
-            return found
+            return connection.execute(sql(query), ()).fetchall()[0][0]
 
         with self._errors():
             return await self._database.run(count)
@@ -275,9 +274,7 @@ def number_for(connection: Connection, statements: QuarantineStatements, mended:
     """
     known = connection.execute(statements.number_of, mended).fetchone()
     if known is None:
-        row = connection.execute(statements.schedule, mended).fetchone()
-        assert row is not None
-        return row[0]
+        return connection.execute(statements.schedule, mended).fetchall()[0][0]
     number, last = known
     if last != RecordKind.FAILED:
         raise DuplicateMessage.of_set_aside(mended["id"])

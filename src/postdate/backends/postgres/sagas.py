@@ -8,8 +8,7 @@ from typing import Final
 from typing_extensions import override
 
 from postdate.backends.postgres.access import Access, OpenDatabase
-from postdate.backends.postgres.names import part_steps
-from postdate.backends.postgres.scripts import part_script
+from postdate.backends.postgres.names import part_script, part_steps
 from postdate.backends.postgres.statements import PostgresSqlDialect
 from postdate.backends.sql.sagas import SqlSagaStore
 from postdate.ports import Scripted
@@ -47,10 +46,7 @@ class PostgresSagaStore(SqlSagaStore, Scripted):
 
     @override
     async def setup(self) -> None:
-        await in_thread(self._set_up)
-
-    def _set_up(self) -> None:
-        self.database.setup_blocking(part=part_steps(self.database.names.schema, "sagas", _TABLE))
+        await in_thread(self.database.setup_blocking, None, part_steps(self.database.names.schema, "sagas", _TABLE))
 
     @override
     async def close(self) -> None:

@@ -9,26 +9,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from typing_extensions import override
 
-from postdate.backends.postgres import clocks, inserting, pruning
+from postdate.backends.postgres import inserting
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
-from postdate.backends.postgres.bulk import open_columns
+from postdate.backends.postgres.bulk import PostgresBulk
 from postdate.backends.postgres.claims import PostgresClaims, by_holder
 from postdate.backends.postgres.enqueue import NOTICE, Values, enqueue, enqueue_blocking
 from postdate.backends.postgres.errors import is_conflict, is_refused
-from postdate.backends.postgres.names import array, check_name
+from postdate.backends.postgres.names import array, check_name, tables_script
 from postdate.backends.postgres.next_due import PostgresNextDue
-from postdate.backends.postgres.observation import PostgresObserver, old_snapshots, server_facts
+from postdate.backends.postgres.observation import (
+    PostgresObserver,
+    old_snapshots,
+    report_clock,
+    reported_clocks,
+    server_facts,
+    server_now,
+)
 from postdate.backends.postgres.quarantine import PostgresQuarantine, SettingAside, named, number_for
 from postdate.backends.postgres.rows import Row, Unreadable, message_of, read, row_of
-from postdate.backends.postgres.scanning import exported_snapshot, read_scan, scan_parts
-from postdate.backends.postgres.scripts import tables_script
 from postdate.backends.postgres.statements import PostgresSqlDialect, Statements
 from postdate.backends.sql.questions import SqlQuestions
 from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
@@ -43,7 +47,6 @@ from postdate.messages import DelayedMessage, rescheduled
 from postdate.ports import (
     NOTHING_MOVED,
     OUTCOME_RECORDS,
-    ArchivableStore,
     ArrowBatch,
     Claim,
     DelegatedQuarantine,
@@ -67,8 +70,7 @@ from postdate.ports import (
     Wake,
     Work,
 )
-from postdate.ports.archives import StoredRecord
-from postdate.runtime.group_commit import Job, do_jobs, group_of
+from postdate.runtime.group_commit import do_jobs, group_of
 from postdate.runtime.threads import in_thread
 
 if TYPE_CHECKING:
@@ -82,7 +84,7 @@ _STORED_AT_ONCE: Final = 500
 """Messages stored one by one that may share a commit."""
 
 
-class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarantine, Scripted):
+class PostgresStore(SqlQuestions, MovingStore, PostgresBulk, DelegatedQuarantine, Scripted):
     """Keeps delayed messages in a table of PostgreSQL. Needs direct connections: a pooler would swallow wake-ups.
 
     Args:
@@ -186,12 +188,10 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
     @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         row = self._row(message)
-        if not await group_of(self, _STORED_AT_ONCE).run(self._store_jobs, (row, now)):
+        stored = group_of(self, _STORED_AT_ONCE)
+        if not await stored.run(lambda jobs: do_jobs(jobs, self._stored, StoreUnreachable), (row, now)):
             await self.database.transaction(lambda c: self._insert_new_or_revive(c, [row], now))
         self._next_due.heard(message.due)
-
-    def _store_jobs(self, jobs: Sequence[Job[tuple[Row, datetime], bool]]) -> None:
-        do_jobs(jobs, self._stored, StoreUnreachable)
 
     def _stored(self, works: Sequence[tuple[Row, datetime]]) -> Sequence[bool]:
         rows, now = [row for row, _ in works], max(now for _, now in works)
@@ -354,13 +354,8 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
         values = {"now": now, "kind": int(OUTCOME_RECORDS[outcome]), "detail": detail or None}
 
         def remove(connection: Connection, numbers: Sequence[int], holder: int | None) -> int:
-            row = connection.execute(
-                self._sql.finish,
-                {**values, "numbers": array(numbers), "holder": holder, "store": self._store_id(connection)},
-                prepare=True,
-            ).fetchone()
-            assert row is not None
-            return row[0]
+            held = {"numbers": array(numbers), "holder": holder, "store": self._store_id(connection)}
+            return connection.execute(self._sql.finish, {**values, **held}, prepare=True).fetchall()[0][0]
 
         return self._claims.settle(claims, remove)
 
@@ -373,9 +368,7 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
             for holder, numbers in by_holder(held):
                 values = {"now": now, "kind": int(OUTCOME_RECORDS[outcome]), "detail": detail or None}
                 values |= {"numbers": array(numbers), "holder": holder, "store": self._store_id(connection)}
-                row = connection.execute(self._sql.finish, values).fetchone()
-                assert row is not None
-                removed += row[0]
+                removed += connection.execute(self._sql.finish, values).fetchall()[0][0]
             self._claims.finished_elsewhere(held)
             if removed < len(claims):
                 raise ClaimLost.of(*(claim.message.message_id for claim in claims))
@@ -602,71 +595,26 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
 
     @override
     async def server_now(self) -> datetime:
-        return brought_up_to_date(*await self.database.run(clocks.server_now))
+        return brought_up_to_date(*await self.database.run(server_now))
 
     @override
     async def report_clock(self, ahead: timedelta) -> None:
-        await in_thread(clocks.report, self.database, ahead)
+        await in_thread(report_clock, self.database, ahead)
 
     @override
     async def reported_clocks(self) -> Mapping[str, timedelta]:
-        return await self.database.run(lambda c: clocks.reported(c, self.database.names))
+        return await self.database.run(lambda c: reported_clocks(c, self.database.names))
 
     @override
     async def old_snapshots(self) -> Sequence[OldSnapshot]:
         return await old_snapshots(self.database)
 
-    # --- scans --------------------------------------------------------------------------------------------------
-
-    @override
-    def snapshot(self) -> AbstractContextManager[str]:
-        """A transaction stays open for the length of the block."""
-        return exported_snapshot(self.database)
-
-    @override
-    def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
-        """Shares are ranges of pages on disk."""
-        return scan_parts(self.database, self._sql.table, what, parts)
-
-    @override
-    def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
-        return read_scan(self.database, self._sql.table, scan, part, page)
+    # --- columns ------------------------------------------------------------------------------------------------
 
     @property
     @override
     def gives_columns(self) -> bool:
         return True
-
-    @property
-    @override
-    def records_in_commit_order(self) -> bool:
-        return False
-
-    @override
-    def tables_of_stores(self) -> Sequence[str]:
-        return pruning.tables_of_stores(self.database)
-
-    # --- pruning ------------------------------------------------------------------------------------------------
-
-    @property
-    @override
-    def pruned_at_once(self) -> int:
-        """Some ten thousand records are in this many pages."""
-        return 128
-
-    @override
-    def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        return pruning.mark_archived(self.database, part, numbers)
-
-    @override
-    def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        return pruning.prune(self.database, part, numbers)
-
-    @override
-    def restore(self, records: Sequence[StoredRecord]) -> int:
-        return pruning.restore(self.database, self.database.run_blocking(self._store_id), records)
-
-    # --- columns ------------------------------------------------------------------------------------------------
 
     @override
     def scan_columns(self, scan: Scan, part: ScanPart) -> Iterable[ArrowBatch]:
@@ -688,7 +636,13 @@ class PostgresStore(SqlQuestions, MovingStore, ArchivableStore, DelegatedQuarant
 
     def _columns(self) -> Columns:
         if self._columnar is None:
-            self._columnar = open_columns(self.database)
+            try:
+                from postdate.backends.postgres.columnar import Columns
+            except ModuleNotFoundError as error:  # without the extra ``pipeline`` (Arrow)
+                raise ConfigurationError(
+                    f"reading and writing PostgreSQL in bulk needs {error.name}: pip install 'postdate[pipeline]'"
+                ) from error
+            self._columnar = Columns(self.database)
         return self._columnar
 
 

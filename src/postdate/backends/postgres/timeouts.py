@@ -16,8 +16,7 @@ from typing_extensions import override
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
 from postdate.backends.postgres.answering import BoundedConnection
 from postdate.backends.postgres.listening import HOLDS_AT_MOST
-from postdate.backends.postgres.names import SchemaNames, check_name, literal, quoted, sql
-from postdate.backends.postgres.scripts import own_table_script
+from postdate.backends.postgres.names import SchemaNames, check_name, literal, own_table_script, quoted, sql
 from postdate.backends.postgres.statements import PostgresSqlDialect
 from postdate.backends.sql.timeouts import CONTENT, LATER, SharedSqlTimeouts, TimeoutTable, standard_statements
 from postdate.errors import StoreNotSetUp
@@ -76,10 +75,11 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
     ) -> None:
         self._schema = check_name(schema, "schema")
         self._connections = Access(database, schema, answers_within=answers_within)
-        super().__init__(self._connections, self._table_of, table_prefix)
-
-    def _table_of(self, name: str) -> _PostgresTable:
-        return _PostgresTable(self._schema, check_name(name, _WHAT), self._connections.where)
+        super().__init__(
+            self._connections,
+            lambda name: _PostgresTable(schema, check_name(name, _WHAT), self._connections.where),
+            table_prefix,
+        )
 
     @property
     @override

@@ -24,9 +24,8 @@ import anyio
 from typing_extensions import override
 
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
-from postdate.backends.postgres.acknowledging import Acknowledgement, Acknowledgements, raise_first
 from postdate.backends.postgres.errors import of_queues, queue_errors
-from postdate.backends.postgres.names import array
+from postdate.backends.postgres.names import array, queues_script, tables_script
 from postdate.backends.postgres.observation import PostgresQueueObserver, server_facts
 from postdate.backends.postgres.quarantine import (
     PostgresQuarantine,
@@ -35,9 +34,8 @@ from postdate.backends.postgres.quarantine import (
     into_queue,
     named,
 )
-from postdate.backends.postgres.queues import QueueStatements
+from postdate.backends.postgres.queues import Acknowledgement, Acknowledgements, QueueStatements, raise_first
 from postdate.backends.postgres.rows import Row, Unreadable, envelope_of, queued_row, read
-from postdate.backends.postgres.scripts import queues_script, tables_script
 from postdate.errors import (
     ClaimLost,
     MessageTooLarge,
@@ -69,7 +67,7 @@ from postdate.ports import (
     TransportCapabilities,
     Work,
 )
-from postdate.runtime.group_commit import Job, do_jobs, group_of
+from postdate.runtime.group_commit import do_jobs, group_of
 from postdate.runtime.threads import in_thread
 from postdate.runtime.wakeup import Alarm
 
@@ -167,7 +165,8 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
         with queue_errors():
             if work or len(rows) > _FEW:
                 return await self.database.transaction(lambda c: self._send_all(c, rows, work))
-            return await group_of(self, _SENT_AT_ONCE).run(self._send_jobs, rows)
+            sent = group_of(self, _SENT_AT_ONCE)
+            return await sent.run(lambda jobs: do_jobs(jobs, self._sent, StoreUnreachable), rows)
 
     def _send_all(
         self, connection: Connection, rows: Sequence[Row | MessageTooLarge], work: Sequence[Work]
@@ -178,9 +177,6 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
             for each in work:
                 each(connection)
         return errors
-
-    def _send_jobs(self, jobs: Sequence[Job[_Rows, Sequence[PostdateError | None]]]) -> None:
-        do_jobs(jobs, self._sent, StoreUnreachable)
 
     def _sent(self, works: Sequence[_Rows]) -> Sequence[Sequence[PostdateError | None]]:
         rows = [row for each in works for row in each]
@@ -292,7 +288,7 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
 
 class PostgresReceiver(Receiver):
     def __init__(self, transport: PostgresTransport, queue: str) -> None:
-        self._transport, self._database, self._sql, self._queue = transport, transport.database, transport.sql, queue
+        self._transport, self._database, self._sql, self.queue = transport, transport.database, transport.sql, queue
         self._alarm: Alarm | None = None
         self._stop_listening: Callable[[], None] | None = None
         self._held: dict[object, Received] = {}
@@ -331,9 +327,9 @@ class PostgresReceiver(Receiver):
             return await in_thread(work)
 
     def _listen(self, alarm: Alarm) -> Callable[[], None]:
-        queue_id = self._database.run_blocking(lambda c: self._transport.queue_id(c, self._queue))
+        queue_id = self._database.run_blocking(lambda c: self._transport.queue_id(c, self.queue))
         listener = self._database.listener()
-        listener.introduce(receives=self._queue)
+        listener.introduce(receives=self.queue)
 
         def heard(topic: str, number: int, value: int) -> None:
             if topic == "lost":
@@ -345,26 +341,22 @@ class PostgresReceiver(Receiver):
 
         return listener.hear(heard)
 
-    @property
-    def queue(self) -> str:
-        return self._queue
-
     def held(self) -> list[int]:
         return [hold.number for hold in list(self._held) if isinstance(hold, _Hold)]
 
     def _claim(self, limit: int) -> list[Received] | None:
         """Return claimed messages, or ``None``: they had all expired or were unreadable, and more may follow."""
         holder = self._database.listener().holder()
-        with self._transport.claiming[self._queue]:
+        with self._transport.claiming[self.queue]:
             return self._certain(holder, lambda: self._claim_as(holder, limit))
 
     def _certain(self, holder: int, claim: Callable[[], T]) -> T:
         """Run ``claim``; after a failure, messages it may have claimed are freed before the next claim."""
         if self.in_doubt:
-            values = {"holder": holder, "numbers": array(self._transport.held_in(self._queue))}
+            values = {"holder": holder, "numbers": array(self._transport.held_in(self.queue))}
 
             def free(connection: Connection) -> None:
-                queue_id = self._transport.queue_id(connection, self._queue)
+                queue_id = self._transport.queue_id(connection, self.queue)
                 connection.execute(self._sql.free_others, {**values, "queue": queue_id})
 
             self._database.run_blocking(free)
@@ -390,7 +382,7 @@ class PostgresReceiver(Receiver):
         def claim(connection: Connection) -> tuple[list[Row], list[Unreadable]]:
             values = {
                 "holder": holder,
-                "queue": self._transport.queue_id(connection, self._queue),
+                "queue": self._transport.queue_id(connection, self.queue),
                 "limit": limit,
                 "low": self._low.value(),
             }
@@ -405,7 +397,7 @@ class PostgresReceiver(Receiver):
         """Quarantine unreadable claimed messages; if this process ends before, or lacks the rights, others do it."""
 
         def set_aside(connection: Connection) -> None:
-            queue_id = self._transport.queue_id(connection, self._queue)
+            queue_id = self._transport.queue_id(connection, self.queue)
             values = {**named(bad), "queue": queue_id, "holder": holder}
             self._transport.setting_aside.do(connection, self._transport.aside.from_queue, values, bad)
 
@@ -424,12 +416,12 @@ class PostgresReceiver(Receiver):
     async def take(self, message_id: str) -> Received | None:
         def take() -> Received | None:
             holder = self._database.listener().holder()
-            with self._transport.claiming[self._queue]:
+            with self._transport.claiming[self.queue]:
                 return self._certain(holder, lambda: take_as(holder))
 
         def take_as(holder: int) -> Received | None:
             def find(connection: Connection) -> tuple[list[Row], list[Unreadable]]:
-                queue_id = self._transport.queue_id(connection, self._queue)
+                queue_id = self._transport.queue_id(connection, self.queue)
                 values = {"holder": holder, "queue": queue_id, "id": message_id}
                 return read(connection.execute(self._sql.take, values, binary=True), _NUMBER_AT, self._decoded)
 
@@ -446,7 +438,7 @@ class PostgresReceiver(Receiver):
 
     def _decoded(self, row: Row) -> Row:
         has_ended, queue_id, number, *columns = row
-        return (has_ended, queue_id, number, *envelope_of(self._queue, *columns))
+        return (has_ended, queue_id, number, *envelope_of(self.queue, *columns))
 
     def _received(self, row: Row, holder: int) -> Received:
         _, queue_id, number, envelope, failures = row
@@ -491,7 +483,7 @@ class PostgresReceiver(Receiver):
         return int(end.record) if wanted and end.record is not None else None
 
     def _lost(self, received: Received) -> ClaimLost:
-        return ClaimLost.of(received.envelope.message_id, queue=self._queue)
+        return ClaimLost.of(received.envelope.message_id, queue=self.queue)
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
@@ -505,7 +497,7 @@ class PostgresReceiver(Receiver):
             connection.execute(
                 self._sql.give_back,
                 {
-                    "queue": self._transport.queue_id(connection, self._queue),
+                    "queue": self._transport.queue_id(connection, self.queue),
                     "numbers": [hold.number for hold in holds],
                     "holders": list({hold.holder for hold in holds}),
                     "failures": failures,

@@ -3,27 +3,3 @@
 A server's room gives its driver (subclasses of `DatabaseServer` and `ServerSession` in ``connection``) and its dialect:
 `RowLockStatements` as data, and the methods at the end of `RowLockTables`. `LockingStore` is the store.
 """
-
-from postdate.backends.rowlocks.parts import (
-    Conflict,
-    MessageRow,
-    PooledSession,
-    RecordNote,
-    SessionSource,
-    WaitingRow,
-    from_row,
-)
-from postdate.backends.rowlocks.pool import Pool
-from postdate.backends.rowlocks.store import LockingStore
-
-__all__ = [
-    "Conflict",
-    "LockingStore",
-    "MessageRow",
-    "Pool",
-    "PooledSession",
-    "RecordNote",
-    "SessionSource",
-    "WaitingRow",
-    "from_row",
-]

@@ -1,4 +1,4 @@
-"""One schema of a database server, and the connections that all adapters on it share."""
+"""One schema of a database server, the connections that all adapters on it share, and the sagas in it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Final, Self
 from typing_extensions import override
 
 from postdate.backends.rowlocks.connection import DatabaseServer
-from postdate.backends.rowlocks.names import RowLockNames
+from postdate.backends.rowlocks.names import RowLockNames, part_steps
 from postdate.backends.rowlocks.pool import Connections, Pool
-from postdate.backends.rowlocks.setup import part_steps
 from postdate.backends.sql.dialect import SqlDialect
+from postdate.backends.sql.sagas import SqlSagaStore
 from postdate.errors import ConfigurationError
 from postdate.persistence.databases import DatabaseObject
 from postdate.persistence.migrations import Step
@@ -126,3 +126,25 @@ class KeptOnServer(Scripted):
 
     async def close(self) -> None:
         await in_thread(self._pool.close)
+
+
+class ServerSagaStore(KeptOnServer, SqlSagaStore):
+    """Keeps saga instances in the table ``postdate_saga`` of a schema; several processes may use it at once.
+
+    Args:
+        url: of the database, or its database object, whose connections and ``schema`` it uses. With an outbox in the
+            same schema, changes of instances are part of the outbox's commit.
+        schema: of the table; ``None``: the default of the server.
+        answers_within: a connection is given up after so long a silence of the server; above 0. ``None``: 30 s.
+
+    Raises:
+        ConfigurationError: the address, the schema or the duration is invalid.
+    """
+
+    part, table = "sagas", "saga"
+
+    def __init__(
+        self, url: str | RowLockSchema, *, schema: str | None = None, answers_within: timedelta | None = None
+    ) -> None:
+        self._use(url, schema, answers_within)
+        super().__init__(self._pool, self._database.dialect, self._names.of(self.table), self._database.identity)

@@ -1,4 +1,4 @@
-"""Values that the modules of a row-lock store exchange, and the protocol of its connections.
+"""Values that the modules of a row-lock store exchange, the protocol of its connections, and what servers' errors mean.
 
 Times in rows are whole microseconds since 1970-01-01 UTC. Every method of a connection blocks and may raise the store
 errors of :mod:`postdate.errors`; drivers' own errors do not leave their server's room.
@@ -6,16 +6,29 @@ errors of :mod:`postdate.errors`; drivers' own errors do not leave their server'
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from postdate.clock import from_microseconds, nearest_instant, to_microseconds
-from postdate.errors import InvalidHeaders, InvalidMessage, StoreError, StoreTroubled
-from postdate.messages import DelayedMessage, check_reschedule, decode_headers, encoded_deliver_at, stored_headers
+from postdate.errors import (
+    InvalidHeaders,
+    InvalidMessage,
+    MessageTooLarge,
+    PostdateError,
+    StoreError,
+    StoreFull,
+    StoreNotSetUp,
+    StoreNotWritable,
+    StoreReadOnly,
+    StoreTroubled,
+)
+from postdate.messages import DelayedMessage, decode_headers, encoded_deliver_at, stored_headers
 from postdate.ports import ScanFilter
+
+P = TypeVar("P", bytes, str)
 
 
 class Conflict(StoreTroubled):
@@ -56,10 +69,6 @@ class WaitingRow(NamedTuple):
     expires_at: int | None
     holder: int | None
 
-    def check_reschedule(self, message_id: str, due: datetime) -> None:
-        """Raise `InvalidMessage` if the message would be due after its expiry."""
-        check_reschedule(message_id, due, None if self.expires_at is None else nearest_instant(self.expires_at))
-
 
 def headers_retimed(old: int, new: int) -> dict[str, str]:
     """Return the text of an old due time in encoded headers, and its replacement."""
@@ -77,6 +86,19 @@ class RecordNote:
     at: int
     kind: int
     detail: str | None = None
+
+
+def in_pieces(texts: Iterable[P], room: int, at_most: int | None = None) -> Iterator[list[P]]:
+    """Yield the texts of one statement each: of ``room`` with separators, or one that is longer; or so many."""
+    piece, size = list[P](), 0
+    for text in texts:
+        if piece and (size + len(text) > room or len(piece) == at_most):
+            yield piece
+            piece, size = [], 0
+        piece.append(text)
+        size += len(text) + 1
+    if piece:
+        yield piece
 
 
 class PooledSession(Protocol):
@@ -172,3 +194,27 @@ def decoded(rows: Iterable[tuple[int, MessageRow]]) -> tuple[dict[int, DelayedMe
         except (InvalidMessage, InvalidHeaders) as error:
             bad[number] = str(error)
     return good, bad
+
+
+Meaning = type[PostdateError]
+Meanings = Mapping[Meaning, Collection[int | str]]
+"""Our error for each number or class of a server's errors; a number goes before its class."""
+
+_SAID: Final[Mapping[Meaning, str]] = {
+    StoreNotSetUp: "{where} lacks tables of Postdate ({said}); run `postdate setup`",
+    StoreFull: "{where} has no room ({said}); nothing was written; make room and go on",
+    StoreNotWritable: "{where} refuses ({said}); check user, password and grants",
+    StoreReadOnly: "{where} is read-only ({said}): after a fail-over it is a replica now, or somebody has set it so; "
+    "the address must lead to the server that takes writes",
+    MessageTooLarge: "{where} refuses ({said}); raise the server's max_allowed_packet",
+}
+
+
+def told(meaning: Meaning, said: str, where: str) -> PostdateError:
+    """Return the error for a meaning, with the server's own text; ``where``: the address without the password."""
+    return meaning(_SAID.get(meaning, "{where}: {said}").format(where=where, said=said))
+
+
+def meaning_of(keys: Iterable[int | str], meanings: Meanings) -> Meaning | None:
+    """Return the meaning of the first known key; ``None``: all are unknown."""
+    return next((meaning for key in keys for meaning, known in meanings.items() if key in known), None)

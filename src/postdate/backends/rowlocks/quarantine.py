@@ -26,9 +26,10 @@ from typing_extensions import override
 from postdate.backends.rowlocks.parts import MessageRow, QuarantinedRow, RecordNote, decoded, from_row
 from postdate.backends.rowlocks.pool import Pool
 from postdate.backends.rowlocks.tables import RowLockTables
+from postdate.backends.sql.questions import mended
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import DuplicateMessage, MessageNotFound, StoreError, StoreNotSetUp, StoreNotWritable
-from postdate.messages import DelayedMessage, check_headers, encode_headers
+from postdate.messages import DelayedMessage, check_headers
 from postdate.ports import Mending, Quarantine, Quarantined, RecordKind
 from postdate.runtime.next_due import NextDue
 from postdate.runtime.threads import in_thread
@@ -127,7 +128,7 @@ class RowQuarantine(Quarantine):
 
         def put_back(session: Any) -> None:
             aside = self._taken(session, number)
-            row = _mended(aside.row, mending)
+            row = aside.row._replace(**mended(mending))
             from_row(row)
             note = RecordNote(at, int(RecordKind.RETURNED))
             if not self._tables.come_back(session, row, note) and not self._tables.insert(session, [row], at):
@@ -154,16 +155,6 @@ class RowQuarantine(Quarantine):
         if found is None:
             raise MessageNotFound(f"nothing of number {number} is set aside in this store")
         return found
-
-
-def _mended(row: MessageRow, mending: Mending) -> MessageRow:
-    put = {
-        "headers": None if mending.headers is None else encode_headers(mending.headers),
-        "due": None if mending.due is None else to_microseconds(mending.due),
-        "destination": mending.destination,
-        "body": mending.body,
-    }
-    return row._replace(**{name: value for name, value in put.items() if value is not None})
 
 
 def _shown(aside: QuarantinedRow) -> Quarantined:

@@ -15,6 +15,7 @@ from typing_extensions import override
 from postdate.backends.rowlocks.claims import Claims
 from postdate.backends.rowlocks.database import RowLockSchema
 from postdate.backends.rowlocks.liveness import Liveness
+from postdate.backends.rowlocks.names import steps_of
 from postdate.backends.rowlocks.parts import (
     MessageRow,
     RecordNote,
@@ -27,14 +28,14 @@ from postdate.backends.rowlocks.quarantine import RowQuarantine
 from postdate.backends.rowlocks.statements import RowLockStatements
 from postdate.backends.rowlocks.tables import RowLockTables, numbered
 from postdate.backends.sql.questions import SqlQuestions
-from postdate.clock import brought_up_to_date, from_microseconds, nearest_instant, to_microseconds
+from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
 from postdate.errors import (
     ConfigurationError,
     DuplicateMessage,
     StoreUnreachable,
     UnsupportedTransactionMode,
 )
-from postdate.messages import DelayedMessage
+from postdate.messages import DelayedMessage, check_reschedule
 from postdate.ports import (
     OUTCOME_RECORDS,
     Claim,
@@ -52,8 +53,8 @@ from postdate.ports import (
     TransactionMode,
     Wake,
 )
-from postdate.ports.scanning import check_scanned
-from postdate.runtime.group_commit import Job, do_jobs, group_of
+from postdate.ports.scanning import check_scanned, shares
+from postdate.runtime.group_commit import do_jobs, group_of
 from postdate.runtime.next_due import NextDue
 from postdate.runtime.threads import in_thread
 
@@ -85,9 +86,8 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
         largest_message_bytes: int,
         holds_at_most: timedelta | None = None,
     ) -> None:
-        self.server, self._make_tables, self._table = database.server, tables, table
-        self._holds_at_most = holds_at_most
-        self._dialect = database.dialect
+        self._database, self._make_tables, self._table = database, tables, table
+        self.server, self._dialect, self._holds_at_most = database.server, database.dialect, holds_at_most
         self._pool, self._next_due = Pool(database.connections), NextDue[int]()
         self._parts: tuple[RowLockTables, Claims, Liveness, RowQuarantine] | None = None
         self._capabilities = StoreCapabilities(
@@ -128,9 +128,15 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
     async def setup(self) -> None:
         def setup() -> None:
             with self._pool.lent() as session, session.patient():
-                self._tables.setup(session)
+                names = self._tables.names
+                self._database.tables.migrate(session, names, steps_of(names))
 
         await in_thread(setup)
+
+    @override
+    def setup_statements(self, endpoint: str) -> str:
+        names = self._database.names_of(self._database.schema, self._table or f"{endpoint}.timeouts")
+        return self._database.tables.script(names, steps_of(names))
 
     @override
     async def close(self) -> None:
@@ -183,19 +189,13 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
     @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         row, at = to_row(message, self._capabilities.largest_message_bytes), to_microseconds(now)
-        if not await group_of(self, _STORED_AT_ONCE).run(self._store_jobs, (row, at)):
+        stored = group_of(self, _STORED_AT_ONCE)
+        if not await stored.run(lambda jobs: do_jobs(jobs, self._stored, StoreUnreachable), (row, at)):
             back = RecordNote(at, int(RecordKind.RESCHEDULED), "came back from the error queue")
-
-            def store_again(session: Any) -> bool:
-                return self._tables.come_back(session, row, back)
-
             # Another transaction: INSERTs that found the id share a lock on it, and would deadlock here.
-            if not await self._pool.transaction(store_again):
+            if not await self._pool.transaction(lambda session: self._tables.come_back(session, row, back)):
                 raise DuplicateMessage.of(message.message_id)
         self._next_due.heard(row.due)
-
-    def _store_jobs(self, jobs: Sequence[Job[tuple[MessageRow, int], bool]]) -> None:
-        do_jobs(jobs, self._stored, StoreUnreachable)
 
     def _stored(self, works: Sequence[tuple[MessageRow, int]]) -> Sequence[bool]:
         unique = {row.message_id: row for row, _ in reversed(works)}
@@ -240,32 +240,27 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
         ending = RecordNote(to_microseconds(now), int(RecordKind.DELIVERED))
-
-        def remove(session: Any) -> int | None:
-            found = self._tables.lock(session, message_id)
-            if found is None or not self._is_free_or_ours(found):
-                return None
-            return found.number if self._tables.finish(session, [found.number], found.holder, ending) else None
-
-        return await self._ended(remove)
+        return await self._ended(
+            message_id, lambda session, found: self._tables.finish(session, [found.number], found.holder, ending)
+        )
 
     @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
         note = RecordNote(to_microseconds(now), int(RecordKind.RETRIED))
+        return await self._ended(
+            message_id, lambda session, found: self._tables.retry(session, found.number, found.holder, None, note)
+        )
 
-        def count(session: Any) -> int | None:
+    async def _ended(self, message_id: str, change: Callable[[Any, WaitingRow], int]) -> bool:
+        """Change a message that is free or held here, whose claim ends with that; return whether it was changed."""
+
+        def end(session: Any) -> int | None:
             found = self._tables.lock(session, message_id)
-            if found is None or not self._is_free_or_ours(found):
+            if found is None or (found.holder is not None and found.holder not in self._claims.holders()):
                 return None
-            return found.number if self._tables.retry(session, found.number, found.holder, None, note) else None
+            return found.number if change(session, found) else None
 
-        return await self._ended(count)
-
-    def _is_free_or_ours(self, found: WaitingRow) -> bool:
-        return found.holder is None or found.holder in self._claims.holders()
-
-    async def _ended(self, change: Callable[[Any], int | None]) -> bool:
-        number = await self._pool.transaction(change)
+        number = await self._pool.transaction(end)
         if number is not None:
             self._claims.forget(number)
         return number is not None
@@ -339,7 +334,7 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
 
     @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        then = _microseconds(attempt_at)
+        then = None if attempt_at is None else to_microseconds(attempt_at)
 
         def give_back(session: Any, numbers: Sequence[int], holder: int | None) -> int:
             if then is None and holder is None:
@@ -361,7 +356,7 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
             look_number = self._next_due.look()
             return self._next_due.seen(look_number, self._tables.next_attempt(session, self._claims.locked()))
 
-        return _instant(await self._pool.run(look))
+        return self._dialect.instant(await self._pool.run(look))
 
     @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
@@ -398,7 +393,7 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
             found = self._tables.lock(session, message_id)
             if found is None or found.holder is not None:
                 return False
-            found.check_reschedule(message_id, due)
+            check_reschedule(message_id, due, self._dialect.instant(found.expires_at))
             self._tables.reschedule(session, found, new_due, at)
             return True
 
@@ -466,9 +461,9 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
         check_scanned(what)
         if what == "queued":
             return []
-        first, end = self._pool.run_blocking(lambda session: self._tables.bounds(session, what), patiently=True)
-        step = max(-(-(end - first) // max(parts, 1)), 1)
-        return [ScanPart(start, min(start + step, end)) for start in range(first, end, step)]
+        return shares(
+            *self._pool.run_blocking(lambda session: self._tables.bounds(session, what), patiently=True), parts
+        )
 
     @override
     def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
@@ -502,11 +497,3 @@ def _done_within(seconds: float, work: Callable[[], None], abort: Callable[[], N
         return
     for error in failed:
         raise error
-
-
-def _instant(microseconds: int | None) -> datetime | None:
-    return None if microseconds is None else nearest_instant(microseconds)
-
-
-def _microseconds(instant: datetime | None) -> int | None:
-    return None if instant is None else to_microseconds(instant)

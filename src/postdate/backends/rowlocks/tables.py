@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from postdate.backends.rowlocks.names import RowLockNames
+from postdate.backends.rowlocks.names import RowLockNames, marks, steps_of
 from postdate.backends.rowlocks.parts import (
     MessageRow,
     QuarantinedRow,
@@ -22,7 +22,6 @@ from postdate.backends.rowlocks.parts import (
     headers_retimed,
     readable_due,
 )
-from postdate.backends.rowlocks.setup import marks, steps_of
 from postdate.backends.rowlocks.statements import EARLIEST, RowLockStatements
 from postdate.clock import from_microseconds
 from postdate.errors import StoreNotSetUp, StoreUnreachable
@@ -44,17 +43,9 @@ class RowLockTables(ABC):
     """The server's word for a schema."""
 
     def __init__(self, names: RowLockNames, sql: RowLockStatements, recording: Recording) -> None:
-        self.names, self._sql, self._recording = names, sql, recording
+        self.names, self.sql, self._recording = names, sql, recording
         self._store_id: int | None = None
         self._own_lock = ""
-
-    @property
-    def sql(self) -> RowLockStatements:
-        return self._sql
-
-    @property
-    def recording(self) -> Recording:
-        return self._recording
 
     def store_id(self, session: Any) -> int:
         if self._store_id is None:
@@ -63,7 +54,7 @@ class RowLockTables(ABC):
                 f"{setup_command(self.names.table)}"
             )
             try:
-                found = session.rows(self._sql.find_store, {"name": self.names.table})
+                found = session.rows(self.sql.find_store, {"name": self.names.table})
             except StoreNotSetUp as error:
                 raise StoreNotSetUp(missing) from error
             if not found:
@@ -82,11 +73,11 @@ class RowLockTables(ABC):
     def come_back(self, session: Any, row: MessageRow, note: RecordNote) -> bool:
         """Write a message under its old number if it went to the error queue last; return whether it did."""
         of_id = {"id": row.message_id, "store": self.store_id(session)}
-        found = session.rows(self._sql.lock_scheduled, of_id)
+        found = session.rows(self.sql.lock_scheduled, of_id)
         if not found:
             return False
         number = found[0][0]
-        last = session.rows(self._sql.last_kind, {**of_id, "number": number})
+        last = session.rows(self.sql.last_kind, {**of_id, "number": number})
         if not last or last[0][0] not in {RecordKind.FAILED, RecordKind.RETURNED}:
             return False
         self._insert_messages(session, [(number, row)])
@@ -94,7 +85,7 @@ class RowLockTables(ABC):
         return True
 
     def _record_one(self, session: Any, number: int, note: RecordNote) -> None:
-        session.change(self._sql.record_one, {"number": number, **self._note(session, note)})
+        session.change(self.sql.record_one, {"number": number, **self._note(session, note)})
 
     def _note(self, session: Any, note: RecordNote) -> dict[str, Any]:
         return {"store": self.store_id(session), "at": note.at, "kind": note.kind, "detail": note.detail}
@@ -106,7 +97,7 @@ class RowLockTables(ABC):
         begin = self._beginning(session)
         if begin is None or begin >= at - 1:
             return []
-        found = session.rows(self._sql.claim, {"from": begin, "at": at, "limit": limit})
+        found = session.rows(self.sql.claim, {"from": begin, "at": at, "limit": limit})
         return [(number, attempt_at, MessageRow(*row)) for number, attempt_at, *row in found]
 
     def finish(self, session: Any, numbers: Sequence[int], holder: int | None, ending: RecordNote) -> int:
@@ -115,18 +106,18 @@ class RowLockTables(ABC):
         return self._remove_recorded(session, held, self._note(session, ending))
 
     def lease(self, session: Any, numbers: Sequence[int], holder: int) -> None:
-        if not session.rows(self._sql.keep_holder, {"holder": holder}):
+        if not session.rows(self.sql.keep_holder, {"holder": holder}):
             raise StoreUnreachable(f"the connection that held messages under number {holder} is gone")
-        session.change(self._sql.lease, {"numbers": self._listed(numbers), "holder": holder})
+        session.change(self.sql.lease, {"numbers": self._listed(numbers), "holder": holder})
 
     def release(self, session: Any, numbers: Sequence[int], holder: int | None, attempt_at: int | None) -> int:
         """Free those of ``numbers`` (ascending) of ``holder``, for ``attempt_at`` or as due; return how many."""
         values = {"numbers": self._listed(numbers), "holder": holder, "attempt_at": attempt_at}
-        return session.change(self._sql.release, values)
+        return session.change(self.sql.release, values)
 
     def retry(self, session: Any, number: int, holder: int | None, attempt_at: int | None, note: RecordNote) -> bool:
         """Count a failure of a message of ``holder`` and free it, for ``attempt_at`` or as due."""
-        if not session.change(self._sql.retry, {"number": number, "holder": holder, "attempt_at": attempt_at}):
+        if not session.change(self.sql.retry, {"number": number, "holder": holder, "attempt_at": attempt_at}):
             return False
         if self._recording is Recording.ALL:
             self._record_one(session, number, note)
@@ -134,19 +125,19 @@ class RowLockTables(ABC):
 
     def lock(self, session: Any, message_id: str) -> WaitingRow | None:
         """Lock a waiting message; ``None``: there is none, or another transaction has it locked."""
-        found = session.rows(self._sql.lock, {"id": message_id, "store": self.store_id(session)})
+        found = session.rows(self.sql.lock, {"id": message_id, "store": self.store_id(session)})
         return WaitingRow(*found[0]) if found else None
 
     def reschedule(self, session: Any, found: WaitingRow, due: int, at: int) -> None:
         """Change the due time of a locked message, also in its header."""
-        session.change(self._sql.reschedule, {"number": found.number, "due": due, **headers_retimed(found.due, due)})
+        session.change(self.sql.reschedule, {"number": found.number, "due": due, **headers_retimed(found.due, due)})
         self._record_one(session, found.number, RecordNote(at, int(RecordKind.RESCHEDULED)))
 
     # --- what cannot be read ------------------------------------------------------------------------------------
 
     def free_ones(self, session: Any, numbers: Sequence[int]) -> Sequence[tuple[int, MessageRow]]:
         """Lock and return those of ``numbers`` (ascending) that are unclaimed."""
-        return numbered(session.rows(self._sql.free_ones, {"numbers": self._listed(numbers)}))
+        return numbered(session.rows(self.sql.free_ones, {"numbers": self._listed(numbers)}))
 
     def set_aside(self, session: Any, bad: Mapping[int, str], at: int) -> None:
         """Quarantine locked messages byte for byte, with a record; ``bad``: why each is unreadable, by number."""
@@ -155,26 +146,26 @@ class RowLockTables(ABC):
             found = self.lock_aside(session, self._put_aside(session, values))
             assert found is not None
             self._record_aside(session, found, RecordNote(at, int(RecordKind.FAILED), f"unreadable: {reason}"))
-            session.change(self._sql.remove_one, {"number": number})
+            session.change(self.sql.remove_one, {"number": number})
 
     def _record_aside(self, session: Any, aside: QuarantinedRow, note: RecordNote) -> None:
         of_message = {"id": aside.row.message_id, "due": readable_due(aside.row), "destination": aside.row.destination}
-        session.change(self._sql.record_aside, {**of_message, **self._note(session, note)})
+        session.change(self.sql.record_aside, {**of_message, **self._note(session, note)})
 
     def set_aside_count(self, session: Any) -> int:
-        return _only(session.rows(self._sql.set_aside_count, {"store": self.store_id(session)}))
+        return _only(session.rows(self.sql.set_aside_count, {"store": self.store_id(session)}))
 
     def all_aside(self, session: Any, limit: int) -> Sequence[QuarantinedRow]:
-        found = session.rows(self._sql.all_aside, {"store": self.store_id(session), "limit": limit})
+        found = session.rows(self.sql.all_aside, {"store": self.store_id(session), "limit": limit})
         return [_aside(row) for row in found]
 
     def lock_aside(self, session: Any, number: int) -> QuarantinedRow | None:
-        found = session.rows(self._sql.lock_aside, {"store": self.store_id(session), "number": number})
+        found = session.rows(self.sql.lock_aside, {"store": self.store_id(session), "number": number})
         return _aside(found[0]) if found else None
 
     def end_aside(self, session: Any, aside: QuarantinedRow, ending: RecordNote | None) -> None:
         """Delete a quarantined message; recorded unless ``ending`` is ``None``."""
-        session.change(self._sql.end_aside, {"number": aside.number})
+        session.change(self.sql.end_aside, {"number": aside.number})
         if ending is not None:
             self._record_aside(session, aside, ending)
 
@@ -189,23 +180,23 @@ class RowLockTables(ABC):
             "pid": os.getpid(),
             "machine": platform.node(),
         }
-        return _only(session.rows(self._sql.add_holder, values))
+        return _only(session.rows(self.sql.add_holder, values))
 
     def dead(self, session: Any) -> Sequence[int]:
-        return [holder for (holder,) in session.rows(self._sql.find_dead, self._here(session))]
+        return [holder for (holder,) in session.rows(self.sql.find_dead, self._here(session))]
 
     def unknown(self, session: Any) -> Sequence[int]:
-        return [holder for (holder,) in session.rows(self._sql.find_unknown, {})]
+        return [holder for (holder,) in session.rows(self.sql.find_unknown, {})]
 
     def bury(self, session: Any, holders: Sequence[int]) -> None:
-        session.change(self._sql.drop_holders, {"holders": self._listed(holders)})
+        session.change(self.sql.drop_holders, {"holders": self._listed(holders)})
 
     def report_clock(self, session: Any, holder: int, ahead: int) -> None:
-        session.change(self._sql.report_clock, {"holder": holder, "ahead": ahead})
+        session.change(self.sql.report_clock, {"holder": holder, "ahead": ahead})
 
     def reported_clocks(self, session: Any) -> Sequence[tuple[str, int, int]]:
         """Return machine, process id and reported clock difference (microseconds ahead) of live holders."""
-        found = session.rows(self._sql.reported_clocks, self._here(session))
+        found = session.rows(self.sql.reported_clocks, self._here(session))
         return [(machine, pid, ahead) for machine, pid, ahead in found]
 
     def _here(self, session: Any) -> dict[str, Any]:
@@ -216,21 +207,21 @@ class RowLockTables(ABC):
     def next_attempt(self, session: Any, locked: Sequence[int]) -> int | None:
         if locked:
             values = {"from": EARLIEST, "locked": self._listed(locked)}
-            return _only(session.rows(self._sql.next_attempt_but, values))
-        return _only(session.rows(self._sql.next_attempt, {"from": EARLIEST}))
+            return _only(session.rows(self.sql.next_attempt_but, values))
+        return _only(session.rows(self.sql.next_attempt, {"from": EARLIEST}))
 
     def statistics(self, session: Any, at: int) -> tuple[int, int, int, int, int | None]:
         """Return the values of :class:`postdate.ports.StoreStatistics`; exact if the locked messages are the oldest."""
         begin = self._beginning(session)
         bounds = {"from": EARLIEST if begin is None else begin, "at": at}
-        free = session.rows(self._sql.first_free, bounds)
+        free = session.rows(self.sql.first_free, bounds)
         free_at, free_number = free[0] if free else (None, None)
         values = {**bounds, "free_at": free_at, "free_number": free_number}
-        ((pending, overdue, claimed, failing, first),) = session.rows(self._sql.statistics, values)
+        ((pending, overdue, claimed, failing, first),) = session.rows(self.sql.statistics, values)
         return int(pending), max(int(overdue), 0), int(claimed), int(failing), first
 
     def now(self, session: Any) -> int:
-        return _only(session.rows(self._sql.now, {}))
+        return _only(session.rows(self.sql.now, {}))
 
     def facts(self, session: Any) -> ServerFacts:
         """Return facts about the server; works without tables."""
@@ -244,7 +235,7 @@ class RowLockTables(ABC):
 
     def bounds(self, session: Any, what: str) -> tuple[int, int]:
         """Return the first number of a relation and the one after its last; equal when it is empty."""
-        ((first, end),) = session.rows(self._sql.bounds[what], {})
+        ((first, end),) = session.rows(self.sql.bounds[what], {})
         return first, end
 
     def scan(self, session: Any, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
@@ -252,13 +243,9 @@ class RowLockTables(ABC):
         given = filter_values(scan.where)
         lists = {name: self._listed(given[name]) for name in ("message_ids", "destinations") if name in given}
         values = {**given, **lists, "first": part.first, "end": part.end, "store": self.store_id(session)}
-        return session.pages(self._sql.scanned(scan, given), values, page)
+        return session.pages(self.sql.scanned(scan, given), values, page)
 
     # --- what a dialect gives ------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def setup(self, session: Any) -> None:
-        """Create what is missing. Several processes may do it at once; it ends transactions itself."""
 
     @abstractmethod
     def free(self, session: Any, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int: ...

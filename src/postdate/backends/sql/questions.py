@@ -1,4 +1,4 @@
-"""An operator's questions to a store in SQL tables and to its records. Source: row 119; ADR 0030."""
+"""An operator's questions to a store in SQL tables and its records; what a repair changes. Source: row 119, ADR 30."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from typing_extensions import override
 
 from postdate.backends.sql.dialect import Sessions, SqlDialect
-from postdate.clock import EARLIEST
-from postdate.messages import DelayedMessage, Headers
-from postdate.ports import AdministrableStore, MessageFilter, Record, RecordKind, StoreStatistics
+from postdate.clock import EARLIEST, to_microseconds
+from postdate.messages import DelayedMessage, Headers, encode_headers
+from postdate.ports import AdministrableStore, Mending, MessageFilter, Record, RecordKind, StoreStatistics
 
 Values = Mapping[str, Any]
 
@@ -21,6 +21,17 @@ Values = Mapping[str, Any]
 def header_text(message_id: str) -> str:
     """Return a message id as it stands in the text of encoded headers, which is compact JSON."""
     return f"{json.dumps(Headers.MESSAGE_ID)}:{json.dumps(message_id, ensure_ascii=False)}"
+
+
+def mended(mending: Mending) -> dict[str, Any]:
+    """Return what a repair changes, by column; times are microseconds since 1970 UTC."""
+    changed = {
+        "headers": None if mending.headers is None else encode_headers(mending.headers),
+        "due": None if mending.due is None else to_microseconds(mending.due),
+        "destination": mending.destination,
+        "body": mending.body,
+    }
+    return {column: value for column, value in changed.items() if value is not None}
 
 
 class SqlQuestions(AdministrableStore, ABC):

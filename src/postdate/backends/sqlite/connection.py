@@ -1,19 +1,211 @@
-"""Opening the file, its settings, its schema, and fair turns at writing."""
+"""Opening the file: which file is at its path, its settings, its migrations, fair turns at writing, and its errors.
+
+After a file is replaced (a restored backup, ``mv``), SQLite would take the old log for the log of the new file, which
+it overwrites or damages. So a note beside the file says to which file the log belongs, and no file is opened beside the
+log of another. A file is identified by its inode number, which nothing else has while a process has the file open.
+Source: ADR 0003.
+
+Numbered migrations are of store and queues, of sagas, and of outboxes; one table marks those applied.
+"""
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Final
 from urllib.parse import quote
 
-from postdate.backends.sqlite.errors import damaged, is_busy, translated
-from postdate.backends.sqlite.identity import refuse_leftover
-from postdate.backends.sqlite.setup import bring_up_to_date, newest_version, steps, version_of
-from postdate.errors import StoreNotSetUp, StoreUnreachable
-from postdate.persistence.migrations import from_newer
+from filelock import FileLock, Timeout
+
+from postdate.backends.sqlite.processes import presence_folder
+from postdate.errors import (
+    NotADatabase,
+    PostdateError,
+    StoreError,
+    StoreFull,
+    StoreNotSetUp,
+    StoreNotWritable,
+    StoreReplaced,
+    StoreTroubled,
+    StoreUnreachable,
+)
+from postdate.persistence.migrations import Step, from_newer, migrations, run
+from postdate.ports.backends import LibraryFacts
+
+# --- errors of SQLite as those of Postdate -------------------------------------------------------------------------
+
+_PRIMARY_CODE = 0xFF
+_ABOUT_WHAT_WAS_ASKED = frozenset(
+    {
+        0,  # the driver itself
+        sqlite3.SQLITE_ERROR,
+        sqlite3.SQLITE_TOOBIG,
+        sqlite3.SQLITE_CONSTRAINT,
+        sqlite3.SQLITE_MISMATCH,
+        sqlite3.SQLITE_MISUSE,
+        sqlite3.SQLITE_RANGE,
+    }
+)
+"""Everything else SQLite says of itself: locked, out of memory, a failing disk, interrupted."""
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    return _code(error) in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+
+
+def _code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & _PRIMARY_CODE
+
+
+def translate(error: sqlite3.Error, path: Path) -> PostdateError:
+    said = str(error)
+    if "no such table" in said or "no such column" in said:
+        return StoreNotSetUp(f"{path} lacks tables of Postdate ({said}); run `postdate setup`")
+    return _by_code(_code(error), said, path)
+
+
+def damaged(path: Path, said: str) -> NotADatabase:
+    return NotADatabase(
+        f"{path} is no SQLite database or is damaged ({' '.join(said.split())}); it was left as it is. Name another "
+        f"file, put a backup in its place, or take out what can be read: "
+        f"sqlite3 '{path}' .recover | sqlite3 recovered.db"
+    )
+
+
+def _by_code(code: int, said: str, path: Path) -> PostdateError:
+    if code == sqlite3.SQLITE_FULL:
+        return StoreFull(f"{path}: the disk or the database is full ({said}); nothing was written; make room and go on")
+    if code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}:
+        return StoreNotWritable(f"{path} may not be written ({said}); check the owner and mode of the file and folder")
+    if code == sqlite3.SQLITE_CANTOPEN:
+        return StoreNotWritable(
+            f"{path} cannot be opened or created ({said}); check that the folder {path.parent} exists and is writable"
+        )
+    if code in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
+        return damaged(path, said)
+    return (StoreError if code in _ABOUT_WHAT_WAS_ASKED else StoreTroubled)(f"{path}: {said}")
+
+
+@contextmanager
+def translated(path: Path) -> Generator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise translate(error, path) from error
+
+
+# --- which file is at a path, and whose log is beside it -----------------------------------------------------------
+
+Identity = tuple[int, int]
+"""Device and inode number of a file."""
+
+_LOCK: Final = "opening.lock"
+_OPENING_SECONDS: Final = 10.0
+_NAME: Final = "log-of"
+
+
+def identity_of(path: Path) -> Identity | None:
+    """Return the identity of the file at ``path``; ``None``: there is no file, or it may not be read."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - once for every transaction
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def log_path(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
+
+
+def is_leftover(path: Path) -> bool:
+    """Return whether the log beside ``path`` belongs to a former file."""
+    beside, noted = identity_of(log_path(path)), _noted(path)
+    # A copy of file and log together has new numbers for both, and belongs together.
+    return noted is not None and noted[1] == beside and noted[0] != identity_of(path)
+
+
+def refuse_leftover(path: Path) -> None:
+    """Raise `StoreReplaced` if the log beside ``path`` belongs to a former file."""
+    if not is_leftover(path):
+        return
+    name = log_path(path).name
+    if identity_of(path) is None:
+        raise StoreReplaced(
+            f"{path} is gone: it was removed or moved away while it was in use. Put it back; or, to begin with an "
+            f"empty one, stop every process that uses it and remove {name}"
+        )
+    raise StoreReplaced(
+        f"{path} was replaced while it was in use, and {name} belongs to the file before: stop every process that uses "
+        f"it. If {name} stays, one was killed: move it beside the file before, if you have that, or remove it"
+    )
+
+
+@contextmanager
+def alone(path: Path) -> Generator[None]:
+    """Hold the lock under which a file is opened; the log is noted afterwards.
+
+    Raises `StoreUnreachable` when another process has had the lock for too long.
+    """
+    folder = presence_folder(path)
+    lock = FileLock(folder / _LOCK, thread_local=False, is_singleton=False)
+    try:
+        folder.mkdir(exist_ok=True)
+        lock.acquire(timeout=_OPENING_SECONDS)
+    except Timeout as error:
+        raise StoreUnreachable(f"{path}: another process has been opening it for {_OPENING_SECONDS:.0f} s") from error
+    except OSError:  # where nothing can be made the file cannot be opened for writing either, which says it better
+        yield
+        return
+    try:
+        yield
+        _note(path)
+    finally:
+        lock.release()
+
+
+def forget_log(path: Path) -> None:
+    """Remove the note once the log is gone; to be called after a file was closed. Never raises.
+
+    So is the empty log of a file that was replaced: all that was in it is in its own file.
+    """
+    folder = presence_folder(path)
+    with suppress(OSError, Timeout):  # whoever opens the file now notes it anew; and no more than a note is lost
+        if not folder.exists():
+            return
+        with FileLock(folder / _LOCK, timeout=0, thread_local=False, is_singleton=False):
+            beside = log_path(path)
+            if identity_of(path) is not None and is_leftover(path) and not beside.stat().st_size:
+                # Its index, too: a process that still has the file before open would share it with those to come.
+                path.with_name(path.name + "-shm").unlink(missing_ok=True)
+                beside.unlink()
+            if identity_of(beside) is None:
+                _note_path(path).unlink(missing_ok=True)
+
+
+def _note(path: Path) -> None:
+    there, beside = identity_of(path), identity_of(log_path(path))
+    if there is not None and beside is not None and _noted(path) != (there, beside):
+        _note_path(path).write_text(" ".join(map(str, (*there, *beside))), encoding="ascii")
+
+
+def _noted(path: Path) -> tuple[Identity, Identity] | None:
+    try:
+        device, number, log_device, log_number = map(int, _note_path(path).read_text(encoding="ascii").split())
+    except (OSError, ValueError):  # none yet; or written by halves when the machine failed
+        return None
+    return (device, number), (log_device, log_number)
+
+
+def _note_path(path: Path) -> Path:
+    return presence_folder(path) / _NAME
+
+
+# --- opening -------------------------------------------------------------------------------------------------------
 
 LOCK_PATIENCE_SECONDS = 15.0
 """How long a writer waits for its turn before it raises `StoreUnreachable`."""
@@ -153,3 +345,83 @@ def schema_version(connection: sqlite3.Connection, path: Path) -> int:
     if version > newest_version():
         raise from_newer(str(path), version, newest_version())
     return version
+
+
+# --- migrations ----------------------------------------------------------------------------------------------------
+
+_MARKING: Final = (
+    "CREATE TABLE IF NOT EXISTS postdate_migration (version INTEGER NOT NULL, name TEXT NOT NULL, "
+    "subject TEXT NOT NULL DEFAULT '', PRIMARY KEY (subject, version))"
+)
+_MARKS: Final = "SELECT sql FROM sqlite_master WHERE type = 'table' AND name = "
+_SUBJECTS: Final = {"database": "", "sagas": "saga", "outbox": "outbox"}
+_MARKED_APART: Final = {"saga": "saga_migration", "outbox": "postdate_outbox_migration"}
+"""Tables of marks of earlier versions, which may run beside this one and still use them."""
+
+
+def bring_up_to_date(execute: Callable[..., sqlite3.Cursor], wanted: Sequence[Step], where: str) -> None:
+    """Apply the missing migrations in the open transaction, with its ``execute``. Raises `StoreFromNewerVersion`."""
+    _gather_marks(execute)
+    done = execute("SELECT subject, version FROM postdate_migration").fetchall()
+    run(wanted, done, where, execute, mark_done)
+
+
+def _gather_marks(execute: Callable[..., sqlite3.Cursor]) -> None:
+    """Make the table of marks and copy those of earlier versions, whose tables stay for older processes."""
+    found = execute(f"{_MARKS}'postdate_migration'").fetchone()
+    if found is not None and "subject" not in found[0]:
+        execute("ALTER TABLE postdate_migration RENAME TO postdate_migration_before")
+        execute(_MARKING)
+        execute("INSERT INTO postdate_migration (version, name) SELECT version, name FROM postdate_migration_before")
+        execute("DROP TABLE postdate_migration_before")
+    execute(_MARKING)
+    for subject, table in _MARKED_APART.items():
+        if execute(f"{_MARKS}'{table}'").fetchone() is not None:
+            execute(f"INSERT OR IGNORE INTO postdate_migration SELECT version, name, '{subject}' FROM {table}")
+
+
+def version_of(execute: Callable[[str], sqlite3.Cursor]) -> int:
+    """Return the version of the tables of store and queues; 0: there are none."""
+    found = execute(f"{_MARKS}'postdate_migration'").fetchone()
+    if found is None:
+        return 0
+    of_these = "WHERE subject = ''" if "subject" in found[0] else ""  # else an earlier version has made it
+    return execute(f"SELECT coalesce(max(version), 0) FROM postdate_migration {of_these}").fetchone()[0]
+
+
+def steps(part: str) -> tuple[Step, ...]:
+    """Return the migrations of a part of a file: ``database``, ``sagas`` or ``outbox``."""
+    found, subject = migrations("postdate.backends.sqlite", part), _SUBJECTS[part]
+    return tuple(Step(subject, each.version, each.name, tuple(statements_of(each.sql))) for each in found)
+
+
+def newest_version() -> int:
+    return migrations("postdate.backends.sqlite")[-1].version
+
+
+def library_facts() -> LibraryFacts:
+    return LibraryFacts("sqlite", sqlite3.sqlite_version_info, newest_version())
+
+
+def mark_done(step: Step) -> str:
+    return f"INSERT INTO postdate_migration VALUES ({step.version}, '{step.name}', '{step.subject}')"
+
+
+def setup_script(part: str) -> str:
+    parts = [f"{_MARKING};"]
+    for step in steps(part):
+        sql = "".join(step.statements).strip()
+        parts.append(f"-- {step.version:04d} {step.name}\n{sql}\n{mark_done(step)};")
+    return "\n\n".join(parts) + "\n"
+
+
+def statements_of(script: str) -> list[str]:
+    """Split a script into statements: as a whole it cannot run in a transaction."""
+    statements: list[str] = []
+    pending = ""
+    for line in script.splitlines(keepends=True):
+        pending += line
+        if sqlite3.complete_statement(pending):
+            statements.append(pending)
+            pending = ""
+    return statements

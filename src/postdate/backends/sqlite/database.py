@@ -7,9 +7,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from postdate.backends.sqlite.connection import setup_script
 from postdate.backends.sqlite.outbox import SqliteOutbox
 from postdate.backends.sqlite.sagas import SqliteSagaStore
-from postdate.backends.sqlite.setup import setup_script
 from postdate.backends.sqlite.store import SqliteStore
 from postdate.backends.sqlite.timeouts import SqliteTimeouts, setup_statements
 from postdate.backends.sqlite.transport import LocalTransport

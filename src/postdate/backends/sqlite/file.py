@@ -20,30 +20,40 @@ from typing import Any, ClassVar, TypeVar
 import anyio
 
 from postdate.backends.sqlite.connection import (
+    Identity,
+    alone,
     check_intact,
     check_schema,
     connect,
     create_schema,
+    forget_log,
+    identity_of,
     lock_patience,
     patiently,
+    translate,
+    translated,
 )
-from postdate.backends.sqlite.errors import translate, translated
-from postdate.backends.sqlite.expiring import BATCH, DEAD_LETTERS, has_expired, take_out_expired
-from postdate.backends.sqlite.identity import Identity, alone, forget_log, identity_of
-from postdate.backends.sqlite.liveness import (
+from postdate.backends.sqlite.housekeeping import (
+    BATCH,
+    DEAD_LETTERS,
+    RoomToGiveBack,
+    give_back,
+    has_expired,
+    shape,
+    take_out_expired,
+)
+from postdate.backends.sqlite.processes import (
     HELD_AT_MOST,
     SHORTEST_BOUND,
     FileLiveness,
     Silence,
+    Wakeups,
     forget,
     is_gone,
     last_sign,
     presence_folder,
 )
-from postdate.backends.sqlite.space import RoomToGiveBack, give_back, shape
-from postdate.backends.sqlite.transaction import DUE, QueueRules, Transaction, queue_topic
-from postdate.backends.sqlite.waiting import next_attempt
-from postdate.backends.sqlite.wakeup import Wakeups
+from postdate.backends.sqlite.rows import DUE, QueueRules, Transaction, next_attempt, queue_topic
 from postdate.errors import (
     ConfigurationError,
     PostdateError,
@@ -58,8 +68,6 @@ from postdate.runtime.group_commit import Job, group_of
 from postdate.runtime.housekeeping import Chore, Housekeeping
 from postdate.runtime.threads import in_thread
 
-__all__ = ["DUE", "OnFile", "SqliteFile", "Transaction", "queue_topic"]
-
 _DEFAULT_RULES = QueueRules()
 _JOBS_IN_ONE_COMMIT = 500
 _HOUSEKEEPING_SECONDS = 1.0
@@ -69,6 +77,7 @@ _COURTESY_SECONDS = 0.001
 log = logging.getLogger("postdate.embedded")
 
 _REGISTERED = "SELECT claimant FROM claimant"
+_IS_REGISTERED = f"{_REGISTERED} WHERE claimant = ?"
 _TAKE_NUMBER = """
     INSERT INTO claimant (pid, started_at) VALUES (?, CAST(strftime('%s', 'now') AS INTEGER) * 1000000)"""
 _HOLDERS = """
@@ -126,8 +135,7 @@ class SqliteFile:
                     f"{real} is open in this process with synchronous={file.synchronous!r} and "
                     f"recording={file.recording.value!r}; store and transport on one file need the same settings"
                 )
-            file._agree_on(rules)
-            file._agree_on_bound(holds_at_most)
+            file._agree_on(rules, holds_at_most)
             file._users += 1
         return file
 
@@ -143,7 +151,8 @@ class SqliteFile:
         self._opened: Identity | None = None
         self._replaced = False
         self._presence: FileLiveness | None = None
-        self._claimant = 0
+        self.claimant = 0
+        """Number under which this process holds messages; 0 before its first use of the file."""
         self._writing = threading.RLock()
         self._reading = threading.RLock()
         self._beside_others = False
@@ -171,26 +180,18 @@ class SqliteFile:
             ],
         )
 
-    def _agree_on(self, rules: QueueRules | None) -> None:
-        if rules is None:
-            return
-        if self._rules is None:
-            self._rules = rules
-        elif not self._rules.agrees_with(rules):
+    def _agree_on(self, rules: QueueRules | None, holds_at_most: timedelta | None) -> None:
+        if rules is not None and self._rules is not None and not self._rules.agrees_with(rules):
             raise ConfigurationError(
                 f"{self.path} is open in this process with {self._rules}; transports on one file need the same clock "
                 f"and rules of expiry, not {rules}"
             )
-
-    def _agree_on_bound(self, holds_at_most: timedelta | None) -> None:
-        if holds_at_most is None:
-            return
-        if self._holds_at_most not in {None, holds_at_most}:
+        if holds_at_most is not None and self._holds_at_most not in {None, holds_at_most}:
             raise ConfigurationError(
                 f"{self.path} is open in this process with holds_at_most={self._holds_at_most}; store and transport on "
                 f"one file need the same, not {holds_at_most}"
             )
-        self._holds_at_most = holds_at_most
+        self._rules, self._holds_at_most = self._rules or rules, self._holds_at_most or holds_at_most
 
     @property
     def holds_at_most(self) -> timedelta:
@@ -205,11 +206,6 @@ class SqliteFile:
     @property
     def where(self) -> str:
         return str(self.path)
-
-    @property
-    def claimant(self) -> int:
-        """Number under which this process holds messages; 0 before its first use of the file."""
-        return self._claimant
 
     # --- writing ------------------------------------------------------------------------------------------------
 
@@ -289,24 +285,22 @@ class SqliteFile:
         """Begin a transaction under a registered number, as claims of an unregistered one would be freed by others."""
         while True:
             patiently(connection, "BEGIN IMMEDIATE", self._patience)
-            self._notice_others(connection)
+            version: int = connection.execute("PRAGMA data_version").fetchone()[0]
+            self._beside_others, self._data_version = version != self._data_version, version
             # Only another process' commit can have removed it.
-            if not self._beside_others or self._is_registered(connection):
+            if not self._beside_others or connection.execute(_IS_REGISTERED, (self.claimant,)).fetchone():
                 return
             connection.execute("ROLLBACK")
             self._register_anew(connection)
 
-    def _is_registered(self, connection: sqlite3.Connection) -> bool:
-        return connection.execute(f"{_REGISTERED} WHERE claimant = ?", (self._claimant,)).fetchone() is not None
-
     def _register_anew(self, connection: sqlite3.Connection) -> None:
-        before, presence = self._claimant, self._presence
+        before, presence = self.claimant, self._presence
         self._register(connection)
         log.warning(
             "%s: this process showed no life, or its lock file was removed: what it held is with others now, and what "
             "it still does with that has no effect; it goes on as claimant %d instead of %d",
             self.path,
-            self._claimant,
+            self.claimant,
             before,
         )
         if presence is not None:
@@ -315,7 +309,7 @@ class SqliteFile:
             fenced(before)
 
     def _part(self, connection: sqlite3.Connection, job: Job[_Work, Any], *, alone: bool) -> set[str]:
-        transaction = Transaction(connection, self._claimant, self.recording, self.rules)
+        transaction = Transaction(connection, self.claimant, self.recording, self.rules)
         if alone:
             job.result = job.work(transaction)
             return transaction.topics
@@ -331,17 +325,13 @@ class SqliteFile:
         connection.execute("RELEASE part")
         return transaction.topics
 
-    def _notice_others(self, connection: sqlite3.Connection) -> None:
-        version: int = connection.execute("PRAGMA data_version").fetchone()[0]
-        self._beside_others, self._data_version = version != self._data_version, version
-
     def _listeners(self, connection: sqlite3.Connection, topics: set[str]) -> list[tuple[str, int]]:
         if not topics:
             return []
         marks = ",".join("?" * len(topics))
         rows = connection.execute(
             f"SELECT topic, port FROM listener WHERE topic IN ({marks}) AND claimant <> ?",
-            (*topics, self._claimant),
+            (*topics, self.claimant),
         )
         return rows.fetchall()
 
@@ -379,7 +369,7 @@ class SqliteFile:
     def is_in_force(self, claimant: int) -> bool:
         """Return whether claims under a number are still in force; reads the file only after a long silence."""
         presence = self._presence
-        if claimant != self._claimant or presence is None or self._replaced:
+        if claimant != self.claimant or presence is None or self._replaced:
             return False
         if not presence.is_overdue(time.monotonic()):
             return True
@@ -433,7 +423,7 @@ class SqliteFile:
         return False
 
     def _holds_something(self) -> bool:
-        values = {"claimant": self._claimant}
+        values = {"claimant": self.claimant}
         return self.read_blocking(lambda c: bool(c.execute(_HOLDS, values).fetchone()[0]))
 
     def _look_for_the_dead(self) -> bool:
@@ -480,25 +470,25 @@ class SqliteFile:
 
     def _reappear(self) -> None:
         """Lock the lock file anew after its removal: without it other processes take this one for dead."""
-        before = self._claimant
+        before = self.claimant
         self.write_blocking(lambda _: None)  # if they have done so already, it has another number and file now
-        if self._claimant == before:
+        if self.claimant == before:
             log.warning("%s was cleaned while processes were at work; leave it alone", self._presence_folder)
-            self._presence = FileLiveness(self._presence_folder, self._claimant, self.holds_at_most)
+            self._presence = FileLiveness(self._presence_folder, self.claimant, self.holds_at_most)
 
     def free_claims_of_the_dead(self) -> int:
         """Free the claims of processes that ended or show no life; return how many processes. Blocking."""
         registered, holders = self.read_blocking(
             lambda c: (_numbers(c.execute(_REGISTERED)), _numbers(c.execute(_HOLDERS)))
         )
-        if self._claimant and self._claimant not in registered:
+        if self.claimant and self.claimant not in registered:
             self.write_blocking(lambda _: None)  # which makes it known again
-        folder, others = self._presence_folder, (registered | holders) - {self._claimant}
+        folder, others = self._presence_folder, (registered | holders) - {self.claimant}
         gone = [claimant for claimant in sorted(others) if is_gone(folder, claimant)]
         for claimant in gone:
             log.info("process with claimant number %d is gone; what it held is free again", claimant)
             self.write_blocking(lambda tx, claimant=claimant: _forget(tx, claimant))
-        silent = self._silent(holders - {self._claimant, *gone})
+        silent = self._silent(holders - {self.claimant, *gone})
         for claimant in silent:
             text = "process with claimant number %d shows no life (frozen, or swapped out); what it held is free again"
             log.warning(text, claimant)
@@ -541,7 +531,7 @@ class SqliteFile:
         if not self._replaced and self._opened is not None and identity_of(self.path) != self._opened:
             self._replaced = True
             for fenced in list(self._when_fenced):
-                fenced(self._claimant)
+                fenced(self.claimant)
         return self._replaced
 
     def _open_writer(self) -> None:
@@ -570,25 +560,25 @@ class SqliteFile:
 
     def _register(self, connection: sqlite3.Connection) -> None:
         """Take a number and its lock file, and listen under it. After a failure the state is as before."""
-        before, presence = self._claimant, None
+        before, presence = self.claimant, None
         patiently(connection, "BEGIN IMMEDIATE", self._patience)
         try:
             # Locked before the commit: no process ever sees the row without the lock. A process with a former file open
             # may have locked the number.
             while presence is None:
-                self._claimant = int(connection.execute(_TAKE_NUMBER, (os.getpid(),)).lastrowid or 0)
-                presence = FileLiveness.take(self._presence_folder, self._claimant, self.holds_at_most)
+                self.claimant = int(connection.execute(_TAKE_NUMBER, (os.getpid(),)).lastrowid or 0)
+                presence = FileLiveness.take(self._presence_folder, self.claimant, self.holds_at_most)
                 if presence is None:
-                    connection.execute("DELETE FROM claimant WHERE claimant = ?", (self._claimant,))
+                    connection.execute("DELETE FROM claimant WHERE claimant = ?", (self.claimant,))
             connection.executemany(
                 "INSERT INTO listener VALUES (?, ?, ?)",
-                [(self._claimant, topic, self._wakeups.port) for topic in self._wakeups.topics],
+                [(self.claimant, topic, self._wakeups.port) for topic in self._wakeups.topics],
             )
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            self._claimant = before
+            self.claimant = before
             if presence is not None:
                 presence.leave()
             raise

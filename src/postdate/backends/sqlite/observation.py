@@ -12,21 +12,22 @@ from typing import Any, Final
 from typing_extensions import override
 
 from postdate.backends.sql.questions import header_text
-from postdate.backends.sqlite.connection import check_schema, connect
-from postdate.backends.sqlite.errors import translated
-from postdate.backends.sqlite.file import DUE, SqliteFile, queue_topic
-from postdate.backends.sqlite.liveness import is_gone, presence_folder
+from postdate.backends.sqlite.connection import check_schema, connect, newest_version, translated
+from postdate.backends.sqlite.file import SqliteFile
+from postdate.backends.sqlite.processes import is_gone, presence_folder
 from postdate.backends.sqlite.quarantine import looked_at
 from postdate.backends.sqlite.rows import (
+    DUE,
+    QUEUED,
     QUEUED_COLUMNS,
+    WAITING,
     WAITING_COLUMNS,
     Row,
     envelope_of,
     message_of,
+    queue_topic,
     time_of,
 )
-from postdate.backends.sqlite.setting_aside import QUEUED, WAITING
-from postdate.backends.sqlite.setup import newest_version
 from postdate.clock import from_microseconds
 from postdate.errors import QueueNotFound
 from postdate.ports import FileFacts, Observer, Process, Queued, Standing

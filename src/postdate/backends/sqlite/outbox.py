@@ -16,10 +16,8 @@ from typing import Any, TypeVar
 from typing_extensions import override
 
 from postdate.backends.sql.outbox import OutboxStep, SqlOutbox, Values, places
-from postdate.backends.sqlite.connection import connect, patiently
-from postdate.backends.sqlite.errors import translated
-from postdate.backends.sqlite.setup import bring_up_to_date, steps
-from postdate.backends.sqlite.transaction import QueueRules, SqliteSqlDialect, Transaction
+from postdate.backends.sqlite.connection import bring_up_to_date, connect, patiently, steps, translated
+from postdate.backends.sqlite.rows import QueueRules, SqliteSqlDialect, Transaction
 from postdate.errors import ConfigurationError, StoreError, StoreNotSetUp
 from postdate.ports import Recording, Work
 from postdate.runtime.threads import in_thread

@@ -13,24 +13,32 @@ from typing import Any, ClassVar, Final, TypeVar
 
 from typing_extensions import override
 
+from postdate.backends.sql.questions import mended
 from postdate.backends.sqlite.file import OnFile, SqliteFile
-from postdate.backends.sqlite.recording import FAILED_LAST, INSERT_SCHEDULED, NEXT_NUMBER, record
 from postdate.backends.sqlite.rows import (
+    DUE,
+    FAILED_LAST,
     INSERT_QUEUED,
+    INSERT_SCHEDULED,
     INSERT_WAITING,
+    NEXT_NUMBER,
     QUEUED_FIELDS,
     WAITING_FIELDS,
+    QuarantineTable,
     Row,
+    Transaction,
     decoded,
     envelope_of,
     message_of,
+    queue_topic,
     read_rows,
+    readable,
+    record,
+    set_aside,
 )
-from postdate.backends.sqlite.setting_aside import QuarantineTable, readable, set_aside
-from postdate.backends.sqlite.transaction import DUE, Transaction, queue_topic
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import DuplicateMessage, MessageNotFound, QueueNotFound, StoreError
-from postdate.messages import check_headers, encode_headers
+from postdate.messages import check_headers
 from postdate.ports import Mending, Quarantine, Quarantined, RecordKind
 
 T = TypeVar("T")
@@ -122,16 +130,6 @@ def _recorded(aside: _Aside) -> tuple[str, int | None, str | None]:
     return aside["message_id"], readable(aside["due"]), destination if isinstance(destination, str) else None
 
 
-def _mended(aside: _Aside, mending: Mending) -> _Aside:
-    put: _Aside = {
-        "headers": None if mending.headers is None else encode_headers(mending.headers),
-        "due": None if mending.due is None else to_microseconds(mending.due),
-        "destination": mending.destination,
-        "body": mending.body,
-    }
-    return {**aside, **{name: value for name, value in put.items() if value is not None}}
-
-
 def _shown(row: Row) -> Quarantined:
     number, place, reason, at, *values = row
     raw = {name: value for name, value in zip(_NAMES, values, strict=True) if value is not None}
@@ -140,14 +138,14 @@ def _shown(row: Row) -> Quarantined:
 
 
 def _put_back(tx: Transaction, aside: _Aside, mending: Mending, at: int) -> None:
-    mended = _mended(aside, mending)
+    row = {**aside, **mended(mending)}
     if aside["place"]:
-        _into_queue(tx, mended)
+        _into_queue(tx, row)
     else:
-        _into_store(tx, mended, at)
+        _into_store(tx, row, at)
     tx.execute("DELETE FROM quarantine WHERE number = ?", (aside["number"],))
-    if mended["due"] is not None:
-        record(tx, RecordKind.RETURNED, _recorded(mended), at)
+    if row["due"] is not None:
+        record(tx, RecordKind.RETURNED, _recorded(row), at)
 
 
 def _into_store(tx: Transaction, row: _Aside, at: int) -> None:

@@ -1,18 +1,105 @@
-"""Messages as rows of the file, and rows as messages. Each row is read by itself: an unreadable one affects no other.
+"""Write transactions, and messages and their records as rows of the file. Times are microseconds since 1970 UTC.
 
-Stored messages are not checked against limits again, which may have been tightened since.
+Each row is read by itself: an unreadable one affects no other, and moves to the quarantine in the transaction that met
+it (ADR 0019). Stored messages are not checked against limits again, which may have been tightened since.
 """
 
 from __future__ import annotations
 
+import logging
+import re
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
-from postdate.clock import from_microseconds, nearest_instant, to_microseconds
+from typing_extensions import override
+
+from postdate.backends.sql.dialect import SqlDialect
+from postdate.clock import Clock, SystemClock, from_microseconds, nearest_instant, to_microseconds
 from postdate.errors import InvalidHeaders, InvalidMessage
 from postdate.messages import DelayedMessage, Envelope, decode_headers, stored_headers
+from postdate.ports import Recording, RecordKind, StoreReport
+from postdate.ports.expiry import ExpiryRules
+
+DUE: Final = "due"
+"""Topic: a message was stored that is due before all others."""
+
+_THE_MACHINE: Final = SystemClock()
+
+
+def queue_topic(queue: str) -> str:
+    return f"queue:{queue}"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRules:
+    """How the queues of a file treat expired messages.
+
+    ``clock`` is the machine's; ``expiry`` the rules of MSMQ, or ``None``: every message has its own time, and expired
+    ones are deleted.
+    """
+
+    clock: Clock = _THE_MACHINE
+    expiry: ExpiryRules | None = None
+
+    def agrees_with(self, other: QueueRules) -> bool:
+        clocks = (self.clock, other.clock)
+        same_clock = self.clock == other.clock or all(isinstance(clock, SystemClock) for clock in clocks)
+        return same_clock and self.expiry == other.expiry
+
+    def now(self) -> int:
+        return to_microseconds(self.clock.now())
+
+    @property
+    def keeps_expired(self) -> bool:
+        """Whether a message without a setting of its own becomes a dead letter when it expires in its queue."""
+        return self.expiry is not None and self.expiry.use_dead_letter_queue_for_messages_with_time_to_be_received
+
+
+class Transaction:
+    """An open write transaction on the file, given to :data:`postdate.ports.Work`.
+
+    Args:
+        connection: in a transaction; do not commit or roll back.
+        claimant: number under which this process holds messages.
+        recording: how much is recorded.
+        rules: of the queues.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, claimant: int, recording: Recording, rules: QueueRules) -> None:
+        self.connection = connection
+        self.claimant = claimant
+        self.recording = recording
+        self.rules = rules
+        self.topics: set[str] = set()
+
+    def execute(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> sqlite3.Cursor:
+        return self.connection.execute(sql, parameters)
+
+    def executemany(self, sql: str, rows: Sequence[Sequence[Any]]) -> sqlite3.Cursor:
+        return self.connection.executemany(sql, rows)
+
+    def signal(self, topic: str) -> None:
+        """Wake the listeners of ``topic`` after the commit."""
+        self.topics.add(topic)
+
+
+class SqliteSqlDialect(SqlDialect):
+    """SQLite's form of the common statements: a value is named ``:name``."""
+
+    @override
+    def spelled(self, template: str) -> str:
+        return re.sub(r"%%|%\((\w+)\)s", lambda found: f":{found[1]}" if found[1] else "%", template)
+
+    @override
+    def delete_first(self, table: str, where: str, order: str) -> str:
+        first = f"SELECT rowid FROM {table} WHERE {where} ORDER BY {order} LIMIT %(limit)s"
+        return f"DELETE FROM {table} WHERE rowid IN ({first})"
+
+
+# --- messages as rows ---------------------------------------------------------------------------------------------
 
 WAITING_FIELDS: Final = ("message_id", "due", "destination", "expires_at", "failures")
 """Columns of a waiting message that are the message's own, without its content."""
@@ -171,3 +258,184 @@ def decoded(rows: Sequence[Row], decode: Callable[[Row], T]) -> tuple[list[T], d
         except (InvalidMessage, InvalidHeaders) as error:
             bad[row[0]] = str(error)
     return good, bad
+
+
+# --- storing, and records -----------------------------------------------------------------------------------------
+
+INSERT_SCHEDULED: Final = """
+    INSERT INTO record (seq, kind, message_id, at, due, destination) VALUES (?, 1, ?, ?, ?, ?)
+    ON CONFLICT (message_id) WHERE kind = 1 DO NOTHING"""
+_INSERT_CONTENT: Final = "INSERT INTO content (seq, headers, body) VALUES (?, ?, ?)"
+
+FAILED_LAST: Final = """
+    SELECT s.seq FROM record AS s WHERE s.kind = 1 AND s.message_id = :id
+        AND NOT EXISTS (SELECT 1 FROM delayed_message AS d WHERE d.seq = s.seq)
+        AND NOT EXISTS (SELECT 1 FROM record AS later WHERE later.message_id = :id AND later.kind IN (2, 3, 5, 6, 9)
+            AND later.seq > (SELECT max(f.seq) FROM record AS f WHERE f.kind = 7 AND f.message_id = :id))
+        AND EXISTS (SELECT 1 FROM record AS f WHERE f.kind = 7 AND f.message_id = :id)"""
+"""The number of a message that is not waiting, and whose last record is a failure: only such a one may come back."""
+
+NEXT_NUMBER: Final = """
+    SELECT max(coalesce((SELECT max(seq) FROM record), 0), coalesce((SELECT max(seq) FROM delayed_message), 0)) + 1"""
+"""Above those of waiting messages, too: in files where older versions recorded nothing they may have no record."""
+
+
+def insert(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> StoreReport:
+    """Insert messages whose ids are new; rows: as :func:`waiting_row` makes them."""
+    if not rows:
+        return StoreReport(0)
+    (base,) = tx.execute(NEXT_NUMBER).fetchone()
+    numbered = [(base + offset, *row) for offset, row in enumerate(rows)]
+    records = [(seq, id_, at, due, destination) for seq, id_, due, destination, *_ in numbered]
+    new, duplicates = numbered, tuple[str, ...]()
+    if tx.executemany(INSERT_SCHEDULED, records).rowcount < len(rows):
+        fresh = {seq for (seq,) in tx.execute("SELECT seq FROM record WHERE seq >= ?", (base,))}
+        new = [row for row in numbered if row[0] in fresh]
+        duplicates = tuple(row[1] for row in numbered if row[0] not in fresh)
+    if new:
+        signal_if_first(tx, min(row[2] for row in new))
+        (content,) = tx.execute("SELECT coalesce(max(seq), 0) + 1 FROM content").fetchone()
+        tx.executemany(_INSERT_CONTENT, [(content + number, *row[5:]) for number, row in enumerate(new)])
+        tx.executemany(INSERT_WAITING, [(*row[:5], content + number, row[2]) for number, row in enumerate(new)])
+    return StoreReport(len(new), duplicates)
+
+
+def insert_or_revive(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> StoreReport:
+    """Insert; a known message that went to the error queue last comes back under its old number."""
+    report = insert(tx, rows, at)
+    content_of = {row[0]: row for row in reversed(rows)}  # of an id that stands twice the first one counts
+    still_there = list[str]()
+    for id_ in report.already_there:
+        row = content_of.pop(id_, None)
+        if row is None or not _revive(tx, row, at):
+            still_there.append(id_)
+    return StoreReport(len(rows) - len(still_there), tuple(still_there))
+
+
+def _revive(tx: Transaction, row: tuple[Any, ...], at: int) -> bool:
+    found = tx.execute(FAILED_LAST, {"id": row[0]}).fetchone()
+    if found is None:
+        return False
+    message_id, due, destination, *_ = row
+    signal_if_first(tx, due)
+    content = tx.execute("INSERT INTO content (headers, body) VALUES (?, ?)", row[4:]).lastrowid
+    tx.execute(INSERT_WAITING, (found[0], *row[:4], content, due))
+    record(tx, RecordKind.RESCHEDULED, (message_id, due, destination), at, "came back from the error queue")
+    return True
+
+
+def signal_if_first(tx: Transaction, due: int) -> None:
+    """Wake the poller only for a message due before all others: most are not."""
+    (first,) = tx.execute("SELECT min(attempt_at) FROM delayed_message").fetchone()
+    if first is None or due < first:
+        tx.signal(DUE)
+
+
+def record(
+    tx: Transaction, kind: RecordKind, of: tuple[str, int | None, str | None], at: int, detail: str = ""
+) -> None:
+    """Record an event of a message; ``of``: id, due time, destination."""
+    tx.execute(
+        "INSERT INTO record (kind, at, detail, message_id, due, destination) VALUES (?, ?, ?, ?, ?, ?)",
+        (int(kind), at, detail or None, *of),
+    )
+
+
+# --- what cannot be read ------------------------------------------------------------------------------------------
+
+log = logging.getLogger("postdate.embedded")
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineTable:
+    """A table whose rows are read as messages.
+
+    Args:
+        columns: as :attr:`decode` reads them.
+        table: its name.
+        copy: copies a row to the quarantine by its number; inside SQLite, so no byte changes.
+        decode: reads :attr:`columns`; raises when the row is unreadable.
+    """
+
+    table: str
+    columns: str
+    copy: str
+    decode: Callable[[Row], object]
+
+
+WAITING: Final = QuarantineTable(
+    "delayed_message",
+    WAITING_COLUMNS,
+    f"""
+    INSERT INTO quarantine (place, reason, at, {", ".join(WAITING_FIELDS)}, headers, body)
+    SELECT '', ?, ?, {", ".join(WAITING_FIELDS)}, headers, body
+    FROM delayed_message AS d LEFT JOIN content AS c ON c.seq = d.content WHERE d.seq = ?""",
+    message_of,
+)
+QUEUED: Final = QuarantineTable(
+    "queue_message",
+    QUEUED_COLUMNS,
+    f"""
+    INSERT INTO quarantine (place, reason, at, destination, {", ".join(QUEUED_FIELDS)}, headers, body)
+    SELECT name, ?, ?, name, {", ".join(QUEUED_FIELDS)}, headers, body
+    FROM queue_message AS m JOIN queue AS q USING (queue_id) LEFT JOIN content AS c ON c.seq = m.content
+    WHERE m.seq = ?""",
+    lambda row: envelope_of(row, ""),
+)
+
+_TAKEN: Final = "SELECT message_id, due, destination FROM quarantine WHERE number = ?"
+
+
+def set_aside(tx: Transaction, shelf: QuarantineTable, bad: Mapping[int, str], at: int | None = None) -> None:
+    """Move rows to the quarantine and record that.
+
+    ``bad``: why each is unreadable, by its number; ``at``: microseconds since 1970 UTC, by default now.
+    """
+    when = tx.rules.now() if at is None else at
+    for seq, reason in bad.items():
+        number = tx.execute(shelf.copy, (reason, when, seq)).lastrowid
+        ((message_id, due, destination),) = read_rows(tx.connection, _TAKEN, (number,))
+        contents = tx.execute(f"DELETE FROM {shelf.table} WHERE seq = ? RETURNING content", (seq,)).fetchall()
+        tx.executemany("DELETE FROM content WHERE seq = ?", contents)
+        if isinstance(message_id, str):
+            where = destination if isinstance(destination, str) else None
+            record(tx, RecordKind.FAILED, (message_id, readable(due), where), when, f"unreadable: {reason}")
+    if bad:
+        text = "set aside what cannot be read: %d in this batch, the first because %s; `postdate errors` lists them"
+        log.error(text, len(bad), next(iter(bad.values())))
+
+
+def readable(due: object) -> int | None:
+    """Return a due time in microseconds; ``None``: the value is no instant."""
+    nearest = time_of(due)
+    exact = None if nearest is None else to_microseconds(nearest)
+    return exact if exact == due else None
+
+
+def claimed(
+    tx: Transaction,
+    shelf: QuarantineTable,
+    sql: str,
+    values: Sequence[Any] | Mapping[str, Any],
+    decode: Callable[[Row], T],
+    at: int | None = None,
+) -> list[T]:
+    """Run a statement that claims; return the readable rows. Unreadable ones are quarantined, and more are claimed.
+
+    Empty only when nothing is left to claim. Any other failure to read ends the transaction, and the claims with it.
+    """
+    while True:
+        rows = sorted(read_rows(tx.connection, sql, values), key=lambda row: row[0])
+        good, bad = decoded(rows, decode)
+        if bad:
+            set_aside(tx, shelf, bad, at)
+        if good or not bad:
+            return good
+
+
+def next_attempt(connection: sqlite3.Connection) -> datetime | None:
+    """Return the earliest next attempt; claimed messages have none."""
+    row = connection.execute(
+        "SELECT attempt_at FROM delayed_message WHERE attempt_at IS NOT NULL ORDER BY attempt_at LIMIT 1"
+    ).fetchone()
+    return None if row is None else time_of(row[0])

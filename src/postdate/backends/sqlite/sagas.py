@@ -7,9 +7,9 @@ from pathlib import Path
 from typing_extensions import override
 
 from postdate.backends.sql.sagas import SqlSagaStore
-from postdate.backends.sqlite.file import OnFile, SqliteFile, Transaction
-from postdate.backends.sqlite.setup import bring_up_to_date, steps
-from postdate.backends.sqlite.transaction import SqliteSqlDialect
+from postdate.backends.sqlite.connection import bring_up_to_date, steps
+from postdate.backends.sqlite.file import OnFile, SqliteFile
+from postdate.backends.sqlite.rows import SqliteSqlDialect
 from postdate.ports import Recording
 
 
@@ -40,7 +40,5 @@ class SqliteSagaStore(OnFile, SqlSagaStore):
     @override
     async def setup(self) -> None:
         await self.file.setup()
-        await self.file.write(self._set_up)
-
-    def _set_up(self, tx: Transaction) -> None:
-        bring_up_to_date(tx.execute, steps("sagas"), f"the sagas in {self.file.path}")
+        where = f"the sagas in {self.file.path}"
+        await self.file.write(lambda tx: bring_up_to_date(tx.execute, steps("sagas"), where))

@@ -7,7 +7,7 @@ one transaction, by set-based SQL: bodies never pass through Python. Source: ADR
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -18,38 +18,49 @@ from weakref import WeakSet
 from typing_extensions import override
 
 from postdate.backends.sql.questions import SqlQuestions
-from postdate.backends.sqlite import pruning, waiting
-from postdate.backends.sqlite.file import DUE, SqliteFile, Transaction
-from postdate.backends.sqlite.moving import move
+from postdate.backends.sqlite.bulk import BulkOnFile
+from postdate.backends.sqlite.file import SqliteFile
 from postdate.backends.sqlite.observation import FileObserver
 from postdate.backends.sqlite.quarantine import FileQuarantine, looked_at
-from postdate.backends.sqlite.recording import insert, insert_or_revive, record, signal_if_first
-from postdate.backends.sqlite.rows import WAITING_COLUMNS, Row, message_of, time_of, waiting_row
-from postdate.backends.sqlite.scanning import read_scan, scan_parts
-from postdate.backends.sqlite.setting_aside import WAITING, claimed, set_aside
-from postdate.backends.sqlite.transaction import SqliteSqlDialect
-from postdate.backends.sqlite.waiting import next_attempt
-from postdate.clock import to_microseconds
+from postdate.backends.sqlite.rows import (
+    DUE,
+    WAITING,
+    WAITING_COLUMNS,
+    SqliteSqlDialect,
+    Transaction,
+    claimed,
+    insert,
+    insert_or_revive,
+    message_of,
+    next_attempt,
+    queue_topic,
+    read_rows,
+    record,
+    set_aside,
+    shown,
+    signal_if_first,
+    time_of,
+    waiting_row,
+)
+from postdate.clock import LATEST, to_microseconds
 from postdate.errors import ClaimLost, DuplicateMessage, PostdateError
 from postdate.messages import DelayedMessage, check_reschedule, encoded_deliver_at
 from postdate.ports import (
+    NOTHING_MOVED,
     OUTCOME_RECORDS,
-    ArchivableStore,
     Claim,
+    Moved,
     MoveReport,
     MovingStore,
     Outcome,
     Recording,
     RecordKind,
-    Scan,
-    ScanPart,
     StoreCapabilities,
     StoreReport,
     TransactionMode,
     Wake,
     Work,
 )
-from postdate.ports.archives import StoredRecord
 
 _RETIME: Final = """
     UPDATE content SET headers = replace(headers, ?, ?)
@@ -80,7 +91,36 @@ class _Token:
     released: bool = False
 
 
-class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
+class _Questions:
+    """An operator's questions about waiting messages, answered from indexes; see :class:`SqlQuestions`."""
+
+    # Due times differ from attempt_at only in failed and claimed rows: so not every row is read.
+    next_due: Final = """
+        SELECT min(first) FROM (
+            SELECT min(attempt_at) AS first FROM delayed_message
+            UNION ALL SELECT min(due) FROM delayed_message WHERE failures > 0
+            UNION ALL SELECT min(due) FROM delayed_message WHERE attempt_at IS NULL)"""
+    statistics: Final = f"""
+        SELECT (SELECT count(*) FROM delayed_message),
+            (SELECT count(*) FROM delayed_message WHERE attempt_at < :at)
+                + (SELECT count(*) FROM delayed_message WHERE failures > 0 AND attempt_at >= :at AND due < :at),
+            (SELECT count(*) FROM delayed_message WHERE attempt_at IS NULL),
+            (SELECT count(*) FROM delayed_message WHERE failures > 0),
+            ({next_due}), (SELECT count(*) FROM quarantine WHERE place = '')"""
+    record_counts: Final = "SELECT kind, count(*) FROM record GROUP BY kind ORDER BY kind"
+    list_pending: Final = f"""
+        SELECT {WAITING_COLUMNS} FROM delayed_message
+        WHERE (:destination IS NULL OR destination = :destination) AND (:due_from IS NULL OR due >= :due_from)
+            AND (:due_to IS NULL OR due < :due_to) ORDER BY due, seq LIMIT :limit"""
+    get: Final = f"""
+        SELECT {WAITING_COLUMNS} FROM delayed_message
+        WHERE seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = :id)"""
+    history: Final = (
+        "SELECT kind, message_id, at, due, destination, detail FROM record WHERE message_id = :id ORDER BY seq"
+    )
+
+
+class SqliteStore(SqlQuestions, FileQuarantine, BulkOnFile, MovingStore):
     """Keeps delayed messages in an SQLite file.
 
     Several processes may use one file at once; one file is one store, shared by all endpoints on it.
@@ -152,8 +192,7 @@ class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
 
     @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        work = self._storing(messages, now)
-        return await self.file.write(work)
+        return await self.file.write(self._storing(messages, now))
 
     def store_many_blocking(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
         """:meth:`store_many` in the calling thread, for pipeline processes."""
@@ -195,7 +234,9 @@ class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
 
         def claim(tx: Transaction) -> tuple[list[tuple[int, DelayedMessage]], int, int]:
             (latest,) = tx.execute("SELECT coalesce(max(seq), 0) FROM record").fetchone()
-            return claimed(tx, WAITING, _CLAIM, (tx.claimant, at, limit), _numbered, at), tx.claimant, latest
+            chosen = (tx.claimant, at, limit)
+            rows = claimed(tx, WAITING, _CLAIM, chosen, lambda row: (row[0], message_of(row)), at)
+            return rows, tx.claimant, latest
 
         found, claimant, latest = await self.file.write(claim)
         found.sort(key=lambda each: (each[1].due, each[0]))
@@ -242,17 +283,16 @@ class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
     @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
         def give_back(tx: Transaction) -> bool:
-            held = tx.execute(f"SELECT seq FROM delayed_message WHERE {_HELD}", _held_by(tx, claim)).fetchone()
-            return held is not None and _count_failure(
-                tx, held[0], to_microseconds(attempt_at), to_microseconds(now), reason
-            )
+            held = tx.execute(_FIND_HELD, _held_by(tx, claim)).fetchone()
+            then, at = to_microseconds(attempt_at), to_microseconds(now)
+            return held is not None and _count_failure(tx, held[0], then, at, reason)
 
         return await self.file.write(give_back)
 
     @override
     async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
         def put(tx: Transaction) -> bool:
-            held = tx.execute(f"SELECT seq FROM delayed_message WHERE {_HELD}", _held_by(tx, claim)).fetchone()
+            held = tx.execute(_FIND_HELD, _held_by(tx, claim)).fetchone()
             if held is not None:
                 set_aside(tx, WAITING, {held[0]: reason}, to_microseconds(now))
             return held is not None
@@ -294,7 +334,7 @@ class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
     @override
     async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
         at = to_microseconds(now)
-        return await self.file.write(lambda tx: move(tx, at, limit, listing=listing))
+        return await self.file.write(lambda tx: _move(tx, at, limit, listing=listing))
 
     @override
     async def pause(self) -> None:
@@ -335,50 +375,11 @@ class SqliteStore(SqlQuestions, FileQuarantine, MovingStore, ArchivableStore):
     @property
     @override
     def _questions(self) -> Any:
-        return waiting
+        return _Questions
 
     @override
     async def _messages(self, statement: str, values: Mapping[str, Any]) -> list[DelayedMessage]:
         return await looked_at(self.file, WAITING, statement, values, message_of)
-
-    # --- scans --------------------------------------------------------------------------------------------------
-
-    @override
-    def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
-        return scan_parts(self.file, what, parts)
-
-    @override
-    def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
-        return read_scan(self.file, scan, part, page)
-
-    @property
-    @override
-    def records_in_commit_order(self) -> bool:
-        return True
-
-    @override
-    def tables_of_stores(self) -> Sequence[str]:
-        return ()
-
-    # --- pruning ------------------------------------------------------------------------------------------------
-
-    @property
-    @override
-    def pruned_at_once(self) -> int:
-        """Few, because other processes wait for each transaction."""
-        return 2_000
-
-    @override
-    def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        return pruning.mark_archived(self.file, numbers)
-
-    @override
-    def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        return pruning.prune(self.file, numbers)
-
-    @override
-    def restore(self, records: Sequence[StoredRecord]) -> int:
-        return pruning.restore(self.file, records)
 
 
 def _insert_new(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> None:
@@ -410,16 +411,13 @@ _CLAIM: Final = f"""
     RETURNING {WAITING_COLUMNS}"""
 
 
-def _numbered(row: Row) -> tuple[int, DelayedMessage]:
-    return row[0], message_of(row)
-
-
 # A claim that ends without removing the message counts a failure, so the count tells an old claim apart. A message that
 # came back from the error queue begins again at 0: it has a failure record later than an old claim. A release counts no
 # failure: its token is marked.
 _HELD: Final = """
     seq = ? AND claimant = ? AND message_id = ? AND failures = ? AND NOT EXISTS (
         SELECT 1 FROM record AS failed WHERE failed.kind = 7 AND failed.message_id = ? AND failed.seq > ?)"""
+_FIND_HELD: Final = f"SELECT seq FROM delayed_message WHERE {_HELD}"
 _RELEASE: Final = f"UPDATE delayed_message SET claimant = NULL, attempt_at = coalesce(?, due) WHERE {_HELD}"
 
 
@@ -457,3 +455,78 @@ def _find(tx: Transaction, message_id: str, *, free: bool = False) -> tuple[int,
     condition = f"{_OF_ID} AND claimant IS NULL" if free else _OF_ID
     sql = f"SELECT seq, due, destination, expires_at FROM delayed_message {condition}"
     return tx.execute(sql, (message_id,)).fetchone()
+
+
+# --- moving due messages to their queues inside the file, by a few statements a batch ------------------------------
+
+# The batch goes into a table first, so that every later statement works on exactly these rows. An expiry that is no
+# number ends nothing, here and in the queue: the receiver of the message quarantines it.
+_TAKE_BATCH: Final = """
+    INSERT INTO temp.batch (seq, queue_id, expired)
+    SELECT d.seq, q.queue_id, typeof(d.expires_at) = 'integer' AND d.expires_at < :now
+    FROM delayed_message AS d INDEXED BY delayed_message_attempt CROSS JOIN queue AS q ON q.name = d.destination
+    WHERE d.attempt_at < :now ORDER BY d.attempt_at LIMIT :limit"""
+_SEND_BATCH: Final = """
+    INSERT INTO queue_message (queue_id, message_id, due, expires_at, ends_at, dead_letter, content)
+    SELECT b.queue_id, d.message_id, d.due, d.expires_at,
+        iif(typeof(d.expires_at) = 'integer', d.expires_at + :ahead, NULL), :dead_letter, d.content
+    FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq
+    WHERE NOT b.expired ORDER BY b.position"""
+_RECORD_BATCH: Final = """
+    INSERT INTO record (kind, message_id, at, due, destination)
+    SELECT iif(b.expired, 5, 2), d.message_id, :now, d.due, d.destination
+    FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq
+    ORDER BY b.position"""
+_LIST_BATCH: Final = """
+    SELECT d.message_id, d.due, d.destination, b.expired
+    FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq ORDER BY b.position"""
+_DROP_EXPIRED_CONTENT: Final = """
+    DELETE FROM content WHERE seq IN (
+        SELECT d.content FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq WHERE b.expired)"""
+_REMOVE_BATCH: Final = """
+    DELETE FROM delayed_message WHERE seq IN (SELECT seq FROM temp.batch)"""
+_HEAD_HAS_NO_QUEUE: Final = """
+    SELECT NOT EXISTS (SELECT 1 FROM queue AS q WHERE q.name = d.destination)
+    FROM delayed_message AS d INDEXED BY delayed_message_attempt
+    WHERE d.attempt_at < :now ORDER BY d.attempt_at LIMIT 1"""
+
+
+def _move(tx: Transaction, now: int, limit: int, *, listing: bool) -> MoveReport:
+    """Move up to ``limit`` messages that were due before ``now`` (microseconds); see `MovingStore.move_due`."""
+    tx.execute(
+        "CREATE TEMP TABLE IF NOT EXISTS batch (position INTEGER PRIMARY KEY, seq INTEGER, queue_id INTEGER, expired)"
+    )
+    tx.execute("DELETE FROM temp.batch")
+    values = {"now": now, "limit": limit}
+    moved = NOTHING_MOVED if listing else None
+    delivered = expired = 0
+    if tx.execute(_TAKE_BATCH, values).rowcount:
+        moved = _listed(tx) if listing else None
+        delivered, expired = _move_batch(tx, now)
+    head = tx.execute(_HEAD_HAS_NO_QUEUE, {"now": now}).fetchone()
+    return MoveReport(delivered, expired, bool(head and head[0]), next_attempt(tx.connection), moved)
+
+
+def _listed(tx: Transaction) -> Moved:
+    rows = read_rows(tx.connection, _LIST_BATCH, ())
+    ids, dues, destinations, expired = zip(*rows, strict=True)
+    return Moved(
+        [shown(each) for each in ids],
+        [time_of(due) or LATEST for due in dues],
+        [shown(each) for each in destinations],
+        [bool(each) for each in expired],
+    )
+
+
+def _move_batch(tx: Transaction, now: int) -> tuple[int, int]:
+    # Messages expire in a queue by the clock of the machine, whatever the mover's clock is.
+    values = {"ahead": tx.rules.now() - now, "dead_letter": int(tx.rules.keeps_expired)}
+    delivered = tx.execute(_SEND_BATCH, values).rowcount
+    tx.execute(_RECORD_BATCH, {"now": now})
+    tx.execute(_DROP_EXPIRED_CONTENT)
+    removed = tx.execute(_REMOVE_BATCH).rowcount
+    for (name,) in tx.execute(
+        "SELECT name FROM queue WHERE queue_id IN (SELECT queue_id FROM temp.batch WHERE NOT expired)"
+    ).fetchall():
+        tx.signal(queue_topic(name))
+    return delivered, removed - delivered

@@ -13,10 +13,9 @@ from typing import Any, Final
 from typing_extensions import override
 
 from postdate.backends.sql.timeouts import LATER, SharedSqlTimeouts, TimeoutTable, standard_statements
-from postdate.backends.sqlite.file import OnFile, SqliteFile, Transaction
-from postdate.backends.sqlite.liveness import presence_folder
-from postdate.backends.sqlite.locked_files import LockedFile, try_to_hold
-from postdate.backends.sqlite.transaction import SqliteSqlDialect
+from postdate.backends.sqlite.file import OnFile, SqliteFile
+from postdate.backends.sqlite.processes import LockedFile, presence_folder, try_to_hold
+from postdate.backends.sqlite.rows import SqliteSqlDialect, Transaction
 from postdate.errors import ConfigurationError
 from postdate.persistence.timeouts import TIME, normal_id, table_name, text_time
 from postdate.ports import Recording

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -11,15 +10,15 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from postdate.backends.sqlite.connection import connect, patiently
-from postdate.backends.sqlite.errors import translated
+from postdate.backends.sqlite.connection import connect, patiently, translated
+from postdate.backends.sqlite.rows import SqliteSqlDialect
 from postdate.clock import Clock, SystemClock
 from postdate.errors import PostdateError, StoreNotSetUp
 from postdate.migrating.dialect import Dialect, Hiding, Session
 from postdate.migrating.names import NUMBER
 from postdate.persistence.timeouts import ID, TIME, text_time
 
-_VALUE: Final = re.compile(r"%(?:%|\((\w+)\)s)")
+_spelled: Final = SqliteSqlDialect().spelled
 
 
 class SqliteSession:
@@ -32,15 +31,15 @@ class SqliteSession:
 
     def rows(self, sql: str, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
         with translated(self._path):
-            return self._connection.execute(_in_sqlite(sql), values).fetchall()
+            return self._connection.execute(_spelled(sql), values).fetchall()
 
     def change(self, sql: str, values: Mapping[str, Any]) -> int:
         with translated(self._path):
-            return max(self._connection.execute(_in_sqlite(sql), values).rowcount, 0)
+            return max(self._connection.execute(_spelled(sql), values).rowcount, 0)
 
     def pages(self, sql: str, values: dict[str, Any], page: int) -> Iterable[list[tuple[Any, ...]]]:
         with translated(self._path):
-            cursor = self._connection.execute(_in_sqlite(sql), values)
+            cursor = self._connection.execute(_spelled(sql), values)
             while rows := cursor.fetchmany(page):
                 yield rows
 
@@ -63,10 +62,6 @@ class SqliteSession:
     def close(self) -> None:
         with suppress(PostdateError), translated(self._path):
             self._connection.close()
-
-
-def _in_sqlite(sql: str) -> str:
-    return _VALUE.sub(lambda found: f":{found[1]}" if found[1] else "%", sql)
 
 
 class SqliteDialect(Dialect):

@@ -22,13 +22,22 @@ from typing import Any, Final, cast
 import anyio
 from typing_extensions import override
 
-from postdate.backends.sqlite.expiring import DEAD_LETTERS
-from postdate.backends.sqlite.file import SqliteFile, Transaction, queue_topic
-from postdate.backends.sqlite.observation import FileObserver
+from postdate.backends.sqlite.file import SqliteFile
+from postdate.backends.sqlite.housekeeping import DEAD_LETTERS
+from postdate.backends.sqlite.observation import FileObserver, queue_lengths
 from postdate.backends.sqlite.quarantine import FileQuarantine
-from postdate.backends.sqlite.rows import INSERT_QUEUED, QUEUED_COLUMNS, Row, envelope_of, queued_row
-from postdate.backends.sqlite.setting_aside import QUEUED, claimed
-from postdate.backends.sqlite.transaction import QueueRules
+from postdate.backends.sqlite.rows import (
+    INSERT_QUEUED,
+    QUEUED,
+    QUEUED_COLUMNS,
+    QueueRules,
+    Row,
+    Transaction,
+    claimed,
+    envelope_of,
+    queue_topic,
+    queued_row,
+)
 from postdate.clock import Clock, to_microseconds
 from postdate.errors import (
     ClaimLost,
@@ -206,12 +215,7 @@ class LocalTransport(FileQuarantine, Transport):
 
     async def queue_lengths(self) -> Mapping[str, int]:
         """Return the number of messages in each queue, those in progress included."""
-        rows = await self.file.read(
-            lambda c: c.execute(
-                "SELECT name, (SELECT count(*) FROM queue_message m WHERE m.queue_id = q.queue_id) FROM queue AS q"
-            ).fetchall()
-        )
-        return dict(rows)
+        return await self.file.read(queue_lengths)
 
     @override
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
@@ -406,17 +410,12 @@ def _send_and_work(tx: Transaction, rows: Sequence[_Row], work: Sequence[Work]) 
 def _record_of(tx: Transaction, received: Received, at: datetime, end: End) -> tuple[object, ...] | None:
     """Return the record of how a message ended, if there is one.
 
-    Of a message that was not delayed only its discarding is recorded: no audit asks for more.
+    Of a message that was not delayed only its discarding is recorded, which nothing else says: no audit asks for more.
     """
     due = received.envelope.due
-    if end.record is None or not _is_recorded(tx.recording, end.record, delayed=due is not None):
+    is_wanted = end.record is RecordKind.DISCARDED or (due is not None and tx.recording is Recording.ALL)
+    if end.record is None or not is_wanted:
         return None
     message_id, queue = received.envelope.message_id, received.envelope.destination
     due_at = None if due is None else to_microseconds(due)
     return int(end.record), message_id, to_microseconds(at), due_at, queue, end.detail or None
-
-
-def _is_recorded(recording: Recording, kind: RecordKind, *, delayed: bool) -> bool:
-    if kind is RecordKind.DISCARDED:  # nobody has seen it, and nothing else says so
-        return True
-    return delayed and recording is Recording.ALL

@@ -13,13 +13,13 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import Final, Protocol
 
-from postdate.backends.sqlserver.encryption import Encryption
 from postdate.backends.sqlserver.login import (
     ENCRYPT_NOT_SUPPORTED,
     ENCRYPT_ON,
     ENCRYPT_REQUIRED,
     HEADER,
     PRELOGIN,
+    Encryption,
     LoginAnswer,
     encryption,
     login_answer,

@@ -1,17 +1,126 @@
-"""A schema in a database of SQL Server, with the sagas and the outbox in it; never run against a server so far."""
+"""A schema in a database of SQL Server: its names, its set-up in one transaction, its sagas and its outbox.
+
+Never run against a server so far. Source: ADR 0008.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
-from postdate.backends.rowlocks.database import RowLockSchema, TableMaking
+from postdate.backends.rowlocks.database import RowLockSchema, ServerSagaStore, TableMaking
+from postdate.backends.rowlocks.names import RowLockNames, Spelling, check_not_ours, mark_done, migrate, rights_needed
 from postdate.backends.rowlocks.outbox import ServerOutbox
-from postdate.backends.rowlocks.sagas import ServerSagaStore
-from postdate.backends.sqlserver import setup
-from postdate.backends.sqlserver.connection import SqlServerInstance
-from postdate.backends.sqlserver.names import SqlServerNames, check_name
+from postdate.backends.sqlserver.connection import ADMINISTRATORS_SETTINGS, SqlServerInstance
 from postdate.backends.sqlserver.statements import SqlServerSqlDialect
+from postdate.errors import ConfigurationError, StoreUnavailable
+from postdate.persistence.migrations import Step
+
+LONGEST_NAME: Final = 128
+
+
+def quoted(name: str) -> str:
+    return "[" + name.replace("]", "]]") + "]"
+
+
+def literal(text: str) -> str:
+    return "N'" + text.replace("'", "''") + "'"
+
+
+def check_name(name: str, what: str) -> str:
+    """Return ``name`` if SQL Server can have it.
+
+    Raises:
+        ConfigurationError: blank, over 128 UTF-16 units, with a NUL or a lone surrogate, or it could be mistaken for
+            one of Postdate's own tables.
+    """
+    if not name.strip() or any(character == "\0" or 0xD800 <= ord(character) < 0xE000 for character in name):
+        raise ConfigurationError(f"{what} must not be blank or have NUL characters or lone surrogates: {name!r}")
+    units = len(name.encode("utf-16-le")) // 2
+    if units > LONGEST_NAME:
+        raise ConfigurationError(
+            f"{what} {name!r} has {units} UTF-16 units; SQL Server takes {LONGEST_NAME}: choose a shorter one "
+            f"(table=... for a store)"
+        )
+    return check_not_ours(name, what)
+
+
+class SqlServerNames(RowLockNames):
+    """The names of one store; those of locks are compared without regard to case beyond 32 characters."""
+
+    spelling = Spelling("postdate.backends.sqlserver", quoted, literal, check_name)
+
+
+_WAIT_MILLISECONDS: Final = 30_000
+TAKE_TURN: Final = (
+    "DECLARE @granted int; EXEC @granted = sp_getapplock @Resource = %(name)s, @LockMode = 'Exclusive', "
+    "@LockOwner = 'Transaction', @LockTimeout = %(wait)s; SELECT @granted"
+)
+
+
+def foundation(names: RowLockNames) -> tuple[str, ...]:
+    marks = names.plain("postdate_migration")
+    return (
+        creating_schema(names.schema),
+        (
+            f"IF OBJECT_ID({literal(marks)}, N'U') IS NULL CREATE TABLE {marks} (\n"
+            f"    subject nvarchar(128) COLLATE Latin1_General_BIN2 NOT NULL, version int NOT NULL,\n"
+            f"    name nvarchar(100) NOT NULL, PRIMARY KEY (subject, version)\n"
+            f")"
+        ),
+    )
+
+
+def creating_schema(schema: str) -> str:
+    """Return the statement that creates a missing schema, in EXEC: CREATE SCHEMA must be alone in its batch."""
+    return f"IF SCHEMA_ID({literal(schema)}) IS NULL EXEC ({literal(f'CREATE SCHEMA {quoted(schema)}')})"
+
+
+def setup_statements(names: RowLockNames, wanted: Sequence[Step]) -> str:
+    guarded = (
+        _guarded(names, step, statement) for step in wanted for statement in (*step.statements, mark_done(names, step))
+    )
+    body = "".join(f"{statement.strip()};\n\n" for statement in [*foundation(names), *guarded])
+    rights = rights_needed(names, f"SCHEMA::{quoted(names.schema)}")
+    return f"{ADMINISTRATORS_SETTINGS};\n\nBEGIN TRANSACTION;\n\n{body}COMMIT TRANSACTION;\n\n{rights}"
+
+
+def _guarded(names: RowLockNames, step: Step, statement: str) -> str:
+    """Return a statement that is skipped once its migration is marked, which the migration's last statement does."""
+    marked = (
+        f"SELECT 1 FROM {names.plain('postdate_migration')} "
+        f"WHERE subject = {literal(step.subject)} AND version = {step.version}"
+    )
+    return f"IF NOT EXISTS ({marked})\n{statement}"
+
+
+def setup(session: Any, names: RowLockNames, wanted: Sequence[Step]) -> None:
+    """Apply the missing migrations of ``wanted``; several processes may do it at once.
+
+    Raises `StoreFromNewerVersion`, or `StoreUnavailable` when another process has been at it for half a minute.
+    """
+    session.begin()
+    try:
+        wait_for_our_turn(session, names.lock("setup"))
+        for statement in foundation(names):
+            session.change(statement)
+        migrate(session, names, wanted, f"schema {names.schema!r}")
+        session.commit()
+    except BaseException:
+        session.rollback()
+        raise
+
+
+def wait_for_our_turn(session: Any, lock: str) -> None:
+    """Take the lock of all set-ups until the end of the transaction.
+
+    Raises `StoreUnavailable` when another process has had it for half a minute.
+    """
+    ((granted,),) = session.rows(TAKE_TURN, {"name": lock, "wait": _WAIT_MILLISECONDS})
+    if granted < 0:
+        raise StoreUnavailable("another process has been setting up this schema for half a minute; try again")
+
 
 DEFAULT_SCHEMA: Final = "dbo"
 
@@ -20,7 +129,7 @@ class SqlServerSchema(RowLockSchema):
     """A schema, and the connections to its server; by default ``dbo``."""
 
     dialect, names_of = SqlServerSqlDialect(), SqlServerNames
-    tables = TableMaking(setup.setup, setup.setup_statements)
+    tables = TableMaking(setup, setup_statements)
 
     def _server_at(self, url: str, answers_within: timedelta | None) -> SqlServerInstance:
         return SqlServerInstance(url, answers_within)
@@ -30,7 +139,7 @@ class SqlServerSchema(RowLockSchema):
 
 
 class SqlServerSagaStore(ServerSagaStore):
-    """Keeps saga instances in SQL Server; see :class:`postdate.backends.rowlocks.sagas.ServerSagaStore`."""
+    """Keeps saga instances in SQL Server; see :class:`postdate.backends.rowlocks.database.ServerSagaStore`."""
 
     made_from = SqlServerSchema
 

@@ -9,13 +9,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from typing_extensions import override
-
-from postdate.backends.rowlocks import LockingStore
-from postdate.backends.rowlocks.setup import steps_of
-from postdate.backends.sqlserver.names import SqlServerNames
-from postdate.backends.sqlserver.schema import SqlServerSchema
-from postdate.backends.sqlserver.setup import setup_statements
+from postdate.backends.rowlocks.store import LockingStore
+from postdate.backends.sqlserver.schema import SqlServerNames, SqlServerSchema
 from postdate.backends.sqlserver.tables import SqlServerTables
 from postdate.ports import Recording
 
@@ -54,14 +49,9 @@ class SqlServerStore(LockingStore):
         answers_within: timedelta | None = None,
     ) -> None:
         database = SqlServerSchema.of(url, schema, holds_at_most, answers_within)
-        self._schema, self._recording = database.schema, recording
-        self._holds_at_most_with_rights = database.holds_at_most
-        super().__init__(database, self._tables_of, table, largest_message_bytes)
-
-    def _tables_of(self, table: str) -> SqlServerTables:
-        return SqlServerTables(SqlServerNames(self._schema, table), self._recording, self._holds_at_most_with_rights)
-
-    @override
-    def setup_statements(self, endpoint: str) -> str:
-        names = SqlServerNames(self._schema, self._table or f"{endpoint}.timeouts")
-        return setup_statements(names, steps_of(names))
+        super().__init__(
+            database,
+            lambda name: SqlServerTables(SqlServerNames(database.schema, name), recording, database.holds_at_most),
+            table,
+            largest_message_bytes,
+        )

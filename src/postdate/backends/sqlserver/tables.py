@@ -12,12 +12,10 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from postdate.backends.rowlocks import MessageRow
 from postdate.backends.rowlocks.database import HOLDS_AT_MOST
-from postdate.backends.rowlocks.setup import steps_of
+from postdate.backends.rowlocks.parts import MessageRow, in_pieces
 from postdate.backends.rowlocks.tables import RowLockTables
-from postdate.backends.sqlserver import setup
-from postdate.backends.sqlserver.names import SqlServerNames
+from postdate.backends.sqlserver.schema import SqlServerNames
 from postdate.backends.sqlserver.statements import SqlServerStatements
 from postdate.errors import StoreNotWritable, StoreUnavailable
 from postdate.ports import Recording, Scan, ScanPart
@@ -42,10 +40,6 @@ class SqlServerTables(RowLockTables):
         self._holds_at_most = holds_at_most
         self._spoke_at, self._told = time.monotonic(), set[int]()
 
-    @override
-    def setup(self, session: Any) -> None:
-        setup.setup(session, self.names, steps_of(self.names))
-
     def _listed(self, values: Sequence[Any]) -> str:
         return json.dumps(list(values))
 
@@ -59,13 +53,13 @@ class SqlServerTables(RowLockTables):
         keys.sort(key=lambda key: str(key["message_id"]))
         numbers = dict[str, int]()
         for part in _json_lists(keys):
-            found = session.rows(self._sql.insert_records, {**values, "rows": part})
+            found = session.rows(self.sql.insert_records, {**values, "rows": part})
             numbers |= {message_id: number for number, message_id in found}
         return numbers
 
     def _insert_messages(self, session: Any, numbered: Sequence[tuple[int, MessageRow]]) -> None:
         for part in _json_lists([_content(number, row) for number, row in numbered]):
-            session.change(self._sql.insert_messages, {"rows": part})
+            session.change(self.sql.insert_messages, {"rows": part})
 
     def _remove_recorded(self, session: Any, held: Mapping[str, Any], note: Mapping[str, Any]) -> int:
         return session.change(self._sqlserver.finish, {**held, **note})
@@ -78,8 +72,7 @@ class SqlServerTables(RowLockTables):
         return session.change(self._sqlserver.free_some, {**values, "numbers": self._listed(numbers)})
 
     def _put_aside(self, session: Any, values: Mapping[str, Any]) -> int:
-        ((number,),) = session.rows(self._sql.set_aside, values)
-        return number
+        return session.rows(self.sql.set_aside, values)[0][0]
 
     def _take_lock(self, session: Any, lock: str) -> None:
         ((granted,),) = session.rows(self._sqlserver.take_lock, {"name": lock})
@@ -140,13 +133,5 @@ def _content(number: int, row: MessageRow) -> dict[str, Any]:
 
 
 def _json_lists(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    part, size = list[str](), 0
-    for row in rows:
-        text = json.dumps(row, ensure_ascii=False)
-        if part and size + len(text) > _STATEMENT_CHARACTERS:
-            yield f"[{','.join(part)}]"
-            part, size = [], 0
-        part.append(text)
-        size += len(text)
-    if part:
-        yield f"[{','.join(part)}]"
+    texts = (json.dumps(row, ensure_ascii=False) for row in rows)
+    return (f"[{','.join(part)}]" for part in in_pieces(texts, _STATEMENT_CHARACTERS))

@@ -14,9 +14,15 @@ from typing_extensions import override
 
 from postdate.backends.rowlocks.timeouts import RowLockTimeoutTable, ServerTimeouts
 from postdate.backends.sql.timeouts import TimeoutStatements
-from postdate.backends.sqlserver.names import SqlServerNames, check_name, literal, quoted
-from postdate.backends.sqlserver.schema import SqlServerSchema
-from postdate.backends.sqlserver.setup import creating_schema, wait_for_our_turn
+from postdate.backends.sqlserver.schema import (
+    SqlServerNames,
+    SqlServerSchema,
+    check_name,
+    creating_schema,
+    literal,
+    quoted,
+    wait_for_our_turn,
+)
 from postdate.backends.sqlserver.statements import SqlServerSqlDialect
 from postdate.errors import InvalidMessage
 from postdate.messages import DESTINATION_LIMIT

@@ -9,9 +9,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from postdate.backends.sqlserver.connection import SqlServerInstance, SqlServerSession
-from postdate.backends.sqlserver.names import SqlServerNames, check_name, literal, quoted
-from postdate.backends.sqlserver.schema import DEFAULT_SCHEMA
-from postdate.backends.sqlserver.setup import TAKE_TURN
+from postdate.backends.sqlserver.schema import DEFAULT_SCHEMA, TAKE_TURN, SqlServerNames, check_name, literal, quoted
 from postdate.errors import StoreUnavailable
 from postdate.migrating.dialect import TURN_SECONDS, Dialect, Hiding, Session
 from postdate.migrating.names import NUMBER, ONGOING, STATE_TABLE

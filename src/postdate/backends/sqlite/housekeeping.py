@@ -1,16 +1,22 @@
-"""Removing expired messages from their queues, by the clock of the machine. Source: specification 2."""
+"""What a process does for the file beside its work: taking out expired messages, and giving free pages back.
+
+Messages expire by the clock of the machine. Source: specification 2.
+
+SQLite reuses free pages at no cost, so they are given back to the disk only when many have been free for a while: the
+size of a busy file does not go up and down. Files made before this version cannot shrink (SQLite keeps in the file
+whether it can); ``VACUUM`` would rewrite them while nobody else has them open.
+"""
 
 from __future__ import annotations
 
 import sqlite3
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from postdate.backends.sqlite.rows import content_of, read_rows, time_of
-from postdate.backends.sqlite.setting_aside import QUEUED, set_aside
-from postdate.backends.sqlite.transaction import Transaction, queue_topic
+from postdate.backends.sqlite.rows import QUEUED, Transaction, content_of, queue_topic, read_rows, set_aside, time_of
 from postdate.clock import EARLIEST
 from postdate.errors import InvalidHeaders, InvalidMessage
 from postdate.messages import encode_headers, format_timestamp
@@ -112,3 +118,50 @@ def _keep(tx: Transaction, dead: Sequence[_Message]) -> None:
         tx.execute(_KEEP, (queue_id, each.seq))
     set_aside(tx, QUEUED, bad)
     tx.signal(queue_topic(DEAD_LETTERS))
+
+
+# --- room on the disk ----------------------------------------------------------------------------------------------
+
+ROUNDS_AT_REST: Final = 10
+"""Looks, one a second, in all of which the pages must have been free."""
+
+_LEAST_BYTES: Final = 8 * 1024 * 1024
+_PAGES_AT_ONCE: Final = 500
+"""Pages given back in one transaction (2 MB): some 10 ms."""
+
+_INCREMENTAL: Final = 2
+
+
+class RoomToGiveBack:
+    """Decides how many pages are given back; pure."""
+
+    def __init__(self) -> None:
+        self._free: deque[int] = deque(maxlen=ROUNDS_AT_REST)
+
+    def look(self, free: int, pages: int, page_bytes: int) -> int:
+        """Return how many pages to give back, of ``free`` ones in a file of ``pages``."""
+        self._free.append(free)
+        at_rest = min(self._free)
+        enough = max(pages // 4, _LEAST_BYTES // page_bytes)
+        return at_rest if len(self._free) == ROUNDS_AT_REST and at_rest > enough else 0
+
+
+def shape(connection: sqlite3.Connection) -> tuple[int, int, int] | None:
+    """Return free pages, all pages, and bytes of a page; ``None``: this file cannot shrink."""
+    if _pragma(connection, "auto_vacuum") != _INCREMENTAL:
+        return None
+    return _pragma(connection, "freelist_count"), _pragma(connection, "page_count"), _pragma(connection, "page_size")
+
+
+def _pragma(connection: sqlite3.Connection, name: str) -> int:
+    value: int = connection.execute(f"PRAGMA {name}").fetchone()[0]
+    return value
+
+
+def give_back(tx: Transaction, pages: int) -> int:
+    """Give up to ``pages`` pages back, within the bound of one transaction; return how many are left."""
+    share = min(pages, _PAGES_AT_ONCE)
+    for _ in range(share):
+        # SQLite gives back one page a step, and Python takes only one step of a statement without columns.
+        tx.execute("PRAGMA incremental_vacuum(1)")
+    return pages - share

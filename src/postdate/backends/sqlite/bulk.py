@@ -1,0 +1,238 @@
+"""What jobs do with whole tables of the file: scans, the stream of records, pruning and restoring. Source: ADR 0011."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from typing_extensions import override
+
+from postdate.backends.sqlite.connection import translate
+from postdate.backends.sqlite.file import OnFile, SqliteFile
+from postdate.backends.sqlite.rows import Transaction, is_undecodable, shown
+from postdate.clock import to_microseconds
+from postdate.errors import StoreNotSetUp
+from postdate.ports import Recording, RecordKind, RecordStreamStore, Scan, ScanFilter, ScanPart
+from postdate.ports.archives import ARCHIVED, ArchivableStore, StoredRecord
+from postdate.ports.scanning import check_scanned, shares
+
+
+def read_scan(file: SqliteFile, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
+    """See :meth:`postdate.ports.ScannableStore.scan`.
+
+    A text that is no UTF-8 does not end an audit: in records and queues it is decoded as far as possible. A waiting
+    message is copied to other stores, and must not be changed on the way.
+
+    Raises:
+        StoreError: a text of a waiting message is no UTF-8; whoever claims or lists it quarantines it.
+    """
+    check_scanned(scan.what, scan.columns)
+    source = _SCANNED[scan.what]
+    wanted = ", ".join(_ELSEWHERE.get(column, f"t.{column}") for column in scan.columns) or "1"
+    conditions = {"t.seq >= ?": part.first, "t.seq < ?": part.end, **_conditions(source, scan.where)}
+    sql = f"SELECT {wanted} FROM {source.relation} WHERE {' AND '.join(conditions)} ORDER BY t.seq LIMIT -1 OFFSET ?"
+    connection = file.snapshot()
+    try:
+        done, cursor = 0, connection.execute(sql, (*conditions.values(), 0))
+        while True:
+            try:
+                rows = cursor.fetchmany(page)
+            except sqlite3.Error as error:
+                if not is_undecodable(error) or scan.what == "pending" or connection.text_factory is shown:
+                    raise translate(error, file.path) from error
+                connection.text_factory = shown  # not from the beginning: it costs every text a call
+                cursor = connection.execute(sql, (*conditions.values(), done))
+                continue
+            if not rows:
+                return
+            yield rows
+            done += len(rows)
+    finally:
+        connection.close()
+
+
+def _conditions(source: _Scanned, where: ScanFilter) -> dict[str, Any]:
+    conditions = dict[str, Any]()
+    if where.message_ids is not None:
+        conditions[source.with_ids] = _list(where.message_ids)
+    if where.destinations is not None:
+        conditions[f"{source.destination} IN (SELECT value FROM json_each(?))"] = _list(where.destinations)
+    if where.due_from is not None:
+        conditions["t.due >= ?"] = to_microseconds(where.due_from)
+    if where.due_to is not None:
+        conditions["t.due < ?"] = to_microseconds(where.due_to)
+    return conditions
+
+
+def _list(texts: Sequence[str]) -> str:
+    """Return texts as one value; SQLite ends a text of JSON at a NUL, which no text of ours has."""
+    return json.dumps([text for text in texts if "\0" not in text])
+
+
+_OF_IDS: Final = "message_id IN (SELECT value FROM json_each(?))"
+
+
+@dataclass(frozen=True, slots=True)
+class _Scanned:
+    """A relation that can be scanned by ``t.seq``.
+
+    Args:
+        table: whose numbers are ``t.seq``.
+        relation: the FROM clause.
+        with_ids: the condition that an id is in a list, written for an index where there is one.
+        destination: the column with the destination.
+    """
+
+    table: str
+    relation: str
+    with_ids: str = f"t.{_OF_IDS}"
+    destination: str = "t.destination"
+
+
+_SCANNED: Final = {
+    "pending": _Scanned(
+        "delayed_message",
+        "delayed_message AS t JOIN content AS c ON c.seq = t.content",
+        with_ids=f"t.seq IN (SELECT seq FROM record WHERE kind = 1 AND {_OF_IDS})",
+    ),
+    "records": _Scanned("record", "record AS t"),
+    "queued": _Scanned(
+        "queue_message",
+        "queue_message AS t JOIN queue AS q USING (queue_id)",
+        destination="q.name",
+    ),
+}
+_ELSEWHERE: Final = {
+    "headers": "c.headers",
+    "body": "c.body",
+    "number_of_failures": "t.failures",
+    "number": "t.seq",
+    "queue": "q.name",
+}
+"""SQL of the columns that are not a column of that name in ``t``."""
+
+
+class SqliteRecordStream(RecordStreamStore):
+    """See :class:`postdate.ports.record_streams.RecordStreamStore`. A missing file is not created.
+
+    Args:
+        path: of the file.
+        synchronous: as the other adapters on the file in this process have it.
+        recording: likewise.
+    """
+
+    def __init__(self, path: str | Path, *, synchronous: str = "full", recording: Recording = Recording.ALL) -> None:
+        self._file = SqliteFile.open(path, synchronous=synchronous, recording=recording, create=False)
+        self._safe_end = 0
+        self._closed = False
+
+    @property
+    @override
+    def identity(self) -> str:
+        """The path of the file: a copy elsewhere is another store."""
+        return hashlib.sha256(f"sqlite {self._file.path}".encode()).hexdigest()[:24]
+
+    @property
+    @override
+    def where(self) -> str:
+        return f"SQLite {self._file.path}"
+
+    @override
+    def next_number(self) -> int:
+        self._be_there()
+        return self._file.read_blocking(
+            lambda connection: int(connection.execute("SELECT coalesce(max(seq), 0) + 1 FROM record").fetchone()[0])
+        )
+
+    @override
+    def safe_end(self) -> int:
+        self._safe_end = max(self._safe_end, self.next_number())
+        return self._safe_end
+
+    @override
+    def records(self, first: int, end: int, columns: Sequence[str], page: int) -> Iterable[list[tuple[Any, ...]]]:
+        self._be_there()
+        return read_scan(self._file, Scan("records", tuple(columns)), ScanPart(first, end), page)
+
+    def _be_there(self) -> None:
+        if not self._file.path.exists():
+            raise StoreNotSetUp(f"there is no file {self._file.path}; create it with `postdate setup`, or name another")
+        self._file.setup_blocking()  # a file that nobody has open has no log, which only a writer may create
+
+    @override
+    def close(self) -> None:
+        closed, self._closed = self._closed, True
+        if not closed:
+            self._file.close()
+
+
+_MARK: Final = f"UPDATE record SET detail = '{ARCHIVED}' WHERE seq = ? AND kind = 1 AND detail IS NOT '{ARCHIVED}'"
+# New records are numbered after the last one: without it, numbers in an archive would be given again.
+_PRUNE: Final = "DELETE FROM record WHERE seq = ? AND seq < (SELECT max(seq) FROM record)"
+_UNMARK: Final = f"UPDATE record SET detail = ? WHERE kind = 1 AND message_id = ? AND detail = '{ARCHIVED}'"
+_INSERT: Final = "INSERT INTO record (seq, kind, message_id, at, due, destination, detail) VALUES (?, ?, ?, ?, ?, ?, ?)"
+
+
+class BulkOnFile(OnFile, ArchivableStore):
+    """:class:`postdate.ports.ArchivableStore` on a file."""
+
+    @override
+    def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
+        check_scanned(what)
+        bounds = f"SELECT coalesce(min(seq), 0), coalesce(max(seq), -1) + 1 FROM {_SCANNED[what].table}"
+        return shares(*self.file.read_blocking(lambda c: c.execute(bounds).fetchone()), parts)
+
+    @override
+    def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
+        return read_scan(self.file, scan, part, page)
+
+    @property
+    @override
+    def records_in_commit_order(self) -> bool:
+        return True
+
+    @override
+    def tables_of_stores(self) -> Sequence[str]:
+        return ()
+
+    @property
+    @override
+    def pruned_at_once(self) -> int:
+        """Few, because other processes wait for each transaction."""
+        return 2_000
+
+    @override
+    def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
+        return self.file.write_blocking(lambda tx: tx.executemany(_MARK, [(number,) for number in numbers]).rowcount)
+
+    @override
+    def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
+        return self.file.write_blocking(lambda tx: tx.executemany(_PRUNE, [(number,) for number in numbers]).rowcount)
+
+    @override
+    def restore(self, records: Sequence[StoredRecord]) -> int:
+        scheduled = [record for record in records if record.kind == RecordKind.SCHEDULED]
+        others = [record for record in records if record.kind != RecordKind.SCHEDULED]
+
+        def put_back(tx: Transaction) -> int:
+            back = {record.message_id for record in scheduled if _claim(tx, record)}
+            tx.executemany(_INSERT, [_row(record) for record in others if record.message_id in back])
+            return len(back)
+
+        return self.file.write_blocking(put_back)
+
+
+def _claim(tx: Transaction, record: StoredRecord) -> bool:
+    if tx.execute(_UNMARK, (record.detail, record.message_id)).rowcount:
+        return True
+    # Only an id in use is let pass: a number that another record has must not look like one.
+    return tx.execute(f"{_INSERT} ON CONFLICT (message_id) WHERE kind = 1 DO NOTHING", _row(record)).rowcount == 1
+
+
+def _row(record: StoredRecord) -> tuple[object, ...]:
+    return (record.number, record.kind, record.message_id, record.at, record.due, record.destination, record.detail)
