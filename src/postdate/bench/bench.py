@@ -13,11 +13,10 @@ from typing import Any
 
 import anyio
 
-from postdate.bench.processes import Partner
+from postdate.bench.deployment import Workload, number_of
+from postdate.bench.processes import Partner, SharedCount
 from postdate.bench.result import BenchmarkResult, Figure
-from postdate.bench.tally import SharedCount
 from postdate.bench.targets import BenchmarkOptions, Targets, opened
-from postdate.bench.workload import Workload, number_of
 from postdate.clock import SystemClock
 from postdate.errors import PostdateError
 from postdate.ports import TransactionMode
@@ -83,7 +82,7 @@ class Bench:
 
     @staticmethod
     def storer(targets: Targets, what: str, *rest: object) -> Partner:
-        return Partner("postdate.bench.storer", "storing", targets.deployment, what, *rest)
+        return Partner("postdate.bench.partners", "storing", targets.deployment, what, *rest)
 
     @contextmanager
     def services(
@@ -93,7 +92,7 @@ class Bench:
             tallies = [stack.enter_context(self.tally(f"delivered{each}")) for each in range(number)]
             arguments = [lead, "now"] if at_once else [lead]
             partners = [
-                Partner("postdate.bench.service", "moving", targets.deployment, tally.path, *arguments)
+                Partner("postdate.bench.partners", "moving", targets.deployment, "deliver", tally.path, *arguments)
                 for tally in tallies
             ]
             for partner in partners:

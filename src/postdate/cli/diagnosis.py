@@ -1,4 +1,4 @@
-"""``postdate doctor`` and ``postdate version``."""
+"""``postdate doctor``, ``postdate version`` and ``postdate config``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from postdate.cli.command import Use, command
-from postdate.cli.exits import Exit
+from postdate.cli.command import Exit, Use, command, group
 
 if TYPE_CHECKING:
     from postdate.operations import Diagnosis, Probe
@@ -72,3 +71,32 @@ def version(use: Use) -> None:
         print_pairs(found)
 
     use.report(found, lines)
+
+
+config = group("config", "Look at the settings.")
+
+
+@command(config, "show")
+def show(use: Use) -> None:
+    """Show every setting, its value, and where that comes from. Secrets are hidden."""
+    settings = use.settings()
+    rows = list(settings.rows())
+
+    def lines() -> None:
+        from postdate.cli.output import print_table
+
+        print_table(["setting", "value", "from"], [(row.key, _shown(row.value), row.origin) for row in rows])
+
+    use.report({"file": None if settings.file is None else str(settings.file), "settings": rows}, lines)
+
+
+def _shown(value: object) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return str(value).lower()  # as TOML and JSON write it
+        case list():
+            return ", ".join(str(each) for each in value) or "-"  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        case _:
+            return str(value)

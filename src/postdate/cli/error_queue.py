@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.arguments import INSTANT, NAME, Limit
-from postdate.cli.command import Use, command, group, wrong_usage
-from postdate.cli.exits import Exit
+from postdate.cli.command import INSTANT, NAME, Exit, Limit, Use, command, group, wrong_usage
 
 if TYPE_CHECKING:
     from postdate.operations import ErrorDetails, ErrorList, Mended, Returned, SetAsideDetails, SetAsideList

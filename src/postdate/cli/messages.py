@@ -7,9 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.arguments import INSTANT, NAME, At, Delay, Limit, MessageId, MessageIds
-from postdate.cli.command import Use, command, group, wrong_usage
-from postdate.cli.exits import Exit
+from postdate.cli.command import (
+    INSTANT,
+    NAME,
+    At,
+    Delay,
+    Exit,
+    Limit,
+    MessageId,
+    MessageIds,
+    Use,
+    command,
+    group,
+    wrong_usage,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

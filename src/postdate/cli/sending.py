@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.arguments import DURATION, INSTANT, NAME, At, Delay
-from postdate.cli.command import Use, command, wrong_usage
+from postdate.cli.command import DURATION, INSTANT, NAME, At, Delay, Use, command, wrong_usage
 
 if TYPE_CHECKING:
     from postdate.operations import SendReport

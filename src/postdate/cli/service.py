@@ -13,10 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.arguments import INSTANT
-from postdate.cli.command import Use, command, wrong_usage
-from postdate.cli.exits import Exit
-from postdate.cli.logs import LogLevel, logging_to_stderr
+from postdate.cli.command import INSTANT, Exit, LogLevel, Use, command, logging_to_stderr, wrong_usage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -34,7 +34,7 @@ from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.service import RECEIVE_BREAKER
 from postdate.errors import PostdateError
 from postdate.messages import DelayedMessage
-from postdate.pipeline.columns import INSTANT, LEDGER_ARROW
+from postdate.pipeline.rows import INSTANT, LEDGER_ARROW
 from postdate.pipeline.stores import StoreSpec, absolute
 from postdate.ports import Moved, MovingStore, RecordKind, TransactionMode, Transport, Wake
 from postdate.runtime.metrics import NoMetrics

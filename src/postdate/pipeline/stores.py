@@ -18,8 +18,7 @@ from postdate.backends.registry import place_of
 from postdate.config import Address, Settings, resolved
 from postdate.errors import PipelineError
 from postdate.messages import DelayedMessage
-from postdate.pipeline.columns import from_columns, to_batch
-from postdate.pipeline.rows import restored
+from postdate.pipeline.rows import from_columns, restored, to_batch
 from postdate.ports import (
     AdministrableStore,
     ClaimingStore,

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.arguments import DURATION, INSTANT
-from postdate.cli.command import Use, command, wrong_usage
+from postdate.cli.command import DURATION, INSTANT, Use, command, wrong_usage
 from postdate.cli.pipeline.common import SparkOptions, app, on_spark, store_of
 
 if TYPE_CHECKING:

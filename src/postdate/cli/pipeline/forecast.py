@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.arguments import DURATION
-from postdate.cli.command import Use, command, wrong_usage
+from postdate.cli.command import DURATION, Use, command, wrong_usage
 from postdate.cli.pipeline.common import SparkOptions, app, extra_installed, on_spark, store_of
 
 if TYPE_CHECKING:

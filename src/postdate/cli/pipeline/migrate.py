@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.arguments import DURATION, INSTANT
-from postdate.cli.command import Use, command, group, wrong_usage
-from postdate.cli.exits import Exit
-from postdate.cli.logs import LogLevel, logging_to_stderr
+from postdate.cli.command import DURATION, INSTANT, Exit, LogLevel, Use, command, group, logging_to_stderr, wrong_usage
 from postdate.cli.pipeline.common import SparkOptions, app, extra_installed, on_spark, store_of
 
 if TYPE_CHECKING:

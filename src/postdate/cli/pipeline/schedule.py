@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from postdate.cli.command import Use, command, wrong_usage
-from postdate.cli.exits import Exit
+from postdate.cli.command import Exit, Use, command, wrong_usage
 from postdate.cli.pipeline.common import SparkOptions, app, on_spark, store_of
 from postdate.errors import PipelineError
 

@@ -19,9 +19,9 @@ from filelock import FileLock, Timeout
 from pyspark.sql import DataFrame, SparkSession
 
 from postdate.errors import PipelineError
-from postdate.pipeline.audit.sources import ARCHIVE_MARK
-from postdate.pipeline.columns import arrow_schema, spark_schema
+from postdate.pipeline.audit.reading import ARCHIVE_MARK
 from postdate.pipeline.failures import told_in_one_line
+from postdate.pipeline.rows import arrow_schema, spark_schema
 from postdate.pipeline.stores import StoreSpec
 
 RECORD_SCHEMA = spark_schema(arrow_schema("records"))

@@ -16,9 +16,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 from postdate.clock import to_microseconds
 from postdate.errors import PipelineError
 from postdate.messages import aware_utc
-from postdate.pipeline.archive.choosing import is_marked, keep, placed_records, prunable, total
 from postdate.pipeline.archive.folder import COLUMNS, ArchiveFolder
-from postdate.pipeline.archive.results import RestoreResult
+from postdate.pipeline.archive.job import RestoreResult, is_marked, keep, placed_records, prunable, total
 from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import RecordKind

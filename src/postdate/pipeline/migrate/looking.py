@@ -12,9 +12,8 @@ from postdate.config import Address, resolved
 from postdate.errors import MigrationConflict, PipelineError
 from postdate.messages import aware_utc
 from postdate.migrating.tables import MigrationSource
-from postdate.pipeline.migrate.origin import OriginSpec
+from postdate.pipeline.migrate.ends import OriginSpec, opened_target
 from postdate.pipeline.migrate.results import EndpointPreview, PreviewResult, RunStatus, StatusResult
-from postdate.pipeline.migrate.target import opened_target
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports.migrating import MigrationPreview, MigrationRun, MigrationStatus
 
