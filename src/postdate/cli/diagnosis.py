@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from postdate.cli.command import Exit, Use, command, group
+from postdate.cli.output import clean, print_pairs, print_table
 
 if TYPE_CHECKING:
-    from postdate.operations import Diagnosis, Probe
+    from postdate.operations import Diagnosis
 
 
 def register(app: typer.Typer) -> None:
@@ -28,26 +29,16 @@ def doctor(use: Use) -> None:
     from postdate.clock import SystemClock
 
     found = anyio.run(operations.diagnose, use.settings(), os.environ, SystemClock())
-    use.report(_plain(found), lambda: _print_checks(found))
+    use.report({"result": found.worst, "checks": found.checks}, lambda: _print_checks(found))
     if found.worst is operations.Verdict.FAIL:
         raise typer.Exit(Exit.NOT_KEPT)
 
 
-def _plain(found: Diagnosis) -> dict[str, Any]:
-    return {"result": found.worst, "checks": found.checks}
-
-
 def _print_checks(found: Diagnosis) -> None:
     for check in found.checks:
-        print(_line(check))
+        print(f"{check.result.value:<5} {check.name:<16}{clean(check.found)}")
         if check.mend:
             print(f"{'':<22}> {check.mend}")
-
-
-def _line(check: Probe) -> str:
-    from postdate.cli.output import clean
-
-    return f"{check.result.value:<5} {check.name:<16}{clean(check.found)}"
 
 
 def version(use: Use) -> None:
@@ -65,12 +56,7 @@ def version(use: Use) -> None:
         "executable": sys.executable,
     }
 
-    def lines() -> None:
-        from postdate.cli.output import print_pairs
-
-        print_pairs(found)
-
-    use.report(found, lines)
+    use.report(found, lambda: print_pairs(found))
 
 
 config = group("config", "Look at the settings.")
@@ -81,13 +67,10 @@ def show(use: Use) -> None:
     """Show every setting, its value, and where that comes from. Secrets are hidden."""
     settings = use.settings()
     rows = list(settings.rows())
-
-    def lines() -> None:
-        from postdate.cli.output import print_table
-
-        print_table(["setting", "value", "from"], [(row.key, _shown(row.value), row.origin) for row in rows])
-
-    use.report({"file": None if settings.file is None else str(settings.file), "settings": rows}, lines)
+    use.report(
+        {"file": None if settings.file is None else str(settings.file), "settings": rows},
+        lambda: print_table(["setting", "value", "from"], [(row.key, _shown(row.value), row.origin) for row in rows]),
+    )
 
 
 def _shown(value: object) -> str:

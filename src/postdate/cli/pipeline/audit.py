@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from postdate.cli.command import DURATION, Exit, Use, command, wrong_usage
+from postdate.cli.output import clean, print_pairs
 from postdate.cli.pipeline.common import SparkOptions, app, on_spark, store_of
 
 if TYPE_CHECKING:
@@ -68,8 +69,6 @@ def audit(
 
 
 def _print_audit(result: AuditResult, html: Path | None) -> None:
-    from postdate.cli.output import clean, print_pairs
-
     print_pairs({"store": result.store, **dict(result.table())})
     if len(result.by_endpoint) > 1:
         for row in result.by_endpoint:

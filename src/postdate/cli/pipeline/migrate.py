@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from postdate.cli.command import DURATION, INSTANT, Exit, LogLevel, Use, command, group, logging_to_stderr, wrong_usage
+from postdate.cli.output import print_pairs, print_table, time_or_dash
 from postdate.cli.pipeline.common import SparkOptions, app, extra_installed, on_spark, store_of
 
 if TYPE_CHECKING:
@@ -27,24 +28,10 @@ migrations = group(
 )
 app.add_typer(migrations)
 
-From = Annotated[
-    str | None,
-    typer.Option("--from", metavar="ADDRESS", help="A timeout manager's database; env:NAME and file:PATH name it."),
-]
-FromStore = Annotated[
-    str | None,
-    typer.Option("--from-store", metavar="ADDRESS", help="Another Postdate store; env:NAME and file:PATH name it."),
-]
-Schema = Annotated[str | None, typer.Option("--schema", help="Of its tables; default: that of what is there.")]
-Prefixes = Annotated[
-    list[str] | None,
-    typer.Option("--prefix", metavar="ENDPOINT=PREFIX", help="How an endpoint's tables begin; repeatable."),
-]
 Endpoints = Annotated[
     list[str] | None,
     typer.Option("--endpoint", metavar="NAME", help="Whose messages, in upper or lower case; repeatable."),
 ]
-AllEndpoints = Annotated[bool, typer.Option("--all-endpoints", help="The messages of every endpoint there.")]
 Cutoff = Annotated[
     datetime | None,
     typer.Option(
@@ -53,9 +40,6 @@ Cutoff = Annotated[
         metavar="TIME",
         help="Leave what is due earlier; ISO 8601 with offset. Default: everything moves.",
     ),
-]
-BatchSize = Annotated[
-    int | None, typer.Option("--batch-size", min=1, max=1_000_000, help="Messages in one transaction; default: 5000.")
 ]
 Margin = Annotated[
     timedelta | None,
@@ -69,10 +53,21 @@ Margin = Annotated[
 class OriginOptions:
     """Where messages come from: options of every ``migrate`` command."""
 
-    source: From = None
-    from_store: FromStore = None
-    schema: Schema = None
-    prefixes: Prefixes = None
+    source: Annotated[
+        str | None,
+        typer.Option("--from", metavar="ADDRESS", help="A timeout manager's database; env:NAME and file:PATH name it."),
+    ] = None
+    from_store: Annotated[
+        str | None,
+        typer.Option("--from-store", metavar="ADDRESS", help="Another Postdate store; env:NAME and file:PATH name it."),
+    ] = None
+    schema: Annotated[str | None, typer.Option("--schema", help="Of its tables; default: that of what is there.")] = (
+        None
+    )
+    prefixes: Annotated[
+        list[str] | None,
+        typer.Option("--prefix", metavar="ENDPOINT=PREFIX", help="How an endpoint's tables begin; repeatable."),
+    ] = None
 
     def store(self) -> StoreSpec | None:
         """Return the store given with ``--from-store``; ``None`` without it, or with ``--from`` as well."""
@@ -103,7 +98,9 @@ class Whose:
     """Whose messages move: options of commands that begin a run."""
 
     endpoints: Endpoints = None
-    all_endpoints: AllEndpoints = False
+    all_endpoints: Annotated[bool, typer.Option("--all-endpoints", help="The messages of every endpoint there.")] = (
+        False
+    )
 
     def chosen(self) -> list[str] | None:
         if bool(self.endpoints) == self.all_endpoints:
@@ -115,7 +112,10 @@ class Whose:
 class MoveOptions:
     """How a run moves messages: options of commands that move."""
 
-    batch_size: BatchSize = None
+    batch_size: Annotated[
+        int | None,
+        typer.Option("--batch-size", min=1, max=1_000_000, help="Messages in one transaction; default: 5000."),
+    ] = None
     margin: Margin = None
 
 
@@ -271,8 +271,6 @@ def _report(use: Use, result: MigrateResult) -> None:
 
 
 def _print_preview(result: PreviewResult) -> None:
-    from postdate.cli.output import print_pairs, print_table, time_or_dash
-
     print_pairs({"from": result.source, "to": result.target})
     print_table(
         ["endpoint", "messages", "left", "earliest", "latest"],
@@ -291,8 +289,6 @@ def _print_preview(result: PreviewResult) -> None:
 
 
 def _print_result(result: MigrateResult) -> None:
-    from postdate.cli.output import print_pairs
-
     print_pairs({"from": result.source, "to": result.target})
     for each in result.endpoints:
         print_pairs(
@@ -321,7 +317,6 @@ def _print_result(result: MigrateResult) -> None:
 
 
 def _print_status(result: StatusResult) -> None:
-    from postdate.cli.output import print_table, time_or_dash
     from postdate.ports.migrating import BatchStatus
 
     if not result.runs:
