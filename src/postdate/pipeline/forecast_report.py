@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -81,7 +81,7 @@ def stacked_colours(result: ForecastResult) -> list[tuple[str | None, str]]:
 def load_chart(result: ForecastResult) -> str:
     """Return the load over time, stacked by destination, with the biggest herds marked, as one SVG element."""
     with svg_axes("load", _CSS_COLOURS) as (axes, done):
-        starts = _instants(interval.start for interval in result.intervals)
+        starts = [to_microseconds(interval.start) / _DAY_MICROSECONDS for interval in result.intervals]
         names = [name for name, _ in stacked_colours(result)]
         days = result.interval_seconds / 86_400  # Matplotlib counts time in days
         bottom = [0] * len(starts)
@@ -102,11 +102,6 @@ def _share(interval: LoadInterval, name: object) -> int:
 
 
 _others = object()
-
-
-def _instants(instants: Iterable[datetime]) -> list[float]:
-    """Return instants as Matplotlib counts them: in days since 1970."""
-    return [to_microseconds(instant) / _DAY_MICROSECONDS for instant in instants]
 
 
 def _mark_herds(axes: Axes, herds: Sequence[Herd], tops: Mapping[float, int], width_seconds: int) -> None:

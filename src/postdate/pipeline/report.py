@@ -14,7 +14,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from postdate.pipeline.audit import BROKEN_PROMISES, AuditResult, AuditRow, CurvePoint, Finding, Lateness, LatenessBin
+from postdate.pipeline.audit import BROKEN_PROMISES, AuditResult, CurvePoint, Finding, Lateness, LatenessBin
 from postdate.pipeline.page import count_axis, duration, rendered, svg_axes, time_axis
 
 _MOST_HOURS = 400
@@ -72,11 +72,13 @@ def render_html(result: AuditResult, title: str = "Delayed messages") -> str:
         {},
         result=result,
         verdict=_verdict(result),
-        tiles=_tiles(result),
+        tiles=[
+            _Tile(name, count, _MEANINGS[name], _mood(name, count)) for name, count in asdict(result.counts).items()
+        ],
         columns=_columns(result),
         endpoints=result.by_endpoint if len(result.by_endpoint) > 1 else (),
         destinations=result.by_destination,
-        hours=_some_hours(result.by_hour),
+        hours=result.by_hour[-_MOST_HOURS:],
         bad_columns=_BAD,
         hours_left_out=max(len(result.by_hour) - _MOST_HOURS, 0),
         findings=[
@@ -87,11 +89,6 @@ def render_html(result: AuditResult, title: str = "Delayed messages") -> str:
 
 def write_html(result: AuditResult, path: Path, title: str = "Delayed messages") -> None:
     path.write_text(render_html(result, title), encoding="utf-8")
-
-
-def _tiles(result: AuditResult) -> list[_Tile]:
-    counts: dict[str, int] = asdict(result.counts)
-    return [_Tile(name, count, _MEANINGS[name], _mood(name, count)) for name, count in counts.items()]
 
 
 def _columns(result: AuditResult) -> list[str]:
@@ -116,10 +113,6 @@ def _verdict(result: AuditResult) -> tuple[str, str]:
     if result.counts.overdue:
         return "worry", f"Nothing lost, duplicated, early or orphaned; {result.counts.overdue:,} overdue"
     return "good", "Nothing lost, nothing duplicated, nothing early, nothing orphaned"
-
-
-def _some_hours(rows: Sequence[AuditRow]) -> Sequence[AuditRow]:
-    return rows[-_MOST_HOURS:]
 
 
 # --- charts -----------------------------------------------------------------------------------------------------------
@@ -149,7 +142,7 @@ def lateness_chart(bins: Sequence[LatenessBin], lateness: Lateness) -> str:
         widths = [each.to_seconds - each.from_seconds for each in bins]
         axes.bar(left, [each.count for each in bins], widths, align="edge", color=_DELIVERED, alpha=0.75, linewidth=0)
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(FuncFormatter(_duration_label))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _position: duration(seconds)))
         axes.minorticks_off()
         axes.set_xlabel("late by")
         _mark_percentiles(axes, lateness)
@@ -179,7 +172,3 @@ def _mark_percentiles(axes: Axes, lateness: Lateness) -> None:
             axes.axvline(value, color=_MARK, linewidth=1.2, linestyle=(0, (4, 3)))
             label = f"{name} {duration(value)}"
             axes.text(value, next(above), label, transform=axes.get_xaxis_transform(), ha="center", color=_MARK)
-
-
-def _duration_label(seconds: float, _position: int | None) -> str:
-    return duration(seconds)

@@ -172,17 +172,13 @@ def placed_records(
             pruned = prunable(found)
             for batch in batches:
                 for share in batch.to_pylist():
-                    for part in _narrow(ScanPart(**share), pruned.pruned_at_once):
+                    for first in range(share["first"], share["end"], pruned.pruned_at_once):
+                        part = ScanPart(first, min(first + pruned.pruned_at_once, share["end"]))
                         for page in pruned.scan(scan, part, PAGE_ROWS):
                             yield _with_place(to_batch(page, schema), part)
 
     one_a_task = part_frame(spark, scan_parts(store, "records", partitions))
     return one_a_task.mapInArrow(read, f"{spark_schema(schema)}, first long, end long")
-
-
-def _narrow(part: ScanPart, width: int) -> Iterator[ScanPart]:
-    for first in range(part.first, part.end, width):
-        yield ScanPart(first, min(first + width, part.end))
 
 
 def _with_place(batch: pa.RecordBatch, part: ScanPart) -> pa.RecordBatch:
@@ -252,9 +248,18 @@ def is_marked() -> str:
     return f"(kind = 'scheduled' AND coalesce(detail, '') = '{ARCHIVED}')"
 
 
-def total(frame: DataFrame, column: str) -> int:
-    """Return the sum of a column of whole numbers; 0 without rows."""
-    return int(frame.agg(F.coalesce(F.sum(column), F.lit(0))).collect()[0][0])
+def changed(
+    store: StoreSpec, rows: DataFrame, change: Callable[[ArchivableStore, Iterator[pa.RecordBatch]], Iterator[int]]
+) -> int:
+    """Have executors change a store by rows, once a task; return the sum of what ``change`` counts."""
+
+    def change_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with opened(store) as found:
+            for count in change(prunable(found), batches):
+                yield pa.RecordBatch.from_pylist([{"changed": count}], _COUNT_ARROW)
+
+    counts = rows.mapInArrow(change_all, "changed long")
+    return int(counts.agg(F.coalesce(F.sum("changed"), F.lit(0))).collect()[0][0])
 
 
 # --- the steps of a run -----------------------------------------------------------------------------------------------
@@ -264,7 +269,6 @@ _NUMBERS_AT_ONCE = 10_000
 """Records in one transaction, at most."""
 
 _IDENTITY = ("number", "kind", "message_id", "at")
-_COUNT = "changed long"
 _COUNT_ARROW = pa.schema([("changed", pa.int64())])
 
 
@@ -403,7 +407,7 @@ class _Run:
         )
 
     def _verify(self, days: dict[str, tuple[int, int, int]], run: Path) -> None:
-        written = _tallies(self.folder.written(self.spark, run))
+        written = _tallies(self.folder.read(self.spark, run))
         wrong = sorted(day for day in days.keys() | written.keys() if days.get(day) != written.get(day))
         if wrong:
             raise PipelineError(
@@ -450,9 +454,14 @@ class _Run:
 
     def _change(self, records: DataFrame, change: str) -> int:
         """Mark or prune records on the executors, one short transaction for each :class:`ScanPart`; return how many."""
+
+        def change_shares(store: ArchivableStore, batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
+            act = {"mark_archived": store.mark_archived, "prune": store.prune}[change]
+            for part, numbers in _by_share(batches):
+                yield act(part, numbers)
+
         by_place = records.select("first", "end", "number").repartitionByRange(self.partitions, "first")
-        done = by_place.sortWithinPartitions("first").mapInArrow(_changing(self.store, change), _COUNT)
-        return total(done, "changed")
+        return changed(self.store, by_place.sortWithinPartitions("first"), change_shares)
 
 
 def _tallies(records: DataFrame) -> dict[str, tuple[int, int, int]]:
@@ -464,24 +473,8 @@ def _tallies(records: DataFrame) -> dict[str, tuple[int, int, int]]:
     return {row["day"]: (row["records"], row["messages"], int(row["checksum"])) for row in rows.collect()}
 
 
-# --- on the executors -------------------------------------------------------------------------------------------------
-
-
-def _changing(store: StoreSpec, change: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function of each task, which gets record numbers ordered by their :class:`ScanPart`."""
-
-    def change_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with opened(store) as found:
-            target = prunable(found)
-            act = {"mark_archived": target.mark_archived, "prune": target.prune}[change]
-            for part, numbers in _by_share(batches):
-                yield pa.RecordBatch.from_pylist([{"changed": act(part, numbers)}], _COUNT_ARROW)
-
-    return change_all
-
-
 def _by_share(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[ScanPart, list[int]]]:
-    """Yield the numbers of each :class:`ScanPart`, at most ``_NUMBERS_AT_ONCE`` at a time."""
+    """Yield the numbers of each :class:`ScanPart`, which come in its order, at most ``_NUMBERS_AT_ONCE`` at a time."""
     part, numbers = ScanPart(0, 0), list[int]()
     for batch in batches:
         for row in batch.to_pylist():

@@ -18,7 +18,6 @@ from postdate.messages import aware_utc
 from postdate.pipeline.audit.judging import judged, one_row_a_message
 from postdate.pipeline.audit.reading import (
     AuditedStore,
-    Picture,
     kept,
     named,
     open_records,
@@ -42,11 +41,11 @@ from postdate.pipeline.stores import StoreSpec
 
 
 @dataclass(frozen=True, slots=True)
-class _Terms:
-    """Limits by which messages are judged."""
+class _Sources:
+    """What is read, and by how many tasks at the same time."""
 
-    as_of: datetime
-    late_after: timedelta
+    endpoints: Sequence[AuditedStore]
+    records: Sequence[DataFrame]
     partitions: int
 
 
@@ -89,21 +88,21 @@ def audit(  # noqa: PLR0913 - what to audit, and how
     """
     started = time.perf_counter()
     require_utc(spark)
-    terms = _Terms(aware_utc(now, "now"), late_after, partitions)
+    as_of = aware_utc(now, "now")
     endpoints = named([store] if isinstance(store, StoreSpec) else list(store))
     paths = shown_paths(records)
     if not endpoints and not paths:
         raise PipelineError("there is nothing to audit: name a store, or records")
     check_findings_folder(findings_to)
-    sources = [open_records(spark, path) for path in records]
+    sources = _Sources(endpoints, [open_records(spark, path) for path in records], partitions)
     with ExitStack() as stack:
-        verdict, summary = _judge(spark, stack, _Sources(endpoints, sources), terms)
+        verdict, summary = _judge(spark, stack, sources, as_of, late_after)
         if findings_to is not None:
             write_findings(verdict, findings_to)
         width = width_of(summary)
         return AuditResult(
             store=", ".join(endpoint.store.shown for endpoint in endpoints),
-            as_of=terms.as_of,
+            as_of=as_of,
             late_after_seconds=late_after.total_seconds(),
             counts=summary.total.counts,
             lateness=summary.total.lateness,
@@ -120,33 +119,24 @@ def audit(  # noqa: PLR0913 - what to audit, and how
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Sources:
-    endpoints: Sequence[AuditedStore]
-    records: Sequence[DataFrame]
+def _judge(
+    spark: SparkSession, stack: ExitStack, sources: _Sources, as_of: datetime, late_after: timedelta
+) -> tuple[DataFrame, Summary]:
+    """Return judged messages, kept until the stack is unwound, and their summary.
 
-
-def _judge(spark: SparkSession, stack: ExitStack, sources: _Sources, terms: _Terms) -> tuple[DataFrame, Summary]:
-    """Return judged messages, kept until the stack is unwound, and their summary."""
-    messages, picture = _messages(spark, sources, terms)
-    verdict = kept(stack, judged(messages, terms.as_of, terms.late_after))
+    Everything is read, and the stores are released: no snapshot is held during the comparison. So no frame derived from
+    the messages may read a store again: it would see another state.
+    """
+    with taken_picture(spark, sources.endpoints, sources.records, sources.partitions) as picture:
+        messages = read_now(one_row_a_message(picture.events))
+    verdict = kept(stack, judged(messages, as_of, late_after))
     summary = summary_of(verdict)
     if summary.total.counts.lost or summary.total.counts.orphaned:
-        cleared = without_pruned(spark, verdict, picture.endpoints, terms.partitions)
+        cleared = without_pruned(spark, verdict, picture.endpoints, sources.partitions)
         if cleared is not None:
             verdict = read_now(cleared)
             summary = summary_of(verdict)
     return verdict, summary
-
-
-def _messages(spark: SparkSession, sources: _Sources, terms: _Terms) -> tuple[DataFrame, Picture]:
-    """Read everything, and release the stores: no snapshot is held during the comparison.
-
-    So no frame derived from the messages may read a store again: it would see another state.
-    """
-    with taken_picture(spark, sources.endpoints, sources.records, terms.partitions) as picture:
-        messages = read_now(one_row_a_message(picture.events))
-    return messages, picture
 
 
 # --- adding up: counts in all, by endpoint, by destination and by hour ------------------------------------------------
@@ -219,13 +209,8 @@ def _audit_row(row: Row, key: str | None, names: Sequence[str]) -> AuditRow:
 def findings_of(judged: DataFrame, counts: AuditCounts) -> tuple[Finding, ...]:
     """Return a finding for each line of :data:`FINDINGS` that is not 0, with a sample of ids."""
     found = [(name, count) for name in FINDINGS if (count := getattr(counts, name))]
-    return tuple(
-        Finding(name, count, tuple(row[0] for row in _ids(judged, name).take(SAMPLE_SIZE))) for name, count in found
-    )
-
-
-def _ids(judged: DataFrame, name: str) -> DataFrame:
-    return judged.where(name).select("message_id").orderBy("message_id")
+    ids = ((name, count, judged.where(name).select("message_id").orderBy("message_id")) for name, count in found)
+    return tuple(Finding(name, count, tuple(row[0] for row in of.take(SAMPLE_SIZE))) for name, count, of in ids)
 
 
 def check_findings_folder(path: Path | None) -> None:

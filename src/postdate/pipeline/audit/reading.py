@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 
 from pyspark import StorageLevel
@@ -126,21 +127,14 @@ def taken_picture(
         for endpoint in endpoints:
             snapshot = stack.enter_context(held_snapshot(endpoint.store))
             reading = _Reading(spark, endpoint, snapshot, partitions)
-            frames.append(_united(reading.events()).withColumn("source", F.lit(len(known))))
+            frames.append(reduce(DataFrame.unionByName, reading.events()).withColumn("source", F.lit(len(known))))
             known.append(replace(endpoint, held=snapshot is not None))
         for number, frame in enumerate(records, len(known)):
             frames.append(_from_parquet(frame, known).withColumn("source", F.lit(number)))
-        events = _united(frames)
+        events = reduce(DataFrame.unionByName, frames)
         if len(frames) > 1:
             events = _once_each(_at_home(events.repartition("message_id"), known))
         yield Picture(events.drop("source"), tuple(known))
-
-
-def _united(frames: Sequence[DataFrame]) -> DataFrame:
-    all_of_them = frames[0]
-    for frame in frames[1:]:
-        all_of_them = all_of_them.unionByName(frame)
-    return all_of_them
 
 
 # --- a store ----------------------------------------------------------------------------------------------------------
@@ -377,15 +371,18 @@ _ASKED_FOR_BY_ID = 1_000
 def without_pruned(
     spark: SparkSession, judged: DataFrame, endpoints: Sequence[AuditedStore], partitions: int
 ) -> DataFrame | None:
-    """Return ``judged`` without messages archived while they were read; ``None`` if there are none."""
+    """Return ``judged`` without messages archived while they were read; ``None`` if there are none.
+
+    An archive removes records while others read. It first marks the *scheduled* record, and removes that one last, if
+    at all; so an unmarked *scheduled* record proves that no record of the message was removed yet, and the finding is
+    true.
+    """
     unheld = [endpoint for endpoint in endpoints if not endpoint.held]
     suspects = judged.where((F.col("lost") | F.col("orphaned")) & F.col("endpoint").isin(*(e.name for e in unheld)))
     if not unheld or suspects.isEmpty():
         return None
     excused = [_pruned(spark, suspects.where(F.col("endpoint") == e.name), e, partitions) for e in unheld]
-    pruned = excused[0]
-    for frame in excused[1:]:
-        pruned = pruned.unionByName(frame)
+    pruned = reduce(DataFrame.unionByName, excused)
     if pruned.isEmpty():
         return None
     return judged.join(F.broadcast(pruned), ["endpoint", "message_id"], "left_anti")

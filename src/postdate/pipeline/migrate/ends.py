@@ -106,7 +106,7 @@ class Recorded:
 class TargetStore(OpenStore):
     def waiting(self, ids: Sequence[str]) -> pa.Table:
         """Return those of the messages that wait, with :data:`MESSAGE_COLUMNS`, in any order."""
-        store = self._store
+        store = self.itself
         if isinstance(store, ScannableStore) and len(ids) > _FEW:
             where = ScanFilter(message_ids=tuple(ids))
             batches = [batch for part in self.parts(1) for batch in _scanned(store, part, where)]
@@ -115,7 +115,7 @@ class TargetStore(OpenStore):
 
     def parts(self, count: int) -> list[ScanPart]:
         """Return at most ``count`` parts that cover all waiting messages; none where a store cannot be scanned."""
-        store = self._store
+        store = self.itself
         return list(store.scan_parts("pending", count)) if isinstance(store, ScannableStore) else []
 
     def part(self, part: ScanPart, where: ScanFilter) -> Iterable[pa.RecordBatch]:
@@ -128,7 +128,7 @@ class TargetStore(OpenStore):
 
     def recorded(self, ids: Sequence[str]) -> list[Recorded]:
         """Return the records of the messages, in any order."""
-        store = self._store
+        store = self.itself
         if isinstance(store, ScannableStore) and len(ids) > _FEW:
             return list(_records(store, ids))
         return [

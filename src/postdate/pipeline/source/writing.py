@@ -191,7 +191,10 @@ class StreamStoreWriter(DataSourceStreamArrowWriter):
 
 
 def _store_part(store: OpenStore, part: pa.RecordBatch, now: datetime, first_row: int) -> StoreReport:
-    messages, bad = checked(_as_messages(part), store.largest_message_bytes)
+    rows, position = with_headers_as_text(part), part.schema.get_field_index("body")
+    if position >= 0:
+        rows = rows.set_column(position, "body", rows.column(position).cast(pa.binary()))
+    messages, bad = checked(rows, store.largest_message_bytes)
     if bad:
         first, context = min(bad, key=lambda row: row.position), TaskContext.get()
         partition = "" if context is None else f" of partition {context.partitionId()}"
@@ -201,12 +204,6 @@ def _store_part(store: OpenStore, part: pa.RecordBatch, now: datetime, first_row
             f"The rows of its batch were not stored; postdate.pipeline.schedule.schedule sets such rows aside"
         )
     return store.store_batch(messages, now)
-
-
-def _as_messages(part: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows with headers as JSON text and the body as bytes."""
-    rows, position = with_headers_as_text(part), part.schema.get_field_index("body")
-    return rows if position < 0 else rows.set_column(position, "body", rows.column(position).cast(pa.binary()))
 
 
 # --- headers: from Spark's maps into the JSON text of stores ----------------------------------------------------------
@@ -231,7 +228,8 @@ def _texts(maps: Any) -> pa.Array[Any]:
     offsets: Any = pc.subtract(maps.offsets, first)  # a slice has the pairs of its neighbours behind it
     keys, values = (each.slice(first, last - first) for each in (maps.keys, maps.items))
     if _needs_care(offsets, keys, values):
-        return pa.array([None if pairs is None else _encoded(pairs) for pairs in maps.to_pylist()], pa.string())
+        encoded = [None if pairs is None else msgspec.json.encode(dict(pairs)).decode() for pairs in maps.to_pylist()]
+        return pa.array(encoded, pa.string())
     # No text becomes a Python object: pairs are put together in their column, and then joined by the rows' offsets.
     pairs = pc.binary_join_element_wise('"', keys, '":"', values, '"', "")
     joined = pc.binary_join(pa.ListArray.from_arrays(offsets, pairs), ",")
@@ -246,7 +244,3 @@ def _needs_care(offsets: Any, keys: pa.Array[Any], values: pa.Array[Any]) -> boo
     names = pa.ListArray.from_arrays(offsets, keys)
     flat = pa.table({"row": pc.list_parent_indices(names), "name": keys})
     return flat.group_by(["row", "name"]).aggregate([]).num_rows < flat.num_rows
-
-
-def _encoded(pairs: list[tuple[str, str | None]]) -> str:
-    return msgspec.json.encode(dict(pairs)).decode()
