@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -42,10 +41,6 @@ class Bench:
             anyio.run(found.set_up)
             yield found
 
-    @property
-    def _folder(self) -> Path:
-        return self.options.folder
-
     # --- storing ------------------------------------------------------------------------------------------------
 
     def fill(self, targets: Targets, *loads: Workload) -> None:
@@ -75,7 +70,7 @@ class Bench:
 
     @contextmanager
     def tally(self, name: str) -> Generator[SharedCount]:
-        path = self._folder / f"{name}.tally"
+        path = self.options.folder / f"{name}.tally"
         path.unlink(missing_ok=True)
         with SharedCount(path) as tally:
             yield tally

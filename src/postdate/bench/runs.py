@@ -15,7 +15,7 @@ from postdate.bench.bench import STUCK_SECONDS, Arrivals, Bench, Services
 from postdate.bench.deployment import Deployment, Ping, Workload, id_of, load, number_of
 from postdate.bench.limits import arrived, floor, insert_limit, move_limit, receive_limit
 from postdate.bench.processes import Partner, SharedCount
-from postdate.bench.result import BenchmarkResult, Figure, LatenessInMilliseconds, lateness
+from postdate.bench.result import BenchmarkResult, Figure, lateness
 from postdate.bench.targets import Targets
 from postdate.clock import SystemClock
 from postdate.endpoint.sending import SendOptions, outgoing_message, sender_headers
@@ -193,7 +193,10 @@ def _even(bench: Bench, rate: int, seconds: float, stored_by: str, receiver: boo
         delivered, extra = lateness(late), dict[str, Figure](stored or running.found[0]["stored"])
         if thread is not None:
             extra["thread_floor_p99_ms"] = thread.p99_ms
-        extra |= {f"{at}_of_floor": _by(delivered, bare, f"{at}_ms") for at in ("p50", "p99")}
+        extra |= {
+            f"{at}_of_floor": getattr(delivered, f"{at}_ms") / (getattr(bare, f"{at}_ms") or 1.0)
+            for at in ("p50", "p99")
+        }
         if running.server_cpu_by_role:
             extra["server_cpu_cores_of"] = {
                 role: used / running.seconds for role, used in running.server_cpu_by_role.items()
@@ -206,10 +209,6 @@ def _even(bench: Bench, rate: int, seconds: float, stored_by: str, receiver: boo
             received=lateness(received) if received else None,
             floor=bare,
         )
-
-
-def _by(ours: LatenessInMilliseconds, floor: LatenessInMilliseconds, name: str) -> float:
-    return getattr(ours, name) / (getattr(floor, name) or 1.0)
 
 
 def _stored(

@@ -20,6 +20,7 @@ import typer
 from postdate.errors import (
     ConfigurationError,
     DelayConflict,
+    DuplicateMessage,
     MessageError,
     NotSupported,
     PipelineError,
@@ -27,7 +28,6 @@ from postdate.errors import (
     StoreError,
     TransportUnavailable,
 )
-from postdate.errors import DuplicateMessage as _DuplicateMessage
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -61,7 +61,7 @@ EXPLANATIONS = {
 
 def exit_of(error: PostdateError) -> Exit:
     match error:
-        case _DuplicateMessage():
+        case DuplicateMessage():
             return Exit.NOT_KEPT
         case ConfigurationError() | DelayConflict() | MessageError() | NotSupported() | PipelineError():
             return Exit.WRONG_USAGE
@@ -256,13 +256,9 @@ def signals_handled(handler: Callable[[int, FrameType | None], object], *numbers
             signal.signal(number, previous)
 
 
-class _WrongUsage(typer.TyperException):
-    exit_code = 2
-
-
 def wrong_usage(message: str) -> typer.TyperException:
     """Return the error for arguments that are valid alone but not together."""
-    return _WrongUsage(message)
+    return typer.TyperException(message)
 
 
 def group(name: str, meaning: str) -> typer.Typer:

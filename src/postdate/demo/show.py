@@ -13,7 +13,6 @@ from datetime import date, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-from zoneinfo import ZoneInfo
 
 import anyio
 from pyspark.sql import SparkSession
@@ -26,8 +25,8 @@ from rich.table import Table
 from postdate.backends.sqlite.store import SqliteStore
 from postdate.backends.sqlite.transport import LocalTransport
 from postdate.clock import Clock, ScaledClock, SystemClock, from_microseconds
-from postdate.demo.flights import day_bounds, flight_messages
-from postdate.demo.names import QUEUE
+from postdate.demo import QUEUE
+from postdate.demo.flights import NEW_YORK, day_bounds, flight_messages
 from postdate.errors import PostdateError
 from postdate.pipeline.audit import AuditResult, audit
 from postdate.pipeline.report import write_html
@@ -128,15 +127,9 @@ class Stage:
         )
 
 
-def pause(seconds: float) -> None:
-    """Let the other processes work before the next look."""
-    time.sleep(seconds)  # noqa: TID251 - a live view, nothing depends on it
-
-
 # --- the demo ---------------------------------------------------------------------------------------------------------
 
 
-NEW_YORK = ZoneInfo("America/New_York")
 _LOOK_SECONDS = 0.25
 _START_UP_SECONDS = 4.0
 _STUCK_SECONDS = 60.0
@@ -178,7 +171,7 @@ class Demo:
             with Stage(self._file, clock) as stage:
                 self._watch_day(stage, scheduled.accepted, end)
             late_after = timedelta(seconds=_LATE_REAL_SECONDS * speed)
-            return self._audit(spark, scheduled, clock, Pace(speed, late_after), f"Flights of {day:%d %B %Y}")
+            return self._audit(spark, scheduled, clock, f"Flights of {day:%d %B %Y}", late_after, speed)
 
     def year(self, consumers: int) -> DemoResult:
         """Deliver the messages of the whole year at full speed."""
@@ -187,7 +180,7 @@ class Demo:
             clock = SystemClock()
             with Stage(self._file, clock, consumers) as stage:
                 self._watch_drain(stage, scheduled.accepted)
-            return self._audit(spark, scheduled, clock, Pace(1.0, _NEVER_LATE), "Flights of 2013")
+            return self._audit(spark, scheduled, clock, "Flights of 2013", _NEVER_LATE)
 
     @contextmanager
     def _spark(self) -> Generator[SparkSession]:
@@ -228,7 +221,7 @@ class Demo:
                     return
                 if scene.now >= end:
                     progress.check(scene)
-                pause(_LOOK_SECONDS)
+                time.sleep(_LOOK_SECONDS)  # noqa: TID251 - a live view, nothing depends on it
 
     def _watch_drain(self, stage: Stage, total: int) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -242,23 +235,22 @@ class Demo:
                 if not scene.pending + scene.queued:
                     return
                 progress.check(scene)
-                pause(_LOOK_SECONDS)
+                time.sleep(_LOOK_SECONDS)  # noqa: TID251 - a live view, nothing depends on it
 
     def _audit(
-        self, spark: SparkSession, scheduled: ScheduleResult, clock: Clock, pace: Pace, title: str
+        self,
+        spark: SparkSession,
+        scheduled: ScheduleResult,
+        clock: Clock,
+        title: str,
+        late_after: timedelta,
+        speed: float = 1.0,
     ) -> DemoResult:
+        """Audit what happened; ``late_after``, by the demo's clock, counts as late."""
         with self.console.status("Spark audits what was scheduled against what happened …"):
-            result = audit(spark, self._spec, clock.now(), late_after=pace.late_after)
+            result = audit(spark, self._spec, clock.now(), late_after=late_after)
             write_html(result, self.report, title)
-        return DemoResult(scheduled, result, self.report, pace.speed)
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """Demo seconds in a real second, and the lateness, on the demo's clock, that counts as late."""
-
-    speed: float
-    late_after: timedelta
+        return DemoResult(scheduled, result, self.report, speed)
 
 
 @dataclass(frozen=True, slots=True)

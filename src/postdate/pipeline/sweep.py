@@ -134,9 +134,16 @@ def sweep(
     require_utc(spark)
     check_sweep(spec)
     started, as_of, n = time.perf_counter(), SystemClock().now(), _slots(spark, slots)
+
+    def count(slots: _Batches) -> _Batches:
+        for slot in slots:
+            for _ in range(slot.num_rows):
+                done = drain_due(spec)
+                yield pa.RecordBatch.from_pylist([{name: done[name] for name in _COUNTED}], _COUNTS_ARROW)
+
     with told_in_one_line("the sweep has failed"):
         if ledger is None:
-            rows = _one_a_task(spark, n).mapInArrow(_counting(spec), _COUNTS_SCHEMA).collect()
+            rows = _one_a_task(spark, n).mapInArrow(count, _COUNTS_SCHEMA).collect()
             counts = {name: sum(row[name] for row in rows) for name in _COUNTED}
         else:
             counts = _written(_one_a_task(spark, n).mapInArrow(_sweeping(spec), _LINES_SCHEMA), str(ledger))
@@ -169,16 +176,6 @@ def _written(lines: DataFrame, ledger: str) -> dict[str, int]:
 
 
 _Batches = Iterator[pa.RecordBatch]
-
-
-def _counting(spec: SweepSpec) -> Callable[[_Batches], _Batches]:
-    def count(slots: _Batches) -> _Batches:
-        for slot in slots:
-            for _ in range(slot.num_rows):
-                counts = drain_due(spec)
-                yield pa.RecordBatch.from_pylist([{name: counts[name] for name in _COUNTED}], _COUNTS_ARROW)
-
-    return count
 
 
 def _sweeping(

@@ -127,11 +127,15 @@ def taken_picture(
         for endpoint in endpoints:
             snapshot = stack.enter_context(held_snapshot(endpoint.store))
             reading = _Reading(spark, endpoint, snapshot, partitions)
-            frames.append(reduce(DataFrame.unionByName, reading.events()).withColumn("source", F.lit(len(known))))
+            frames.append(
+                reduce(lambda one, other: one.unionByName(other), reading.events()).withColumn(
+                    "source", F.lit(len(known))
+                )
+            )
             known.append(replace(endpoint, held=snapshot is not None))
         for number, frame in enumerate(records, len(known)):
             frames.append(_from_parquet(frame, known).withColumn("source", F.lit(number)))
-        events = reduce(DataFrame.unionByName, frames)
+        events = reduce(lambda one, other: one.unionByName(other), frames)
         if len(frames) > 1:
             events = _once_each(_at_home(events.repartition("message_id"), known))
         yield Picture(events.drop("source"), tuple(known))
@@ -382,7 +386,7 @@ def without_pruned(
     if not unheld or suspects.isEmpty():
         return None
     excused = [_pruned(spark, suspects.where(F.col("endpoint") == e.name), e, partitions) for e in unheld]
-    pruned = reduce(DataFrame.unionByName, excused)
+    pruned = reduce(lambda one, other: one.unionByName(other), excused)
     if pruned.isEmpty():
         return None
     return judged.join(F.broadcast(pruned), ["endpoint", "message_id"], "left_anti")
