@@ -151,7 +151,6 @@ def _to_array(field: pa.Field[Any], values: Sequence[Any]) -> pa.Array[Any]:
 # --- rows as messages -------------------------------------------------------------------------------------------------
 
 
-pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
 _Headers = Sequence[tuple[str, str]] | str
 _Row = tuple[str, str, int, int | None, _Headers | None, bytes | None]
 _Mask = Any
