@@ -50,11 +50,10 @@ def audit(
 
     def job(spark: SparkSession) -> AuditResult:
         from postdate.clock import SystemClock
-        from postdate.pipeline.audit import audit as run
-        from postdate.pipeline.audit import endpoints_of
+        from postdate.pipeline import audit as auditing
 
-        stores = endpoints_of(store) if all_endpoints else (store,)
-        return run(
+        stores = auditing.endpoints_of(store) if all_endpoints else (store,)
+        return auditing.audit(
             spark, stores, SystemClock().now(), late_after=late_after, records=records or (), findings_to=findings
         )
 

@@ -134,10 +134,9 @@ def preview(
     job = _job(use, origin, whose.chosen(), cutoff, MoveOptions(margin=margin))
 
     from postdate.clock import SystemClock
-    from postdate.pipeline.migrate import StoreMove
-    from postdate.pipeline.migrate import preview as look
+    from postdate.pipeline import migrate
 
-    result = job.preview() if isinstance(job, StoreMove) else look(job, SystemClock().now())
+    result = job.preview() if isinstance(job, migrate.StoreMove) else migrate.preview(job, SystemClock().now())
     use.report(result.to_json(), lambda: _print_preview(result))
     if not result.possible:
         raise typer.Exit(Exit.NOT_KEPT)
@@ -160,13 +159,13 @@ def run(
     """
     job = _job(use, origin, whose.chosen(), cutoff, pace, cluster)
 
-    from postdate.pipeline.migrate import StoreMove, migrate
+    from postdate.pipeline import migrate
 
     with logging_to_stderr(log_level):
-        if isinstance(job, StoreMove):
+        if isinstance(job, migrate.StoreMove):
             result = job.run()
         else:
-            result = on_spark(lambda session: migrate(session, job), cluster, long=True)
+            result = on_spark(lambda session: migrate.migrate(session, job), cluster, long=True)
     _report(use, result)
 
 
@@ -186,14 +185,13 @@ def resume(
     """
     job = _job(use, origin, endpoints, None, pace, cluster)
 
-    from postdate.pipeline.migrate import StoreMove
-    from postdate.pipeline.migrate import resume as go_on
+    from postdate.pipeline import migrate
 
     with logging_to_stderr(log_level):
-        if isinstance(job, StoreMove):
+        if isinstance(job, migrate.StoreMove):
             result = job.resume()
         else:
-            result = on_spark(lambda session: go_on(session, job), cluster, long=True)
+            result = on_spark(lambda session: migrate.resume(session, job), cluster, long=True)
     _report(use, result)
 
 
@@ -209,10 +207,9 @@ def abort(
     """
     job = _job(use, origin, endpoints, None, MoveOptions())
 
-    from postdate.pipeline.migrate import StoreMove
-    from postdate.pipeline.migrate import abort as end
+    from postdate.pipeline import migrate
 
-    result = job.abort() if isinstance(job, StoreMove) else end(job)
+    result = job.abort() if isinstance(job, migrate.StoreMove) else migrate.abort(job)
     use.report(result.to_json(), lambda: _print_result(result))
     if not result.exact:
         raise typer.Exit(Exit.NOT_KEPT)
@@ -223,10 +220,9 @@ def status(use: Use, origin: OriginOptions, endpoints: Endpoints = None) -> None
     """Say how far each run is; change nothing."""
     old = origin.store()
 
-    from postdate.pipeline.migrate import status as look
-    from postdate.pipeline.migrate import status_of_store
+    from postdate.pipeline import migrate
 
-    result = look(origin.spec(), endpoints) if old is None else status_of_store(old, endpoints)
+    result = migrate.status(origin.spec(), endpoints) if old is None else migrate.status_of_store(old, endpoints)
     use.report(result.to_json(), lambda: _print_status(result))
 
 

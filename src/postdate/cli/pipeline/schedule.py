@@ -82,17 +82,18 @@ def schedule(
 
     def job(spark: SparkSession) -> ScheduleResult:
         from postdate.clock import SystemClock
+        from postdate.pipeline import schedule as scheduling
         from postdate.pipeline.files import read_input
         from postdate.pipeline.local_time import Ambiguous, LocalTimes, Nonexistent
-        from postdate.pipeline.schedule import ColumnMapping, Rejects, ScheduleJob
-        from postdate.pipeline.schedule import schedule as run
 
         messages = read_input(spark, source, input_format)
         named = {name: column for name, column in given.items() if column is not None}
-        columns = replace(ColumnMapping.found_in(messages.columns), **named)
-        rejects = None if rejected is None else Rejects(rejected)
+        columns = replace(scheduling.ColumnMapping.found_in(messages.columns), **named)
+        rejects = None if rejected is None else scheduling.Rejects(rejected)
         times = None if zone is None else LocalTimes(zone, Ambiguous(ambiguous), Nonexistent(nonexistent))
-        return run(messages, ScheduleJob(store, SystemClock().now(), columns, times, rejects, report=report))
+        return scheduling.schedule(
+            messages, scheduling.ScheduleJob(store, SystemClock().now(), columns, times, rejects, report=report)
+        )
 
     result = on_spark(job, cluster, long=_size(source) >= _LARGE_BYTES)
     use.report(result.to_json(), lambda: _print_scheduled(result, store))

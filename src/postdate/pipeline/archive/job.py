@@ -11,8 +11,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -132,26 +132,21 @@ class StoreContents:
     waiting: DataFrame
 
 
-@contextmanager
-def read_contents(spark: SparkSession, store: StoreSpec, partitions: int) -> Generator[StoreContents]:
-    """Read pending messages, then queues, then all records; keep them for the length of the block.
+def read_contents(stack: ExitStack, spark: SparkSession, store: StoreSpec, partitions: int) -> StoreContents:
+    """Read pending messages, then queues, then all records; keep them until the stack is unwound.
 
     In this order, a message that moves on meanwhile is seen at least once, even where the store has no snapshots: a
     message without a record of its end is seen waiting or in a queue, or else is not taken for ended.
     """
-    with ExitStack() as stack:
-        with held_snapshot(store) as snapshot:
-            waiting = [
-                keep(
-                    stack,
-                    scan_frame(
-                        spark, store, what, ("message_id",), scan_parts(store, what, partitions), snapshot=snapshot
-                    ),
-                )[0]
-                for what in ("pending", "queued")
-            ]
-            records, _ = keep(stack, placed_records(spark, store, COLUMNS, partitions, snapshot))
-        yield StoreContents(records, waiting[0].union(waiting[1]).distinct())
+    with held_snapshot(store) as snapshot:
+
+        def ids_of(what: str) -> DataFrame:
+            parts = scan_parts(store, what, partitions)
+            return keep(stack, scan_frame(spark, store, what, ("message_id",), parts, snapshot=snapshot))[0]
+
+        waiting = ids_of("pending").union(ids_of("queued")).distinct()
+        records, _ = keep(stack, placed_records(spark, store, COLUMNS, partitions, snapshot))
+    return StoreContents(records, waiting)
 
 
 def keep(stack: ExitStack, frame: DataFrame) -> tuple[DataFrame, int]:
@@ -357,7 +352,7 @@ class _Run:
 
     def choose(self, kept: ExitStack, before: datetime) -> Chosen:
         """Read the store and choose records; raise PipelineError if the archive has another record under a number."""
-        contents = kept.enter_context(read_contents(self.spark, self.store, self.partitions))
+        contents = read_contents(kept, self.spark, self.store, self.partitions)
         archived = self.folder.records(self.spark)
         stories = ended_stories(contents, archived, before)
         # A run that was cut off left marked messages: of these, every record that is in the archive goes.
