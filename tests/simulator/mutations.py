@@ -113,7 +113,7 @@ def deadlines_of_calls() -> Generator[Breaks]:
         except BaseException as error:  # noqa: BLE001 - all of it is raised again
             raise_ours(self._adapter, error, self._errors)
 
-    raise_ours: Callable[..., None] = vars(guard)["_raise_ours"]
+    raise_ours: Callable[..., None] = guard.raise_ours
     with _instead(guard.Guard, "call", call):
         yield Breaks()
 

@@ -377,7 +377,7 @@ def _queue(kind: Kind) -> str:
 
 
 def _options(destination: str, due: Any, message_id: str) -> Any:
-    from postdate.endpoint.sending import SendOptions
+    from postdate.endpoint.outgoing import SendOptions
 
     return SendOptions(destination=destination, deliver_at=due, message_id=message_id)
 

@@ -9,9 +9,8 @@ import anyio
 import pytest
 
 from postdate import Envelope, Headers, LocalTransport, MemoryStore, MemoryTransport, SqliteStore
-from postdate.core.dispatcher import Dispatcher, enlisting
+from postdate.core.dispatcher import Dispatcher, Mover, enlisting
 from postdate.core.finishing import GivingBack
-from postdate.core.mover import Mover
 from postdate.errors import PostdateError, QueueNotFound, StoreUnavailable, TransportUnavailable
 from postdate.ports import Claim, Outcome, RecordKind, Work
 from postdate.testing import Fault, FaultyMovingStore, FaultyTransport

@@ -6,7 +6,7 @@ import pytest
 
 from postdate import DelayedMessage, Envelope, Headers
 from postdate.core.intake import OLD_DESTINATION, OLD_EXPIRE, from_timeouts_queue
-from postdate.endpoint.sending import through_queue
+from postdate.endpoint.outgoing import through_queue
 from postdate.errors import StoreTroubled
 from postdate.messages import format_timestamp
 from postdate.testing import Fault

@@ -29,7 +29,7 @@ from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import PostdateError
 from postdate.messages import Envelope
 from postdate.ports import Claim, ClaimingStore, MoveReport, MovingStore, Transport, Work
-from postdate.runtime.collecting import freeze_what_is_loaded
+from postdate.runtime.process import freeze_what_is_loaded
 
 
 class Notes:

@@ -1,8 +1,8 @@
 """Sends due messages to their destinations, or gives them back for another attempt, or moves them to the error queue.
 
 First it sends, then it removes. What is interrupted in between is sent again with the same id (at least once), except
-where store and queues share a database: there both are one transaction (exactly once). Source: specification 1.8, 1.10;
-ADR 0002.
+where store and queues share a database: there both are one transaction (exactly once), and due messages are moved
+without being claimed (:class:`Mover`). Source: specification 1.8, 1.10; ADR 0002.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -21,17 +21,19 @@ from anyio.abc import TaskGroup
 from postdate.clock import Clock, in_real_time, later
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
 from postdate.core.expiry import is_expired
-from postdate.core.failure import ErrorQueue, Way, after_copy, is_lasting
-from postdate.core.finishing import Finisher, GivingBack, mark_of
+from postdate.core.finishing import NO_JOURNAL, Finisher, GivingBack, Journal, mark_of
 from postdate.core.guard import ANSWERS_WITHIN, Guard, calling_store
 from postdate.core.in_flight import BYTES_IN_FLIGHT, HANGS_AFTER, Batch, Group, InFlight, within
-from postdate.core.journal import NO_JOURNAL, Journal
 from postdate.core.outages import ANOTHER_SECONDS, Outages
 from postdate.core.poller import PollResult
 from postdate.core.recoverability import (
     DelayedRetry,
+    ErrorQueue,
     Host,
+    Way,
+    after_copy,
     after_dispatch_failed,
+    is_lasting,
     is_outage,
     reason_of,
     retry_delay,
@@ -44,7 +46,7 @@ from postdate.errors import (
     TransportUnreachable,
 )
 from postdate.messages import DelayedMessage, Envelope, delay_headers, to_envelope, without_delay_headers
-from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, MovingStore, Outcome, Transport, Wake
+from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, MoveReport, MovingStore, Outcome, Transport, Wake
 from postdate.runtime.bounded import Bounded
 from postdate.runtime.metrics import NO_METRICS, Metrics
 from postdate.runtime.outage_log import OutageLog
@@ -670,3 +672,59 @@ def error_copy(
         return errors.copy(to_envelope(message), error, now, brief=brief)
     clean = replace(message, headers=without_delay_headers(message.headers))  # as on every other way out
     return settings.errors.copy(Envelope.of(clean, delay_headers(clean)), error, now, brief=brief)
+
+
+_MOVED_AT_ONCE = 1_000
+_LEFT_BEHIND_AT_ONCE = 25
+
+
+class Mover:
+    """Moves due messages inside the database of store and queues; ``dispatcher`` sends those for other queues."""
+
+    def __init__(
+        self,
+        store: MovingStore,
+        dispatcher: Dispatcher,
+        clock: Clock,
+        metrics: Metrics = NO_METRICS,
+        journal: Journal = NO_JOURNAL,
+    ) -> None:
+        self._store, self._dispatcher, self._clock, self._metrics = store, dispatcher, clock, metrics
+        self._asking = dispatcher.asking  # one for all calls of the store: once it is silent, stopping waits but once
+        self._journal, self._listing = journal, journal is not NO_JOURNAL
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        return self._dispatcher.running()
+
+    async def take(self, now: datetime) -> PollResult:
+        began = self._clock.monotonic()
+        report = await self._asking.call(lambda: self._store.move_due(now, _MOVED_AT_ONCE, listing=self._listing))
+        if report.moved is not None:
+            self._journal.moved(report.moved, now)
+        self._count(report, timedelta(seconds=self._clock.monotonic() - began))
+        moved = report.delivered + report.expired
+        needed = report.left_behind or self._dispatcher.holds_some
+        # A few at a look: messages without a queue must not delay the others (a bad destination never does).
+        others = (
+            await self._dispatcher.take(now, _LEFT_BEHIND_AT_ONCE)
+            if needed
+            else PollResult(0, False, report.next_attempt)
+        )
+        if moved < _MOVED_AT_ONCE:
+            own = None if report.left_behind else report.next_attempt  # those left behind are the dispatcher's by now
+            attempts = [each for each in (own, others.next_attempt) if each is not None]
+            return PollResult(moved + others.count, others.more, min(attempts, default=None))
+        await self._asking.call(self._store.pause)
+        return PollResult(moved + others.count, more=True)
+
+    def _count(self, report: MoveReport, duration: timedelta) -> None:
+        self._metrics.fetched(report.delivered + report.expired, duration)
+        if report.delivered:
+            if log.isEnabledFor(logging.DEBUG):
+                log.debug("%d messages delivered in %.1f ms", report.delivered, duration.total_seconds() * 1_000)
+            self._metrics.delivered(report.delivered, ())
+        if report.expired:
+            self._metrics.expired(report.expired)
+
+    async def listen(self, wake: Wake) -> Callable[[], None]:
+        return await self._dispatcher.listen(wake)

@@ -1,7 +1,8 @@
 """Writes outcomes of claimed messages to the store, and remembers those that it does not take until it does.
 
 A message that was sent is from then on only removed, however often the store gives it out again. One that failed waits
-for its next attempt, also where that cannot be written. Source: ADR 0019.
+for its next attempt, also where that cannot be written. Source: ADR 0019. A :class:`Journal` hears of it, for callers
+that keep a ledger of their own.
 """
 
 from __future__ import annotations
@@ -12,18 +13,17 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, Protocol
 
 import anyio
 
 from postdate.clock import Clock, later
 from postdate.core.circuit_breaker import FailureRate
 from postdate.core.guard import Guard
-from postdate.core.journal import Journal
 from postdate.core.recoverability import retry_delay
 from postdate.errors import PostdateError, StoreUnreachable
 from postdate.messages import DelayedMessage
-from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, Outcome, RecordKind
+from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, Moved, Outcome, RecordKind
 from postdate.runtime.outage_log import OutageLog
 
 REMEMBERED: Final = 10_000
@@ -44,6 +44,31 @@ _COUNTED_APART_SECONDS: Final = 1.0
 """Failures within this time count as one failure of the failure handling."""
 
 log = logging.getLogger("postdate.dispatcher")
+
+
+class Journal(Protocol):
+    """Hears of records that the store has committed. Methods return at once and do not raise.
+
+    The same events, with the same ``at``, are in the records of the store. When the process ends between a commit and
+    the call, an event is there only.
+    """
+
+    def ended(self, kind: RecordKind, messages: Sequence[DelayedMessage], at: datetime, detail: str = "") -> None:
+        """Note messages that were delivered, expired, failed or retried, as they were claimed."""
+        ...
+
+    def moved(self, moved: Moved, at: datetime) -> None:
+        """Note messages that were moved inside the database, or had expired there."""
+        ...
+
+
+class _NoJournal:
+    def ended(self, kind: RecordKind, messages: Sequence[DelayedMessage], at: datetime, detail: str = "") -> None: ...
+
+    def moved(self, moved: Moved, at: datetime) -> None: ...
+
+
+NO_JOURNAL: Final[Journal] = _NoJournal()
 
 
 @dataclass(slots=True)

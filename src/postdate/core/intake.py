@@ -12,12 +12,11 @@ from typing import Final
 from postdate.clock import Clock
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
 from postdate.core.dispatcher import DispatchSettings, enlisting
-from postdate.core.failure import Allowed
-from postdate.core.guard import calling_store
+from postdate.core.guard import OF_STORES, CallWatch
 from postdate.core.outages import Suspects
 from postdate.core.receive.outcomes import AttemptsRecovery, Failed, StepOutcome, StoreOutage, attempts
-from postdate.core.receive.watching import CallWatch
-from postdate.core.repetitions import RepeatableStoring, is_stored, to_be_stored
+from postdate.core.receive.settling import RepeatableStoring, is_stored, to_be_stored
+from postdate.core.recoverability import Allowed
 from postdate.errors import (
     DestinationUnavailable,
     DuplicateMessage,
@@ -25,7 +24,6 @@ from postdate.errors import (
     NotADelayedMessage,
     PostdateError,
     QueueNotFound,
-    StoreUnreachable,
 )
 from postdate.messages import DelayedMessage, Envelope, Headers, from_delay_headers, to_envelope
 from postdate.ports import ClaimingStore, End, Read, Received, Transport
@@ -153,12 +151,9 @@ class Intake:
     async def _store_apart(self, message: DelayedMessage, now: datetime) -> None:
         """Store a message before it is taken off its queue; a repetition is no error."""
         try:
-            with calling_store(self._store):
-                await self._watch.call_apart(
-                    self._store.store(to_be_stored(message), now), self._store, StoreUnreachable
-                )
+            await self._watch.call_apart(self._store.store(to_be_stored(message), now), self._store, OF_STORES)
         except DuplicateMessage:
-            if not await self._watch.call_apart(is_stored(self._store, message), self._store, StoreUnreachable):
+            if not await self._watch.call_apart(is_stored(self._store, message), self._store, OF_STORES):
                 raise
 
     async def _ended(self, recovery: AttemptsRecovery, received_id: str, message: DelayedMessage) -> None:

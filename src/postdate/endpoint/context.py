@@ -8,8 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
-from postdate.endpoint.outgoing import Outgoing, OutgoingMessages
-from postdate.endpoint.sending import SendOptions, reply_options
+from postdate.endpoint.outgoing import Outgoing, OutgoingMessages, SendOptions, reply_options
 from postdate.errors import ConfigurationError, InvalidTimestamp, MessageError, NotSupported
 from postdate.messages import DelayedMessage, Headers, format_timestamp, parse_timestamp
 from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Received, TransactionMode, Work

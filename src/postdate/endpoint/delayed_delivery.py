@@ -11,13 +11,12 @@ import anyio
 from typing_extensions import override
 
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
-from postdate.core.dispatcher import Dispatcher, DispatchSettings, enlisting
+from postdate.core.dispatcher import Dispatcher, DispatchSettings, Mover, enlisting
 from postdate.core.intake import Intake, from_timeouts_queue
-from postdate.core.mover import Mover
 from postdate.core.poller import DueWork, Poller
 from postdate.core.receive.outcomes import Step, StoreOutage
 from postdate.core.receive.pump import MessagePump
-from postdate.core.receive.watching import WatchedReceiver
+from postdate.core.receive.settling import WatchedReceiver
 from postdate.core.recoverability import Host
 from postdate.core.simple_store import SimpleStore
 from postdate.endpoint.service import EndpointContext, Service

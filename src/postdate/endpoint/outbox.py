@@ -10,17 +10,17 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 
 from postdate.clock import Clock, later
-from postdate.core.guard import calling_store
+from postdate.core.guard import calling_store, is_being_cancelled
 from postdate.core.outages import Suspects
 from postdate.core.receive.outcomes import Afterwards, Failed, StepOutcome
 from postdate.core.recoverability import is_outage
-from postdate.endpoint.cancelling import cancels_itself, is_being_cancelled
 from postdate.endpoint.context import BusinessTransaction
+from postdate.endpoint.handling import Handling, cancels_itself
 from postdate.endpoint.saga_handling import OwnStoreUnreachable, calling_own_store
 from postdate.endpoint.settings import check_above_zero
 from postdate.errors import (
@@ -41,9 +41,6 @@ from postdate.ports import (
     TransactionMode,
 )
 from postdate.runtime.outage_log import OutageLog
-
-if TYPE_CHECKING:
-    from postdate.endpoint.handling import Handling
 
 log = logging.getLogger("postdate.outbox")
 

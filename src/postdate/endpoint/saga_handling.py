@@ -12,14 +12,13 @@ from typing import Any
 import msgspec
 
 from postdate.core.guard import calling_store
-from postdate.core.outages import BORNE, Suspects
-from postdate.core.recoverability import is_outage
+from postdate.core.outages import Suspects
+from postdate.core.recoverability import BORNE, is_outage
 from postdate.endpoint.context import HandlerContext
+from postdate.endpoint.message_types import type_name
 from postdate.endpoint.outgoing import OutgoingMessages
-from postdate.endpoint.saga_instance import SagaInstance, name_of
-from postdate.endpoint.saga_timeouts import SagaDetails, decoded, originator_of
+from postdate.endpoint.saga_instance import SagaDetails, SagaInstance, decoded, name_of, originator_of
 from postdate.endpoint.sagas import Saga, SagaDefinition, SagaMethod, SagaRole
-from postdate.endpoint.serialization import type_name
 from postdate.errors import (
     ConfigurationError,
     InvalidMessage,

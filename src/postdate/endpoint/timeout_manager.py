@@ -7,13 +7,12 @@ from typing import Final
 
 from typing_extensions import override
 
-from postdate.core.failure import Allowed, ErrorQueue
 from postdate.core.guard import calling_store
 from postdate.core.outages import Suspects
 from postdate.core.poller import Poller
 from postdate.core.receive.outcomes import AttemptsRecovery, Step, StepOutcome, StoreOutage, attempts
 from postdate.core.receive.pump import MessagePump
-from postdate.core.recoverability import Host
+from postdate.core.recoverability import Allowed, ErrorQueue, Host
 from postdate.core.timeout_manager.looking import DueTimeouts
 from postdate.core.timeout_manager.reading import is_clearing
 from postdate.core.timeout_manager.steps import DispatchStep, StoreStep, telling

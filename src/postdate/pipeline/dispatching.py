@@ -23,15 +23,13 @@ from typing_extensions import override
 from postdate.clock import Clock, SystemClock, later
 from postdate.config import Settings
 from postdate.core.circuit_breaker import BreakerState, FailureRate, RepeatedFailures
-from postdate.core.dispatcher import Dispatcher, DispatchSettings, enlisting
-from postdate.core.journal import NO_JOURNAL, Journal
-from postdate.core.mover import Mover
+from postdate.core.dispatcher import Dispatcher, DispatchSettings, Mover, enlisting
+from postdate.core.finishing import NO_JOURNAL, Journal
 from postdate.core.poller import DueWork, Poller, PollResult
 from postdate.core.recoverability import LONGEST_OUTAGE_DELAY, Host
 from postdate.core.store_clock import clock_of_store
-from postdate.endpoint.critical import BreakerTimers
 from postdate.endpoint.delayed_delivery import timeouts_queue
-from postdate.endpoint.service import RECEIVE_BREAKER
+from postdate.endpoint.service import RECEIVE_BREAKER, BreakerTimers
 from postdate.errors import PostdateError
 from postdate.messages import DelayedMessage
 from postdate.pipeline.columns import INSTANT, LEDGER_ARROW

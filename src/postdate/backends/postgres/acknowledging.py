@@ -19,8 +19,7 @@ from postdate.backends.postgres.names import array
 from postdate.backends.postgres.queues import QueueStatements
 from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, StoreUnreachable
 from postdate.ports import Work
-from postdate.runtime.group_commit import GroupCommit, Job, do_jobs, in_parts
-from postdate.runtime.threads import in_thread
+from postdate.runtime.threads import GroupCommit, Job, do_jobs, in_parts, in_thread
 
 _AT_ONCE: Final = 500
 

@@ -68,8 +68,7 @@ from postdate.ports import (
     Work,
 )
 from postdate.ports.archives import StoredRecord
-from postdate.runtime.group_commit import Job, do_jobs, group_of
-from postdate.runtime.threads import in_thread
+from postdate.runtime.threads import Job, do_jobs, group_of, in_thread
 
 if TYPE_CHECKING:
     from postdate.backends.postgres.columnar import Columns

@@ -53,9 +53,8 @@ from postdate.ports import (
     Wake,
 )
 from postdate.ports.scanning import check_scanned
-from postdate.runtime.group_commit import Job, do_jobs, group_of
 from postdate.runtime.next_due import NextDue
-from postdate.runtime.threads import in_thread
+from postdate.runtime.threads import Job, do_jobs, group_of, in_thread
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 _CLOSE_WITHIN_SECONDS: Final = 5.0

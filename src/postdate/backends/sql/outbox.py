@@ -23,8 +23,7 @@ from postdate.backends.sql.operations import decode_operations, encode_operation
 from postdate.errors import ConfigurationError, StoreError, StoreUnreachable
 from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Work
 from postdate.ports.outbox import Operation, OutboxRecord
-from postdate.runtime.group_commit import Job, do_jobs, group_of
-from postdate.runtime.threads import in_thread
+from postdate.runtime.threads import Job, do_jobs, group_of, in_thread
 
 T = TypeVar("T")
 C = TypeVar("C")

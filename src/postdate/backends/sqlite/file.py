@@ -54,9 +54,8 @@ from postdate.errors import (
     StoreUnreachable,
 )
 from postdate.ports import Recording, Wake
-from postdate.runtime.group_commit import Job, group_of
 from postdate.runtime.housekeeping import Chore, Housekeeping
-from postdate.runtime.threads import in_thread
+from postdate.runtime.threads import Job, group_of, in_thread
 
 __all__ = ["DUE", "OnFile", "SqliteFile", "Transaction", "queue_topic"]
 

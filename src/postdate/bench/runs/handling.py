@@ -16,8 +16,8 @@ from postdate.bench.tally import SharedCount
 from postdate.bench.targets import Targets
 from postdate.bench.workload import Ping, id_of
 from postdate.clock import SystemClock
-from postdate.endpoint.sending import SendOptions, outgoing_message, sender_headers
-from postdate.endpoint.serialization import MessageTypes
+from postdate.endpoint.message_types import MessageTypes
+from postdate.endpoint.outgoing import SendOptions, outgoing_message, sender_headers
 from postdate.messages import Envelope
 
 _SENT_AT_ONCE = 1_000

@@ -14,13 +14,10 @@ import anyio
 
 from postdate.clock import Clock, in_real_time
 from postdate.core.circuit_breaker import PAUSE_ARMED, RepeatedFailures
-from postdate.core.failure import Way
-from postdate.core.guard import LETTING_GO, GuardedCall, calling_transport, raise_of_transport
-from postdate.core.left_behind import leave_behind
+from postdate.core.guard import LETTING_GO, OF_TRANSPORTS, GuardedCall, is_ending, leave_behind, raise_ours
 from postdate.core.receive.outcomes import BACK, UNCOUNTED, Failed, Step, StepOutcome
-from postdate.core.receive.settling import Ended, Settler
-from postdate.core.receive.watching import WatchedReceiver
-from postdate.core.recoverability import is_outage, retry_delay, text_of
+from postdate.core.receive.settling import Ended, Settler, WatchedReceiver
+from postdate.core.recoverability import Way, is_outage, retry_delay, text_of
 from postdate.errors import ClaimLost, PostdateError, TransportUnavailable
 from postdate.ports import Received, Receiver
 from postdate.runtime.bounded import Bounded
@@ -169,8 +166,7 @@ class MessagePump:
         while (room := self._room()) <= 0:
             await self._room_made()
         try:
-            with calling_transport(self._receiver):
-                received = await self._receiver.receive(room)
+            received = await self._receiver.receive(room)
         except PostdateError as error:
             self._outage.failed(error, self._clock.monotonic())
             await self._pause_after(error)
@@ -237,7 +233,7 @@ class MessagePump:
         try:
             await self._handle_ready(messages)
         except anyio.get_cancelled_exc_class():
-            if _is_ending():
+            if is_ending():
                 raise
             # Let out, the cancellation would end the whole pump.
         finally:
@@ -416,16 +412,16 @@ class MessagePump:
 
     def _ours(self, error: BaseException) -> PostdateError:
         try:
-            raise_of_transport(self._receiver, error)
+            raise_ours(self._receiver, error, OF_TRANSPORTS)
         except PostdateError as ours:
             return ours
 
     async def _not_handled(self, received: Received, failure: BaseException) -> None:
         """Give a message back that could not be dealt with, after a pause."""
         try:
-            raise_of_transport(self._receiver, failure)
+            raise_ours(self._receiver, failure, OF_TRANSPORTS)
         except anyio.get_cancelled_exc_class():
-            if not _is_ending():
+            if not is_ending():
                 await self._after_stray_cancellation(received)
             raise
         except PostdateError as error:
@@ -439,8 +435,7 @@ class MessagePump:
         self._not_done(received, "was not finished", error)
         await self._pause_after(error)
         try:
-            with calling_transport(self._receiver):
-                await self._receiver.roll_back(received, failed=True)
+            await self._receiver.roll_back(received, failed=True)
         except PostdateError as failure:
             self._not_done(received, "cannot be given back", failure)
 
@@ -459,8 +454,7 @@ class MessagePump:
         """Give a message back, however often it takes: one that stays held is received by nobody."""
         while True:
             try:
-                with calling_transport(self._receiver):
-                    await self._receiver.roll_back(received, failed=failed)
+                await self._receiver.roll_back(received, failed=failed)
             except ClaimLost:
                 return
             except PostdateError as error:
@@ -513,8 +507,3 @@ class Prefetch:
             self._since, self.handled = now, 0
             self._most = max(self._concurrency, min(int(pace * self._AHEAD_SECONDS), self._MOST))
         return self._most
-
-
-def _is_ending() -> bool:
-    """Return whether the pump, or what it runs in, is being cancelled."""
-    return anyio.current_effective_deadline() == -math.inf
