@@ -13,13 +13,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 
 from postdate.clock import Clock, in_real_time, later
-from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
+from postdate.core.circuit_breaker import FailureRate, RepeatedFailures, nobody
 from postdate.core.expiry import is_expired
 from postdate.core.finishing import NO_JOURNAL, Finisher, GivingBack, Journal, mark_of
 from postdate.core.guard import ANSWERS_WITHIN, Guard, calling_store
@@ -70,6 +70,8 @@ _DOOMED_FOR_SECONDS: Final = 120.0
 """How long a message is known to be doomed; the pause before its next claim is a minute at most."""
 
 log = logging.getLogger("postdate.dispatcher")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ class Dispatcher:
         self._in_flight = InFlight(self._hangs_after, settings.bytes_in_flight)
         self._longest_letting_go = in_real_time(clock, LONGEST_LETTING_GO)
         self._tasks: TaskGroup | None = None
-        self._wake: Wake = _wake_nobody
+        self._wake: Wake = nobody
         queues = type(transport).__name__
         self._outage = OutageLog(log, f"cannot send due messages, as {queues} is out of reach", f"{queues} is")
         self._full = OutageLog(log, "some queues take no messages now", "all queues are")
@@ -149,7 +151,7 @@ class Dispatcher:
     @property
     def holds_some(self) -> bool:
         """Whether an outcome is still unwritten; until it is written, no other process can have its message."""
-        return self._finisher.holds_some
+        return bool(self._finisher.left)
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -249,7 +251,7 @@ class Dispatcher:
         self._wake = wake
 
         def stop() -> None:
-            self._wake = _wake_nobody
+            self._wake = nobody
             stop_listening()
 
         return stop
@@ -266,7 +268,7 @@ class Dispatcher:
             raise
         finally:
             self._in_flight.end(batch)
-        if self._tasks is not None and (batch.gave_back or self._finisher.holds_some):
+        if self._tasks is not None and (batch.gave_back or self.holds_some):
             self._wake()  # a message given back, or unwritten, may be the next to be attempted
 
     async def _send_and_settle(self, batch: Batch) -> None:
@@ -285,7 +287,9 @@ class Dispatcher:
             for group in batch.groups:
                 tasks.start_soon(self._see_through, batch, group)
             if expired:
-                await self._expire(batch, expired)
+                await self._finisher.finish(expired, Outcome.EXPIRED)
+                batch.settled(expired)
+                self._metrics.expired(len(expired))
             await self._failed(batch, doomed)
             if batch.groups:
                 await self._settle_what_answers(batch)
@@ -445,11 +449,6 @@ class Dispatcher:
         _log_delivered(sent, now)
         if self._metrics is not NO_METRICS:
             self._metrics.delivered(len(sent), [(now - claim.message.due).total_seconds() for claim in sent])
-
-    async def _expire(self, batch: Batch, claims: Sequence[Claim]) -> None:
-        await self._finisher.finish(claims, Outcome.EXPIRED)
-        batch.settled(claims)
-        self._metrics.expired(len(claims))
 
     # --- failures -----------------------------------------------------------------------------------------------
 
@@ -632,10 +631,6 @@ async def _stop_at_once(stop_listening: Callable[[], None]) -> None:
     stop_listening()
 
 
-def _wake_nobody() -> None:
-    """The wake-up until a poller listens."""
-
-
 def _log_failures(failed: Sequence[tuple[Claim, PostdateError]]) -> None:
     """Log one line for each destination and kind of failure: a thousand messages of one batch say no more than one."""
     kinds: defaultdict[tuple[str, str], list[tuple[Claim, PostdateError]]] = defaultdict(list)
@@ -655,12 +650,16 @@ def _log_delivered(sent: Sequence[Claim], now: datetime) -> None:
     log.debug("%d messages delivered to %s%s, latest %.0f ms late", len(sent), destinations[0], others, late)
 
 
+def sharing(store: T, own: object | None, database: object | None) -> T | None:
+    """Return a store whose ``own`` database is this one, so that a transaction can span both; else ``None``."""
+    return store if own is not None and own == database else None
+
+
 def enlisting(store: ClaimingStore, transport: Transport) -> MovingStore | None:
     """Return the store if it and the transport can share a transaction, else ``None``."""
-    database = store.capabilities.database
-    if database is None or database != transport.capabilities.database or not isinstance(store, MovingStore):
+    if not isinstance(store, MovingStore):
         return None
-    return store
+    return sharing(store, store.capabilities.database, transport.capabilities.database)
 
 
 def error_copy(

@@ -89,6 +89,11 @@ def raise_ours(adapter: object, error: BaseException, errors: Errors) -> NoRetur
     raise _ours(adapter, error, errors) from error
 
 
+def ours(adapter: object, error: Exception, errors: Errors) -> PostdateError:
+    """Return an error, translated where it is none of ours."""
+    return error if isinstance(error, PostdateError) else _ours(adapter, error, errors)
+
+
 def _ours(adapter: object, error: BaseException, errors: Errors) -> PostdateError:
     unavailable, unreachable = errors
     text = f"{type(adapter).__name__} failed with {type(error).__name__}: {text_of(error)}"

@@ -36,10 +36,6 @@ log = logging.getLogger("postdate.intake")
 # delayed message itself.
 _TAKEN_OFF: Final = End(record=None)
 
-OLD_EXPIRE: Final = Headers.EXPIRE
-OLD_DESTINATION: Final = Headers.ROUTE_EXPIRED_TIMEOUT_TO
-"""Headers with which older endpoints tell their timeout manager when and where to send (specification 4.3)."""
-
 
 def from_timeouts_queue(envelope: Envelope, now: datetime) -> DelayedMessage:
     """Return the delayed message that an endpoint sent; see :data:`postdate.ports.Read`.
@@ -53,7 +49,7 @@ def from_timeouts_queue(envelope: Envelope, now: datetime) -> DelayedMessage:
     """
     headers = envelope.headers
     is_ours = Headers.TIMEOUT_EXPIRE in headers or Headers.TIMEOUT_DESTINATION in headers
-    if not is_ours and OLD_EXPIRE in headers:
+    if not is_ours and Headers.EXPIRE in headers:
         return _from_timeout_manager_headers(envelope)
     if not is_ours and (Headers.TIMEOUT_ID in headers or Headers.CLEAR_TIMEOUTS in headers):
         timeout_id = headers.get(Headers.TIMEOUT_ID)
@@ -72,12 +68,12 @@ def _from_timeout_manager_headers(envelope: Envelope) -> DelayedMessage:
     id, and a store would take the second for a repetition of the first.
     """
     headers = dict(envelope.headers)
-    due = headers.pop(OLD_EXPIRE)
-    destination = headers.pop(OLD_DESTINATION, "") or headers.get(Headers.REPLY_TO_ADDRESS, "")
+    due = headers.pop(Headers.EXPIRE)
+    destination = headers.pop(Headers.ROUTE_EXPIRED_TIMEOUT_TO, "") or headers.get(Headers.REPLY_TO_ADDRESS, "")
     if not destination:
         raise NotADelayedMessage(
             f"message {envelope.message_id!r} is due at {due}, but nobody knows where: it has neither header "
-            f"{OLD_DESTINATION!r} nor an address for replies; add one of them and return it"
+            f"{Headers.ROUTE_EXPIRED_TIMEOUT_TO!r} nor an address for replies; add one of them and return it"
         )
     headers.setdefault(Headers.MESSAGE_ID, envelope.message_id)
     own_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{envelope.message_id}\n{due}\n{destination}"))

@@ -9,19 +9,27 @@ from typing import Final, Literal, Protocol, cast, runtime_checkable
 from typing_extensions import override
 
 from postdate.clock import Clock, SystemClock, checked_clock
-from postdate.core.dispatcher import enlisting
+from postdate.core.dispatcher import enlisting, sharing
 from postdate.core.receive.pump import MessagePump
 from postdate.core.store_clock import clock_of_store
 from postdate.endpoint.delayed_delivery import DelayedDeliveryService, check_transport_mode, timeouts_queue
 from postdate.endpoint.handling import Handlers, Handling, MessageEndings
-from postdate.endpoint.outbox import Outbox, OutboxCleanUp, OutboxHandling, prepare_outbox
+from postdate.endpoint.outbox import Outbox, OutboxCleanUp, OutboxHandling
 from postdate.endpoint.outgoing import OutgoingMessages, publishing
-from postdate.endpoint.saga_handling import Sagas, check_saga_mode, check_saga_outbox, enlisting_sagas
+from postdate.endpoint.saga_handling import Sagas, check_saga_mode, check_saga_outbox
 from postdate.endpoint.service import EndpointContext, Service
-from postdate.endpoint.settings import Audit, DelayedDelivery, ExternalTimeoutManager, ModeName, TimeoutManager, mode_of
-from postdate.endpoint.timeout_manager import TimeoutManagerService, enlisting_timeouts
-from postdate.errors import ConfigurationError, InvalidMessage
-from postdate.messages import DESTINATION_LIMIT, check_text
+from postdate.endpoint.settings import (
+    Audit,
+    DelayedDelivery,
+    ExternalTimeoutManager,
+    ModeName,
+    TimeoutManager,
+    check_address,
+    mode_of,
+)
+from postdate.endpoint.timeout_manager import TimeoutManagerService
+from postdate.errors import ConfigurationError
+from postdate.messages import DESTINATION_LIMIT
 from postdate.ports import DelayedMessageStore, OutboxStore, SagaStore, TransactionMode, Transport
 
 _LONGEST_NAME: Final = DESTINATION_LIMIT - len(timeouts_queue(""))
@@ -50,16 +58,12 @@ class Database(Protocol):
         Raises:
             ConfigurationError: it cannot serve this one beside those it serves already.
         """
-        ...
 
 
 def check_names(endpoint: str, error_queue: str | None) -> None:
-    try:
-        check_text(endpoint, "the name of an endpoint", _LONGEST_NAME)
-        if error_queue:
-            check_text(error_queue, "the name of the error queue", DESTINATION_LIMIT)
-    except InvalidMessage as error:
-        raise ConfigurationError(str(error)) from error
+    check_address(endpoint, "the name of an endpoint", _LONGEST_NAME)
+    if error_queue:
+        check_address(error_queue, "the name of the error queue")
 
 
 def adapters_of(  # noqa: PLR0913 - all that a database may supply, and who asks
@@ -128,15 +132,18 @@ def mode_for(
     sagas: SagaStore | None,
 ) -> TransactionMode:
     """Return the transaction mode that was given, or the strongest that transport and stores can keep together."""
-    mode = mode_of(given)
+    mode, database = mode_of(given), transport.capabilities.database
     if mode is None:
         modes = transport.capabilities.transaction_modes
         if delayed_delivery is not None:
             modes &= delayed_delivery.claims.capabilities.transaction_modes
         alone = (
             (delayed_delivery is not None and enlisting(delayed_delivery.claims, transport) is None)
-            or (timeout_manager is not None and enlisting_timeouts(timeout_manager.persister, transport) is None)
-            or (sagas is not None and enlisting_sagas(sagas, transport.capabilities.database) is None)
+            or (
+                timeout_manager is not None
+                and sharing(timeout_manager, timeout_manager.persister.database, database) is None
+            )
+            or (sagas is not None and sharing(sagas, sagas.capabilities.database, database) is None)
         )
         if alone:
             modes -= {TransactionMode.TRANSACTION_SCOPE}
@@ -219,7 +226,9 @@ class ReceivingService(Service):
         handling = Handling(self._outgoing, self._endings, self._handlers, self._audit, transport.receiver(queue))
         handle = handling.handle
         if outbox is not None:
-            await prepare_outbox(outbox, queue, set_up=set_up)
+            if set_up:
+                await outbox.store.setup()
+            await outbox.store.find(queue, "")  # raises if it cannot be used
             handle = OutboxHandling(outbox, handling).handle
         ahead = transport.capabilities.prefetches
         pump = MessagePump(handling.receiver, handle, self._concurrency, clock, breaker, queue, prefetches=ahead)

@@ -29,16 +29,22 @@ from postdate.endpoint.assemble import (
     mode_for,
     sagas_of,
 )
-from postdate.endpoint.handling import Handler, Handlers, MessageEndings, Retries
+from postdate.endpoint.handling import Handler, Handlers, MessageEndings
 from postdate.endpoint.message_types import Convention, MessageTypes, TimesToBeReceived, type_name
 from postdate.endpoint.outbox import Outbox, check_outbox
 from postdate.endpoint.outgoing import OutgoingMessages, SendOptions, publishing
 from postdate.endpoint.sagas import Saga
 from postdate.endpoint.service import CriticalErrorAction, CriticalErrors, EndpointContext, log_critical_error
-from postdate.endpoint.settings import Audit, DelayedDelivery, ExternalTimeoutManager, ModeName, TimeoutManager
+from postdate.endpoint.settings import (
+    Audit,
+    DelayedDelivery,
+    ExternalTimeoutManager,
+    ModeName,
+    TimeoutManager,
+    check_address,
+)
 from postdate.endpoint.timeout_manager import checked_timeout_manager
-from postdate.errors import ConfigurationError, InvalidMessage
-from postdate.messages import DESTINATION_LIMIT, check_text
+from postdate.errors import ConfigurationError
 from postdate.ports import NativeTransaction, SagaStore, TransactionMode, Transport
 from postdate.runtime.metrics import NO_METRICS, Metrics
 
@@ -147,23 +153,21 @@ class Endpoint:
         self.outgoing = self._makes_outgoing(
             context, delayed_delivery, timeout_manager, types, times, self._handlers.handles
         )
-        retries = Retries.of(self.mode, delays=self.outgoing.can_delay)
-        if not send_only:
-            retries.check(policy)
-        if sagas is not None:
-            self._handlers.sagas = sagas_of(sagas, self.outgoing, outbox)
-        self._services = delay_services(context, delayed_delivery, managing, error_queue, errors)
+        endings = None
         if not send_only:
             endings = self._makes_endings(
                 self.outgoing,
                 policy,
-                retries,
                 self.host,
                 self._critical_errors,
                 metrics,
                 ignore_incoming_time_to_be_received_headers,
                 allowance,
             )
+        if sagas is not None:
+            self._handlers.sagas = sagas_of(sagas, self.outgoing, outbox)
+        self._services = delay_services(context, delayed_delivery, managing, error_queue, errors)
+        if endings is not None:
             self._services.append(
                 ReceivingService(
                     context, concurrency, self.outgoing, endings, self._handlers, audit, outbox, self._events
@@ -220,10 +224,7 @@ class Endpoint:
         Raises:
             ConfigurationError: ``destination`` is no address.
         """
-        try:
-            check_text(destination, f"the route of {type_name(message_type)}", DESTINATION_LIMIT)
-        except InvalidMessage as error:
-            raise ConfigurationError(str(error)) from error
+        check_address(destination, f"the route of {type_name(message_type)}")
         self._add_type(message_type, name)
         self.outgoing.routes[message_type] = destination
 
@@ -290,19 +291,16 @@ class Endpoint:
             self._following.cancel()
 
     async def _prepare(self) -> None:
-        self._check_expiring_types()
-        for service in self._services:
-            await service.prepare(set_up=self._create_queues)
-        if isinstance(self.clock, FollowingClock):  # before anything is taken that may not be due by it
-            await self.clock.measure()
-
-    def _check_expiring_types(self) -> None:
         expiring = self.outgoing.times_to_be_received.expiring()
         if expiring and not self.transport.capabilities.expires_messages:
             raise ConfigurationError(
                 f"the queues of {type(self.transport).__name__} do not expire messages, but these message types have a "
                 f"time to be received: {', '.join(expiring)}; use another transport, or give them none"
             )
+        for service in self._services:
+            await service.prepare(set_up=self._create_queues)
+        if isinstance(self.clock, FollowingClock):  # before anything is taken that may not be due by it
+            await self.clock.measure()
 
     # --- sending ------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import anyio
 from typing_extensions import override
@@ -42,9 +42,8 @@ from postdate.core.recoverability import (
     text_of,
     why_unavailable,
 )
-from postdate.endpoint.context import BusinessTransaction, HandlerContext
 from postdate.endpoint.message_types import MessageTypes, type_name
-from postdate.endpoint.outgoing import OutgoingMessages
+from postdate.endpoint.outgoing import BusinessTransaction, HandlerContext, OutgoingMessages
 from postdate.endpoint.saga_handling import OwnStoreUnreachable, Sagas, calling_own_store, is_saga_timeout
 from postdate.endpoint.service import CriticalErrors
 from postdate.endpoint.settings import Audit
@@ -204,6 +203,17 @@ def cancels_itself(received: Received) -> bool:
     return True
 
 
+def failure_of(received: Received, error: BaseException) -> Exception:
+    """Return what a handler raised as a failure of its message; raise it if it is none."""
+    is_cancelled = isinstance(error, anyio.get_cancelled_exc_class())
+    if is_cancelled and (not is_being_cancelled() or cancels_itself(received)):
+        # The handler awaited something that others cancelled, and let that out: it says nothing of this task.
+        return RuntimeError(f"the handler ended by {type(error).__name__}")
+    if isinstance(error, (SagaConflict, OwnStoreUnreachable)) or not isinstance(error, Exception):
+        raise error
+    return error
+
+
 class Handling:
     """The step of an endpoint's message pump: one received message to its handlers, and what they send from there."""
 
@@ -262,15 +272,8 @@ class Handling:
         except SagaConflict as error:  # another process was faster: all is undone, and done again on its state
             log.debug("message %s is handled again: %s", received.envelope.message_id, error)
             return StepOutcome(None, self._recovery, failed=Failed(error))
-        except OwnStoreUnreachable:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
-            return self.recovered(received, error)
-        except anyio.get_cancelled_exc_class() as error:
-            if is_being_cancelled() and not cancels_itself(received):
-                raise
-            # The handler awaited something that others cancelled, and let that out: it says nothing of this task.
-            return self.recovered(received, RuntimeError(f"the handler ended by {type(error).__name__}"))
+        except BaseException as error:  # noqa: BLE001 - what is no failure of the message is raised again
+            return self.recovered(received, failure_of(received, error))
         if not (end.outgoing or end.work):
             return StepOutcome(end, self._recovery, context.afterwards)
         if self.outgoing.mode is TransactionMode.RECEIVE_ONLY and end.outgoing:
@@ -346,50 +349,29 @@ POLICY_FAILURES: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Retries:
-    """Which retries an endpoint has: ``immediate``, back to its queue; ``delayed``, with a store."""
-
-    immediate: bool
-    delayed: bool
-
-    @classmethod
-    def of(cls, mode: TransactionMode, *, delays: bool) -> Self:
-        given_back = mode is not TransactionMode.NONE
-        return cls(given_back, given_back and delays)
-
-    def check(self, settings: Recoverability) -> None:
-        check_retries(settings, immediate=self.immediate, delayed=self.delayed)
-
-    def decide(self, error: Exception, received: Received, settings: Recoverability, now: datetime) -> Decision:
-        """Return what the policy decides, or :class:`MoveToError` where that cannot be; raises what a policy does."""
-        headers, failures = (
-            dict(received.envelope.headers),
-            received.failures + 1,
-        )  # a copy, which the policy may change
-        policy = settings.policy or after_handling_failed
-        decision = policy(error, failures, headers, settings, now)
-        if not isinstance(decision, ImmediateRetry | DelayedRetry | MoveToError | Discard):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigurationError(f"{decision!r} is no decision of a recoverability policy")
-        reason = why_unavailable(decision, immediate=self.immediate, delayed=self.delayed)
-        reason = reason or _why_impossible(decision, now)
-        if reason is None:
-            return decision
-        log.warning("message %s goes to the error queue: %s", received.envelope.message_id, reason)
-        return MoveToError()
-
-
-@dataclass(frozen=True, slots=True)
 class MessageEndings:
     """Decides how received messages end that have expired, or whose handling has failed."""
 
     outgoing: OutgoingMessages
     recoverability: Recoverability
-    retries: Retries
     host: Host
     critical_errors: CriticalErrors
     metrics: Metrics
     ignore_time_to_be_received: bool
     allowance: timedelta
+
+    def __post_init__(self) -> None:
+        check_retries(self.recoverability, immediate=self.gives_back, delayed=self.comes_back_later)
+
+    @property
+    def gives_back(self) -> bool:
+        """Whether a message can go back to its queue, for an immediate retry."""
+        return self.outgoing.mode is not TransactionMode.NONE
+
+    @property
+    def comes_back_later(self) -> bool:
+        """Whether a message can come back from a store, for a delayed retry."""
+        return self.gives_back and self.outgoing.can_delay
 
     @property
     def error_queue(self) -> str:
@@ -418,7 +400,7 @@ class MessageEndings:
         now = self.outgoing.clock.now()
         reason = f"{type(error).__name__}: {text_of(error)}"
         try:
-            decision = self.retries.decide(error, received, self.recoverability, now)
+            decision = self._decide(received, error, now)
         except Exception as failure:  # noqa: BLE001 - whatever a policy of an application raises
             about = f"message {_id(received)}, which failed with {reason}"
             self.critical_errors(f"Failed to execute the recoverability policy for {about}", failure)
@@ -440,6 +422,20 @@ class MessageEndings:
                 return End(RecordKind.DISCARDED, f"{why}: {reason}")
             case MoveToError(queue):
                 return self.to_error(received, error, queue)
+
+    def _decide(self, received: Received, error: Exception, now: datetime) -> Decision:
+        """Return what the policy decides, or :class:`MoveToError` where that cannot be; raises what a policy does."""
+        settings, headers = self.recoverability, dict(received.envelope.headers)  # a copy, which the policy may change
+        policy = settings.policy or after_handling_failed
+        decision = policy(error, received.failures + 1, headers, settings, now)
+        if not isinstance(decision, ImmediateRetry | DelayedRetry | MoveToError | Discard):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(f"{decision!r} is no decision of a recoverability policy")
+        reason = why_unavailable(decision, immediate=self.gives_back, delayed=self.comes_back_later)
+        reason = reason or _why_impossible(decision, now)
+        if reason is None:
+            return decision
+        log.warning("message %s goes to the error queue: %s", _id(received), reason)
+        return MoveToError()
 
     def _retry(self, received: Received, due: datetime, now: datetime) -> DelayedMessage:
         """Return the message for its delayed retry: a send of its own, so it has an id of its own in the store."""

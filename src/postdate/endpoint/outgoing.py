@@ -1,28 +1,36 @@
-"""Makes, sends and stores an endpoint's messages, at once or with a handler. Source: specification 5; ADR 9, 14."""
+"""Makes, sends and stores an endpoint's messages, at once or with a handler, by its context.
+
+Source: specification 5; ADR 9, 14.
+"""
 
 from __future__ import annotations
 
 import platform
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from postdate.clock import later
 from postdate.core.dispatcher import enlisting
 from postdate.core.receive.settling import RepeatableStoring
-from postdate.core.timeout_manager.reading import clear_timeouts, to_timeout_manager
+from postdate.core.timeout_manager.steps import clear_timeouts, to_timeout_manager
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.message_types import INFINITE, MessageTypes, TimesToBeReceived, finite, type_name
 from postdate.endpoint.service import EndpointContext
 from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, TimeoutManager
 from postdate.endpoint.timeout_manager import timeout_manager_queue
 from postdate.errors import (
+    ConfigurationError,
     DelayConflict,
     DelayedDeliveryNotConfigured,
     InvalidMessage,
+    InvalidTimestamp,
+    MessageError,
     MessageTooLarge,
     NotSupported,
     UnknownMessageType,
@@ -43,12 +51,17 @@ from postdate.messages import (
     format_time_span,
     format_timestamp,
     new_message_id,
+    parse_timestamp,
     size_in_bytes,
 )
 from postdate.ports import (
     End,
     MovingStore,
+    NativeTransaction,
+    OutboxStore,
+    OutboxTransaction,
     PublishingTransport,
+    Received,
     RecordKind,
     TransactionMode,
     Transport,
@@ -403,3 +416,169 @@ def _conversation(incoming: Mapping[str, str]) -> dict[str, str]:
         if header in incoming:
             tied[header] = incoming[header]
     return {key: value for key, value in tied.items() if value}
+
+
+class BusinessTransaction:
+    """The outbox's transaction in which a handler runs; ``queues`` is the identity of the queues' database, if any."""
+
+    def __init__(self, transaction: OutboxTransaction, store: OutboxStore, queues: object | None) -> None:
+        self._transaction, self._store, self._queues = transaction, store, queues
+
+    async def begin(self) -> NativeTransaction:
+        return await self._transaction.begin()
+
+    def check_isolated_send(self) -> None:
+        """Refuse a send that would wait for itself: for the handler's transaction, the only writer of its file."""
+        if self._transaction.begun and self._store.has_one_writer and self._store.database == self._queues:
+            raise NotSupported(
+                "an isolated send into the file in which the handler has a transaction open would wait for itself: "
+                "send before context.transaction() is called, or without isolated, or keep the outbox in another file"
+            )
+
+
+class HandlerContext:
+    """The second argument of a handler: headers of its message, sends, and the transaction of the outbox.
+
+    Messages that it sends leave when the handler has succeeded, together with the completion of the incoming message;
+    when it fails, none leaves, except those sent ``isolated``. In transaction mode ``none`` all of them leave at once.
+    """
+
+    def __init__(
+        self, messages: OutgoingMessages, received: Received, business: BusinessTransaction | None = None
+    ) -> None:
+        self._messages, self._received, self._business = messages, received, business
+        self._headers = MappingProxyType(received.envelope.headers)
+        self.outgoing: list[Outgoing] = []
+        self.named: list[DelayedMessage] = []
+        """Delayed messages with an id of the application that are to leave by an outbox: another message may have that
+        id."""
+        self.work: list[Work] = []
+        """Done in the transaction in which sent messages leave; only with queues, or an outbox, in the database of the
+        work."""
+        self.afterwards: list[Callable[[], Awaitable[None]]] = []
+        """Done when the message has ended well; must raise nothing."""
+        self.saga: Mapping[str, str] = {}
+        """Headers that say which saga instance sends; empty while none is at work."""
+        self._ended = False
+
+    def end(self) -> None:
+        """Refuse to send from now on."""
+        self._ended = True
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers of the incoming message; read-only, since a retry and the error queue get them as they came.
+
+        Messages that are sent have headers of their own: ``headers={**context.headers, "Mine": "1"}``.
+        """
+        return self._headers
+
+    @property
+    def message_id(self) -> str:
+        """Id of the incoming message: stable, however often it is delivered."""
+        return self.headers.get(Headers.MESSAGE_ID, self._received.envelope.message_id)
+
+    @property
+    def due(self) -> datetime | None:
+        """When a delayed message was due, UTC; ``None`` for others, and where the transport does not keep it."""
+        return self._received.envelope.due
+
+    async def transaction(self) -> NativeTransaction:
+        """Return a connection of the outbox's database with a transaction open on it, for data of the application.
+
+        What is written on it is committed together with what this handler sends, and with the mark that the message was
+        handled; when the handler fails, it is rolled back. All handlers of a message have the same one.
+
+        Returns:
+            With :class:`~postdate.PostgresOutbox` a ``psycopg.AsyncConnection``, with :class:`~postdate.SqliteOutbox`
+            an ``sqlite3.Connection``. It refuses to commit or roll back.
+
+        Raises:
+            ConfigurationError: the endpoint has no outbox.
+            StoreUnavailable: the database cannot be reached.
+        """
+        if self._business is None:
+            raise ConfigurationError(
+                f"endpoint {self._messages.endpoint!r} has no outbox, so its handlers have no transaction: pass "
+                f"outbox=Outbox(…) when you create it"
+            )
+        return await self._business.begin()
+
+    async def send(  # noqa: PLR0913 - all that can be said of one send, each by its name
+        self,
+        message: object,
+        *,
+        destination: str | None = None,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        expires_at: datetime | None = None,
+        time_to_be_received: timedelta | None = None,
+        use_dead_letter_queue: bool | None = None,
+        headers: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+        isolated: bool = False,
+    ) -> str:
+        """Send a message and return its id: as :meth:`Endpoint.send`, with the end of the message being handled.
+
+        With ``isolated`` it leaves at once, also if handling fails. A ``message_id`` that was used for another delayed
+        message fails the handler as it ends.
+        """
+        headers = self._with_saga(headers)
+        options = SendOptions(
+            destination, delay, deliver_at, expires_at, time_to_be_received, use_dead_letter_queue, headers, message_id
+        )
+        outgoing = self._messages.make(message, options, related_to=self.headers)
+        if message_id is not None and isinstance(outgoing, DelayedMessage):
+            outgoing = self._named(outgoing, isolated=isolated)
+        return await self._leave(outgoing, isolated=isolated)
+
+    def _named(self, outgoing: DelayedMessage, *, isolated: bool) -> DelayedMessage:
+        """Mark a message with an id of the application which an earlier attempt of this handler may have sent.
+
+        It may where the incoming message came back unanswered, and delayed messages leave through a queue before its
+        end.
+        """
+        if self._business is not None:
+            self.named += () if isolated else (outgoing,)
+        elif self._received.unanswered and self._messages.delays_leave_first:
+            with suppress(KeyError, InvalidTimestamp):
+                since = self.due or parse_timestamp(self.headers[Headers.TIME_SENT])
+                return replace(
+                    outgoing, headers={**outgoing.headers, Headers.MAY_REPEAT_SINCE: format_timestamp(since)}
+                )
+        return outgoing
+
+    async def reply(self, message: object, headers: Mapping[str, str] | None = None) -> str:
+        """Send a message to where the incoming one asked for replies, and to the saga instance that sent that, if any.
+
+        A reply cannot be delayed (row 7).
+
+        Raises:
+            InvalidMessage: the incoming message names no address for replies.
+        """
+        options = reply_options(self.headers, self.message_id, self._with_saga(headers))
+        return await self._leave(self._messages.make(message, options, related_to=self.headers))
+
+    async def publish(
+        self, message: object, headers: Mapping[str, str] | None = None, *, message_id: str | None = None
+    ) -> str:
+        """Send a message to all subscribers of its type; see :meth:`Endpoint.publish`."""
+        options = self._messages.publish_options(message, self._with_saga(headers), message_id)
+        return await self._leave(self._messages.make(message, options, related_to=self.headers))
+
+    def _with_saga(self, headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
+        return {**self.saga, **(headers or {})} if self.saga else headers
+
+    async def _leave(self, outgoing: Outgoing, *, isolated: bool = False) -> str:
+        """Have a message leave, at once or at the end; return its id."""
+        if self._ended:
+            raise MessageError(
+                f"the handler of message {self.message_id!r} has ended: what it sends now cannot leave with it"
+            )
+        if isolated or self._messages.mode is TransactionMode.NONE:
+            if self._business is not None:
+                self._business.check_isolated_send()
+            await self._messages.send([outgoing])
+        else:
+            self.outgoing.append(outgoing)
+        return outgoing.message_id

@@ -7,18 +7,20 @@ import uuid
 from collections import defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
+from postdate.core.dispatcher import sharing
 from postdate.core.guard import calling_store
 from postdate.core.outages import Suspects
 from postdate.core.recoverability import BORNE, is_outage
-from postdate.endpoint.context import HandlerContext
 from postdate.endpoint.message_types import type_name
-from postdate.endpoint.outgoing import OutgoingMessages
+from postdate.endpoint.outgoing import HandlerContext, OutgoingMessages
 from postdate.endpoint.saga_instance import SagaDetails, SagaInstance, decoded, name_of, originator_of
 from postdate.endpoint.sagas import Saga, SagaDefinition, SagaMethod, SagaRole
+from postdate.endpoint.settings import check_scope
 from postdate.errors import (
     ConfigurationError,
     InvalidMessage,
@@ -61,12 +63,6 @@ def calling_own_store(suspects: Suspects, message_id: str) -> Generator[None]:
         suspects.worked(message_id)
 
 
-def enlisting_sagas(store: SagaStore, database: object | None) -> SagaStore | None:
-    """Return the store if it can take part in transactions of this database."""
-    own = store.capabilities.database
-    return store if own is not None and own == database else None
-
-
 def check_saga_mode(store: SagaStore, transport: Transport, mode: TransactionMode) -> None:
     """Refuse a transaction mode whose promise sagas cannot keep there."""
     if mode is TransactionMode.NONE:
@@ -74,16 +70,13 @@ def check_saga_mode(store: SagaStore, transport: Transport, mode: TransactionMod
             "sagas cannot be in transaction mode 'none', in which messages leave at once: when two messages change one "
             "instance, one of them is decided again, and what it had sent cannot be taken back; use 'receive_only'"
         )
-    if mode is TransactionMode.TRANSACTION_SCOPE and enlisting_sagas(store, transport.capabilities.database) is None:
-        raise UnsupportedTransactionMode(
-            f"transaction mode 'transaction_scope' promises exactly once, for which {type(store).__name__} and "
-            f"{type(transport).__name__} must be on the same database; use the same one, or another mode"
-        )
+    shared = sharing(store, store.capabilities.database, transport.capabilities.database)
+    check_scope(mode, store, transport, is_one=shared is not None)
 
 
 def check_saga_outbox(store: SagaStore, outbox: OutboxStore) -> None:
     """Refuse sagas whose state would be kept beside the commit of the outbox, and so changed again by a duplicate."""
-    if enlisting_sagas(store, outbox.database) is None:
+    if sharing(store, store.capabilities.database, outbox.database) is None:
         raise ConfigurationError(
             f"an outbox promises that each message is handled once, for which sagas must be kept in its database: "
             f"{type(store).__name__} cannot write in the transactions of {type(outbox).__name__}; use a store of the "
@@ -96,7 +89,7 @@ class Sagas:
 
     def __init__(self, store: SagaStore, database: object | None, messages: OutgoingMessages) -> None:
         self.store, self._messages = store, messages
-        self._enlisting = enlisting_sagas(store, database)
+        self._enlisting = sharing(store, store.capabilities.database, database)
         self._by_name: dict[str, SagaDefinition] = {}
         self._suspects = defaultdict[object, Suspects](Suspects)
         """By the kind of call to the store."""
@@ -250,11 +243,12 @@ class Sagas:
         for each in instances:
             if each.is_completed and (order := self._messages.clear_timeouts(uuid.UUID(each.record.saga_id))):
                 context.outgoing.append(order)
-        revoked = [message_id for each in instances for message_id in each.revoked()]
+        revoked = [message_id for each in instances for message_id in each.revoked]
         if revoked:
             context.afterwards.append(lambda: self._cancel(revoked))
         if completed_by is not None:
-            over = [each.kept_record() for each in instances if each.is_completed and each.record.version]
+            records = [each.record for each in instances if each.is_completed and each.record.version]
+            over = [replace(each, version=each.version + 1) for each in records]  # the version that they are kept in
             if over:
                 context.afterwards.append(lambda: self._remove(over))
 

@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from postdate.endpoint.context import HandlerContext
-from postdate.endpoint.outgoing import Outgoing, OutgoingMessages, SendOptions, sent_by_saga, to_saga_of
+from postdate.endpoint.outgoing import HandlerContext, Outgoing, OutgoingMessages, SendOptions, sent_by_saga, to_saga_of
 from postdate.endpoint.sagas import SagaDefinition, SagaMethod, as_text
 from postdate.errors import ConfigurationError, InvalidMessage, MessageError
 from postdate.messages import DelayedMessage, Headers
@@ -122,11 +121,15 @@ class SagaInstance:
     leftover: SagaRecord | None = None
     is_completed: bool = False
     _has_ended: bool = False
-    _revoked: list[str] = field(default_factory=list[str])
+    revoked: list[str] = field(default_factory=list[str])
+    """Message ids of timeouts that were revoked after they had left."""
     _again: list[str] = field(default_factory=list[str])
 
     async def run(self, method: SagaMethod, message: object) -> None:
-        self._send_again()
+        for timeout_id, pending in self.details.timeouts.items():
+            if pending.requested_by == self.context.message_id:  # in an earlier attempt: it may not have left
+                self._leaves(self._made(self._content(pending), None, pending.due, pending.message_id))
+                self._again.append(timeout_id)
         saga = self.definition.saga(self.record.saga_id, self.state, self)
         self.context.saga = sent_by_saga(self.record.saga_id, self.definition.name)
         try:
@@ -135,13 +138,6 @@ class SagaInstance:
             self.context.saga = {}
         self.state = saga.state
         self._has_ended = True
-
-    def _send_again(self) -> None:
-        """Send again, with their ids, timeouts of an earlier attempt at this message: they may not have left."""
-        for timeout_id, pending in self.details.timeouts.items():
-            if pending.requested_by == self.context.message_id:
-                self._leaves(self._made(self._content(pending), None, pending.due, pending.message_id))
-                self._again.append(timeout_id)
 
     # --- for the saga: see there ------------------------------------------------------------------------------------
 
@@ -242,13 +238,18 @@ class SagaInstance:
         if len(left) < len(self.context.outgoing):
             self.context.outgoing[:] = left
         else:
-            self._revoked.append(message_id)
+            self.revoked.append(message_id)
 
     # --- for the endpoint ---------------------------------------------------------------------------------------------
 
     def changes(self, completed_by: str | None) -> Sequence[SagaChange]:
         """Return the changes to be kept; a completed instance is removed, or marked ``completed_by`` a message."""
-        self._check_correlation()
+        name = self.definition.correlated_by
+        value = as_text(getattr(self.state, name), name, type(self.state).__name__)
+        if value != self.record.correlation.value:
+            raise InvalidMessage(
+                f"{name_of(self.record)} changed its {name} to {value!r}: messages find it by that, so it must stay"
+            )
         replaced = [] if self.leftover is None else [SagaChange(SagaFate.COMPLETED, self.leftover)]
         if self.is_completed:
             for timeout_id in list(self.details.timeouts):
@@ -261,14 +262,6 @@ class SagaInstance:
         fate = SagaFate.UPDATED if self.record.version else SagaFate.CREATED
         kept = replace(self.record, state=self._encoded_state(), details=encoded(self.details))
         return [*replaced, SagaChange(fate, kept)]
-
-    def _check_correlation(self) -> None:
-        name = self.definition.correlated_by
-        value = as_text(getattr(self.state, name), name, type(self.state).__name__)
-        if value != self.record.correlation.value:
-            raise InvalidMessage(
-                f"{name_of(self.record)} changed its {name} to {value!r}: messages find it by that, so it must stay"
-            )
 
     def _encoded_state(self) -> str:
         try:
@@ -284,14 +277,6 @@ class SagaInstance:
                 f"infinity, and every property must have a value of its type"
             ) from error
         return text.decode()
-
-    def revoked(self) -> Sequence[str]:
-        """Return message ids of timeouts that were revoked after they had left."""
-        return self._revoked
-
-    def kept_record(self) -> SagaRecord:
-        """Return the record in the version that it was kept in."""
-        return replace(self.record, version=self.record.version + 1)
 
 
 def name_of(record: SagaRecord) -> str:

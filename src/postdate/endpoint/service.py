@@ -95,13 +95,12 @@ CriticalErrorAction = Callable[[str, BaseException], Awaitable[None] | None]
 
 
 def log_critical_error(text: str, error: BaseException) -> None:
-    """Log a critical error: what an endpoint does unless told otherwise (specification row 113)."""
-    log.critical("%s: %s", text, error, exc_info=None if is_expected(error) else error)
+    """Log a critical error: what an endpoint does unless told otherwise (specification row 113).
 
-
-def is_expected(error: BaseException) -> bool:
-    """Return whether an error is an outage, whose text says it all; any other needs its traceback."""
-    return isinstance(error, PostdateError) and (error.transient or error.outage)
+    The text of an outage says it all; any other error needs its traceback.
+    """
+    is_expected = isinstance(error, PostdateError) and (error.transient or error.outage)
+    log.critical("%s: %s", text, error, exc_info=None if is_expected else error)
 
 
 class CriticalErrors:

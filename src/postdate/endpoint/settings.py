@@ -14,9 +14,16 @@ from postdate.core.in_flight import BYTES_IN_FLIGHT
 from postdate.core.recoverability import Host
 from postdate.core.simple_store import check_methods, claiming
 from postdate.endpoint.message_types import checked_span, finite
-from postdate.errors import ConfigurationError, InvalidMessage
+from postdate.errors import ConfigurationError, InvalidMessage, UnsupportedTransactionMode
 from postdate.messages import DESTINATION_LIMIT, Envelope, Headers, check_text, format_timestamp
-from postdate.ports import ClaimingStore, DelayedMessageStore, DelayExchange, TransactionMode, TransportCapabilities
+from postdate.ports import (
+    ClaimingStore,
+    DelayedMessageStore,
+    DelayExchange,
+    TransactionMode,
+    Transport,
+    TransportCapabilities,
+)
 from postdate.ports.settings import ZERO_OR_MORE, Destination, Span, check_settings
 from postdate.ports.timeouts import TimeoutPersister
 
@@ -134,10 +141,7 @@ class Audit:
     time_to_be_received: timedelta | None = None
 
     def __post_init__(self) -> None:
-        try:
-            check_text(self.queue, "the name of the audit queue", DESTINATION_LIMIT)
-        except InvalidMessage as error:
-            raise ConfigurationError(str(error)) from error
+        check_address(self.queue, "the name of the audit queue")
         if self.time_to_be_received is not None:
             checked_span(self.time_to_be_received, "the time to be received of audit copies")
 
@@ -214,7 +218,16 @@ class TimeoutManager:
     ] = None
 
     def __post_init__(self) -> None:
-        _check_persister(self.persister)
+        advice = (
+            "; give TimeoutManager a storage of timeouts, for example MemoryTimeouts() or SqliteTimeouts(path), or "
+            "leave the timeout manager out and delay messages with delayed_delivery=DelayedDelivery(store)"
+        )
+        check_methods(self.persister, _PERSISTER_METHODS, "cannot keep timeouts", advice)
+        if not hasattr(self.persister, "database"):
+            raise ConfigurationError(
+                f"{type(self.persister).__name__} cannot keep timeouts: it has no property database; inherit "
+                f"TimeoutPersister, which has one that names none"
+            )
         check_settings(self)
 
     @property
@@ -237,35 +250,30 @@ class ExternalTimeoutManager:
     address: str
 
     def __post_init__(self) -> None:
-        try:
-            check_text(self.address, "the address of the external timeout manager", DESTINATION_LIMIT)
-        except InvalidMessage as error:
-            raise ConfigurationError(f"{error}; name a queue, or leave it out") from error
-
-
-def _check_persister(persister: object) -> None:
-    advice = (
-        "; give TimeoutManager a storage of timeouts, for example MemoryTimeouts() or SqliteTimeouts(path), or leave "
-        "the timeout manager out and delay messages with delayed_delivery=DelayedDelivery(store)"
-    )
-    check_methods(persister, _PERSISTER_METHODS, "cannot keep timeouts", advice)
-    if not hasattr(persister, "database"):
-        raise ConfigurationError(
-            f"{type(persister).__name__} cannot keep timeouts: it has no property database; inherit TimeoutPersister, "
-            f"which has one that names none"
+        check_address(
+            self.address, "the address of the external timeout manager", advice="; name a queue, or leave it out"
         )
 
 
-def check_above_zero(setting: str, value: object) -> None:
-    """Refuse what is no duration above zero.
+def check_address(name: str, what: str, limit: int = DESTINATION_LIMIT, advice: str = "") -> None:
+    """Refuse a name that no queue can have.
 
     Raises:
-        ConfigurationError: names the setting.
+        ConfigurationError: with ``advice`` behind what is wrong.
     """
-    if not isinstance(value, timedelta):
-        raise ConfigurationError(f"{setting} must be a timedelta, not {type(value).__name__} {value!r}")
-    if value <= timedelta(0):
-        raise ConfigurationError(f"{setting} must be above zero, not {value}")
+    try:
+        check_text(name, what, limit)
+    except InvalidMessage as error:
+        raise ConfigurationError(f"{error}{advice}") from error
+
+
+def check_scope(mode: TransactionMode, store: object, transport: Transport, *, is_one: bool) -> None:
+    """Refuse transaction scope, unless the databases of store and queues are one."""
+    if mode is TransactionMode.TRANSACTION_SCOPE and not is_one:
+        raise UnsupportedTransactionMode(
+            f"transaction mode 'transaction_scope' promises exactly once, for which {type(store).__name__} and "
+            f"{type(transport).__name__} must be on the same database; use the same one for both, or another mode"
+        )
 
 
 def mode_of(given: TransactionMode | str | None) -> TransactionMode | None:

@@ -34,7 +34,7 @@ from postdate.errors import PostdateError
 from postdate.messages import DelayedMessage
 from postdate.pipeline.columns import INSTANT, LEDGER_ARROW
 from postdate.pipeline.stores import StoreSpec, absolute
-from postdate.ports import Moved, MovingStore, RecordKind, TransactionMode, Transport, Wake
+from postdate.ports import Moved, RecordKind, TransactionMode, Transport, Wake
 from postdate.runtime.metrics import NoMetrics
 from postdate.wiring import open_transport, transport_settings
 
@@ -280,9 +280,8 @@ async def _machine(spec: SweepSpec, counts: Counts, journal: Journal) -> AsyncGe
         rate = FailureRate("SweepFailureHandling", "cannot deal with failures", 1, trouble)
         settings = DispatchSettings(timeouts_queue(endpoint), spec.error_queue, spec.number_of_retries, Host(endpoint))
         dispatcher = Dispatcher(store, transport, settings, clock, sending, rate, counts, journal)
-        work: DueWork = dispatcher
-        if isinstance(store, MovingStore) and enlisting(store, transport) is not None:
-            work = Mover(store, dispatcher, clock, counts, journal)
+        moving = enlisting(store, transport)
+        work: DueWork = dispatcher if moving is None else Mover(moving, dispatcher, clock, counts, journal)
         held = _HeldBackWork(work, journal) if isinstance(journal, DispatchJournal) else work
         yield _Machine(held, clock, fetching, sending, BreakerTimers([fetching, rate], clock), trouble)
 

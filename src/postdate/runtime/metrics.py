@@ -12,11 +12,9 @@ class Metrics(Protocol):
 
     def stored(self, messages: int) -> None:
         """Note that messages arrived through the timeouts queue and were stored."""
-        ...
 
     def fetched(self, messages: int, duration: timedelta) -> None:
         """Note one look for due messages: how many it brought, and how long the store took for it."""
-        ...
 
     def delivered(self, messages: int, lateness_seconds: Sequence[float]) -> None:
         """Note messages that reached their destination.
@@ -26,53 +24,28 @@ class Metrics(Protocol):
             lateness_seconds: of each, from its due time until it was removed; empty where the messages were moved
                 inside the database and nobody looked at them.
         """
-        ...
 
     def expired(self, messages: int) -> None:
         """Note messages that were past their expiry when they became due."""
-        ...
 
     def discarded(self, messages: int) -> None:
         """Note received messages that were past their time to be received, and so were not handled."""
-        ...
 
     def failed(self, messages: int) -> None:
         """Note attempts to deliver that failed."""
-        ...
 
     def retried(self, messages: int) -> None:
         """Note messages that were given back for a later attempt."""
-        ...
 
     def moved_to_error(self, messages: int) -> None:
         """Note messages that went to the error queue."""
-        ...
 
     def breaker_changed(self, breaker: str, state: str) -> None:
         """Note that a circuit breaker is ``armed``, ``triggered`` or ``disarmed`` now."""
-        ...
 
 
-class NoMetrics:
+class NoMetrics(Metrics):
     """Counts nothing; what an endpoint does unless told otherwise."""
-
-    def stored(self, messages: int) -> None: ...
-
-    def fetched(self, messages: int, duration: timedelta) -> None: ...
-
-    def delivered(self, messages: int, lateness_seconds: Sequence[float]) -> None: ...
-
-    def expired(self, messages: int) -> None: ...
-
-    def discarded(self, messages: int) -> None: ...
-
-    def failed(self, messages: int) -> None: ...
-
-    def retried(self, messages: int) -> None: ...
-
-    def moved_to_error(self, messages: int) -> None: ...
-
-    def breaker_changed(self, breaker: str, state: str) -> None: ...
 
 
 NO_METRICS = NoMetrics()

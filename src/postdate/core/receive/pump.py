@@ -14,7 +14,7 @@ import anyio
 
 from postdate.clock import Clock, in_real_time
 from postdate.core.circuit_breaker import PAUSE_ARMED, RepeatedFailures
-from postdate.core.guard import LETTING_GO, OF_TRANSPORTS, GuardedCall, is_ending, leave_behind, raise_ours
+from postdate.core.guard import LETTING_GO, OF_TRANSPORTS, GuardedCall, is_ending, leave_behind, ours, raise_ours
 from postdate.core.receive.outcomes import BACK, UNCOUNTED, Failed, Step, StepOutcome
 from postdate.core.receive.settling import Ended, Settler, WatchedReceiver
 from postdate.core.recoverability import Way, is_outage, retry_delay, text_of
@@ -171,7 +171,9 @@ class MessagePump:
             self._outage.failed(error, self._clock.monotonic())
             await self._pause_after(error)
             return
-        self._is_well()
+        self._breaker.success()
+        if self._outage.is_out:
+            self._outage.succeeded(self._clock.monotonic())
         if self._reading is not None and self._stop.is_set():
             return  # closing the receiver gives them back
         self._ready.extend(received)
@@ -315,14 +317,14 @@ class MessagePump:
     async def _carry_out(self, received: Received, outcome: StepOutcome) -> PostdateError | None:
         """End a message or give it back; return the error if that cannot be."""
         if outcome.end is None and outcome.failed is not None:
-            return self._ours(outcome.failed.error)
+            return ours(self._receiver, outcome.failed.error, OF_TRANSPORTS)
         try:
             if outcome.end is None:
                 await self._receiver.roll_back(received, failed=outcome is not UNCOUNTED)
                 return None
             await self._receiver.commit(received, self._clock.now(), outcome.end)
         except Exception as raised:  # whosever it is: as where ends go in batches
-            error = self._ours(raised)
+            error = ours(self._receiver, raised, OF_TRANSPORTS)
             self._note_loss(received, error)
             if outcome.end is None:
                 raise
@@ -367,7 +369,7 @@ class MessagePump:
             if raised is None:
                 self._unended.append(partial(self._after_end, received, outcome))
                 continue
-            error = self._ours(raised)
+            error = ours(self._receiver, raised, OF_TRANSPORTS)
             self._note_loss(received, error)
             failure = received, outcome, error, outcome.way(received, error)
             if failure[-1] in _WAITS:
@@ -410,12 +412,6 @@ class MessagePump:
             self._busy -= 1
             self._made_room()
 
-    def _ours(self, error: BaseException) -> PostdateError:
-        try:
-            raise_ours(self._receiver, error, OF_TRANSPORTS)
-        except PostdateError as ours:
-            return ours
-
     async def _not_handled(self, received: Received, failure: BaseException) -> None:
         """Give a message back that could not be dealt with, after a pause."""
         try:
@@ -444,11 +440,6 @@ class MessagePump:
             self._outage.failed(error, self._clock.monotonic())
         else:
             log.error("message %s %s: %s", received.envelope.message_id, what, error)
-
-    def _is_well(self) -> None:
-        self._breaker.success()
-        if self._outage.is_out:
-            self._outage.succeeded(self._clock.monotonic())
 
     async def _give_back(self, received: Received, *, failed: bool) -> None:
         """Give a message back, however often it takes: one that stays held is received by nobody."""

@@ -17,9 +17,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from postdate.clock import Clock, later, time_left
+from postdate.core.circuit_breaker import nobody
 from postdate.core.guard import Guard
 from postdate.core.poller import PollResult
-from postdate.core.timeout_manager.reading import announcement
+from postdate.core.timeout_manager.steps import announcement
 from postdate.errors import PostdateError, TransportUnavailable
 from postdate.ports import Transport, Wake
 from postdate.ports.timeouts import DueTimeout, TimeoutPersister
@@ -161,7 +162,7 @@ class DueTimeouts:
         self._gone_meanwhile: set[str] | None = None
         """Ids removed while the storage is looked through again: its answer may still have them."""
         self._next_look = _NEVER
-        self._wake: Wake = _wake_nobody
+        self._wake: Wake = nobody
 
     # --- the work of a poller -----------------------------------------------------------------------------------
 
@@ -173,7 +174,7 @@ class DueTimeouts:
         self._wake = wake
 
         def stop() -> None:
-            self._wake = _wake_nobody
+            self._wake = nobody
 
         return stop
 
@@ -297,7 +298,3 @@ class DueTimeouts:
 
 
 _NOT_SENT: Final = TransportUnavailable("the transport has not answered for every control message")
-
-
-def _wake_nobody() -> None:
-    """The wake-up until a poller listens."""
