@@ -17,7 +17,7 @@ from postdate.core.recoverability import Allowed, Way
 from postdate.errors import ClaimLost, PostdateError, StoreTroubled, TransportUnavailable, TransportUnreachable
 from postdate.messages import Envelope
 from postdate.ports import HANDLED, End, Received, Receiver, RecordKind
-from postdate.runtime.metrics import NO_METRICS
+from postdate.runtime.reporting import NO_METRICS
 from postdate.testing import VirtualClock
 
 SECOND = timedelta(seconds=1)

@@ -18,7 +18,7 @@ from postdate.core.recoverability import Allowed, Way
 from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, TransportUnreachable
 from postdate.messages import Envelope
 from postdate.ports import HANDLED, End, Ending, Received, Receiver
-from postdate.runtime.metrics import NO_METRICS
+from postdate.runtime.reporting import NO_METRICS
 from postdate.testing import VirtualClock
 
 DONE = StepOutcome(HANDLED)

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from postdate.errors import StoreReplaced
-from postdate.runtime.metrics import NO_METRICS, Metrics
-from postdate.runtime.outage_log import SAID_AGAIN_AFTER_SECONDS
+from postdate.runtime.reporting import NO_METRICS, SAID_AGAIN_AFTER_SECONDS, Metrics
 
 log = logging.getLogger("postdate.circuit_breaker")
 

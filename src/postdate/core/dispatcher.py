@@ -48,8 +48,7 @@ from postdate.errors import (
 from postdate.messages import DelayedMessage, Envelope, delay_headers, to_envelope, without_delay_headers
 from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, MoveReport, MovingStore, Outcome, Transport, Wake
 from postdate.runtime.bounded import Bounded
-from postdate.runtime.metrics import NO_METRICS, Metrics
-from postdate.runtime.outage_log import OutageLog
+from postdate.runtime.reporting import NO_METRICS, Metrics, OutageLog
 
 LONGEST_SEND = timedelta(seconds=30)
 """A destination that has not answered by then counts as unavailable."""
@@ -717,10 +716,12 @@ class Mover:
         return PollResult(moved + others.count, more=True)
 
     def _count(self, report: MoveReport, duration: timedelta) -> None:
+        if report.delivered and log.isEnabledFor(logging.DEBUG):
+            log.debug("%d messages delivered in %.1f ms", report.delivered, duration.total_seconds() * 1_000)
+        if self._metrics is NO_METRICS:
+            return
         self._metrics.fetched(report.delivered + report.expired, duration)
         if report.delivered:
-            if log.isEnabledFor(logging.DEBUG):
-                log.debug("%d messages delivered in %.1f ms", report.delivered, duration.total_seconds() * 1_000)
             self._metrics.delivered(report.delivered, ())
         if report.expired:
             self._metrics.expired(report.expired)

@@ -27,8 +27,7 @@ from postdate.errors import (
 )
 from postdate.messages import DelayedMessage, Envelope, Headers, from_delay_headers, to_envelope
 from postdate.ports import ClaimingStore, End, Read, Received, Transport
-from postdate.runtime.metrics import NO_METRICS, Metrics
-from postdate.runtime.outage_log import OutageLog
+from postdate.runtime.reporting import NO_METRICS, Metrics, OutageLog
 
 log = logging.getLogger("postdate.intake")
 

@@ -19,7 +19,7 @@ from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.guard import LETTING_GO, calling_store
 from postdate.errors import PostdateError
 from postdate.ports import Wake
-from postdate.runtime.outage_log import OutageLog
+from postdate.runtime.reporting import OutageLog
 from postdate.runtime.threads import Alarm
 
 LONGEST_SLEEP = timedelta(minutes=1)

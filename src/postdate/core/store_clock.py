@@ -16,7 +16,7 @@ from postdate.clock import Clock, SystemClock, later, time_left
 from postdate.core.guard import Guard
 from postdate.errors import PostdateError
 from postdate.ports import ClaimingStore
-from postdate.runtime.outage_log import OutageLog, shown_duration
+from postdate.runtime.reporting import OutageLog, shown_duration
 
 log = logging.getLogger("postdate.clock")
 

@@ -46,7 +46,7 @@ from postdate.endpoint.settings import (
 from postdate.endpoint.timeout_manager import checked_timeout_manager
 from postdate.errors import ConfigurationError
 from postdate.ports import NativeTransaction, SagaStore, TransactionMode, Transport
-from postdate.runtime.metrics import NO_METRICS, Metrics
+from postdate.runtime.reporting import NO_METRICS, Metrics
 
 M = TypeVar("M")
 

@@ -19,7 +19,7 @@ import anyio
 from typing_extensions import override
 
 from postdate.clock import Clock, later
-from postdate.core.expiry import discard_reason, end_of_use, may_expire
+from postdate.core.expiry import discard_reason, end_of_use
 from postdate.core.guard import OF_TRANSPORTS, cancelled_task, is_being_cancelled, is_ending
 from postdate.core.outages import Suspects
 from postdate.core.receive.outcomes import BACK, Failed, Recovery, StepOutcome
@@ -68,7 +68,7 @@ from postdate.messages import (
     without_delay_headers,
 )
 from postdate.ports import HANDLED, End, Received, Receiver, RecordKind, TransactionMode, Work
-from postdate.runtime.metrics import Metrics
+from postdate.runtime.reporting import Metrics
 
 log = logging.getLogger("postdate.endpoint")
 
@@ -380,8 +380,9 @@ class MessageEndings:
     def discard_reason(self, received: Received) -> str | None:
         """Return why a message has expired, or ``None``; queues may have judged an expiry outside its headers."""
         envelope, headers = received.envelope, received.envelope.headers
-        if self.ignore_time_to_be_received or not may_expire(envelope):
-            return None
+        by_headers = Headers.EXPIRES_AT in headers or Headers.TIME_TO_BE_RECEIVED in headers
+        if self.ignore_time_to_be_received or not (by_headers or envelope.expires_at is not None):
+            return None  # as most, which need no further look
         if not self.outgoing.transport.capabilities.expires_messages:
             headers = _own_headers(envelope)
         return discard_reason(headers, self.outgoing.clock.now(), self.allowance)

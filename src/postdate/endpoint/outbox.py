@@ -38,7 +38,7 @@ from postdate.ports import (
     RecordKind,
     TransactionMode,
 )
-from postdate.runtime.outage_log import OutageLog
+from postdate.runtime.reporting import OutageLog
 
 log = logging.getLogger("postdate.outbox")
 

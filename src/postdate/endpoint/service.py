@@ -18,7 +18,7 @@ from postdate.core.poller import LONGEST_SLEEP, Poller
 from postdate.core.receive.pump import MessagePump
 from postdate.errors import PostdateError
 from postdate.ports import TransactionMode, Transport
-from postdate.runtime.metrics import NO_METRICS, Metrics
+from postdate.runtime.reporting import NO_METRICS, Metrics
 
 log = logging.getLogger("postdate.endpoint")
 

@@ -27,7 +27,7 @@ from postdate.endpoint.settings import (
 )
 from postdate.errors import ConfigurationError, MessageError, PostdateError
 from postdate.ports import Received, TransactionMode, TransportCapabilities
-from postdate.runtime.outage_log import OutageLog
+from postdate.runtime.reporting import OutageLog
 
 log = logging.getLogger("postdate.timeout_manager")
 

@@ -35,7 +35,7 @@ from postdate.messages import DelayedMessage
 from postdate.pipeline.columns import INSTANT, LEDGER_ARROW
 from postdate.pipeline.stores import StoreSpec, absolute
 from postdate.ports import Moved, RecordKind, TransactionMode, Transport, Wake
-from postdate.runtime.metrics import NoMetrics
+from postdate.runtime.reporting import NoMetrics
 from postdate.wiring import open_transport, transport_settings
 
 _KEPT_AT_MOST: Final = 50_000

@@ -29,8 +29,7 @@ from postdate.core.recoverability import (
 from postdate.errors import PostdateError, StoreError
 from postdate.messages import Envelope
 from postdate.ports import End, Received
-from postdate.runtime.metrics import NO_METRICS, Metrics
-from postdate.runtime.outage_log import OutageLog
+from postdate.runtime.reporting import NO_METRICS, Metrics, OutageLog
 
 log = logging.getLogger("postdate.recoverability")
 

@@ -24,7 +24,7 @@ from postdate.core.timeout_manager.steps import announcement
 from postdate.errors import PostdateError, TransportUnavailable
 from postdate.ports import Transport, Wake
 from postdate.ports.timeouts import DueTimeout, TimeoutPersister
-from postdate.runtime.metrics import NO_METRICS, Metrics
+from postdate.runtime.reporting import NO_METRICS, Metrics
 
 log = logging.getLogger("postdate.timeout_manager")
 
