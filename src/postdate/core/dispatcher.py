@@ -331,9 +331,8 @@ class Dispatcher:
             if not group.destination:
                 return await self._attempt(batch, group)
             if not self._in_flight.is_full(group.destination, self._clock.monotonic()):
-                with self._in_flight.lane(group.destination) as lane:
-                    async with lane.turn(self._clock):
-                        return await self._attempt(batch, group)
+                async with self._in_flight.turn(group.destination, self._clock):
+                    return await self._attempt(batch, group)
         return [self._no_answer(group.destination)] * len(group.claims)
 
     async def _attempt(self, batch: Batch, group: Group) -> Sequence[PostdateError | None]:

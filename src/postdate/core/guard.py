@@ -2,6 +2,10 @@
 
 An adapter of a user may raise anything, and may never return. To the core both are outages: logged, counted by the
 breaker, tried again; they neither end the service nor hold it up. Source: ADR 0019.
+
+Calls of a store, and sends of what is due, are made by a :class:`Guard`, each in a task of its own. Calls for each
+message that is received go through a :class:`CallWatch`, of the receiver's wrapper. :func:`calling_store` translates
+what is called without either: it makes no call, or its caller waits for it as long as it takes.
 """
 
 from __future__ import annotations

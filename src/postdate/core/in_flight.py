@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterable, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -135,16 +135,6 @@ class Lane:
     sending_since: list[float] = field(default_factory=list[float])
     groups: int = 0
 
-    @asynccontextmanager
-    async def turn(self, clock: Clock) -> AsyncGenerator[None]:
-        async with self.turns:
-            since = clock.monotonic()
-            self.sending_since.append(since)
-            try:
-                yield
-            finally:
-                self.sending_since.remove(since)
-
 
 class InFlight:
     """Counts the batches in flight and the messages held."""
@@ -217,12 +207,19 @@ class InFlight:
     def _room_again(self) -> None:
         self._room.set()
 
-    @contextmanager
-    def lane(self, destination: str) -> Generator[Lane]:
+    @asynccontextmanager
+    async def turn(self, destination: str, clock: Clock) -> AsyncGenerator[None]:
+        """Wait for a turn of a group to be sent to its destination."""
         lane = self._lanes[destination]
         lane.groups += 1
         try:
-            yield lane
+            async with lane.turns:
+                since = clock.monotonic()
+                lane.sending_since.append(since)
+                try:
+                    yield
+                finally:
+                    lane.sending_since.remove(since)
         finally:
             lane.groups -= 1
             if not lane.groups:

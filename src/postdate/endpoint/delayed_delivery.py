@@ -170,18 +170,13 @@ class DelayedDeliveryService(Service):
         try:
             await super().run()
         finally:
-            with anyio.CancelScope(shield=True):
-                await self._give_back()
-
-    async def _give_back(self) -> None:
-        """Give back messages that a :class:`SimpleStore` holds in this process' memory only."""
-        store = self._settings.claims
-        if not isinstance(store, SimpleStore):
-            return
-        try:
-            await store.give_back(self._context.clock.now())
-        except PostdateError as error:
-            log.warning("failed messages stay with this process until it ends: %s", error)
+            store = self._settings.claims
+            if isinstance(store, SimpleStore):  # which holds failed messages in this process' memory only
+                with anyio.CancelScope(shield=True):
+                    try:
+                        await store.give_back(self._context.clock.now())
+                    except PostdateError as error:
+                        log.warning("failed messages stay with this process until it ends: %s", error)
 
 
 def check_mode(settings: DelayedDelivery, transport: Transport, mode: TransactionMode) -> None:

@@ -68,9 +68,13 @@ class MessageTypes:
 
     def encode(self, message: object) -> tuple[dict[str, str], bytes]:
         """Return content headers and body."""
-        name = self.name_of(type(message))
+        message_type = type(message)
+        name, encode = self.name_of(message_type), self._encoders.get(message_type)
         try:
-            body = self._encoder(type(message))(message)
+            if encode is None:
+                is_model = issubclass(message_type, _Model)
+                encode = self._encoders[message_type] = _encode_model if is_model else _ENCODE
+            body = encode(message)
         except (TypeError, ValueError, msgspec.MsgspecError) as error:
             raise InvalidMessage(f"a message of type {name} cannot be written as JSON: {error}") from error
         return {Headers.ENCLOSED_MESSAGE_TYPES: name, Headers.CONTENT_TYPE: JSON_CONTENT_TYPE}, body
@@ -91,12 +95,6 @@ class MessageTypes:
             return decode(body)
         except (ValueError, msgspec.MsgspecError) as error:
             raise InvalidMessage(f"the body is no {self._first_known(enclosed)}: {error}") from error
-
-    def _encoder(self, message_type: type[Any]) -> Callable[[Any], bytes]:
-        encode = self._encoders.get(message_type)
-        if encode is None:
-            encode = self._encoders[message_type] = _encode_model if issubclass(message_type, _Model) else _ENCODE
-        return encode
 
     def _decoder(self, enclosed: str) -> Callable[[bytes], object]:
         message_type = self._by_name[self._first_known(enclosed)]
@@ -174,14 +172,13 @@ class TimesToBeReceived:
     def of(self, message_type: type[Any]) -> timedelta | None:
         """Return how long messages of a type are wanted, or ``None`` for ever."""
         if message_type not in self._known:
-            self._known[message_type] = finite(self._find(message_type))
+            span = None if self._convention is None else self._convention(message_type)
+            if span is None:
+                span = _said_by(message_type)
+            else:
+                span = _checked(span, message_type, "the time to be received that the convention returns for it")
+            self._known[message_type] = finite(span)
         return self._known[message_type]
-
-    def _find(self, message_type: type[Any]) -> timedelta | None:
-        span = None if self._convention is None else self._convention(message_type)
-        if span is None:
-            return _said_by(message_type)
-        return _checked(span, message_type, "the time to be received that the convention returns for it")
 
     def expiring(self) -> list[str]:
         """Return the names of the types known so far whose messages expire."""
