@@ -66,7 +66,8 @@ class MessagePump:
         self._lost = Bounded[str, int](_LOSSES_REMEMBERED)
         self._clock, self._breaker, self._queue = clock, breaker, queue
         self._letting_go = in_real_time(clock, LETTING_GO)
-        self._stop = anyio.Event()
+        self._stop, self._told = anyio.Event(), anyio.Event()
+        """``_told``: set when it is to end, or has ended."""
         self.listening = anyio.Event()
         """Set once a first call to receive has begun to wait for its answer, or has ended, be it with an error."""
         self._ready: deque[Received] = deque()
@@ -86,9 +87,13 @@ class MessagePump:
         Queues that have fallen silent are not waited for: calls that they do not answer are left behind.
         """
         pump = GuardedCall(self._run)
+        self._told = pump.told
+        if self._stop.is_set():
+            pump.told.set()
         task = asyncio.get_running_loop().create_task(pump.run())
         try:
-            await self._stop_or_end(pump)
+            await pump.told.wait()
+            await self._end(pump)
         except BaseException:
             pump.scope.cancel()
             with anyio.CancelScope(shield=True):
@@ -99,17 +104,6 @@ class MessagePump:
                 leave_behind(task)
         if pump.error is not None:
             raise pump.error
-
-    async def _stop_or_end(self, pump: GuardedCall[None]) -> None:
-        async with anyio.create_task_group() as waiting:
-            waiting.start_soon(self._tell_at_stop, pump)
-            await pump.told.wait()
-            waiting.cancel_scope.cancel()
-        await self._end(pump)
-
-    async def _tell_at_stop(self, pump: GuardedCall[None]) -> None:
-        await self._stop.wait()
-        pump.told.set()
 
     async def _end(self, pump: GuardedCall[None]) -> None:
         """Wait for the end, unless all that keeps it from ending are calls that its queue does not answer."""
@@ -463,6 +457,7 @@ class MessagePump:
     def stop(self) -> None:
         """Stop receiving. Messages that were received ahead go back."""
         self._stop.set()
+        self._told.set()
         self._receiver.stop()
         if self._reading is not None:
             self._left.extend(self._ready)
