@@ -309,7 +309,7 @@ class Handling:
         finally:
             if cancelled_task() is not None:  # by its handler, perhaps, which ended before this was raised
                 await asyncio.sleep(0)
-        context.end()
+        context.has_ended = True
         if self.audit is not None and started is not None:
             now = self.outgoing.clock.now()
             context.outgoing.append(self.audit.copy(received.envelope, started, now, self.endings.host))

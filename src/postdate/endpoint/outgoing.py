@@ -422,14 +422,11 @@ class BusinessTransaction:
     """The outbox's transaction in which a handler runs; ``queues`` is the identity of the queues' database, if any."""
 
     def __init__(self, transaction: OutboxTransaction, store: OutboxStore, queues: object | None) -> None:
-        self._transaction, self._store, self._queues = transaction, store, queues
-
-    async def begin(self) -> NativeTransaction:
-        return await self._transaction.begin()
+        self.transaction, self._store, self._queues = transaction, store, queues
 
     def check_isolated_send(self) -> None:
         """Refuse a send that would wait for itself: for the handler's transaction, the only writer of its file."""
-        if self._transaction.begun and self._store.has_one_writer and self._store.database == self._queues:
+        if self.transaction.begun and self._store.has_one_writer and self._store.database == self._queues:
             raise NotSupported(
                 "an isolated send into the file in which the handler has a transaction open would wait for itself: "
                 "send before context.transaction() is called, or without isolated, or keep the outbox in another file"
@@ -459,11 +456,8 @@ class HandlerContext:
         """Done when the message has ended well; must raise nothing."""
         self.saga: Mapping[str, str] = {}
         """Headers that say which saga instance sends; empty while none is at work."""
-        self._ended = False
-
-    def end(self) -> None:
-        """Refuse to send from now on."""
-        self._ended = True
+        self.has_ended = False
+        """Set when its handlers have ended: what is sent from then on is refused."""
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -502,7 +496,7 @@ class HandlerContext:
                 f"endpoint {self._messages.endpoint!r} has no outbox, so its handlers have no transaction: pass "
                 f"outbox=Outbox(…) when you create it"
             )
-        return await self._business.begin()
+        return await self._business.transaction.begin()
 
     async def send(  # noqa: PLR0913 - all that can be said of one send, each by its name
         self,
@@ -571,7 +565,7 @@ class HandlerContext:
 
     async def _leave(self, outgoing: Outgoing, *, isolated: bool = False) -> str:
         """Have a message leave, at once or at the end; return its id."""
-        if self._ended:
+        if self.has_ended:
             raise MessageError(
                 f"the handler of message {self.message_id!r} has ended: what it sends now cannot leave with it"
             )
