@@ -42,16 +42,14 @@ if TYPE_CHECKING:
     from postdate.core.recoverability import ImmediateRetry as ImmediateRetry
     from postdate.core.recoverability import MoveToError as MoveToError
     from postdate.core.recoverability import Recoverability
-    from postdate.endpoint.audit import Audit
-    from postdate.endpoint.blocking import BlockingEndpoint
-    from postdate.endpoint.endpoint import Endpoint
-    from postdate.endpoint.handling import HandlerContext
+    from postdate.endpoint.endpoint import BlockingEndpoint, Endpoint
+    from postdate.endpoint.message_types import time_to_be_received
     from postdate.endpoint.outbox import Outbox
+    from postdate.endpoint.outgoing import HandlerContext
+    from postdate.endpoint.outgoing import SendOptions as SendOptions
     from postdate.endpoint.sagas import Saga, handles, handles_reply, handles_timeout, started_by
-    from postdate.endpoint.sending import SendOptions as SendOptions
-    from postdate.endpoint.settings import DelayedDelivery, TimeoutManager
+    from postdate.endpoint.settings import Audit, DelayedDelivery, TimeoutManager
     from postdate.endpoint.settings import ExternalTimeoutManager as ExternalTimeoutManager
-    from postdate.endpoint.time_to_be_received import time_to_be_received
     from postdate.errors import PostdateError as PostdateError
     from postdate.messages import DelayedMessage
     from postdate.messages import Envelope as Envelope
@@ -98,15 +96,13 @@ __all__ = [
 _ROOMS = {
     "clock": ("Clock", "ScaledClock", "SystemClock"),
     "core.recoverability": ("DelayedRetry", "Discard", "ImmediateRetry", "MoveToError", "Recoverability"),
-    "endpoint.audit": ("Audit",),
-    "endpoint.blocking": ("BlockingEndpoint",),
-    "endpoint.endpoint": ("Endpoint",),
+    "endpoint.endpoint": ("BlockingEndpoint", "Endpoint"),
     "endpoint.handling": ("HandlerContext",),
+    "endpoint.message_types": ("time_to_be_received",),
     "endpoint.outbox": ("Outbox",),
+    "endpoint.outgoing": ("SendOptions",),
     "endpoint.sagas": ("Saga", "handles", "handles_reply", "handles_timeout", "started_by"),
-    "endpoint.sending": ("SendOptions",),
-    "endpoint.settings": ("DelayedDelivery", "ExternalTimeoutManager", "TimeoutManager"),
-    "endpoint.time_to_be_received": ("time_to_be_received",),
+    "endpoint.settings": ("Audit", "DelayedDelivery", "ExternalTimeoutManager", "TimeoutManager"),
     "errors": ("PostdateError",),
     "messages": ("DelayedMessage", "Envelope", "Headers"),
     "backends.azure.database": ("AzureStorage",),

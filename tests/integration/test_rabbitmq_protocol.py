@@ -39,7 +39,7 @@ from postdate.errors import (
     TransportUnreachable,
 )
 from postdate.ports import HANDLED, Received
-from postdate.runtime.metrics import NO_METRICS
+from postdate.runtime.reporting import NO_METRICS
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

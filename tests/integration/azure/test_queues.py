@@ -29,7 +29,7 @@ from postdate.backends.azure.login import AzureLogin, parse_login
 from postdate.backends.azure.receiving import AzureQueueReceiver
 from postdate.backends.azure.transport import AzureStorageQueueTransport
 from postdate.clock import SystemClock
-from postdate.endpoint.serialization import type_name
+from postdate.endpoint.message_types import type_name
 from postdate.errors import (
     ClaimLost,
     ConfigurationError,

@@ -12,7 +12,7 @@ import anyio
 from postdate.backends.azure.lease import LASTS_SECONDS, ContainerLease
 from postdate.backends.azure.pages import BackOff
 from postdate.errors import PostdateError
-from postdate.runtime.outage_log import OutageLog
+from postdate.runtime.reporting import OutageLog
 
 ROUND_SECONDS: Final = 0.5
 """A free lease is taken within this: with its 15 s, a first look and a send, a takeover takes 16 s."""

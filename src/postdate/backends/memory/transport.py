@@ -28,7 +28,7 @@ from postdate.ports import (
     refuse_work,
 )
 from postdate.ports.expiry import end_in_queue
-from postdate.runtime.wakeup import Alarm
+from postdate.runtime.threads import Alarm
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from postdate.backends.redis.server import RedisServer
 from postdate.errors import ClaimLost, MessageError, PostdateError
 from postdate.messages import Envelope
 from postdate.ports import HANDLED, End, Received, Receiver
-from postdate.runtime.wakeup import Alarm
+from postdate.runtime.threads import Alarm
 
 _LOOKS_AGAIN_AFTER_SECONDS: Final = 30.0
 """Without a wake-up: the channel announces every message, but only to connected listeners."""

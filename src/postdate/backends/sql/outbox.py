@@ -27,8 +27,7 @@ from postdate.errors import ConfigurationError, StoreError, StoreUnreachable
 from postdate.messages import DelayedMessage, Envelope
 from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Work
 from postdate.ports.outbox import Operation, OutboxRecord
-from postdate.runtime.group_commit import Job, do_jobs, group_of
-from postdate.runtime.threads import in_thread
+from postdate.runtime.threads import Job, do_jobs, group_of, in_thread
 
 _VERSION: Final = 1
 _MICROSECOND: Final = timedelta(microseconds=1)

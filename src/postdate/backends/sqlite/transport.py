@@ -63,7 +63,7 @@ from postdate.ports import (
     Work,
 )
 from postdate.ports.expiry import ExpiryRules, end_in_queue
-from postdate.runtime.wakeup import Alarm
+from postdate.runtime.threads import Alarm
 
 __all__ = ["DEAD_LETTERS", "LocalReceiver", "LocalTransport"]
 
