@@ -12,8 +12,8 @@ from azure.core import MatchConditions
 from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
 from azure.data.tables import UpdateMode
 
-from postdate.backends.azure.connections import at_once
 from postdate.backends.azure.errors import TABLES, code_of, translated
+from postdate.backends.azure.login import at_once
 from postdate.errors import StoreNotSetUp, StoreUnreachable
 
 if TYPE_CHECKING:

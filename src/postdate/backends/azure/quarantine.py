@@ -20,8 +20,7 @@ from typing_extensions import override
 from postdate.backends.azure.groups import Operation, Table
 from postdate.backends.azure.layout import DelayedEntity, changed_at, read_entity, row_key, text_of
 from postdate.backends.azure.pages import Entity
-from postdate.backends.azure.records import Records
-from postdate.backends.azure.storing import Storing
+from postdate.backends.azure.records import Records, Storing
 from postdate.errors import InvalidMessage, MessageError, MessageNotFound, StoreError
 from postdate.messages import MESSAGE_ID_LIMIT, check_text, encode_headers
 from postdate.ports import Mending, Quarantine, Quarantined

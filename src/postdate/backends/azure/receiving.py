@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from typing_extensions import override
 
-from postdate.backends.azure.connections import at_once
 from postdate.backends.azure.envelope import UNREADABLE, from_text, given_back, returns_in
-from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS
-from postdate.backends.azure.service import QueueService
+from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS, at_once
+from postdate.backends.azure.queues import QueueService
 from postdate.errors import ClaimLost, PostdateError, QueueNotFound, TransportError
 from postdate.messages import Envelope
 from postdate.ports import HANDLED, End, Received, Receiver, refuse_work

@@ -14,21 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 from typing_extensions import override
 
-from postdate.backends.azure import questions
-from postdate.backends.azure.claims import AzureClaims, ClaimLimit, Held
-from postdate.backends.azure.connections import at_once
 from postdate.backends.azure.errors import TABLES, translated
 from postdate.backends.azure.groups import Operation, Rounds, Table
-from postdate.backends.azure.keeper import Keeper
 from postdate.backends.azure.layout import LARGEST_BODY, DelayedEntity, check_size
-from postdate.backends.azure.lease import LASTS_SECONDS, ContainerLease
-from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS, AzureLogin, parse_login
+from postdate.backends.azure.lease import LASTS_SECONDS, AzureClaims, ClaimLimit, ContainerLease, Held, Keeper
+from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS, AzureLogin, at_once, parse_login
 from postdate.backends.azure.pages import BackOff, Entity, Pages, Polling
 from postdate.backends.azure.quarantine import TableQuarantine
-from postdate.backends.azure.records import Records
-from postdate.backends.azure.storing import Storing
+from postdate.backends.azure.records import Records, Storing, Timekeeping
 from postdate.backends.azure.table_names import checked_table, default_table, records_table
-from postdate.backends.azure.timekeeping import Timekeeping
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import (
     ConfigurationError,
@@ -436,7 +430,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
     @override
     async def next_due(self) -> datetime | None:
         """Reads every message that has failed before."""
-        return await questions.next_due(self._opened.pages)
+        return await self._opened.pages.next_due()
 
     # --- administration -----------------------------------------------------------------------------------------
 
@@ -488,7 +482,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
     @override
     async def statistics(self, now: datetime) -> StoreStatistics:
         """Reads the keys of all messages; claims are those of this process."""
-        found = await questions.statistics(self._opened.pages, self._holding, now)
+        found = await self._opened.pages.statistics(self._holding, now)
         return replace(found, quarantined=await self.quarantined_count())
 
     @override
@@ -498,7 +492,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
     @override
     async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
         """A message that has failed stands at its next attempt."""
-        return await questions.pending(self._opened.pages, where, limit)
+        return await self._opened.pages.pending(where, limit)
 
     @override
     async def get(self, message_id: str) -> DelayedMessage | None:

@@ -18,7 +18,7 @@ from typing_extensions import override
 from postdate.backends.azure.envelope import LARGEST_MESSAGE_BYTES
 from postdate.backends.azure.errors import QUEUES, code_of, translated
 from postdate.backends.azure.login import AzureLogin, parse_login
-from postdate.backends.azure.queue_names import Sanitizer, sanitizer_of
+from postdate.backends.azure.queues import PRECISION, EncodedMessage, QueueSender, QueueService, Sanitizer, sanitizer_of
 from postdate.backends.azure.receiving import (
     LARGEST_BATCH,
     LONGEST_HOLD,
@@ -26,9 +26,6 @@ from postdate.backends.azure.receiving import (
     AzureQueueReceiver,
     ReceiverSettings,
 )
-from postdate.backends.azure.sending import EncodedMessage, QueueSender
-from postdate.backends.azure.service import QueueService
-from postdate.backends.azure.time_to_live import PRECISION
 from postdate.errors import (
     ConfigurationError,
     PostdateError,
@@ -47,7 +44,7 @@ class AzureStorageQueueTransport(Transport):
     Args:
         address: of the account, or its connection string; see :mod:`postdate.backends.azure.login`.
         sanitizer: for names that Azure does not take: ``dashes``, ``strict``, ``legacy``, or a function; see
-            :mod:`postdate.backends.azure.queue_names`.
+            :mod:`postdate.backends.azure.queues`.
         largest_message_bytes: of headers and body together; default and maximum: the size that always fits.
         concurrent_sends: requests on their way at once; with 1 a queue gets messages in the order of sending.
         hold_for: how long a received message is hidden; renewed while it is held, so the messages of a dead process are
