@@ -19,11 +19,12 @@ from typing import Any, Final
 
 from redis.exceptions import RedisError
 
-from postdate.backends.redis.errors import STORE, translate
 from postdate.backends.redis.layout import written
 from postdate.backends.redis.listening import Listening
-from postdate.backends.redis.server import RedisConnections
+from postdate.backends.redis.login import RedisLogin, parse_address
+from postdate.backends.redis.server import STORE, RedisConnections, RedisServer, translate
 from postdate.clock import SystemClock
+from postdate.errors import ConfigurationError, PostdateError
 from postdate.runtime.housekeeping import Chore, Housekeeping
 from postdate.runtime.threads import in_thread
 
@@ -161,3 +162,123 @@ class RedisLiveness:
 
 def _nothing(_text: bytes | None) -> None:
     """The subscription itself is the sign of life; its messages do not matter."""
+
+
+# --- claims in the name of a holder -----------------------------------------------------------------------------------
+
+
+class Claimant:
+    """Claims for a store or one receiver, one claim at a time.
+
+    A claim whose answer is lost, or whose caller was cancelled, may hold messages that this process does not know of.
+    It is declared void before the next claim; the server then releases its messages, even if the claim arrives later.
+    """
+
+    def __init__(self, server: RedisServer, liveness: RedisLiveness) -> None:
+        self._server, self._liveness = server, liveness
+        self._name = secrets.token_hex(4)
+        self._number = 0
+        self._doubtful: dict[str, int] = {}
+        self._claiming = asyncio.Lock()
+
+    async def claim(self, name: str, where: str, *arguments: Any) -> tuple[str, Any]:
+        """Run a script that takes ``where`` (store or queue), holder, token, ``arguments``; return token and answer.
+
+        After an error no message stays claimed.
+        """
+        async with self._claiming:
+            for _ in range(2):
+                holder = await self._server.calling(self._liveness.holder())
+                await self._settle_doubts(holder)
+                self._number += 1
+                token = f"{holder}:{self._name}:{self._number}"
+                self._doubtful[token] = self._number
+                answer = await self._server.run(name, where, holder, token, *arguments)
+                del self._doubtful[token]
+                if answer is not None:
+                    return token, answer
+                self._liveness.lose(holder)
+            raise self._server.meanings.unreachable(f"{self._server.login.place} forgot this process twice in a row")
+
+    def made(self, token: str) -> bool:
+        """Return whether a token is from this claimant, whether still valid or not."""
+        return token.split(":")[1] == self._name
+
+    def doubt(self, token: str) -> None:
+        """Void a claim before the next one: its messages did not reach the caller."""
+        self._doubtful[token] = int(token.rpartition(":")[2])
+
+    async def _settle_doubts(self, holder: str) -> None:
+        for token, number in list(self._doubtful.items()):
+            if token.startswith(f"{holder}:"):
+                await self._server.run("undo", holder, self._name, number, number + 1)
+            self._doubtful.pop(token, None)
+
+    async def close(self) -> None:
+        """Release all its messages; if that fails, a later beat does it."""
+        async with self._claiming:
+            holder = self._liveness.holder_now
+            if not holder or not self._number:
+                return
+            undo = (holder, self._name, 0, self._number + 1)
+            try:
+                await self._server.run("undo", *undo)
+            except BaseException:
+                self._liveness.undo_later(undo)
+                raise
+
+    async def close_soon(self) -> None:
+        """As `close`, but only logs when the server does not answer."""
+        try:
+            await self.close()
+        except PostdateError as error:
+            log.info("what was held in %r is given back later: %s", self._server, error)
+
+
+# --- one database, which a store and queues share ---------------------------------------------------------------------
+
+
+_TIMES: Final = "give it to the database object, not to what is made from it"
+
+
+class OpenRedis:
+    """One database of a server, opened at first use and closed by its last user. See :class:`Redis`."""
+
+    def __init__(
+        self,
+        address: str | RedisLogin,
+        *,
+        holds_at_most: timedelta | None = None,
+        answers_within: timedelta | None = None,
+    ) -> None:
+        self.login = address if isinstance(address, RedisLogin) else parse_address(address)
+        self.connections = RedisConnections(self.login, answers_within)
+        self.listening = Listening(self.connections)
+        self.liveness = RedisLiveness(self.connections, self.listening, holds_at_most or HOLDS_AT_MOST)
+        self._users = set[object]()
+
+    @classmethod
+    def of(
+        cls, address: str | RedisLogin | OpenRedis, holds_at_most: timedelta | None, answers_within: timedelta | None
+    ) -> OpenRedis:
+        """Return the given database, or a new one at the address; times must not differ from the given database's."""
+        if not isinstance(address, OpenRedis):
+            return cls(address, holds_at_most=holds_at_most, answers_within=answers_within)
+        if holds_at_most not in {None, address.liveness.holds_at_most}:
+            raise ConfigurationError(f"holds_at_most={holds_at_most!r} is for all of {address.login.place}: {_TIMES}")
+        if answers_within not in {None, address.connections.answers_within}:
+            raise ConfigurationError(f"answers_within={answers_within!r} is for all of {address.login.place}: {_TIMES}")
+        return address
+
+    def used_by(self, user: object) -> None:
+        self._users.add(user)
+
+    async def left_by(self, user: object) -> bool:
+        """Note that an adapter is closed; the last one closes the database: then return ``True``."""
+        self._users.discard(user)
+        if self._users:
+            return False
+        await self.liveness.close()
+        await self.listening.close()
+        await self.connections.close()
+        return True

@@ -10,11 +10,9 @@ from typing import Final, NamedTuple, Protocol
 import anyio
 from typing_extensions import override
 
-from postdate.backends.redis.claimant import Claimant
-from postdate.backends.redis.facts import server_now
 from postdate.backends.redis.layout import read_envelope, written
-from postdate.backends.redis.opened import OpenRedis
-from postdate.backends.redis.server import RedisServer
+from postdate.backends.redis.liveness import Claimant, OpenRedis
+from postdate.backends.redis.server import RedisServer, server_now
 from postdate.errors import ClaimLost, MessageError, PostdateError
 from postdate.messages import Envelope
 from postdate.ports import HANDLED, End, Received, Receiver

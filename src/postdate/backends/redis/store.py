@@ -12,18 +12,13 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from postdate.backends.redis.claimant import Claimant
-from postdate.backends.redis.clocks import Clocks
-from postdate.backends.redis.errors import STORE
-from postdate.backends.redis.facts import check_eviction, server_facts, server_now
 from postdate.backends.redis.layout import Part, instant_of, message_parts, microseconds_of, read_message
 from postdate.backends.redis.layout import written as instant
+from postdate.backends.redis.liveness import Claimant, OpenRedis
 from postdate.backends.redis.login import RedisLogin
-from postdate.backends.redis.observation import RedisStoreObserver
-from postdate.backends.redis.opened import OpenRedis
 from postdate.backends.redis.quarantine import StoreQuarantine
-from postdate.backends.redis.questions import Questions
-from postdate.backends.redis.server import RedisServer
+from postdate.backends.redis.questions import Clocks, Questions, RedisStoreObserver
+from postdate.backends.redis.server import STORE, RedisServer, check_eviction, server_facts, server_now
 from postdate.backends.redis.transaction import RedisTransaction, finish_parts, transaction_of
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import ConfigurationError, DuplicateMessage, MessageError

@@ -13,15 +13,13 @@ from datetime import datetime, timedelta
 
 from typing_extensions import override
 
-from postdate.backends.redis.errors import QUEUES
-from postdate.backends.redis.facts import check_eviction, server_facts
 from postdate.backends.redis.layout import envelope_parts, written
+from postdate.backends.redis.liveness import OpenRedis
 from postdate.backends.redis.login import RedisLogin
-from postdate.backends.redis.observation import RedisQueueObserver
-from postdate.backends.redis.opened import OpenRedis
 from postdate.backends.redis.quarantine import QueueQuarantine
+from postdate.backends.redis.questions import RedisQueueObserver
 from postdate.backends.redis.receiver import RedisReceiver
-from postdate.backends.redis.server import RedisServer
+from postdate.backends.redis.server import QUEUES, RedisServer, check_eviction, server_facts
 from postdate.backends.redis.transaction import RedisTransaction
 from postdate.errors import PostdateError, QueueNotFound
 from postdate.messages import Envelope, check_headers, encode_headers, why_too_large
