@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from postdate import Envelope, MemoryTransport
-from postdate.backends.memory.timeouts import MemoryTimeouts
+from postdate.backends.memory.database import MemoryTimeouts
 from postdate.backends.sqlite.locked_files import try_to_hold
 from postdate.core.failure import Allowed, ErrorQueue
 from postdate.core.receive.outcomes import AttemptsRecovery, attempts
