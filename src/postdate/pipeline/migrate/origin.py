@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from postdate.config import Address, resolved
 from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.stores import absolute
-from postdate.wiring.migration_sources import migration_source
+from postdate.wiring.sources import migration_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class OriginSpec:
     """A timeout manager's storage, as a value: no connection, picklable, no password when shown.
 
     Args:
-        address: as :mod:`postdate.wiring.migration_sources` takes it; or ``env:NAME`` or ``file:PATH``, which is
+        address: as :mod:`postdate.wiring.sources` takes it; or ``env:NAME`` or ``file:PATH``, which is
             followed in each process that opens it. A relative path is made absolute where the value is made.
         schema: of the tables; ``None``: the database's default.
         prefixes: of a timeout manager's tables, by endpoint; ``None``: found by the source.

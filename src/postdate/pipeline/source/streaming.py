@@ -34,7 +34,7 @@ from postdate.pipeline.source.reading import columns_wanted
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports import Recording
 from postdate.ports.record_streams import RecordStreamStore
-from postdate.wiring.record_streams import open_record_stream
+from postdate.wiring.sources import open_record_stream
 
 WRITERS_ARE_AWAITED_SECONDS: Final = 10.0
 """How long a run over the available records waits for transactions that were open when it began."""
