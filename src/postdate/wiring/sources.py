@@ -11,7 +11,7 @@ from postdate.config import Address, resolved
 from postdate.errors import ConfigurationError, NotSupported
 from postdate.migrating.dialect import Dialect
 from postdate.migrating.tables import MigrationSource
-from postdate.ports.record_streams import RecordStreamStore
+from postdate.ports.scanning import RecordStreamStore
 from postdate.wiring.adapters import AdapterRole, check_store, kind_of, kinds, loaded, open_adapter
 
 

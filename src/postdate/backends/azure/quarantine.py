@@ -3,7 +3,7 @@
 They keep their row keys, so quarantining twice is idempotent. Both directions copy first and delete then, so that no
 entity is ever lost; after an interruption the copy is found and the step repeated.
 
-Source: :mod:`postdate.ports.quarantine`; ADR 0013, 0019.
+Source: :mod:`postdate.ports.observation`; ADR 0013, 0019.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from postdate.backends.mariadb.connection import MariaDbSession, literal
 from postdate.backends.rowlocks.names import RowLockNames
 from postdate.backends.rowlocks.pool import Pool
 from postdate.ports import RecordKind
-from postdate.ports.archives import ARCHIVED, StoredRecord
+from postdate.ports.scanning import ARCHIVED, StoredRecord
 
 _ROWS_AT_ONCE: Final = 2_000
 """Numbers or rows in one statement, at most: well below what servers take in a packet."""

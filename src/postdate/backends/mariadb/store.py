@@ -20,7 +20,7 @@ from postdate.backends.rowlocks import LockingStore
 from postdate.backends.rowlocks.names import RowLockNames
 from postdate.backends.rowlocks.setup import steps_of
 from postdate.ports import OldSnapshot, Recording, ScanPart
-from postdate.ports.archives import ArchivableStore, StoredRecord
+from postdate.ports.scanning import ArchivableStore, StoredRecord
 
 
 class MariaDbStore(LockingStore, ArchivableStore):

@@ -27,7 +27,7 @@ from postdate.ports import (
     Work,
     refuse_work,
 )
-from postdate.ports.expiry import end_in_queue
+from postdate.ports.transports import end_in_queue
 from postdate.runtime.wakeup import Alarm
 
 

@@ -13,7 +13,7 @@ from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.names import array, literal, sql
 from postdate.clock import from_microseconds
 from postdate.ports import RecordKind, ScanPart
-from postdate.ports.archives import ARCHIVED, StoredRecord
+from postdate.ports.scanning import ARCHIVED, StoredRecord
 
 # The next run repeats what a crash of the server undoes, so no commit waits for the disk, nor holds up services.
 _HURRIED: Final = "SET LOCAL synchronous_commit = off"

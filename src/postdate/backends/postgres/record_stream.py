@@ -45,7 +45,7 @@ class _Awaited:
 
 
 class PostgresRecordStream(RecordStreamStore):
-    """See :class:`postdate.ports.record_streams.RecordStreamStore`.
+    """See :class:`postdate.ports.scanning.RecordStreamStore`.
 
     A transaction that has drawn a number and stays open keeps :meth:`safe_end` where it is until it ends.
 

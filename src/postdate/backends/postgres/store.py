@@ -67,7 +67,7 @@ from postdate.ports import (
     Wake,
     Work,
 )
-from postdate.ports.archives import StoredRecord
+from postdate.ports.scanning import StoredRecord
 from postdate.runtime.group_commit import Job, do_jobs, group_of
 from postdate.runtime.threads import in_thread
 

@@ -14,7 +14,7 @@ import msgspec
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import StoreError
 from postdate.messages import DelayedMessage, Envelope
-from postdate.ports.outbox import Operation
+from postdate.ports.endpoint import Operation
 
 _VERSION: Final = 1
 _MICROSECOND: Final = timedelta(microseconds=1)

@@ -22,7 +22,7 @@ from postdate.backends.sql.dialect import SqlDialect
 from postdate.backends.sql.operations import decode_operations, encode_operations
 from postdate.errors import ConfigurationError, StoreError, StoreUnreachable
 from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Work
-from postdate.ports.outbox import Operation, OutboxRecord
+from postdate.ports.endpoint import Operation, OutboxRecord
 from postdate.runtime.group_commit import Job, do_jobs, group_of
 from postdate.runtime.threads import in_thread
 

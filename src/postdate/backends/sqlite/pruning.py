@@ -7,7 +7,7 @@ from typing import Final
 
 from postdate.backends.sqlite.file import SqliteFile, Transaction
 from postdate.ports import RecordKind
-from postdate.ports.archives import ARCHIVED, StoredRecord
+from postdate.ports.scanning import ARCHIVED, StoredRecord
 
 _MARK: Final = f"UPDATE record SET detail = '{ARCHIVED}' WHERE seq = ? AND kind = 1 AND detail IS NOT '{ARCHIVED}'"
 # New records are numbered after the last one: without it, numbers in an archive would be given again.

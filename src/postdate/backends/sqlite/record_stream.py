@@ -16,7 +16,7 @@ from postdate.ports import Recording, RecordStreamStore, Scan, ScanPart
 
 
 class SqliteRecordStream(RecordStreamStore):
-    """See :class:`postdate.ports.record_streams.RecordStreamStore`. A missing file is not created.
+    """See :class:`postdate.ports.scanning.RecordStreamStore`. A missing file is not created.
 
     Args:
         path: of the file.

@@ -49,7 +49,7 @@ from postdate.ports import (
     Wake,
     Work,
 )
-from postdate.ports.archives import StoredRecord
+from postdate.ports.scanning import StoredRecord
 
 _RETIME: Final = """
     UPDATE content SET headers = replace(headers, ?, ?)

@@ -15,8 +15,7 @@ from postdate.backends.sqlite.connection import connect, patiently
 from postdate.backends.sqlite.errors import translated
 from postdate.clock import Clock, SystemClock
 from postdate.errors import PostdateError, StoreNotSetUp
-from postdate.migrating.dialect import Dialect, Hiding, Session
-from postdate.migrating.names import NUMBER
+from postdate.migrating.dialect import NUMBER, Dialect, Hiding, Session
 from postdate.persistence.timeouts import ID, TIME, text_time
 
 _VALUE: Final = re.compile(r"%(?:%|\((\w+)\)s)")

@@ -13,7 +13,7 @@ from typing_extensions import override
 from postdate.backends.sql.dialect import SqlDialect
 from postdate.clock import Clock, SystemClock, to_microseconds
 from postdate.ports import Recording
-from postdate.ports.expiry import ExpiryRules
+from postdate.ports.transports import ExpiryRules
 
 DUE: Final = "due"
 """Topic: a message was stored that is due before all others."""

@@ -13,8 +13,7 @@ from postdate.backends.sqlserver.names import SqlServerNames, check_name, litera
 from postdate.backends.sqlserver.schema import DEFAULT_SCHEMA
 from postdate.backends.sqlserver.setup import TAKE_TURN
 from postdate.errors import StoreUnavailable
-from postdate.migrating.dialect import TURN_SECONDS, Dialect, Hiding, Session
-from postdate.migrating.names import NUMBER, ONGOING, STATE_TABLE
+from postdate.migrating.dialect import NUMBER, ONGOING, STATE_TABLE, TURN_SECONDS, Dialect, Hiding, Session
 from postdate.persistence.timeouts import ID, TIME
 
 _LOCK_MILLISECONDS: Final = 3_000

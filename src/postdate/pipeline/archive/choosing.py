@@ -18,7 +18,7 @@ from postdate.pipeline.columns import arrow_schema, spark_schema, to_batch
 from postdate.pipeline.frames import PAGE_ROWS, held_snapshot, part_frame, scan_frame, scan_parts
 from postdate.pipeline.stores import OpenStore, StoreSpec, opened
 from postdate.ports import Scan, ScanPart
-from postdate.ports.archives import ARCHIVED, ArchivableStore
+from postdate.ports.scanning import ARCHIVED, ArchivableStore
 
 _TURNS = (
     "delivered", "handled", "discarded", "expired", "cancelled", "retried", "failed", "returned", "rescheduled",

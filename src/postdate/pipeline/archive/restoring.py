@@ -22,7 +22,7 @@ from postdate.pipeline.archive.results import RestoreResult
 from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import RecordKind
-from postdate.ports.archives import StoredRecord
+from postdate.ports.scanning import StoredRecord
 
 _RECORDS_AT_ONCE = 5_000
 """Records in one transaction; a message's records are never split."""

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 from postdate.pipeline.audit.reading import AuditedStore
 from postdate.pipeline.frames import scan_frame, scan_parts
 from postdate.ports import ScanFilter
-from postdate.ports.archives import ARCHIVED
+from postdate.ports.scanning import ARCHIVED
 
 _ASKED_FOR_BY_ID = 1_000
 """Suspects up to which the store is asked for their records alone."""

@@ -28,8 +28,8 @@ from postdate.ports import (
     ScannableStore,
     ScanPart,
 )
-from postdate.ports.archives import ARCHIVED
 from postdate.ports.migrating import MOVED_AWAY
+from postdate.ports.scanning import ARCHIVED
 
 _FEW: Final = 50
 """Up to this number, messages are looked up one by one, by index; more of them in one scan."""

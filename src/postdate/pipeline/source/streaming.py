@@ -33,7 +33,7 @@ from postdate.pipeline.source.options import (
 from postdate.pipeline.source.reading import columns_wanted
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports import Recording
-from postdate.ports.record_streams import RecordStreamStore
+from postdate.ports.scanning import RecordStreamStore
 from postdate.wiring.sources import open_record_stream
 
 WRITERS_ARE_AWAITED_SECONDS: Final = 10.0
