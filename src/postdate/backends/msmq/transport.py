@@ -39,7 +39,6 @@ from postdate.errors import (
     TimeToBeReceivedInTransaction,
 )
 from postdate.messages import Envelope
-from postdate.persistence.databases import DatabaseObject
 from postdate.ports import (
     HANDLED,
     End,
@@ -52,6 +51,7 @@ from postdate.ports import (
     Work,
     refuse_work,
 )
+from postdate.ports.backends import DatabaseObject
 from postdate.runtime.bounded import Bounded
 
 log = logging.getLogger("postdate.msmq")

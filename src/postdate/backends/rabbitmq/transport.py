@@ -55,7 +55,6 @@ from postdate.errors import (
     TransportUnreachable,
 )
 from postdate.messages import Envelope
-from postdate.persistence.databases import DatabaseObject
 from postdate.ports import (
     HANDLED,
     DelayExchange,
@@ -72,6 +71,7 @@ from postdate.ports import (
     Work,
     refuse_work,
 )
+from postdate.ports.backends import DatabaseObject
 from postdate.runtime.threads import in_thread
 
 log = logging.getLogger("postdate.rabbitmq")

@@ -9,8 +9,8 @@ from postdate.backends.redis.liveness import OpenRedis
 from postdate.backends.redis.login import RedisLogin
 from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
-from postdate.persistence.databases import DatabaseObject
 from postdate.ports import Recording
+from postdate.ports.backends import DatabaseObject
 
 
 class Redis(OpenRedis, DatabaseObject):
