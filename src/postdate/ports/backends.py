@@ -251,11 +251,11 @@ ROLES: Final[tuple[Role, ...]] = get_args(Role)
 # --- a database as one object, which makes an endpoint's adapters -----------------------------------------------------
 
 
-class Closing(Protocol):
+class _Closing(Protocol):
     def close(self) -> Awaitable[None]: ...
 
 
-C = TypeVar("C", bound=Closing)
+C = TypeVar("C", bound=_Closing)
 
 
 class DatabaseObject:
@@ -265,7 +265,7 @@ class DatabaseObject:
     """Whether its store serves one endpoint only, as each endpoint has a table of its own."""
 
     def __init__(self) -> None:
-        self._made: list[Closing] = []
+        self._made: list[_Closing] = []
         self._stores_for: str | None = None
 
     def made(self, adapter: C) -> C:
