@@ -359,7 +359,8 @@ class AzureClaims:
 
     def __init__(self) -> None:
         self._held: dict[str, Held] = {}
-        self._deferred: dict[str, datetime] = {}
+        self.deferred: dict[str, datetime] = {}
+        """Until when messages are not claimed; not written to the table, as only this process claims."""
         self._when_lost: list[Callable[[Collection[str]], None]] = []
 
     def __contains__(self, message_id: object) -> bool:
@@ -378,30 +379,16 @@ class AzureClaims:
             if self._held.get(each.waiting.message.message_id) is each:
                 del self._held[each.waiting.message.message_id]
 
-    def defer(self, message_id: str, attempt_at: datetime) -> None:
-        """Do not claim a message until ``attempt_at``; not written to the table, as only this process claims."""
-        self._deferred[message_id] = attempt_at
-
-    def is_deferred(self, message_id: object) -> bool:
-        return message_id in self._deferred
-
     def end_deferring(self, now: datetime) -> bool:
         """Stop deferring messages whose time has come; return whether there were any."""
-        over = [id_ for id_, attempt_at in self._deferred.items() if attempt_at < now]
+        over = [id_ for id_, attempt_at in self.deferred.items() if attempt_at < now]
         for id_ in over:
-            del self._deferred[id_]
+            del self.deferred[id_]
         return bool(over)
-
-    def no_longer_defer(self, message_id: str) -> None:
-        self._deferred.pop(message_id, None)
-
-    @property
-    def next_deferred(self) -> datetime | None:
-        return min(self._deferred.values(), default=None)
 
     def forget(self) -> None:
         self._held.clear()
-        self._deferred.clear()
+        self.deferred.clear()
 
     def __len__(self) -> int:
         return len(self._held)

@@ -162,7 +162,7 @@ class QueueService:
         """Wrap a request to a queue: translate errors, and refuse it during a pause that the account asked for."""
         self.queue(queue)
         what = self.what(queue)
-        wait = self.quiet_seconds
+        wait = self._quiet_until - asyncio.get_running_loop().time()
         if wait > 0:
             raise TransportUnreachable(f"{what} is throttled; it asked to be left alone for another {wait:.1f} s")
         try:
@@ -173,11 +173,6 @@ class QueueService:
             if pause is not None:
                 self._quiet_until = asyncio.get_running_loop().time() + pause / _SECOND
             raise
-
-    @property
-    def quiet_seconds(self) -> float:
-        """Seconds left of the pause that the account asked for; 0 without one."""
-        return max(0.0, self._quiet_until - asyncio.get_running_loop().time())
 
     # --- who waits for a message --------------------------------------------------------------------------------------
 

@@ -126,7 +126,9 @@ class AzureQueueReceiver(Receiver):
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
-            self._in_background(self._give_back_what_comes(asking))
+            task = asyncio.ensure_future(self._give_back_what_comes(asking))
+            self._returning.add(task)
+            task.add_done_callback(self._returning.discard)
             raise
 
     async def _ask(self, count: int) -> list[MessageWithReceipt]:
@@ -175,11 +177,6 @@ class AzureQueueReceiver(Receiver):
         with suppress(PostdateError):
             holds = await asking
             await at_once([partial(self._give_back, hold, failed=False) for hold in holds])
-
-    def _in_background(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._returning.add(task)
-        task.add_done_callback(self._returning.discard)
 
     # --- holding ------------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,14 @@ _BUCKETS: Final = 4
 
 _LONGEST_DETAIL: Final = 30_000
 
+_CLOCK: Final = "clock"
+_AHEAD: Final = "AheadMicroseconds"
+_MICROSECOND: Final = timedelta(microseconds=1)
+_LIVES_FOR: Final = timedelta(minutes=2)
+"""Every half minute each process looks at the clock, and so writes its row."""
+
+_NOT_IN_KEYS: Final = re.compile(r"[/\\#?\x00-\x1f\x7f-\x9f']")
+
 Row = Mapping[str, Any]
 
 
@@ -71,7 +79,9 @@ class Records:
     """The records of one store's messages."""
 
     def __init__(self, table: Table, *, keeps_retries: bool) -> None:
-        self.table, self._keeps_retries = table, keeps_retries
+        self.table, self.keeps_retries = table, keeps_retries
+        name = _NOT_IN_KEYS.sub("_", f"{platform.node()}:{os.getpid()}")
+        self._clock_keys = {"PartitionKey": _CLOCK, "RowKey": name}
         self.rounds = Rounds(table)
         """For the ends of messages."""
 
@@ -139,16 +149,11 @@ class Records:
         message = old.message
         entry = {**self._base(new), "Location": new.row, "Former": old.row, "Ended": 0}
         operations = [Operation("merge", entry)]
-        if self._keeps_retries:
+        if self.keeps_retries:
             entry["Records"] = new.records
             record = Record(RecordKind.RETRIED, message.message_id, now, message.due, None, reason)
             operations.append(Operation("upsert", _row(record, message.destination, new.records)))
         await self.table.atomically(operations)
-
-    @property
-    def records_of_a_retry(self) -> int:
-        """Number of rows that a retry adds."""
-        return int(self._keeps_retries)
 
     async def end(self, messages: Sequence[DelayedEntity], kind: RecordKind, now: datetime, detail: str = "") -> None:
         """Record the ends of messages; called before they are deleted, so that none is ever gone without a record."""
@@ -206,6 +211,30 @@ class Records:
                     counts[RecordKind(kind)] = counts.get(RecordKind(kind), 0) + 1
         return counts
 
+    # --- the account's clock, and how far processes deviate from it ----------------------------------------------
+    # The header ``Date`` has whole seconds, too coarse for due times; the timestamp of a row is finer than a
+    # microsecond. So each process writes a row beside the records. Source: postdate.ports.stores; ADR 0019.
+
+    async def server_now(self) -> datetime:
+        """Return the server's UTC time to the microsecond: the timestamp of a write, read by a second request."""
+        await self.table.atomically([Operation("merge", self._clock_keys)])
+        row = await self.table.get(self._clock_keys)
+        if row is None:  # another process deleted it as a dead one's
+            raise StoreUnavailable(f"the row with the time of this process in {self.table.what} is gone")
+        return changed_at(row).astimezone(UTC)
+
+    async def report_clock(self, ahead: timedelta) -> None:
+        await self.table.atomically([Operation("merge", {**self._clock_keys, _AHEAD: str(ahead // _MICROSECOND)})])
+
+    async def reported_clocks(self) -> Mapping[str, timedelta]:
+        """Deletes the rows of dead processes."""
+        now = await self.server_now()
+        rows: list[Mapping[str, Any]] = [row async for row in self.table.query(f"PartitionKey eq '{_CLOCK}'")]
+        dead = [row for row in rows if changed_at(row) < now - _LIVES_FOR]
+        await self.table.each([Operation("delete", {**self._clock_keys, "RowKey": row["RowKey"]}) for row in dead])
+        living = [row for row in rows if row not in dead and row.get(_AHEAD) is not None]
+        return {row["RowKey"]: int(row[_AHEAD]) * _MICROSECOND for row in living}
+
 
 def _row(record: Record, destination: str, number: int) -> dict[str, Any]:
     return {
@@ -229,49 +258,6 @@ def _record(row: Row) -> Record:
         row["Destination"],
         row.get("Detail") or "",
     )
-
-
-# --- the account's clock, and how far processes deviate from it -------------------------------------------------------
-# The header ``Date`` has whole seconds, too coarse for due times; the timestamp of a row is finer than a microsecond.
-# So each process writes a row beside the records. Source: postdate.ports.stores; ADR 0019.
-
-
-_PARTITION: Final = "clock"
-_AHEAD: Final = "AheadMicroseconds"
-_MICROSECOND: Final = timedelta(microseconds=1)
-_LIVES_FOR: Final = timedelta(minutes=2)
-"""Every half minute each process looks at the clock, and so writes its row."""
-
-_NOT_IN_KEYS: Final = re.compile(r"[/\\#?\x00-\x1f\x7f-\x9f']")
-
-
-class Timekeeping:
-    """The clock of an account, read from the records table."""
-
-    def __init__(self, table: Table) -> None:
-        self._table = table
-        name = _NOT_IN_KEYS.sub("_", f"{platform.node()}:{os.getpid()}")
-        self._keys = {"PartitionKey": _PARTITION, "RowKey": name}
-
-    async def now(self) -> datetime:
-        """Return the server's UTC time to the microsecond: the timestamp of a write, read by a second request."""
-        await self._table.atomically([Operation("merge", self._keys)])
-        row = await self._table.get(self._keys)
-        if row is None:  # another process deleted it as a dead one's
-            raise StoreUnavailable(f"the row with the time of this process in {self._table.what} is gone")
-        return changed_at(row).astimezone(UTC)
-
-    async def report(self, ahead: timedelta) -> None:
-        await self._table.atomically([Operation("merge", {**self._keys, _AHEAD: str(ahead // _MICROSECOND)})])
-
-    async def reported(self) -> Mapping[str, timedelta]:
-        """Deletes the rows of dead processes."""
-        now = await self.now()
-        rows: list[Mapping[str, Any]] = [row async for row in self._table.query(f"PartitionKey eq '{_PARTITION}'")]
-        dead = [row for row in rows if changed_at(row) < now - _LIVES_FOR]
-        await self._table.each([Operation("delete", {**self._keys, "RowKey": row["RowKey"]}) for row in dead])
-        living = [row for row in rows if row not in dead and row.get(_AHEAD) is not None]
-        return {row["RowKey"]: int(row[_AHEAD]) * _MICROSECOND for row in living}
 
 
 # --- storing ----------------------------------------------------------------------------------------------------------

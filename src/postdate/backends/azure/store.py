@@ -21,7 +21,7 @@ from postdate.backends.azure.lease import LASTS_SECONDS, AzureClaims, ClaimLimit
 from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS, AzureLogin, at_once, parse_login
 from postdate.backends.azure.pages import BackOff, Entity, Pages, Polling
 from postdate.backends.azure.quarantine import TableQuarantine
-from postdate.backends.azure.records import Records, Storing, Timekeeping
+from postdate.backends.azure.records import Records, Storing
 from postdate.backends.azure.table_names import checked_table, default_table, records_table
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import (
@@ -187,8 +187,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         pages = Pages(table, set_aside)
         storing = Storing(table, records, pages)
         quarantine = TableQuarantine(table, records, storing, self._returned)
-        clocks = Timekeeping(records.table)
-        return _Rooms(table, Rounds(table), records, lease, pages, storing, quarantine, clocks, keeper)
+        return _Rooms(table, Rounds(table), records, lease, pages, storing, quarantine, keeper)
 
     # --- storing ------------------------------------------------------------------------------------------------
 
@@ -239,7 +238,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
             return await self._claimed(rooms, found if rooms.lease.is_held else [])
 
     def _is_free(self, message_id: object) -> bool:
-        return message_id not in self._holding and not self._holding.is_deferred(message_id)
+        return message_id not in self._holding and message_id not in self._holding.deferred
 
     async def _claimed(self, rooms: _Rooms, found: Sequence[DelayedEntity]) -> list[Claim]:
         """Hold messages; in mode ``none`` they leave the table first, so that none is ever sent twice (row 85)."""
@@ -273,7 +272,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         self._holding.let_go(held)
         for each in held:
             if attempt_at is not None:
-                self._holding.defer(each.waiting.message.message_id, attempt_at)
+                self._holding.deferred[each.waiting.message.message_id] = attempt_at
         if held:
             rooms.pages.forget()
         if attempt_at is None or self._waits_for_room:
@@ -329,7 +328,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     async def _retry(self, held: Held, attempt_at: datetime, now: datetime, reason: str) -> bool:
         rooms, old = self._opened, held.waiting
-        new = old.after_failure(attempt_at, old.records + rooms.records.records_of_a_retry)
+        new = old.after_failure(attempt_at, old.records + int(rooms.records.keeps_retries))
         await rooms.records.retried(old, new, now, reason)
         if held.is_removed:
             await rooms.table.atomically([Operation("upsert", new.entity())])
@@ -367,7 +366,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         rooms = self._opened
         if rooms.lease.was_just_refused and rooms.keeper.is_listening:
             return None
-        deferred = self._holding.next_deferred
+        deferred = min(self._holding.deferred.values(), default=None)
         if rooms.lease.is_held and rooms.pages.next_ahead is not None:
             return _sooner(rooms.pages.next_ahead, deferred)
         first = await rooms.pages.first(lambda entity: self._is_free(entity.get("MessageId")))
@@ -474,7 +473,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
             record = Record(RecordKind.RESCHEDULED, message_id, now, new.message.due, old.message.destination)
             done = await records.append(known, new, record) and await self._move(old, new)
         if done:
-            self._holding.no_longer_defer(message_id)
+            self._holding.deferred.pop(message_id, None)
             self._opened.pages.forget()
             self._next_due.heard(to_microseconds(new.attempt_at))
         return done
@@ -507,16 +506,16 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
     @override
     async def server_now(self) -> datetime:
         """Two round trips; works after :meth:`setup`."""
-        return await self._opened.clocks.now()
+        return await self._opened.records.server_now()
 
     @override
     async def report_clock(self, ahead: timedelta) -> None:
-        await self._opened.clocks.report(ahead)
+        await self._opened.records.report_clock(ahead)
 
     @override
     async def reported_clocks(self) -> Mapping[str, timedelta]:
         """Of processes that reported within two minutes."""
-        return await self._opened.clocks.reported()
+        return await self._opened.records.reported_clocks()
 
     @override
     async def server_facts(self) -> ServerFacts:
@@ -547,7 +546,6 @@ class _Rooms:
     pages: Pages
     storing: Storing
     quarantine: TableQuarantine
-    clocks: Timekeeping
     keeper: Keeper
 
 

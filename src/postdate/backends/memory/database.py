@@ -99,8 +99,15 @@ class MemoryTimeouts(TimeoutPersister):
         if found is None or found.timeout_id in self._claimed:
             return None
         self._claimed.add(found.timeout_id)
-        claim = _MemoryClaim(found, self, self._claimed)
-        return TimeoutClaim(found, claim.remove, claim.release)
+
+        async def remove() -> bool:
+            await release()
+            return await self.try_remove(found.timeout_id)
+
+        async def release() -> None:
+            self._claimed.discard(found.timeout_id)
+
+        return TimeoutClaim(found, remove, release)
 
     @override
     async def try_remove(self, timeout_id: str) -> bool:
@@ -126,18 +133,6 @@ class MemoryTimeouts(TimeoutPersister):
 
     @override
     async def close(self) -> None: ...
-
-
-class _MemoryClaim:
-    def __init__(self, timeout: Timeout, timeouts: MemoryTimeouts, claimed: set[str]) -> None:
-        self.timeout, self._timeouts, self._claimed = timeout, timeouts, claimed
-
-    async def remove(self) -> bool:
-        await self.release()
-        return await self._timeouts.try_remove(self.timeout.timeout_id)
-
-    async def release(self) -> None:
-        self._claimed.discard(self.timeout.timeout_id)
 
 
 class Memory(DatabaseObject):

@@ -38,14 +38,6 @@ class _ExpiringEnvelope(Envelope):
     ends_at: int = field(kw_only=True)
 
 
-def _with_end(envelope: Envelope, ends_at: int | None) -> Envelope:
-    return envelope if ends_at is None else _ExpiringEnvelope(**_fields(envelope), ends_at=ends_at)
-
-
-def _without_end(envelope: Envelope) -> Envelope:
-    return Envelope(**_fields(envelope)) if isinstance(envelope, _ExpiringEnvelope) else envelope
-
-
 def _fields(envelope: Envelope) -> dict[str, Any]:
     return {each.name: getattr(envelope, each.name) for each in fields(Envelope)}
 
@@ -124,7 +116,7 @@ class MemoryTransport(Transport):
     def ending(self, envelope: Envelope, now: datetime) -> Envelope:
         """Return the envelope with its expiry; it was sent at ``now`` by the sender's clock."""
         ends_at = end_in_queue(envelope.time_left(now), self._clock.now())
-        return _with_end(envelope, ends_at)
+        return envelope if ends_at is None else _ExpiringEnvelope(**_fields(envelope), ends_at=ends_at)
 
     def alive(self, name: str) -> _Queue:
         """Drop the expired messages of a queue and return it."""
@@ -182,7 +174,8 @@ class MemoryReceiver(Receiver):
 
     def _take(self, queue: _Queue) -> Received:
         envelope, failures = queue.take()
-        received = Received(_without_end(envelope), failures, self._next_token)
+        plain = Envelope(**_fields(envelope)) if isinstance(envelope, _ExpiringEnvelope) else envelope
+        received = Received(plain, failures, self._next_token)
         self._held[self._next_token] = (received, envelope)
         self._next_token += 1
         queue.held += 1

@@ -1,8 +1,8 @@
 """The COM objects of MSMQ, as pywin32 shows them; imports pywin32 at first use, and is the only module that does.
 
-The protocols have the members that Postdate uses, with every parameter: automation has no other way to leave one out
-that works with early and late binding alike. Source: Microsoft's reference "Message Queuing COM Components", and
-[MC-MQAC].
+Its objects have no types here, as pywin32 has none for them. Calls give every parameter: automation has no other way to
+leave one out that works with early and late binding alike. Source: Microsoft's reference "Message Queuing COM
+Components", and [MC-MQAC].
 """
 
 from __future__ import annotations
@@ -35,104 +35,22 @@ ID_BYTES: Final = 20
 ByteArray = Any
 """Automation's array of bytes."""
 
+MsmqTransaction = Any
+"""``MSMQTransaction``: an internal transaction of MSMQ, which no other resource can join. After ``Abort`` received
+messages are back in their places."""
 
-class MsmqTransaction(Protocol):
-    """``MSMQTransaction``: an internal transaction of MSMQ; no other resource can join it."""
+Dispenser = Any
+"""``MSMQTransactionDispenser``."""
 
-    def Commit(self) -> None:  # noqa: N802 - as COM has it
-        ...
+Message = Any
+"""``MSMQMessage``. ``LookupId``, its place in its queue, stays the same when a receive is undone."""
 
-    def Abort(self) -> None:  # noqa: N802
-        """Undo all: received messages are back in their places."""
-        ...
+Queue = Any
+"""``MSMQQueue``: an open queue, for one kind of access, with a cursor. ``Receive`` and ``Peek`` return ``None`` when no
+message comes in time; ``PeekCurrent`` and ``PeekNext`` look at the cursor, which ``Reset`` puts before the first."""
 
-
-class Dispenser(Protocol):
-    """``MSMQTransactionDispenser``."""
-
-    def BeginTransaction(self) -> MsmqTransaction:  # noqa: N802
-        ...
-
-
-class Message(Protocol):
-    """``MSMQMessage``."""
-
-    Body: Any
-    Extension: ByteArray
-    CorrelationId: ByteArray
-    Label: str
-    Delivery: int
-    Journal: int
-    MaxTimeToReceive: int
-
-    @property
-    def Id(self) -> ByteArray:  # noqa: N802
-        ...
-
-    @property
-    def LookupId(self) -> Any:  # noqa: N802
-        """The message's place in its queue; stays the same when a receive is undone."""
-        ...
-
-    def Send(self, queue: Queue, transaction: MsmqTransaction | int) -> None:  # noqa: N802
-        ...
-
-
-class Queue(Protocol):
-    """``MSMQQueue``: an open queue, for one kind of access, with a cursor."""
-
-    def Receive(  # noqa: N802
-        self, transaction: MsmqTransaction | int, want_destination: bool, want_body: bool, milliseconds: int
-    ) -> Message | None:
-        """Take the first message; ``None`` when none comes in time."""
-        ...
-
-    def ReceiveByLookupId(  # noqa: N802
-        self, lookup_id: Any, transaction: MsmqTransaction | int, want_destination: bool, want_body: bool
-    ) -> Message: ...
-
-    def Peek(self, want_destination: bool, want_body: bool, milliseconds: int) -> Message | None:  # noqa: N802
-        """Look at the first message; ``None`` when none comes in time."""
-        ...
-
-    def PeekCurrent(self, want_destination: bool, want_body: bool, milliseconds: int) -> Message | None:  # noqa: N802
-        """Look at the message at the cursor."""
-        ...
-
-    def PeekNext(self, want_destination: bool, want_body: bool, milliseconds: int) -> Message | None:  # noqa: N802
-        """Move the cursor on and look at its message."""
-        ...
-
-    def Reset(self) -> None:  # noqa: N802
-        """Put the cursor before the first message."""
-        ...
-
-    def Close(self) -> None:  # noqa: N802
-        ...
-
-
-class QueueInfo(Protocol):
-    """``MSMQQueueInfo``."""
-
-    PathName: str
-    FormatName: str
-    Label: str
-
-    @property
-    def IsTransactional(self) -> int:  # noqa: N802
-        """Known after :meth:`Refresh`."""
-        ...
-
-    def Create(self, transactional: bool, world_readable: bool) -> None:  # noqa: N802
-        """Create the queue of the path name."""
-        ...
-
-    def Refresh(self) -> None:  # noqa: N802
-        """Read the queue's properties."""
-        ...
-
-    def Open(self, access: int, share_mode: int) -> Queue:  # noqa: N802
-        ...
+QueueInfo = Any
+"""``MSMQQueueInfo``; ``IsTransactional`` is known after ``Refresh``."""
 
 
 class Com(Protocol):

@@ -191,17 +191,9 @@ class Desk:
     def take(self, address: QueueAddress, name: str, transactional: bool) -> MessageInHand | None:
         """Take the first message, if there is one now; ``name`` is the envelope's destination."""
         queue = self._queue(address, MQ_RECEIVE_ACCESS)
-        transaction = self._begin(address) if transactional else None
-        try:
-            with self._calling(address, nothing=IO_TIMEOUT):
-                message = queue.Receive(_or_none(transaction), False, True, _AT_ONCE)
-                if message is not None:
-                    return _hold(address, name, message, transaction)
-        except BaseException:
-            self._abort(transaction)
-            raise
-        self._abort(transaction)
-        return None
+        return self._received(
+            address, name, transactional, IO_TIMEOUT, lambda how: queue.Receive(how, False, True, _AT_ONCE)
+        )
 
     def take_by_id(
         self, address: QueueAddress, name: str, message_id: str, transactional: bool
@@ -213,11 +205,30 @@ class Desk:
             if found is None:
                 return None
             lookup_id = found.LookupId
+        return self._received(
+            address,
+            name,
+            transactional,
+            MESSAGE_NOT_FOUND,
+            lambda how: queue.ReceiveByLookupId(lookup_id, how, False, True),
+        )
+
+    def _received(
+        self,
+        address: QueueAddress,
+        name: str,
+        transactional: bool,
+        nothing: int,
+        receive: Callable[[MsmqTransaction | int], Message | None],
+    ) -> MessageInHand | None:
+        """Take the message that ``receive`` returns, in a new transaction; the code ``nothing``: there is none."""
         transaction = self._begin(address) if transactional else None
         try:
-            with self._calling(address, nothing=MESSAGE_NOT_FOUND):
-                message = queue.ReceiveByLookupId(lookup_id, _or_none(transaction), False, True)
-                return _hold(address, name, message, transaction)
+            with self._calling(address, nothing=nothing):
+                message = receive(MQ_NO_TRANSACTION if transaction is None else transaction)
+                if message is not None:
+                    kept = message if transaction is None else None
+                    return MessageInHand(address, arrived(name, message), message.LookupId, transaction, kept)
         except BaseException:
             self._abort(transaction)
             raise
@@ -354,15 +365,6 @@ class Desk:
 
     def _shown(self, address: QueueAddress) -> str:
         return address.shown(self._com.machine)
-
-
-def _hold(address: QueueAddress, name: str, message: Message, transaction: MsmqTransaction | None) -> MessageInHand:
-    kept = message if transaction is None else None
-    return MessageInHand(address, arrived(name, message), message.LookupId, transaction, kept)
-
-
-def _or_none(transaction: MsmqTransaction | None) -> MsmqTransaction | int:
-    return MQ_NO_TRANSACTION if transaction is None else transaction
 
 
 # --- threads for COM objects, with the queues that are open in them ---------------------------------------------------

@@ -142,28 +142,23 @@ _LIVES_FOR: Final = timedelta(minutes=2)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
-class Clocks:
-    """A hash of the prefix, with a field for each process."""
+async def report_clock(server: RedisServer, ahead: timedelta) -> None:
+    name = f"{platform.node()}:{os.getpid()}"
+    now = written(await server_now(server))
+    await server.run("little", "HSET", f"{server.login.tag}:clocks", name, f"{now} {ahead // _MICROSECOND}")
 
-    def __init__(self, server: RedisServer) -> None:
-        self._server, self._key = server, f"{server.login.tag}:clocks"
 
-    async def report(self, ahead: timedelta) -> None:
-        name = f"{platform.node()}:{os.getpid()}"
-        now = written(await server_now(self._server))
-        await self._server.run("little", "HSET", self._key, name, f"{now} {ahead // _MICROSECOND}")
-
-    async def reported(self) -> Mapping[str, timedelta]:
-        """Deletes the fields of dead processes."""
-        now = await server_now(self._server)
-        living: dict[str, timedelta] = {}
-        for name, line in pairs(await self._server.command("HGETALL", self._key)).items():
-            at, _, ahead = line.partition(b" ")
-            if read_instant(at, "the time of a report") < now - _LIVES_FOR:
-                await self._server.command("HDEL", self._key, name)
-            else:
-                living[name.decode()] = int(ahead) * _MICROSECOND
-        return living
+async def reported_clocks(server: RedisServer) -> Mapping[str, timedelta]:
+    """Deletes the fields of dead processes."""
+    key, now = f"{server.login.tag}:clocks", await server_now(server)
+    living: dict[str, timedelta] = {}
+    for name, line in pairs(await server.command("HGETALL", key)).items():
+        at, _, ahead = line.partition(b" ")
+        if read_instant(at, "the time of a report") < now - _LIVES_FOR:
+            await server.command("HDEL", key, name)
+        else:
+            living[name.decode()] = int(ahead) * _MICROSECOND
+    return living
 
 
 # --- an operator's view; changes nothing ------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from postdate.backends.redis.layout import written as instant
 from postdate.backends.redis.liveness import Claimant, OpenRedis
 from postdate.backends.redis.login import RedisLogin
 from postdate.backends.redis.quarantine import StoreQuarantine
-from postdate.backends.redis.questions import Clocks, Questions, RedisStoreObserver
+from postdate.backends.redis.questions import Questions, RedisStoreObserver, report_clock, reported_clocks
 from postdate.backends.redis.server import STORE, RedisServer, check_eviction, server_facts, server_now
 from postdate.backends.redis.transaction import RedisTransaction, finish_parts, transaction_of
 from postdate.clock import from_microseconds, to_microseconds
@@ -394,11 +394,11 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
 
     @override
     async def report_clock(self, ahead: timedelta) -> None:
-        await Clocks(self._server).report(ahead)
+        await report_clock(self._server, ahead)
 
     @override
     async def reported_clocks(self) -> Mapping[str, timedelta]:
-        return await Clocks(self._server).reported()
+        return await reported_clocks(self._server)
 
     @override
     async def server_facts(self) -> ServerFacts:
