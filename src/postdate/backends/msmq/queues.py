@@ -20,13 +20,17 @@ import anyio
 from postdate.backends.msmq.address import QueueAddress
 from postdate.backends.msmq.com import (
     INFINITE,
+    IO_TIMEOUT,
     MESSAGE,
+    MESSAGE_ALREADY_RECEIVED,
+    MESSAGE_NOT_FOUND,
     MQ_DENY_NONE,
     MQ_NO_TRANSACTION,
     MQ_RECEIVE_ACCESS,
     MQ_SEND_ACCESS,
     MQ_SINGLE_MESSAGE,
     MQMSG_DELIVERY_RECOVERABLE,
+    QUEUE_EXISTS,
     QUEUE_INFO,
     TRANSACTION_DISPENSER,
     Com,
@@ -35,17 +39,11 @@ from postdate.backends.msmq.com import (
     MsmqTransaction,
     Queue,
     QueueInfo,
-)
-from postdate.backends.msmq.content import MessageProperties, arrived, id_of
-from postdate.backends.msmq.errors import (
-    IO_TIMEOUT,
-    MESSAGE_ALREADY_RECEIVED,
-    MESSAGE_NOT_FOUND,
-    QUEUE_EXISTS,
     code_of,
     release_objects,
     translate,
 )
+from postdate.backends.msmq.content import MessageProperties, arrived, id_of
 from postdate.errors import ConfigurationError, PostdateError
 from postdate.messages import Envelope
 

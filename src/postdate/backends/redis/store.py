@@ -18,8 +18,16 @@ from postdate.backends.redis.liveness import Claimant, OpenRedis
 from postdate.backends.redis.login import RedisLogin
 from postdate.backends.redis.quarantine import StoreQuarantine
 from postdate.backends.redis.questions import Questions, RedisStoreObserver, report_clock, reported_clocks
-from postdate.backends.redis.server import STORE, RedisServer, check_eviction, server_facts, server_now
-from postdate.backends.redis.transaction import RedisTransaction, finish_parts, transaction_of
+from postdate.backends.redis.server import (
+    STORE,
+    RedisServer,
+    RedisTransaction,
+    check_eviction,
+    finish_parts,
+    server_facts,
+    server_now,
+    transaction_of,
+)
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import ConfigurationError, DuplicateMessage, MessageError
 from postdate.messages import DelayedMessage, encode_headers, rescheduled, stored_headers
