@@ -124,6 +124,16 @@ def _asked_to_wait(error: AzureError) -> str:
 
 
 @contextmanager
+def creating(exists: str) -> Generator[None]:
+    """Let it pass when what is created is there already: the service says so with the code ``exists``."""
+    try:
+        yield
+    except HttpResponseError as error:
+        if code_of(error) != exists:
+            raise
+
+
+@contextmanager
 def translated(meanings: Meanings, what: str) -> Generator[None]:
     """Translate errors of the SDK and of its connections; see :func:`translate`."""
     try:

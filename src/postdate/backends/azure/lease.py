@@ -22,7 +22,7 @@ import anyio
 from azure.core.exceptions import AzureError, HttpResponseError
 from azure.storage.blob.aio import BlobLeaseClient
 
-from postdate.backends.azure.errors import TABLES, code_of, translate, translated
+from postdate.backends.azure.errors import TABLES, code_of, creating, translate, translated
 from postdate.backends.azure.layout import DelayedEntity
 from postdate.backends.azure.pages import BackOff
 from postdate.errors import PostdateError
@@ -186,12 +186,8 @@ class ContainerLease:
             await lease.acquire(LASTS_SECONDS, read_timeout=_ANSWERED_WITHIN_SECONDS)
 
     async def create(self) -> None:
-        with translated(TABLES, self.what):
-            try:
-                await self._container.create_container()
-            except HttpResponseError as error:
-                if code_of(error) != "ContainerAlreadyExists":
-                    raise
+        with translated(TABLES, self.what), creating("ContainerAlreadyExists"):
+            await self._container.create_container()
 
     async def give_up(self) -> None:
         """Release it; without an answer it expires."""

@@ -317,6 +317,17 @@ def _has_ended(error: BaseException | None) -> bool:
     return isinstance(error, ServerDisconnectedError | ClientOSError)
 
 
+async def headers_of(service: Any) -> Mapping[str, str]:  # the SDK leaves the types of its keyword arguments open
+    """Return the headers of an answer of a service, their names in lower case."""
+    headers: dict[str, str] = {}
+
+    def keep(response: Any) -> None:
+        headers.update({name.lower(): value for name, value in response.http_response.headers.items()})
+
+    await service.get_service_properties(raw_response_hook=keep)
+    return headers
+
+
 async def at_once(calls: Sequence[Callable[[], Awaitable[None]]]) -> None:
     """Make calls, :data:`_AT_ONCE` at a time; raise the first failure after all have ended."""
     failures: list[Exception] = []

@@ -18,7 +18,7 @@ from postdate.backends.azure.errors import TABLES, translated
 from postdate.backends.azure.groups import Operation, Rounds, Table
 from postdate.backends.azure.layout import LARGEST_BODY, DelayedEntity, check_size
 from postdate.backends.azure.lease import LASTS_SECONDS, AzureClaims, ClaimLimit, ContainerLease, Held, Keeper
-from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS, AzureLogin, at_once, parse_login
+from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS, AzureLogin, at_once, headers_of, parse_login
 from postdate.backends.azure.pages import BackOff, Entity, Pages, Polling
 from postdate.backends.azure.quarantine import TableQuarantine
 from postdate.backends.azure.records import Records, Storing
@@ -520,16 +520,10 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
     @override
     async def server_facts(self) -> ServerFacts:
         """The clock has whole seconds."""
-        headers: dict[str, str] = {}
-
-        def keep(response: Any) -> None:
-            headers.update({name.lower(): value for name, value in response.http_response.headers.items()})
-
-        rooms, place = self._opened, self._login.place("table")
+        rooms = self._opened
         assert self._services is not None
-        service: Any = self._services[0]  # the SDK leaves the types of its keyword arguments open
-        with translated(TABLES, place):
-            await service.get_service_properties(raw_response_hook=keep)
+        with translated(TABLES, self._login.place("table")):
+            headers = await headers_of(self._services[0])
         now = parsedate_to_datetime(headers["date"]) if "date" in headers else None
         version = headers.get("x-ms-version", "without a version")
         return ServerFacts("Azure Storage", version, now, int(await rooms.table.exists()), newest_schema_version=1)

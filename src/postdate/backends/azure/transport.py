@@ -14,15 +14,14 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
-from azure.core.exceptions import ResourceExistsError
 from typing_extensions import override
 
 from postdate.backends.azure.envelope import LARGEST_MESSAGE_BYTES, UNREADABLE, from_text, given_back, returns_in
-from postdate.backends.azure.errors import QUEUES, code_of, translated
-from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS, AzureLogin, at_once, parse_login
+from postdate.backends.azure.errors import QUEUES, creating, translated
+from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS, AzureLogin, at_once, headers_of, parse_login
 from postdate.backends.azure.queues import PRECISION, EncodedMessage, QueueSender, QueueService, Sanitizer, sanitizer_of
 from postdate.errors import ClaimLost, ConfigurationError, PostdateError, QueueNotFound, TransportError
 from postdate.messages import Envelope
@@ -42,8 +41,6 @@ from postdate.runtime.bounded import Bounded
 
 if TYPE_CHECKING:
     from azure.storage.queue import QueueMessage
-
-_ALREADY_THERE: Final = "QueueAlreadyExists"
 
 
 class AzureStorageQueueTransport(Transport):
@@ -104,13 +101,8 @@ class AzureStorageQueueTransport(Transport):
     @override
     async def create_queues(self, names: Sequence[str]) -> None:
         for name in names:
-            what = self.service.what(name)
-            with translated(QUEUES, what):
-                try:
-                    await self.service.queue(name).create_queue()
-                except ResourceExistsError as error:
-                    if code_of(error) != _ALREADY_THERE:
-                        raise
+            with translated(QUEUES, self.service.what(name)), creating("QueueAlreadyExists"):
+                await self.service.queue(name).create_queue()
 
     @override
     async def send(
@@ -159,13 +151,8 @@ class AzureStorageQueueTransport(Transport):
     @override
     async def server_facts(self) -> ServerFacts:
         """The time has whole seconds and decides about expiry only, so it is given as a setting, not as the clock."""
-        headers: dict[str, str] = {}
-
-        def keep(response: Any) -> None:
-            headers.update({name.lower(): value for name, value in response.http_response.headers.items()})
-
         with translated(QUEUES, self.service.place):
-            await self.service.client.get_service_properties(raw_response_hook=keep)
+            headers = await headers_of(self.service.client)
         told = {name: headers[name] for name in ("date", "server") if name in headers}
         return ServerFacts("Azure Storage", headers.get("x-ms-version", "without a version"), settings=told)
 
