@@ -9,13 +9,17 @@ import enum
 import logging
 import re
 import threading
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ClassVar, Final, Literal, Protocol, Self, TypeVar, get_args
+from typing import Any, ClassVar, Final, Literal, Self, TypeVar, get_args
 
 from postdate.errors import ConfigurationError
+from postdate.ports.endpoint import OutboxStore, SagaStore
 from postdate.ports.settings import Setting, settings_of
+from postdate.ports.stores import ClaimingStore
+from postdate.ports.timeouts import TimeoutPersister
+from postdate.ports.transports import Transport
 
 log = logging.getLogger("postdate.backends")
 
@@ -251,11 +255,10 @@ ROLES: Final[tuple[Role, ...]] = get_args(Role)
 # --- a database as one object, which makes an endpoint's adapters -----------------------------------------------------
 
 
-class _Closing(Protocol):
-    def close(self) -> Awaitable[None]: ...
+Made = ClaimingStore | Transport | SagaStore | OutboxStore | TimeoutPersister
+"""What an endpoint takes of a database, and what is closed with it."""
 
-
-C = TypeVar("C", bound=_Closing)
+M = TypeVar("M", bound=Made)
 
 
 class DatabaseObject:
@@ -265,10 +268,10 @@ class DatabaseObject:
     """Whether its store serves one endpoint only, as each endpoint has a table of its own."""
 
     def __init__(self) -> None:
-        self._made: list[_Closing] = []
+        self._made: list[Made] = []
         self._stores_for: str | None = None
 
-    def made(self, adapter: C) -> C:
+    def made(self, adapter: M) -> M:
         """Register an adapter to be closed with this database; return it."""
         self._made.append(adapter)
         return adapter
