@@ -144,7 +144,9 @@ def chosen_for(section: str, kind: AdapterRole, settings: Settings, /, **given: 
     Raises `ConfigurationError` when a setting was given that this adapter does not have.
     """
     chosen: SectionValues = getattr(settings, section)
-    possible = _of_adapters(section)
+    role = SECTIONS[section].role
+    known = set[str]() if role is None else {name for each in kinds(role).values() for name in each.adapter.own}
+    possible = [name for name in definitions(section) if name in known]
     for name in possible:
         key = f"{section}.{name}"
         if name not in kind.takes and settings.origins.get(key, "default") != "default":
@@ -156,13 +158,6 @@ def chosen_for(section: str, kind: AdapterRole, settings: Settings, /, **given: 
     return {
         name: value for name, value in {**of_store, **own, **given}.items() if name in kind.takes and value is not None
     }
-
-
-def _of_adapters(section: str) -> list[str]:
-    """Return the names of a section's settings that only some adapters have."""
-    role = SECTIONS[section].role
-    known = set[str]() if role is None else {name for kind in kinds(role).values() for name in kind.adapter.own}
-    return [name for name in definitions(section) if name in known]
 
 
 def open_store(address: str, databases: Databases | None = None, /, **settings: Any) -> ClaimingStore:

@@ -220,11 +220,6 @@ def timeout_manager(
     return TimeoutManager(timeouts[endpoint], **chosen.of(TimeoutManager))
 
 
-def timeout_queues(settings: Settings, can: TransportCapabilities) -> list[str]:
-    """Return the queues in which the managed endpoints' timeouts arrive."""
-    return [timeout_manager_queue(name, can) for name in managed_endpoints(settings)]
-
-
 def dispatcher_queues(settings: Settings, can: TransportCapabilities) -> list[str]:
     """Return the queues in which the managed endpoints' due timeouts are announced."""
     return [timeout_dispatcher_queue(name, can) for name in managed_endpoints(settings)]
@@ -420,13 +415,13 @@ def own_queues(settings: Settings, can: TransportCapabilities) -> list[str]:
 
 
 def intake_queues(settings: Settings, can: TransportCapabilities) -> list[str]:
-    """Return the queues from which the service takes messages to delay."""
+    """Return the queues from which the service takes messages to delay, those of managed endpoints' timeouts last."""
     own: list[str] = []
     if settings.delayed_delivery.enabled:
         own.append(timeouts_queue(settings.endpoint.name))
         if settings.delayed_delivery.drain_timeout_manager:
             own.append(timeouts_dispatcher_queue(settings.endpoint.name))
-    return [*own, *timeout_queues(settings, can)]
+    return [*own, *(timeout_manager_queue(name, can) for name in managed_endpoints(settings))]
 
 
 def delay_exchange(settings: Settings, transport: Transport) -> DelayExchange | None:

@@ -294,14 +294,12 @@ class QueueSender:
             if outage:  # the others would wait as long for the same error
                 return TransportUnreachable(f"not sent: {outage[0]}")
             try:
-                await self._put(envelope.destination, parcel.text, parcel.time_to_live)
+                with self._service.asking(envelope.destination):
+                    queue = self._service.queue(envelope.destination)
+                    await queue.send_message(parcel.text, time_to_live=parcel.time_to_live)
             except PostdateError as error:
                 if isinstance(error, TransportUnreachable):
                     outage.append(error)
                 return error
         self._service.announce(envelope.destination)
         return None
-
-    async def _put(self, queue: str, text: str, seconds: int) -> None:
-        with self._service.asking(queue):
-            await self._service.queue(queue).send_message(text, time_to_live=seconds)

@@ -265,7 +265,7 @@ class RabbitMqReceiver(Receiver):
         self, transport: RabbitMqTransport, queue: str, read: Callable[[Delivery], Arrived] | None = None
     ) -> None:
         self._transport, self._queue = transport, queue
-        self._read = read or self._as_envelope
+        self._read = read or (lambda it: arrived(queue, it.properties, it.body, redelivered=it.redelivered))
         self._channel: ConsumingChannel | None = None
         self._held: dict[object, _HeldDelivery] = {}
         self._has_failed = False
@@ -310,9 +310,6 @@ class RabbitMqReceiver(Receiver):
         held = self._seen(channel, delivery)
         self._held[held.received.token] = held
         return held.received
-
-    def _as_envelope(self, delivery: Delivery) -> Arrived:
-        return arrived(self._queue, delivery.properties, delivery.body, redelivered=delivery.redelivered)
 
     def _seen(self, channel: ConsumingChannel, delivery: Delivery) -> _HeldDelivery:
         try:

@@ -74,7 +74,7 @@ class RedisTransport(QueueQuarantine, Transport):
     ) -> None:
         self._opened = OpenRedis.of(address, holds_at_most, answers_within)
         self._server = RedisServer(self._opened.connections, QUEUES)
-        self._recording = recording
+        self.recording = recording
         self._capabilities = TransportCapabilities(
             durable=True,
             transaction_modes=frozenset(TransactionMode),
@@ -151,21 +151,6 @@ class RedisTransport(QueueQuarantine, Transport):
         parts = [part for envelope in envelopes for part in envelope_parts(envelope)]
         transaction.add("send", int(strict), written(now), len(envelopes), *parts, messages=envelopes)
 
-    async def commit(self, number: bytes, token: str, envelope: Envelope, now: datetime, end: End) -> None:
-        """End a held message, with everything in ``end``, in one script."""
-        for each in end.outgoing:
-            refused = self.why_not(each)
-            if refused is not None:
-                raise refused
-        transaction = self.transaction(end.work)
-        is_recorded = end.record is not RecordKind.HANDLED or self._recording is Recording.ALL
-        kind = "" if end.record is None or not is_recorded else int(end.record)
-        transaction.ended.append(envelope)
-        transaction.add("hold", number, token, kind, end.detail, written(now))
-        if end.outgoing:
-            self.add_send(transaction, end.outgoing, now, strict=True)
-        await transaction.commit(self._server)
-
     @override
     def receiver(self, queue: str) -> Receiver:
         return RedisReceiver(self, self._server, self._opened, queue)
@@ -239,21 +224,18 @@ class RedisReceiver(Receiver):
     @override
     async def receive(self, limit: int) -> Sequence[Received]:
         try:
-            return await self._receive(limit)
+            alarm = await self._listen()
+            while True:
+                alarm.reset()
+                found = await self._take(limit, "")
+                if found or self._has_failed:
+                    self._has_failed = False
+                    return found
+                with anyio.move_on_after(_LOOKS_AGAIN_AFTER_SECONDS):
+                    await alarm.wait()
         except PostdateError:
             self._has_failed = True
             raise
-
-    async def _receive(self, limit: int) -> Sequence[Received]:
-        alarm = await self._listen()
-        while True:
-            alarm.reset()
-            found = await self._take(limit, "")
-            if found or self._has_failed:
-                self._has_failed = False
-                return found
-            with anyio.move_on_after(_LOOKS_AGAIN_AFTER_SECONDS):
-                await alarm.wait()
 
     async def _listen(self) -> Alarm:
         if self._alarm is None:
@@ -305,8 +287,20 @@ class RedisReceiver(Receiver):
 
     @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        number, token = self._hold(received)
-        await self._transport.commit(number, token, received.envelope, now, end)
+        """In one script, with everything in ``end``."""
+        (number, token), transport = self._hold(received), self._transport
+        for each in end.outgoing:
+            refused = transport.why_not(each)
+            if refused is not None:
+                raise refused
+        transaction = transport.transaction(end.work)
+        is_recorded = end.record is not RecordKind.HANDLED or transport.recording is Recording.ALL
+        kind = "" if end.record is None or not is_recorded else int(end.record)
+        transaction.ended.append(received.envelope)
+        transaction.add("hold", number, token, kind, end.detail, written(now))
+        if end.outgoing:
+            transport.add_send(transaction, end.outgoing, now, strict=True)
+        await transaction.commit(self._server)
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
