@@ -177,7 +177,7 @@ class Backend:
         timeouts_source: the SQL by which a migration reads and hides timeouts:
             :class:`postdate.migrating.dialect.Dialect`, called with the place and ``schema``.
         scripts: of a backend of files, the SQL that makes what is in one: :class:`postdate.ports.FileScripts`, called
-            with nothing; adapters of servers have theirs, as :class:`postdate.ports.ScriptedStore` and the like.
+            with nothing; adapters of servers have theirs, as :class:`postdate.ports.Scripted`.
         file_facts: of a backend of files, looks into one without opening it for use: called with its path and the time
             in microseconds since 1970 UTC, blocks, changes nothing, and returns :class:`postdate.ports.FileFacts`.
         benchmark: makes room for runs of ``postdate bench`` and knows the barest way to do what adapters do:

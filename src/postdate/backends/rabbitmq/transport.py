@@ -265,7 +265,9 @@ class RabbitMqReceiver(Receiver):
         self, transport: RabbitMqTransport, queue: str, read: Callable[[Delivery], Arrived] | None = None
     ) -> None:
         self._transport, self._queue = transport, queue
-        self._read = read or (lambda it: arrived(queue, it.properties, it.body, redelivered=it.redelivered))
+        self._read: Callable[[Delivery], Arrived] = read or (
+            lambda it: arrived(queue, it.properties, it.body, redelivered=it.redelivered)
+        )
         self._channel: ConsumingChannel | None = None
         self._held: dict[object, _HeldDelivery] = {}
         self._has_failed = False
