@@ -331,8 +331,7 @@ class Dialect(ABC):
         Raises:
             StoreUnavailable: gave up, or somebody else changed the table; to be rolled back.
         """
-        values = {"floor": self.floor(floor)}
-        moved = session.change(self._copying(hiding), values)
+        moved = session.change(self._copying(hiding), {"floor": self.floor(floor)})
         taken = session.change(self._removing(hiding), {}) if moved else 0
         if taken != moved:
             raise StoreUnavailable(

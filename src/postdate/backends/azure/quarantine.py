@@ -85,8 +85,7 @@ class TableQuarantine(Quarantine):
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
         """Copies back, then deletes: no transaction spans both tables."""
         entity = await self._find(number)
-        waiting = mended(entity, mending)
-        stored = await self._storing.store_returned(waiting.message, now)
+        stored = await self._storing.store_returned(mended(entity, mending).message, now)
         await self._forget(entity)
         self._returned(stored)
 

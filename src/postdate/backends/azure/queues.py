@@ -136,8 +136,7 @@ class QueueService:
 
     def what(self, queue: str) -> str:
         """Return a queue's name for error messages."""
-        name = queue_name(queue, self._sanitizer)
-        return f"queue {name!r} of {self.place}"
+        return f"queue {queue_name(queue, self._sanitizer)!r} of {self.place}"
 
     @property
     def client(self) -> QueueServiceClient:

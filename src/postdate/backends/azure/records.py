@@ -198,8 +198,7 @@ class Records:
         if not rows or "_" in rows[0]["RowKey"]:
             return []
         known = Known(rows[0])
-        between = [_record(row) for row in rows[1:]]
-        return [*known.scheduled(), *between, *known.ended()]
+        return [*known.scheduled(), *map(_record, rows[1:]), *known.ended()]
 
     async def counts(self) -> Mapping[RecordKind, int]:
         counts: dict[RecordKind, int] = {}

@@ -308,8 +308,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         await rooms.records.end(messages, kind, now, detail)
         removed = {each.waiting.row for each in held if each.is_removed}
         there = [each for each in messages if each.row not in removed]
-        gone = await rooms.removals.each([_deletion(each) for each in there])
-        return len(removed) + sum(gone)
+        return len(removed) + sum(await rooms.removals.each([_deletion(each) for each in there]))
 
     @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
@@ -321,8 +320,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
     async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
         held = await self._holding.still_held([claim], self._opened.lease)
         for each in held:
-            entity = each.waiting.entity()
-            await self._opened.quarantine.set_aside(entity, InvalidMessage(reason), now)
+            await self._opened.quarantine.set_aside(each.waiting.entity(), InvalidMessage(reason), now)
         self._holding.let_go(held)
         return bool(held)
 
@@ -419,8 +417,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
         held = self._holding.of(message_id)
         if held is not None:
-            claim = Claim(held.waiting.message, held)
-            return await self.retry_later(claim, held.waiting.message.due, now, "")
+            return await self.retry_later(Claim(held.waiting.message, held), held.waiting.message.due, now, "")
         waiting = await self._free(message_id, now)
         if waiting is None:
             return False

@@ -273,8 +273,7 @@ class AzureQueueReceiver(Receiver):
             raise
 
     async def _ask(self, count: int) -> list[MessageWithReceipt]:
-        loop = asyncio.get_running_loop()
-        began, seconds = loop.time(), round(self._pace.hold / _SECOND)
+        began, seconds = asyncio.get_running_loop().time(), round(self._pace.hold / _SECOND)
         with self._service.asking(self._queue):
             pages = self._service.queue(self._queue).receive_messages(
                 messages_per_page=count, visibility_timeout=seconds
@@ -316,8 +315,7 @@ class AzureQueueReceiver(Receiver):
 
     async def _give_back_what_comes(self, asking: asyncio.Future[list[MessageWithReceipt]]) -> None:
         with suppress(PostdateError):
-            holds = await asking
-            await at_once([partial(self._give_back, hold, failed=False) for hold in holds])
+            await at_once([partial(self._give_back, hold, failed=False) for hold in await asking])
 
     # --- holding ------------------------------------------------------------------------------------------------------
 

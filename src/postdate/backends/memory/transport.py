@@ -194,8 +194,7 @@ class MemoryReceiver(Receiver):
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-        envelope = self._let_go(received)
-        self._queue.put(envelope, received.failures + int(failed), first=True)
+        self._queue.put(self._let_go(received), received.failures + int(failed), first=True)
 
     @override
     async def close(self) -> None:

@@ -405,8 +405,7 @@ def _arrived_oddly(queue: str, properties: bytes, body: bytes, *, redelivered: b
     expires_at = _instant(ours, _EXPIRES_AT)
     if expires_at is not None or _TO_BE_RECEIVED in ours:
         values.pop("expiration", None)
-    message_id = ours.get(_ID, values.get("message_id"))
-    text = _as_id(message_id)
+    text = _as_id(ours.get(_ID, values.get("message_id")))
     has_id = text is not None
     if has_id and _ID not in ours:
         del values["message_id"]

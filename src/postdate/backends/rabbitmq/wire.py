@@ -101,8 +101,7 @@ def uint32(number: int) -> bytes:
 
 def table(fields: Mapping[str, str | bool | int | Mapping[str, bool]]) -> bytes:
     """Return a table of the types that our arguments need: text, truth, whole numbers, tables of truth."""
-    content = b"".join(short_text(name) + _field(value) for name, value in fields.items())
-    return long_bytes(content)
+    return long_bytes(b"".join(short_text(name) + _field(value) for name, value in fields.items()))
 
 
 def _field(value: str | bool | int | Mapping[str, bool]) -> bytes:

@@ -182,8 +182,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
 
     @override
     def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
-        kind = OUTCOME_RECORDS[outcome]
-        head: tuple[Part, ...] = ("finish", self.place, int(kind), instant(now), detail)
+        head: tuple[Part, ...] = ("finish", self.place, int(OUTCOME_RECORDS[outcome]), instant(now), detail)
 
         def work(transaction: NativeTransaction) -> None:
             native = self._transaction(transaction)
@@ -230,8 +229,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
 
     @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
-        kind = OUTCOME_RECORDS[outcome]
-        head = (self.place, int(kind), instant(now), detail)
+        head = (self.place, int(OUTCOME_RECORDS[outcome]), instant(now), detail)
         done: int = await self._server.run("finish", *head, *finish_parts(self._own(claims)))
         self._let_go(claims)
         return done
