@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from postdate.backends.mariadb.store import MariaDbStore as MariaDbStore
     from postdate.backends.mariadb.timeouts import MariaDbTimeouts as MariaDbTimeouts
     from postdate.backends.memory.database import Memory
-    from postdate.backends.memory.sagas import MemorySagaStore as MemorySagaStore
+    from postdate.backends.memory.database import MemorySagaStore as MemorySagaStore
+    from postdate.backends.memory.database import MemoryTimeouts as MemoryTimeouts
     from postdate.backends.memory.store import MemoryStore as MemoryStore
-    from postdate.backends.memory.timeouts import MemoryTimeouts as MemoryTimeouts
     from postdate.backends.memory.transport import MemoryTransport as MemoryTransport
-    from postdate.backends.msmq.machine import Msmq
+    from postdate.backends.msmq.transport import Msmq
     from postdate.backends.msmq.transport import MsmqTransport as MsmqTransport
     from postdate.backends.postgres.database import Postgres
     from postdate.backends.postgres.outbox import PostgresOutbox as PostgresOutbox
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from postdate.backends.postgres.store import PostgresStore as PostgresStore
     from postdate.backends.postgres.timeouts import PostgresTimeouts as PostgresTimeouts
     from postdate.backends.postgres.transport import PostgresTransport as PostgresTransport
-    from postdate.backends.rabbitmq.broker import RabbitMq
+    from postdate.backends.rabbitmq.transport import RabbitMq
     from postdate.backends.rabbitmq.transport import RabbitMqTransport as RabbitMqTransport
     from postdate.backends.sqlite.database import Sqlite
     from postdate.backends.sqlite.outbox import SqliteOutbox as SqliteOutbox
@@ -106,9 +106,7 @@ _ROOMS = {
     "errors": ("PostdateError",),
     "messages": ("DelayedMessage", "Envelope", "Headers"),
     "backends.azure.database": ("AzureStorage",),
-    "backends.memory.database": ("Memory",),
-    "backends.msmq.machine": ("Msmq",),
-    "backends.rabbitmq.broker": ("RabbitMq",),
+    "backends.memory.database": ("Memory", "MemorySagaStore", "MemoryTimeouts"),
     "backends.postgres.database": ("Postgres",),
     "backends.sqlite.database": ("Sqlite",),
     "backends.postgres.outbox": ("PostgresOutbox",),
@@ -122,7 +120,6 @@ _ROOMS = {
         "TransactionMode",
         "Transport",
     ),
-    "backends.memory.sagas": ("MemorySagaStore",),
     "backends.postgres.sagas": ("PostgresSagaStore",),
     "backends.sqlite.sagas": ("SqliteSagaStore",),
     "backends.azure.store": ("AzureTableStore",),
@@ -134,16 +131,15 @@ _ROOMS = {
     "backends.sqlserver.database": ("SqlServer",),
     "backends.sqlserver.store": ("SqlServerStore",),
     "backends.mariadb.timeouts": ("MariaDbTimeouts",),
-    "backends.memory.timeouts": ("MemoryTimeouts",),
     "backends.postgres.timeouts": ("PostgresTimeouts",),
     "backends.sqlite.timeouts": ("SqliteTimeouts",),
     "backends.sqlserver.timeouts": ("SqlServerTimeouts",),
     "backends.azure.transport": ("AzureStorageQueueTransport",),
     "backends.sqlite.transport": ("LocalTransport",),
     "backends.memory.transport": ("MemoryTransport",),
-    "backends.msmq.transport": ("MsmqTransport",),
+    "backends.msmq.transport": ("Msmq", "MsmqTransport"),
     "backends.postgres.transport": ("PostgresTransport",),
-    "backends.rabbitmq.transport": ("RabbitMqTransport",),
+    "backends.rabbitmq.transport": ("RabbitMq", "RabbitMqTransport"),
 }
 _EXTRAS = {"aiohttp": "azure", "azure": "azure", "psycopg": "postgres", "pymysql": "mariadb", "pytds": "sqlserver"}
 _HOMES = {name: f"{__name__}.{room}" for room, names in _ROOMS.items() for name in names}

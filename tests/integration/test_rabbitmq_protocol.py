@@ -20,9 +20,9 @@ from tests.waiting import patience, until
 
 from postdate import Envelope, SystemClock
 from postdate.backends.rabbitmq import wire
+from postdate.backends.rabbitmq.address import parse_url
 from postdate.backends.rabbitmq.connection import AmqpConnection, Channel, ChannelClosed
 from postdate.backends.rabbitmq.consuming import ConsumingChannel, Delivery
-from postdate.backends.rabbitmq.login import parse_url
 from postdate.backends.rabbitmq.properties import UNREADABLE, Arrived, arrived
 from postdate.backends.rabbitmq.publishing import PublishingChannel, Sending
 from postdate.backends.rabbitmq.stream import _sent

@@ -18,7 +18,7 @@ from postdate.endpoint.outgoing import through_queue
 from postdate.errors import ConfigurationError
 from postdate.ports import Outcome
 from postdate.wiring import open_store, open_transport
-from postdate.wiring.databases import Databases
+from postdate.wiring.adapters import Databases
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from postdate import Envelope, MemoryTransport
-from postdate.backends.memory.timeouts import MemoryTimeouts
+from postdate.backends.memory.database import MemoryTimeouts
 from postdate.backends.sqlite.processes import try_to_hold
 from postdate.core.receive.outcomes import AttemptsRecovery, attempts
 from postdate.core.recoverability import Allowed, ErrorQueue, Host

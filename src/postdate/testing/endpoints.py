@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 from typing_extensions import override
 
-from postdate.backends.memory.sagas import MemorySagaStore
+from postdate.backends.memory.database import MemorySagaStore
 from postdate.backends.memory.store import MemoryStore
 from postdate.backends.memory.transport import MemoryReceiver, MemoryTransport
 from postdate.core.recoverability import Recoverability

@@ -26,7 +26,7 @@ from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import ConfigurationError, StoreError, StoreUnreachable
 from postdate.messages import DelayedMessage, Envelope
 from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Work
-from postdate.ports.outbox import Operation, OutboxRecord
+from postdate.ports.endpoint import Operation, OutboxRecord
 from postdate.runtime.threads import Job, do_jobs, group_of, in_thread
 
 _VERSION: Final = 1

@@ -11,7 +11,7 @@ from typing_extensions import override
 from postdate.backends.sql.dialect import Sessions, SqlDialect
 from postdate.errors import SagaConflict, StoreNotSetUp
 from postdate.ports import Correlation, SagaChange, SagaFate, SagaRecord, SagaStore, SagaStoreCapabilities, Work
-from postdate.ports.sagas import SET_UP
+from postdate.ports.endpoint import SET_UP
 
 _COLUMNS: Final[Sequence[str]] = ("saga_id", "saga_type", "property", "value", "state", "details", "version")
 

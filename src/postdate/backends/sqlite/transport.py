@@ -62,7 +62,7 @@ from postdate.ports import (
     TransportCapabilities,
     Work,
 )
-from postdate.ports.expiry import ExpiryRules, end_in_queue
+from postdate.ports.transports import ExpiryRules, end_in_queue
 from postdate.runtime.threads import Alarm
 
 __all__ = ["DEAD_LETTERS", "LocalReceiver", "LocalTransport"]
