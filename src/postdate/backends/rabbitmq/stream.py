@@ -151,6 +151,7 @@ class Stream(asyncio.BufferedProtocol):
 
     async def abort(self) -> None:
         """End the connection at once."""
+        self._end(TransportUnreachable("the connection was closed here"))
         with anyio.CancelScope(shield=True):
             self._transport.abort()
             await asyncio.shield(self._over)
