@@ -150,7 +150,7 @@ def preview(job: MigrateJob, now: datetime) -> PreviewResult:
     """
     with job.origin.opened() as source:
         names = selected(source, job.endpoints, source.history())
-        return look(source, job, names, now)
+        return preview_open(source, job, names, now)
 
 
 def nothing_new(looked: PreviewResult) -> None:
@@ -161,7 +161,7 @@ def nothing_new(looked: PreviewResult) -> None:
         raise PipelineError(f"nothing new is moved, for {problems[0]}{more}; see `postdate pipeline migrate preview`")
 
 
-def look(source: MigrationSource, job: MigrateJob, names: Sequence[str], now: datetime) -> PreviewResult:
+def preview_open(source: MigrationSource, job: MigrateJob, names: Sequence[str], now: datetime) -> PreviewResult:
     """Do the same as :func:`preview` with an open source."""
     with opened_target(job.target) as store:
         store.overdue(now)  # its tables are there
