@@ -372,7 +372,11 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
-        """Messages of other processes are noticed within the pause between looks."""
+        """Tries to take the lease first; never fails for it.
+
+        While there is a listener, a free lease is taken and messages of other processes are looked for: they are
+        noticed within the pause between looks.
+        """
         keeper = self._opened.keeper
         keeper.is_wanted = True
         self._back_off.reset()

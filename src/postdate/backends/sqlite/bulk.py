@@ -56,6 +56,7 @@ def read_scan(file: SqliteFile, scan: Scan, part: ScanPart, page: int) -> Iterab
 
 
 def _conditions(source: _Scanned, where: ScanFilter) -> dict[str, Any]:
+    """Return conditions to be joined with AND: SQL, and the value of its one parameter."""
     conditions = dict[str, Any]()
     if where.message_ids is not None:
         conditions[source.with_ids] = _json_list(where.message_ids)
