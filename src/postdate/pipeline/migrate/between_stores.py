@@ -53,6 +53,7 @@ from postdate.pipeline.migrate.verifying import look_closer, only
 from postdate.pipeline.rows import MESSAGE_COLUMNS, checked, restored, to_columns
 from postdate.pipeline.stores import PAGE_ROWS, StoreSpec
 from postdate.ports import (
+    OUTCOME_RECORDS,
     Claim,
     ClaimingStore,
     MessageFilter,
@@ -79,6 +80,9 @@ _ALL: Final = datetime(9000, 1, 1, tzinfo=UTC)
 _INTENT_BYTES: Final = 8 * 1024 * 1024
 _BESIDE_BYTES: Final = 8_000
 """Size of an intent besides the content of its messages, if there is only one."""
+
+_ENDS: Final = frozenset(OUTCOME_RECORDS.values())
+"""Records of how a message left its store."""
 
 _LOOKS: Final = 6
 """How often waiting but claimed messages are looked for, half a second apart: the claims may be of a dead process."""
@@ -466,6 +470,7 @@ class _Passage:
         return self.source.ask(lambda store: store.get(id_))
 
     def _has_left(self, intent: DelayedMessage, id_: str) -> bool:
-        is_recorded = any(each.detail == _moved_by(intent) for each in _history(self.source, id_))
-        # A store without transactions may have recorded it, and not removed it.
-        return is_recorded and self._waiting(id_) is None
+        # A store without transactions may have recorded it, and not removed it. If such a message has ended since, its
+        # last end says so: delivered, it must not go to the new store as well.
+        ends = [each for each in _history(self.source, id_) if each.kind in _ENDS]
+        return bool(ends) and ends[-1].detail == _moved_by(intent) and self._waiting(id_) is None
