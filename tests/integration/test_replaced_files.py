@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import as_another_process
 from tests.waiting import patience
 
-from postdate import DelayedMessage, Envelope, LocalTransport, SqliteStore
+from postdate import DelayedMessage, Envelope, LocalTransport, SqliteOutbox, SqliteStore
 from postdate.backends.sqlite.processes import Wakeups
 from postdate.errors import NotADatabase, PostdateError, StoreReplaced, StoreUnreachable
 from postdate.ports import MessageFilter, Outcome
@@ -171,6 +171,29 @@ async def test_a_receiver_is_told_and_takes_nothing_out_of_the_queue_of_its_name
     again = LocalTransport(path)
     assert await again.lengths_of(["other", "q"]) == {"other": 1, "q": 1}
     await again.close()
+
+
+async def test_an_outbox_commits_nothing_into_the_file_before(tmp_path: Path) -> None:
+    path, away, saved = (tmp_path / name for name in ("shop.db", "away.db", "saved.db"))
+    other, outbox = SqliteOutbox(saved), SqliteOutbox(path)
+    await other.setup()
+    await other.close()
+    await outbox.setup()
+    assert await outbox.transaction("sales", "m-1").commit([], NOW)
+    transaction = outbox.transaction("sales", "m-2")
+    await transaction.begin()
+    path.rename(away)
+    saved.rename(path)
+    for call in (transaction.commit([], NOW), outbox.find("sales", "m-1")):
+        with pytest.raises(StoreReplaced, match="start them again"):
+            await call
+    await transaction.roll_back()
+    with pytest.raises(StoreReplaced):
+        await outbox.transaction("sales", "m-3").commit([], NOW)
+    await outbox.close()
+    for place, expected in ((away, [("m-1",)]), (path, [])):
+        with closing(sqlite3.connect(place)) as file:
+            assert file.execute("SELECT message_id FROM postdate_outbox").fetchall() == expected
 
 
 async def test_a_file_that_was_removed_is_not_begun_anew_until_somebody_says_so(tmp_path: Path) -> None:

@@ -145,6 +145,19 @@ def refuse_leftover(path: Path) -> None:
     )
 
 
+def first_opened(path: Path, before: Identity | None) -> Identity | None:
+    """Return which file was opened at ``path`` just now; ``before``, if it may have been replaced meanwhile."""
+    after = identity_of(path)
+    return after if before in {None, after} else before
+
+
+def replaced(path: Path) -> StoreReplaced:
+    return StoreReplaced(
+        f"{path} was replaced, removed or moved away while this process had it open: stop every process that uses it, "
+        f"see to it that the right file is there, and start them again"
+    )
+
+
 @contextmanager
 def alone(path: Path) -> Generator[None]:
     """Hold the lock under which a file is opened; the log is noted afterwards.
