@@ -459,6 +459,23 @@ def test_row_115_nothing_moves_back_to_where_it_came_from(files: tuple[StorePlac
     assert (by_id(new.waiting()), new.intents()) == (by_id(found), [])
 
 
+@pytest.mark.parametrize("ends", [PAIRS[2], ("sqlite", "redis")], ids="-".join, indirect=True)
+def test_row_115_nor_where_one_of_the_two_cannot_be_scanned(
+    ends: tuple[StorePlace, StorePlace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ids cannot be looked for before, so each message is when it is claimed, and stays where it is."""
+    monkeypatch.setattr(between_stores, "_LOOKS", 1)
+    old, new = ends
+    found = messages(3)
+    old.add(found)
+    assert old.move_to(new).run().complete
+    (back,) = new.move_to(old).run().endpoints
+    assert (back.moved, back.refused, old.waiting(), new.intents()) == (0, 3, [], [])
+    assert "was moved out of the target before" in back.problems[0]
+    assert by_id(new.waiting()) == by_id(found)
+    assert sorted(new.deliver()) == ids(found)
+
+
 def test_row_115_what_the_target_does_not_take_or_nobody_can_read_stays_and_is_named(
     files: tuple[StorePlace, StorePlace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
