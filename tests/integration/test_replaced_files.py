@@ -16,7 +16,7 @@ from tests.conftest import as_another_process
 from tests.waiting import patience
 
 from postdate import DelayedMessage, Envelope, LocalTransport, SqliteOutbox, SqliteStore
-from postdate.backends.sqlite.processes import Wakeups
+from postdate.backends.sqlite.processes import Wakeups, presence_folder
 from postdate.errors import NotADatabase, PostdateError, StoreReplaced, StoreUnreachable
 from postdate.ports import MessageFilter, Outcome
 from postdate.runtime.threads import Alarm
@@ -214,6 +214,17 @@ async def test_a_file_that_was_removed_is_not_begun_anew_until_somebody_says_so(
     assert len(await pending(again)) == 100
     await again.store(DelayedMessage("after", NOW, "q"), NOW)
     await again.close()
+
+
+async def test_the_second_name_that_an_earlier_version_gave_the_file_goes_with_the_log(tmp_path: Path) -> None:
+    """It was killed: nobody else would ever remove the name, and a file that is removed would keep its room."""
+    path = await backup(tmp_path / "a.db", 1, ["q"])
+    store = SqliteStore(path)
+    await store.setup()
+    pinned = presence_folder(path) / "file-of-log"
+    os.link(path, pinned)
+    await store.close()
+    assert not pinned.exists()
 
 
 async def test_the_log_that_a_killed_process_left_is_of_its_file_only(tmp_path: Path) -> None:

@@ -107,6 +107,8 @@ Identity = tuple[int, int]
 _LOCK: Final = "opening.lock"
 _OPENING_SECONDS: Final = 10.0
 _NAME: Final = "log-of"
+_PINNED: Final = "file-of-log"
+"""A second name of the file while it had a log, made by earlier versions: it would keep the room of a removed file."""
 
 
 def identity_of(path: Path) -> Identity | None:
@@ -198,6 +200,7 @@ def forget_log(path: Path) -> None:
                 beside.unlink()
             if identity_of(beside) is None:
                 _note_path(path).unlink(missing_ok=True)
+                (folder / _PINNED).unlink(missing_ok=True)
 
 
 def _note(path: Path) -> None:
