@@ -292,31 +292,6 @@ def test_row_116_what_is_recorded_as_moved_and_was_not_removed_is_still_with_the
     assert (old.waiting(), by_id(new.waiting())) == ([], by_id(found))
 
 
-@pytest.mark.parametrize("ends", [PAIRS[5]], ids="-".join, indirect=True)
-def test_row_116_what_stayed_and_was_delivered_before_its_intent_was_gone_is_not_moved(
-    ends: tuple[StorePlace, StorePlace],
-) -> None:
-    """Whoever ended the batch found that all of it had stayed, and ended itself before it cancelled the intent."""
-    old, new = ends
-    found = messages(3)
-    old.add(found)
-    recorded_and_not_removed(old, new)
-    ask = TargetStore.ask
-
-    def ending(store: TargetStore, question: Any) -> Any:
-        if "cancel" in question.__code__.co_names:
-            raise Ended
-        return ask(store, question)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TargetStore, "ask", ending)
-        with pytest.raises(Ended):
-            old.move_to(new).abort()
-    assert (sorted(old.deliver()), len(old.intents())) == (ids(found), 1)
-    (moved,) = old.move_to(new).run().endpoints
-    assert (moved.moved, new.waiting(), old.intents()) == (0, [], [])
-
-
 @dataclass
 class Service:
     """Delivers what is due in a store, as long as it runs.
