@@ -10,6 +10,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 from tests.conftest import damage_row
 from tests.integration.migration_stores import StorePlace, place_in
@@ -116,10 +118,12 @@ def test_row_116_what_a_service_holds_stays_with_it(
         in_thread: dict[str, Any] = {}
         thread = threading.Thread(target=lambda: in_thread.update(moved=move.run()))
         thread.start()
-        while thread.is_alive():
-            await between_stores.anyio.sleep(0.01)
+        await anyio.to_thread.run_sync(thread.join)
         (moved,) = in_thread["moved"].endpoints
         assert (moved.moved, moved.refused) == (0 if lease_is_ours else 3, 0)
+        (left,) = moved.problems
+        assert left.startswith(f"{6 if lease_is_ours else 3} wait in the old store still: a service of it holds them")
+        assert not in_thread["moved"].complete
         assert await store.retry_later(claims[0], found[0].due + DAY, _NOW(), "no")
         return [claim.message.message_id for claim in claims]
 
@@ -290,6 +294,31 @@ def test_row_116_what_is_recorded_as_moved_and_was_not_removed_is_still_with_the
     assert (aborted.moved, aborted.returned, new.waiting(), by_id(old.waiting())) == (0, 3, [], by_id(found))
     assert old.move_to(new).run().complete
     assert (old.waiting(), by_id(new.waiting())) == ([], by_id(found))
+
+
+@pytest.mark.parametrize("ends", [PAIRS[5]], ids="-".join, indirect=True)
+def test_row_116_what_stayed_and_was_delivered_before_its_intent_was_gone_is_not_moved(
+    ends: tuple[StorePlace, StorePlace],
+) -> None:
+    """Whoever ended the batch found that all of it had stayed, and ended itself before it cancelled the intent."""
+    old, new = ends
+    found = messages(3)
+    old.add(found)
+    recorded_and_not_removed(old, new)
+    ask = TargetStore.ask
+
+    def ending(store: TargetStore, question: Any) -> Any:
+        if "cancel" in question.__code__.co_names:
+            raise Ended
+        return ask(store, question)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TargetStore, "ask", ending)
+        with pytest.raises(Ended):
+            old.move_to(new).abort()
+    assert (sorted(old.deliver()), len(old.intents())) == (ids(found), 1)
+    (moved,) = old.move_to(new).run().endpoints
+    assert (moved.moved, new.waiting(), old.intents()) == (0, [], [])
 
 
 @dataclass

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import anyio
 import pyarrow as pa
@@ -90,6 +90,8 @@ _LOOKS: Final = 6
 _PATIENCE_SECONDS: Final = 90
 """How long to wait for claims of others: stores free those of a dead process within a minute."""
 
+T = TypeVar("T")
+
 log = logging.getLogger("postdate.pipeline")
 
 
@@ -121,7 +123,7 @@ class StoreMove:
             StoreError: one of the stores is missing or unreachable.
             PipelineError: there is no such endpoint.
         """
-        return PreviewResult(self.source.shown, self.target.shown, tuple(each.preview() for each in self._passages()))
+        return PreviewResult(self.source.shown, self.target.shown, self._each(_Passage.preview))
 
     def run(self) -> MigrateResult:
         """Move waiting messages, the next due first, and finish the batches of earlier runs.
@@ -158,14 +160,16 @@ class StoreMove:
         return self._done(_Passage.abort)
 
     def _done(self, step: Callable[[_Passage], EndpointResult]) -> MigrateResult:
-        started, found = time.perf_counter(), tuple(step(each) for each in self._passages())
+        started, found = time.perf_counter(), self._each(step)
         return MigrateResult(self.source.shown, self.target.shown, found, time.perf_counter() - started)
 
-    def _passages(self) -> Iterator[_Passage]:
-        """Yield the endpoints one after the other, each open until the next."""
+    def _each(self, step: Callable[[_Passage], T]) -> tuple[T, ...]:
+        """Do a step for one endpoint after the other; its stores are closed before the next, or an error, is seen."""
+        found = list[T]()
         for name, spec in _chosen(self.source, self.endpoints).items():
             with opened_target(spec) as source, opened_target(self.target) as target:
-                yield _Passage(self, name, source, target)
+                found.append(step(_Passage(self, name, source, target)))
+        return tuple(found)
 
 
 def status_of_store(source: StoreSpec, endpoints: Sequence[str] | None = None) -> StatusResult:
@@ -356,8 +360,10 @@ class _Passage:
         after = self.source.ask(lambda store: store.statistics(SystemClock().now()))
         if after.quarantined > before.quarantined:
             self._refuse(after.quarantined - before.quarantined, "cannot be read: `postdate errors` shows them")
-        if after.pending:
-            log.info("%s: %d wait there still, held or stored meanwhile; run it again", self.endpoint, after.pending)
+        waiting = after.pending - len(_intents(self.source))
+        if waiting:
+            why = "a service of it holds them, or they were stored meanwhile; run this again"
+            self._tally.problems.append(f"{waiting:,} wait in the old store still: {why}")
         return self._result("completed", 0)
 
     def abort(self) -> EndpointResult:

@@ -83,7 +83,7 @@ class EndpointResult:
         delivered_meanwhile: messages that the target has delivered, ended otherwise, or rescheduled, by its records.
         mismatched: messages that the target does not have, or not as they were.
         differences: of these, at most :data:`NAMED`.
-        problems: why batches were refused.
+        problems: why batches were refused, or messages wait in the old store still.
     """
 
     endpoint: str
@@ -123,8 +123,9 @@ class MigrateResult:
 
     @property
     def complete(self) -> bool:
-        """Whether all runs are completed, exactly; an aborted run is not."""
-        return self.exact and all(each.run_id is None or each.status == "completed" for each in self.endpoints)
+        """Whether all runs are completed, exactly, and none has a problem; an aborted run is not."""
+        ended = all(each.run_id is None or each.status == "completed" for each in self.endpoints)
+        return ended and self.exact and not any(each.problems for each in self.endpoints)
 
     @property
     def moved(self) -> int:
