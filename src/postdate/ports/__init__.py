@@ -9,6 +9,7 @@ Source: specification 1.1 and 6; design.md sections 3 and 4; ADR 0002 (claims), 
 from postdate.ports.archives import ARCHIVED, ArchivableStore, StoredRecord
 from postdate.ports.common import (
     OUTCOME_RECORDS,
+    BatchedWork,
     NativeTransaction,
     Outcome,
     Record,
@@ -17,6 +18,7 @@ from postdate.ports.common import (
     TransactionMode,
     Wake,
     Work,
+    do_works,
 )
 from postdate.ports.expiry import ExpiryRules, NativeExpiry
 from postdate.ports.intake import DUE_EXCHANGE_TYPES, DelayExchange, ForeignIntake, IntakeQueue, Read
@@ -136,4 +138,6 @@ __all__ = [
     "Work",
     "capabilities_of",
     "refuse_work",
+    "BatchedWork",
+    "do_works",
 ]

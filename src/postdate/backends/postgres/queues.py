@@ -192,9 +192,7 @@ class Acknowledgements:
         if len(works) > 1:
             connection.execute(_NO_LONG_WAIT)
         try:
-            for work in works:
-                for each in work:
-                    each(connection)
+            do_works(connection, chain.from_iterable(works))
             if len(works) > 1:  # commits that notify go one after the other, which on a slow disk takes longer
                 connection.execute(_AS_LONG_AS_IT_TAKES)
         except psycopg.errors.LockNotAvailable as error:

@@ -174,8 +174,7 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
         errors = self.insert(connection, rows)
         if work:
             raise_first(errors)
-            for each in work:
-                each(connection)
+            do_works(connection, work)
         return errors
 
     def _sent(self, works: Sequence[_Rows]) -> Sequence[Sequence[PostdateError | None]]:

@@ -132,8 +132,7 @@ class RedisTransport(QueueQuarantine, Transport):
     def transaction(self, work: Sequence[Work]) -> RedisTransaction:
         """Return a transaction that contains ``work``; if that raises, nothing was done."""
         transaction = RedisTransaction(self._capabilities.database)
-        for each in work:
-            each(transaction)
+        do_works(transaction, work)
         return transaction
 
     def add_send(

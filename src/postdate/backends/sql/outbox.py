@@ -186,8 +186,8 @@ class SqlOutbox(OutboxStore, ABC, Generic[C]):
     def write(self, session: Any, row: Values, work: Sequence[Work]) -> bool:
         """Write a record and run ``work``, in the transaction of ``session``; ``False``: the record is there."""
         is_new = self._dialect.insert_new(session, self._insert, row)
-        for each in work if is_new else ():
-            each(session)
+        if is_new:
+            do_works(session, work)
         return is_new
 
     async def add(self, row: Values, work: Sequence[Work]) -> bool:

@@ -34,10 +34,10 @@ class SqlSagaStore(SagaStore, ABC):
         held = f"WHERE {same} AND version = %(version)s"
         self._find = dialect.spelled(f"{read} {dialect.equal('saga_type', 'property', 'value')}")
         self._load = dialect.spelled(f"{read} {same}")
-        self._create = dialect.insert(table, _COLUMNS, ("saga_type", "property", "value"))
-        self._change = {
-            SagaFate.UPDATED: dialect.spelled(f"UPDATE {table} SET {new} {held}"),
+        self._statements = {
             SagaFate.COMPLETED: dialect.spelled(f"DELETE FROM {table} {held}"),
+            SagaFate.UPDATED: dialect.spelled(f"UPDATE {table} SET {new} {held}"),
+            SagaFate.CREATED: dialect.insert(table, _COLUMNS, ("saga_type", "property", "value")),
         }
 
     @override
@@ -49,9 +49,9 @@ class SqlSagaStore(SagaStore, ABC):
     async def load(self, saga_type: str, saga_id: str) -> SagaRecord | None:
         return await self._read(self._load, {"saga_type": saga_type, "saga_id": saga_id})
 
-    async def _read(self, statement: Any, values: Mapping[str, Any]) -> SagaRecord | None:
+    async def _read(self, statement: Any, place: Values) -> SagaRecord | None:
         try:
-            row = await self._sessions.look(lambda session: self._dialect.row(session, statement, values))
+            row = await group_of(self, _AT_ONCE).run(self._do_jobs, (statement, place))
         except StoreNotSetUp as error:
             raise StoreNotSetUp(f"{self._sessions.where} has no table of sagas; {SET_UP}") from error
         if row is None:
@@ -59,30 +59,36 @@ class SqlSagaStore(SagaStore, ABC):
         saga_id, kind, name, value, state, details, version = row
         return SagaRecord(saga_id, kind, Correlation(name, value), state, details, version)
 
+    def _do_jobs(self, jobs: Sequence[Job[tuple[Any, Values], Any]]) -> None:
+        for statement in (self._find, self._load):
+            some = [job for job in jobs if job.work[0] is statement]
+            if some:
+                do_jobs(some, self._rows, StoreUnreachable)
+
+    def _rows(self, works: Sequence[tuple[Any, Values]]) -> Sequence[tuple[Any, ...] | None]:
+        statement, places = works[0][0], [place for _, place in works]
+        return self._sessions.look_blocking(lambda session: self._dialect.row_of_each(session, statement, places))
+
     @override
     async def apply(self, changes: Sequence[SagaChange]) -> None:
         await self._sessions.transaction(self.applying(changes))
 
     @override
     def applying(self, changes: Sequence[SagaChange]) -> Work:
-        def apply(transaction: Any) -> None:
-            for change in changes:
-                if not self._applied(transaction, change):
-                    record = change.record
-                    raise SagaConflict(
-                        f"{record.saga_type} {record.saga_id} was created, changed or completed meanwhile"
-                    )
+        return BatchedWork(self._apply, changes)
 
-        return apply
-
-    def _applied(self, transaction: Any, change: SagaChange) -> bool:
-        record, place = change.record, change.record.correlation
-        values = (record.saga_id, record.saga_type, place.property, place.value, record.state, record.details)
-        if change.fate is SagaFate.CREATED:
-            return self._dialect.insert_new(transaction, self._create, _row(*values, 1))
-        row = _row(*values, record.version)
-        return self._dialect.change(transaction, self._change[change.fate], row) == 1
+    def _apply(self, transaction: Any, works: Sequence[Sequence[SagaChange]]) -> None:
+        """Apply the changes of messages; a completed instance goes first, as another may take its correlation."""
+        changes = [change for work in works for change in work]
+        for fate, statement in self._statements.items():
+            rows = [_row(change) for change in changes if change.fate is fate]
+            if rows and self._dialect.change_each(transaction, statement, rows) < len(rows):
+                told = ", ".join(f"{each['saga_type']} {each['saga_id']}" for each in rows[:3])
+                raise SagaConflict(f"{told} was created, changed or completed meanwhile")
 
 
-def _row(*values: str | int) -> dict[str, Any]:
+def _row(change: SagaChange) -> Values:
+    record, place = change.record, change.record.correlation
+    version = 1 if change.fate is SagaFate.CREATED else record.version
+    values = (record.saga_id, record.saga_type, place.property, place.value, record.state, record.details, version)
     return dict(zip(_COLUMNS, values, strict=True))
