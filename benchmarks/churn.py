@@ -10,12 +10,11 @@ from pathlib import Path
 
 from benchmarks.targets.postgres import PostgresTaken
 from postdate.bench.bench import STUCK_SECONDS, Arrivals, Bench, Services
+from postdate.bench.deployment import load
 from postdate.bench.limits import arrived
-from postdate.bench.processes import Partner
+from postdate.bench.processes import Partner, SharedCount
 from postdate.bench.result import BenchmarkResult, Figure
-from postdate.bench.tally import SharedCount
 from postdate.bench.targets import Targets
-from postdate.bench.workload import load
 from postdate.clock import SystemClock
 from postdate.errors import ConfigurationError, PostdateError
 

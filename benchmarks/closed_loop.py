@@ -13,10 +13,9 @@ from pathlib import Path
 
 import anyio
 
-from postdate.bench.deployment import Deployment
-from postdate.bench.storer import main
-from postdate.bench.tally import SharedCount
-from postdate.bench.workload import Workload
+from postdate.bench.deployment import Deployment, Workload
+from postdate.bench.partners import store as storing
+from postdate.bench.processes import SharedCount
 from postdate.clock import SystemClock, to_microseconds
 from postdate.ports import ClaimingStore
 
@@ -43,4 +42,4 @@ async def closed(
 if __name__ == "__main__":
     window, tallies = int(sys.argv[1]), [SharedCount(Path(path)) for path in sys.argv[2:]]
     deployment = Deployment.from_json(sys.stdin.readline())
-    anyio.run(main, deployment, lambda store, load: closed(store, load, window, *tallies))
+    anyio.run(storing, deployment, lambda store, load: closed(store, load, window, *tallies))

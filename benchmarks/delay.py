@@ -32,9 +32,9 @@ import pyarrow.parquet as pq
 
 from postdate.clock import SystemClock, to_microseconds
 from postdate.errors import PipelineError
-from postdate.pipeline.columns import INSTANT
 from postdate.pipeline.delay.operator import delay, delay_conf
 from postdate.pipeline.files import read_directory
+from postdate.pipeline.rows import INSTANT
 from postdate.pipeline.session import spark_session
 
 _FILES = 20

@@ -16,7 +16,7 @@ import anyio.to_thread
 import msgspec
 
 from postdate import Endpoint, HandlerContext, Recoverability, Saga, started_by
-from postdate.bench.tally import SharedCount
+from postdate.bench.processes import SharedCount
 from postdate.messages import DelayedMessage, Headers
 from postdate.wiring import open_store, open_transport
 

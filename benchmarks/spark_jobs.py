@@ -20,12 +20,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 
 from benchmarks.targets.postgres import PostgresTaken
+from postdate.bench import runs
 from postdate.bench.bench import STUCK_SECONDS, Arrivals, Bench
+from postdate.bench.deployment import BODY, Workload, headers_of, id_of, load, number_of
 from postdate.bench.limits import arrived, insert_limit, move_limit
 from postdate.bench.result import BenchmarkResult, Figure, LatenessInMilliseconds, lateness
-from postdate.bench.runs import timing
 from postdate.bench.targets import Targets
-from postdate.bench.workload import BODY, Workload, headers_of, id_of, load, number_of
 from postdate.clock import SystemClock
 from postdate.errors import ConfigurationError, PostdateError
 from postdate.pipeline.audit import audit
@@ -180,7 +180,7 @@ def _scanned(targets: Targets) -> PostgresTaken:
 
 def continuous(bench: Bench, rate: int, seconds: float, residency: float) -> BenchmarkResult:
     """Deliver ``rate`` messages a second by resident dispatchers in Spark's executors, and by a plain service."""
-    plain = timing.even(bench, rate, seconds, stored_by="before", receiver=False)
+    plain = runs.even(bench, rate, seconds, stored_by="before", receiver=False)
     n, folder = int(rate * seconds), bench.options.folder
     with bench.targets() as targets:
         bench.report("starting Spark")

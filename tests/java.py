@@ -68,7 +68,7 @@ if sys.orig_argv[1:] == ["-m", "pyspark.daemon", "pyspark.worker"]:
     for name in ("pyspark.worker", "pandas", "pyarrow"):
         importlib.import_module(name)
     if find_spec("postdate") is not None:  # to a cluster it comes with the job
-        for name in ("archive", "audit", "delay", "migrate", "schedule", "source.format", "sweep"):
+        for name in ("archive", "audit", "delay", "migrate", "schedule", "source", "sweep"):
             importlib.import_module(f"postdate.pipeline.{name}")
         for name in ("mariadb.store", "postgres.store", "sqlite.store", "sqlite.transport"):
             importlib.import_module(f"postdate.backends.{name}")

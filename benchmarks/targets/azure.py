@@ -22,7 +22,7 @@ from postdate.backends.azure.benchmark import AzureTarget, clean
 from postdate.backends.azure.envelope import from_text, to_text
 from postdate.backends.azure.layout import DelayedEntity, read_entity, second_key
 from postdate.backends.azure.login import AzureLogin
-from postdate.bench.workload import BODY, headers_of, id_of, number_of
+from postdate.bench.deployment import BODY, headers_of, id_of, number_of
 from postdate.clock import SystemClock
 from postdate.errors import TransportUnavailable
 from postdate.messages import DelayedMessage, Envelope

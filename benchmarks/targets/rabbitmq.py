@@ -9,7 +9,7 @@ from benchmarks.targets.amqp import Confirms, RawConnection, publishing_frames
 from postdate.backends.rabbitmq.benchmark import RabbitMqTarget
 from postdate.backends.rabbitmq.login import parse_url
 from postdate.backends.rabbitmq.properties import properties_of
-from postdate.bench.workload import BODY, headers_of, id_of
+from postdate.bench.deployment import BODY, headers_of, id_of
 from postdate.clock import SystemClock
 from postdate.messages import Envelope
 from postdate.ports.benchmarks import BareRow, BenchmarkRun, Mover

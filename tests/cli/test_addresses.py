@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from postdate import SqliteStore
-from postdate.cli.logs import logging_to_stderr
+from postdate.cli.command import logging_to_stderr
 from postdate.config import Address, load_settings, without_secrets
 from postdate.errors import ConfigurationError
 from postdate.pipeline.stores import StoreSpec

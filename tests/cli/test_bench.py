@@ -16,8 +16,8 @@ from azure.storage.queue import QueueServiceClient
 from benchmarks.__main__ import main
 from tests.cli.conftest import Ran
 
-from postdate.bench.runs import handling
-from postdate.bench.workload import Ping
+from postdate.bench import runs
+from postdate.bench.deployment import Ping
 
 ROOT = Path(__file__).parents[2]
 DEPLOYMENTS = ("sqlite-local", "sqlite-rabbitmq", "postgres-postgres", "postgres-rabbitmq")
@@ -217,7 +217,7 @@ def test_an_endpoint_handles_everything_beside_the_raw_limit(bench, deployment):
 
 
 def test_a_message_that_its_handler_never_saw_or_saw_twice_is_counted(cli, monkeypatch):
-    monkeypatch.setattr(handling, "Ping", lambda number: Ping(6 if number == 5 else number))
+    monkeypatch.setattr(runs, "Ping", lambda number: Ping(6 if number == 5 else number))
     ran = cli("bench", "handle", "--n", "20", "--json")
     assert ran.status == 1
     assert (ran.json["lost"], ran.json["duplicated"]) == (1, 1)

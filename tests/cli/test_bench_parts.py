@@ -17,11 +17,10 @@ from benchmarks.targets.amqp import Confirms
 from postdate.backends.rabbitmq import wire
 from postdate.bench import system
 from postdate.bench.bench import Arrivals, Services
-from postdate.bench.deployment import Deployment, Opening
+from postdate.bench.deployment import Deployment, Opening, Workload, id_of, load, number_of
 from postdate.bench.limits import due_times, moving_floor
+from postdate.bench.processes import SharedCount
 from postdate.bench.result import BenchmarkResult, LatenessInMilliseconds, lateness
-from postdate.bench.tally import SharedCount
-from postdate.bench.workload import Workload, id_of, load, number_of
 
 RUN = "0123456789ab"
 NOON = datetime(2026, 3, 4, 12, tzinfo=UTC)

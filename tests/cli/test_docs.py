@@ -28,9 +28,9 @@ import pytest
 from tests import java
 from tests.waiting import READY, Eventually
 
-from postdate.cli import error_queue, messages, pipeline, settings
-from postdate.cli.app import app
-from postdate.cli.exits import EXPLANATIONS
+from postdate.cli import diagnosis, error_queue, messages, pipeline
+from postdate.cli.command import EXPLANATIONS
+from postdate.cli.entry import app
 
 if TYPE_CHECKING:
     from tests.cli.conftest import CommandLine
@@ -220,7 +220,7 @@ def commands() -> Iterator[str]:
     """Return all commands, as they are typed."""
     for command in app.registered_commands:
         yield str(command.name)
-    for group in (settings.app, error_queue.app, messages.app, pipeline.app):
+    for group in (diagnosis.config, error_queue.app, messages.app, pipeline.app):
         for command in group.registered_commands:
             yield f"{group.info.name} {command.name}"
 

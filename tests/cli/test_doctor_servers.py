@@ -9,7 +9,7 @@ from postdate.clock import SystemClock
 from postdate.config import Settings, load_settings
 from postdate.errors import StoreUnavailable
 from postdate.operations.doctor import Probe, Verdict
-from postdate.operations.doctor.machine import settings_read
+from postdate.operations.doctor.checks import settings_read
 from postdate.operations.doctor.servers import (
     clocks,
     judged,

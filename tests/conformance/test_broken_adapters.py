@@ -28,8 +28,7 @@ from postdate.backends.sqlite.observation import FileObserver
 from postdate.backends.sqlite.transport import LocalReceiver
 from postdate.clock import to_microseconds
 from postdate.errors import ClaimLost, ConfigurationError, DuplicateMessage, PostdateError, StoreError
-from postdate.pipeline.columns import INSTANT
-from postdate.pipeline.rows import restored
+from postdate.pipeline.rows import INSTANT, restored
 from postdate.ports import (
     HANDLED,
     Claim,

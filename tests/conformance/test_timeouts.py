@@ -37,8 +37,7 @@ from postdate.backends.sqlserver.timeouts import as_stored
 from postdate.persistence.timeouts import table_name
 from postdate.ports import timeouts as ports
 from postdate.testing import Check
-from postdate.testing.timeout_suite import TimeoutSubject, timeout_checks
-from postdate.testing.timeout_suite.subject import ENDPOINT
+from postdate.testing.timeout_suite import ENDPOINT, TimeoutSubject, timeout_checks
 
 TABLE = table_name(ENDPOINT)
 

@@ -19,8 +19,8 @@ from tests.waiting import PATIENCE_SECONDS
 from postdate import DelayedMessage, LocalTransport, SystemClock
 from postdate.backends.postgres.transport import PostgresTransport
 from postdate.errors import StoreNotSetUp, StoreUnavailable
-from postdate.pipeline.columns import LEDGER_ARROW
 from postdate.pipeline.dispatching import DispatchJournal, SweepSpec, drain_due, swept
+from postdate.pipeline.rows import LEDGER_ARROW
 from postdate.pipeline.stores import OpenStore, StoreSpec, opened
 from postdate.ports import Moved, RecordKind, Scan
 

@@ -23,8 +23,8 @@ from postdate.core.simple_store import SimpleStore
 from postdate.errors import MessageTooLarge, MigrationConflict, NotSupported, PipelineError
 from postdate.messages import DelayedMessage
 from postdate.pipeline.migrate import between_stores, status_of_store
+from postdate.pipeline.migrate.ends import TargetStore
 from postdate.pipeline.migrate.looking import target_of
-from postdate.pipeline.migrate.target import TargetStore
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports import OUTCOME_RECORDS, ClaimingStore, Outcome, RecordKind
 from postdate.ports.migrating import BatchStatus

@@ -8,16 +8,14 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import anyio
 
-from postdate.bench.processes import Partner
+from postdate.bench.deployment import Workload, number_of
+from postdate.bench.processes import Partner, SharedCount
 from postdate.bench.result import BenchmarkResult, Figure
-from postdate.bench.tally import SharedCount
 from postdate.bench.targets import BenchmarkOptions, Targets, opened
-from postdate.bench.workload import Workload, number_of
 from postdate.clock import SystemClock
 from postdate.errors import PostdateError
 from postdate.ports import TransactionMode
@@ -42,10 +40,6 @@ class Bench:
         with opened(self.options) as found:
             anyio.run(found.set_up)
             yield found
-
-    @property
-    def _folder(self) -> Path:
-        return self.options.folder
 
     # --- storing ------------------------------------------------------------------------------------------------
 
@@ -76,14 +70,14 @@ class Bench:
 
     @contextmanager
     def tally(self, name: str) -> Generator[SharedCount]:
-        path = self._folder / f"{name}.tally"
+        path = self.options.folder / f"{name}.tally"
         path.unlink(missing_ok=True)
         with SharedCount(path) as tally:
             yield tally
 
     @staticmethod
     def storer(targets: Targets, what: str, *rest: object) -> Partner:
-        return Partner("postdate.bench.storer", "storing", targets.deployment, what, *rest)
+        return Partner("postdate.bench.partners", "storing", targets.deployment, what, *rest)
 
     @contextmanager
     def services(
@@ -93,7 +87,7 @@ class Bench:
             tallies = [stack.enter_context(self.tally(f"delivered{each}")) for each in range(number)]
             arguments = [lead, "now"] if at_once else [lead]
             partners = [
-                Partner("postdate.bench.service", "moving", targets.deployment, tally.path, *arguments)
+                Partner("postdate.bench.partners", "moving", targets.deployment, "deliver", tally.path, *arguments)
                 for tally in tallies
             ]
             for partner in partners:

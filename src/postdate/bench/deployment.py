@@ -1,13 +1,22 @@
-"""Addresses and names for every process of a benchmark; passed as JSON on standard input."""
+"""What every process of a benchmark is told, as JSON on standard input: addresses, names, and the messages.
+
+Messages have about 200 bytes of headers and 300 of body, as in the facts about physical limits. A message's id holds
+its number, which tells its due time. Ids of one run ascend, like those that we make (UUID v7).
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from postdate.clock import from_microseconds, to_microseconds
 from postdate.endpoint.delayed_delivery import timeouts_queue
+from postdate.messages import DelayedMessage, Headers, encode_headers
 from postdate.ports import ClaimingStore, Transport
 from postdate.wiring import open_store, open_transport
 
@@ -91,3 +100,106 @@ class Deployment:
     def from_json(cls, line: str) -> Deployment:
         found = json.loads(line)
         return cls(found["run"], Opening(**found["store"]), Opening(**found["transport"]))
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+BODY = b"x" * 300
+BATCH = 5_000
+
+PING_TEXT = "z" * 170
+
+
+def id_of(number: int, run: str) -> str:
+    """Return the id of a message: shaped as a UUID, ordered by number; ``run`` is twelve hexadecimal digits."""
+    digits = f"{number:012x}"
+    return f"{digits[:8]}-{digits[8:]}-7000-8000-{run}"
+
+
+def number_of(message_id: str) -> int:
+    return int(message_id[:8] + message_id[9:13], 16)
+
+
+def headers_of(message_id: str) -> dict[str, str]:
+    return {Headers.MESSAGE_ID: message_id, "Bench.Filler": "y" * 140}
+
+
+def encoded_headers_of(message_id: str) -> str:
+    return encode_headers(headers_of(message_id))
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """A message for an endpoint to handle: about 200 bytes as JSON."""
+
+    number: int
+    text: str = PING_TEXT
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Messages ``start`` to ``start + count``, due one after the other; ``batch`` of them are one commit.
+
+    ``first_due`` is in microseconds since 1970, ``spacing`` in microseconds; due times are whole ones.
+    """
+
+    run: str
+    queue: str
+    start: int
+    count: int
+    first_due: int
+    spacing: float
+    batch: int = BATCH
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> Workload:
+        return cls(**json.loads(line))
+
+    def due(self, number: int) -> datetime:
+        return from_microseconds(self.first_due + int((number - self.start) * self.spacing))
+
+    def dues(self) -> list[float]:
+        """Return all due times in seconds since 1970, ascending."""
+        return [(self.first_due + int(offset * self.spacing)) / 1_000_000 for offset in range(self.count)]
+
+    def message(self, number: int) -> DelayedMessage:
+        message_id = id_of(number, self.run)
+        return DelayedMessage(message_id, self.due(number), self.queue, headers_of(message_id), BODY)
+
+    def batches(self) -> Iterator[list[DelayedMessage]]:
+        """Yield all messages in batches.
+
+        Only the first of a batch is made in the usual way, with all its checks: checking five million messages that
+        differ only in their number takes longer than storing them.
+        """
+        end = self.start + self.count
+        for first in range(self.start, end, self.batch):
+            checked = self.message(first)
+            others = range(first + 1, min(first + self.batch, end))
+            yield [checked, *(self._like(checked, number) for number in others)]
+
+    def _like(self, checked: DelayedMessage, number: int) -> DelayedMessage:
+        message_id = id_of(number, self.run)
+        return DelayedMessage.restored(
+            message_id, self.due(number), checked.destination, headers_of(message_id), checked.body, None, 0
+        )
+
+    def parts(self, number: int) -> list[Workload]:
+        bounds = [self.count * part // number for part in range(number + 1)]
+        return [
+            replace(self, start=self.start + low, count=high - low, first_due=self.first_due + int(low * self.spacing))
+            for low, high in pairwise(bounds)
+        ]
+
+
+def load(
+    deployment: Deployment, numbers: range, first_due: datetime, spacing: timedelta, batch: int = BATCH
+) -> Workload:
+    apart = spacing / timedelta(microseconds=1)
+    return Workload(
+        deployment.run, deployment.queue, numbers.start, len(numbers), to_microseconds(first_due), apart, batch
+    )

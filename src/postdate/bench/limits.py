@@ -13,10 +13,9 @@ from typing import Final
 
 import anyio
 
-from postdate.bench.deployment import Deployment
+from postdate.bench.deployment import BODY, Deployment, encoded_headers_of, headers_of, id_of
 from postdate.bench.result import LatenessInMilliseconds, lateness
 from postdate.bench.targets import Measured, Targets
-from postdate.bench.workload import BODY, encoded_headers_of, headers_of, id_of
 from postdate.clock import SystemClock
 from postdate.errors import ConfigurationError, PostdateError
 from postdate.messages import Envelope

@@ -194,7 +194,9 @@ def named(role: Literal["store", "transport"], text: str) -> Named:
     if ":" in text:
         address = resolved(text, os.environ)
         kind = kind_of(address, role, role)
-        return _checked(role, Named(address.scheme, kind, address, is_given=True))
+        if kind.backend.place is Place.MEMORY:
+            raise ConfigurationError(f"--{role} {address.scheme}: is in one process alone, and bench has several")
+        return Named(address.scheme, kind, address, is_given=True)
     known = {name: kind for name, kind in kinds(role).items() if kind.backend.place is not Place.MEMORY}
     by_product = {kind.backend.product.lower(): kind for kind in known.values() if kind.scheme == _first(kind)}
     kind = {**by_product, **known}.get(text)
@@ -213,12 +215,6 @@ def named(role: Literal["store", "transport"], text: str) -> Named:
 
 def _first(kind: AdapterRole) -> str:
     return kind.addresses.schemes[0]
-
-
-def _checked(role: str, found: Named) -> Named:
-    if found.kind.backend.place is Place.MEMORY:
-        raise ConfigurationError(f"--{role} {found.name}: is in one process alone, and bench has several")
-    return found
 
 
 def _queues_of(store: Named) -> Named:

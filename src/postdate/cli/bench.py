@@ -16,9 +16,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from postdate.bench import runs
 from postdate.bench.bench import Bench
 from postdate.bench.result import BenchmarkResult
-from postdate.bench.runs import delivering, handling, storing, timing
 from postdate.bench.targets import BenchmarkOptions, file_named
 from postdate.cli.command import add_command, group, options_of, signals_handled
 from postdate.errors import ConfigurationError
@@ -111,7 +111,7 @@ def drain(
     ] = False,
 ) -> BenchmarkResult:
     """Deliver messages that are due; the limit does the same in the barest way."""
-    return delivering.drain(bench, n, services=services, beside_writer=beside_writer)
+    return runs.drain(bench, n, services=services, beside_writer=beside_writer)
 
 
 @measures(app)
@@ -121,7 +121,7 @@ def backlog(
     pending: Annotated[int, typer.Option("--pending", min=1, help="Messages that are not due yet.")] = 1_000_000,
 ) -> BenchmarkResult:
     """Deliver what is due above many that are not; of_empty compares with an empty store."""
-    return delivering.backlog(bench, n, pending)
+    return runs.backlog(bench, n, pending)
 
 
 @measures(app)
@@ -140,13 +140,13 @@ def lateness(
     ] = False,
 ) -> BenchmarkResult:
     """Deliver at an even rate; how late each message is in its queue, and a bare loop that does the same."""
-    return timing.even(bench, rate, seconds, stored_by=stored_by, receiver=receiver)
+    return runs.even(bench, rate, seconds, stored_by=stored_by, receiver=receiver)
 
 
 @measures(app)
 def herd(bench: Bench, n: Number = 20_000) -> BenchmarkResult:
     """Deliver messages that are all due at one instant; times_limit compares with the barest way to move them."""
-    return timing.herd(bench, n)
+    return runs.herd(bench, n)
 
 
 @measures(app)
@@ -156,7 +156,7 @@ def handle(
     concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Messages handled at once.")] = 100,
 ) -> BenchmarkResult:
     """Handle messages that are in the queue of an endpoint; the limit takes them off in the barest way."""
-    return handling.handle(bench, n, concurrency)
+    return runs.handle(bench, n, concurrency)
 
 
 @measures(app)
@@ -166,7 +166,7 @@ def schedule(
     batch: Annotated[int, typer.Option("--batch", min=1, help="Messages in one commit.")] = 5_000,
 ) -> BenchmarkResult:
     """Store messages in bulk; the limit is bare rows in the same batches."""
-    return storing.schedule(bench, n, batch)
+    return runs.schedule(bench, n, batch)
 
 
 # --- output ------------------------------------------------------------------------------------------------------

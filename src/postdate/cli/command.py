@@ -1,23 +1,81 @@
-"""Common parts of all commands: options, settings, reports."""
+"""Common parts of all commands: exit codes, options, settings, reports, arguments, logging."""
 
 from __future__ import annotations
 
+import enum
 import inspect
+import logging
 import os
 import signal
+import sys
+import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec, TypeVar, get_type_hints
 
 import typer
 
+from postdate.errors import (
+    ConfigurationError,
+    DelayConflict,
+    DuplicateMessage,
+    MessageError,
+    NotSupported,
+    PipelineError,
+    PostdateError,
+    StoreError,
+    TransportUnavailable,
+)
+
 if TYPE_CHECKING:
-    from datetime import datetime
     from types import FrameType
 
     from postdate.config import Settings
     from postdate.wiring import OpenDeployment
+
+
+class Exit(enum.IntEnum):
+    """Exit codes of ``postdate``; stable."""
+
+    OK = 0
+    NOT_KEPT = 1
+    WRONG_USAGE = 2
+    UNAVAILABLE = 3
+    INTERNAL = 70
+    INTERRUPTED = 130
+    OUTPUT_CLOSED = 141
+
+
+EXPLANATIONS = {
+    Exit.OK: "done",
+    Exit.NOT_KEPT: "a promise is not kept, a check failed, or what was asked for is not there",
+    Exit.WRONG_USAGE: "wrong usage, or a wrong setting or message",
+    Exit.UNAVAILABLE: "the store or the transport is unavailable, not set up, or no database",
+    Exit.INTERNAL: "a fault in Postdate; please report the traceback",
+    Exit.INTERRUPTED: "interrupted",
+    Exit.OUTPUT_CLOSED: "the reader of the output went away",
+}
+
+
+def exit_of(error: PostdateError) -> Exit:
+    match error:
+        case DuplicateMessage():
+            return Exit.NOT_KEPT
+        case ConfigurationError() | DelayConflict() | MessageError() | NotSupported() | PipelineError():
+            return Exit.WRONG_USAGE
+        case StoreError() | TransportUnavailable():
+            return Exit.UNAVAILABLE
+        case _:
+            return Exit.NOT_KEPT
+
+
+def epilog() -> str:
+    """Return the text about exit codes below ``postdate --help``."""
+    lines = [f"{code.value:>4}  {meaning}" for code, meaning in EXPLANATIONS.items()]
+    return "\b\n" + "\n".join(["Exit codes:", *lines])
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -198,13 +256,9 @@ def signals_handled(handler: Callable[[int, FrameType | None], object], *numbers
             signal.signal(number, previous)
 
 
-class _WrongUsage(typer.TyperException):
-    exit_code = 2
-
-
 def wrong_usage(message: str) -> typer.TyperException:
     """Return the error for arguments that are valid alone but not together."""
-    return _WrongUsage(message)
+    return typer.TyperException(message)
 
 
 def group(name: str, meaning: str) -> typer.Typer:
@@ -220,3 +274,111 @@ def group(name: str, meaning: str) -> typer.Typer:
 
     which.__doc__ = meaning
     return app
+
+
+# --- arguments that several commands take -----------------------------------------------------------------------------
+
+
+def _reading(read: Callable[[str], T]) -> Callable[[Any], T]:
+    """Return ``read`` with errors that typer can place at the option they belong to."""
+
+    def reading(text: Any) -> T:
+        if not isinstance(text, str):  # a default is read, too
+            return text
+        try:
+            return read(text)
+        except PostdateError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return reading
+
+
+def _duration(text: str) -> timedelta:
+    from postdate.config import parse_duration
+
+    return parse_duration(text)
+
+
+def _instant(text: str) -> datetime:
+    from postdate.config import parse_instant
+
+    return parse_instant(text)
+
+
+def _name(text: str) -> str:
+    """Refuse a blank name, which a script's unset variable leaves: it would count as not given, or as another name."""
+    from postdate.errors import InvalidMessage
+
+    if not text.strip():
+        raise InvalidMessage("it is blank; name one, or leave the option out")
+    return text
+
+
+DURATION = _reading(_duration)
+INSTANT = _reading(_instant)
+NAME = _reading(_name)
+
+MessageId = Annotated[str, typer.Argument(parser=NAME, metavar="ID", help="Id of the message.")]
+MessageIds = Annotated[list[str], typer.Argument(parser=NAME, metavar="ID…", help="Ids of messages.")]
+Delay = Annotated[
+    timedelta | None,
+    typer.Option("--delay", parser=DURATION, metavar="DURATION", help="Due this long from now: 30s, 10m, 1h30m, 2d."),
+]
+At = Annotated[
+    datetime | None,
+    typer.Option(
+        "--at", parser=INSTANT, metavar="TIME", help="Due then: ISO 8601 with offset, 2026-01-31T12:00+01:00."
+    ),
+]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="At most so many.")]
+
+
+# --- logging ----------------------------------------------------------------------------------------------------------
+
+
+_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+
+
+def _level(text: str) -> str:
+    if text.lower() not in _LEVELS:
+        raise typer.BadParameter(f"{text!r} is none of {', '.join(_LEVELS)}")
+    return text.upper()
+
+
+LogLevel = Annotated[
+    str, typer.Option("--log-level", parser=_level, metavar="LEVEL", help=f"Least level to log: {', '.join(_LEVELS)}.")
+]
+
+
+class _Formatter(logging.Formatter):
+    """Formats times in UTC and hides passwords, whichever driver logs them."""
+
+    converter = time.gmtime
+
+    def format(self, record: logging.LogRecord) -> str:
+        from postdate.config import without_secrets
+
+        return without_secrets(super().format(record))
+
+
+@contextmanager
+def logging_to_stderr(level: str) -> Generator[None]:
+    """Log to standard error, and nowhere else, for the length of the block; then restore the program's own logging.
+
+    Other loggers than Postdate's stay at warnings unless ``level`` is ``DEBUG``: drivers log every statement at
+    ``INFO``.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    formatter = _Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+    handler.setFormatter(formatter)
+    root, own = logging.getLogger(), logging.getLogger("postdate")
+    before, levels_before = root.handlers[:], (root.level, own.level)
+    root.handlers[:] = [handler]
+    root.setLevel(level if level == "DEBUG" else max(logging.WARNING, logging.getLevelNamesMapping()[level]))
+    own.setLevel(level)
+    try:
+        yield
+    finally:
+        root.handlers[:] = before
+        root.setLevel(levels_before[0])
+        own.setLevel(levels_before[1])

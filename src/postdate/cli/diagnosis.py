@@ -1,19 +1,19 @@
-"""``postdate doctor`` and ``postdate version``."""
+"""``postdate doctor``, ``postdate version`` and ``postdate config``."""
 
 from __future__ import annotations
 
 import os
 import platform
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
-from postdate.cli.command import Use, command
-from postdate.cli.exits import Exit
+from postdate.cli.command import Exit, Use, command, group
+from postdate.cli.output import clean, print_pairs, print_table
 
 if TYPE_CHECKING:
-    from postdate.operations import Diagnosis, Probe
+    from postdate.operations import Diagnosis
 
 
 def register(app: typer.Typer) -> None:
@@ -29,26 +29,16 @@ def doctor(use: Use) -> None:
     from postdate.clock import SystemClock
 
     found = anyio.run(operations.diagnose, use.settings(), os.environ, SystemClock())
-    use.report(_plain(found), lambda: _print_checks(found))
+    use.report({"result": found.worst, "checks": found.checks}, lambda: _print_checks(found))
     if found.worst is operations.Verdict.FAIL:
         raise typer.Exit(Exit.NOT_KEPT)
 
 
-def _plain(found: Diagnosis) -> dict[str, Any]:
-    return {"result": found.worst, "checks": found.checks}
-
-
 def _print_checks(found: Diagnosis) -> None:
     for check in found.checks:
-        print(_line(check))
+        print(f"{check.result.value:<5} {check.name:<16}{clean(check.found)}")
         if check.mend:
             print(f"{'':<22}> {check.mend}")
-
-
-def _line(check: Probe) -> str:
-    from postdate.cli.output import clean
-
-    return f"{check.result.value:<5} {check.name:<16}{clean(check.found)}"
 
 
 def version(use: Use) -> None:
@@ -66,9 +56,30 @@ def version(use: Use) -> None:
         "executable": sys.executable,
     }
 
-    def lines() -> None:
-        from postdate.cli.output import print_pairs
+    use.report(found, lambda: print_pairs(found))
 
-        print_pairs(found)
 
-    use.report(found, lines)
+config = group("config", "Look at the settings.")
+
+
+@command(config, "show")
+def show(use: Use) -> None:
+    """Show every setting, its value, and where that comes from. Secrets are hidden."""
+    settings = use.settings()
+    rows = list(settings.rows())
+    use.report(
+        {"file": None if settings.file is None else str(settings.file), "settings": rows},
+        lambda: print_table(["setting", "value", "from"], [(row.key, _shown(row.value), row.origin) for row in rows]),
+    )
+
+
+def _shown(value: object) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return str(value).lower()  # as TOML and JSON write it
+        case list():
+            return ", ".join(str(each) for each in value) or "-"  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        case _:
+            return str(value)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.arguments import INSTANT, NAME, Limit
-from postdate.cli.command import Use, command, group, wrong_usage
-from postdate.cli.exits import Exit
+from postdate.cli.command import INSTANT, NAME, Exit, Limit, Use, command, group, wrong_usage
+from postdate.cli.output import clean, hexdump, one_line, print_pairs, print_table, time_or_dash
 
 if TYPE_CHECKING:
     from postdate.operations import ErrorDetails, ErrorList, Mended, Returned, SetAsideDetails, SetAsideList
@@ -24,14 +23,18 @@ Queue = Annotated[
     str | None,
     typer.Option("--queue", parser=NAME, metavar="QUEUE", help="Error queue; default: endpoint.error_queue."),
 ]
-OnlySetAside = Annotated[
-    bool,
-    typer.Option("--set-aside", help="List only what cannot be read, wherever it was; the queue is not looked at."),
-]
 
 
 @command(app, "list")
-def list_(use: Use, queue: Queue = None, only_set_aside: OnlySetAside = False, limit: Limit = 50) -> None:
+def list_(
+    use: Use,
+    queue: Queue = None,
+    only_set_aside: Annotated[
+        bool,
+        typer.Option("--set-aside", help="List only what cannot be read, wherever it was; the queue is not looked at."),
+    ] = False,
+    limit: Limit = 50,
+) -> None:
     """List failed messages, and what was set aside because it cannot be read; the oldest first."""
     from postdate import operations
 
@@ -51,8 +54,6 @@ def list_(use: Use, queue: Queue = None, only_set_aside: OnlySetAside = False, l
 
 
 def _print_list(found: ErrorList) -> None:
-    from postdate.cli.output import one_line, print_table
-
     if found.total:
         rows = [
             (each.message_id, each.failed_at, each.failed_queue, one_line(each.reason or each.exception_type or "-"))
@@ -69,8 +70,6 @@ def _print_list(found: ErrorList) -> None:
 
 
 def _print_set_aside(found: SetAsideList) -> None:
-    from postdate.cli.output import one_line, print_table
-
     if not found.total:
         print("nothing is set aside")
         return
@@ -83,15 +82,18 @@ def _print_set_aside(found: SetAsideList) -> None:
         print(f"… and {found.total - len(found.messages):,} more; use --limit")
 
 
-Id = Annotated[str | None, typer.Argument(parser=NAME, metavar="[ID]", help="Id of the message; or use --set-aside.")]
-ShownSetAside = Annotated[
-    str | None,
-    typer.Option("--set-aside", parser=NAME, metavar="NAME", help="Show one that cannot be read, as s12 or q3."),
-]
-
-
 @command(app, "show")
-def show(use: Use, message_id: Id = None, set_aside: ShownSetAside = None, queue: Queue = None) -> None:
+def show(
+    use: Use,
+    message_id: Annotated[
+        str | None, typer.Argument(parser=NAME, metavar="[ID]", help="Id of the message; or use --set-aside.")
+    ] = None,
+    set_aside: Annotated[
+        str | None,
+        typer.Option("--set-aside", parser=NAME, metavar="NAME", help="Show one that cannot be read, as s12 or q3."),
+    ] = None,
+    queue: Queue = None,
+) -> None:
     """Show a failed message: the stack trace, its headers, its body; or what one that cannot be read holds."""
     from postdate import operations
 
@@ -110,8 +112,6 @@ def show(use: Use, message_id: Id = None, set_aside: ShownSetAside = None, queue
 
 
 def _print_held(found: SetAsideDetails) -> None:
-    from postdate.cli.output import clean, hexdump, print_pairs, time_or_dash
-
     message = found.message
     print(f"{message.name}, set aside at {time_or_dash(message.at)}")
     print_pairs({"was in": message.queue or "(store)", "id": message.message_id, "reason": message.reason})
@@ -122,7 +122,6 @@ def _print_held(found: SetAsideDetails) -> None:
 
 
 def _print_details(found: ErrorDetails) -> None:
-    from postdate.cli.output import clean, print_pairs, print_table
     from postdate.messages import Headers
 
     message = found.message
@@ -147,57 +146,46 @@ def _print_details(found: ErrorDetails) -> None:
         print(clean(found.body.text if found.body.text is not None else found.body.base64 or ""))
 
 
-Ids = Annotated[list[str] | None, typer.Argument(parser=NAME, metavar="[ID]…", help="Ids of messages; or use --all.")]
-All = Annotated[bool, typer.Option("--all", help="Return every message of the error queue.")]
-To = Annotated[
-    str | None,
-    typer.Option("--to", parser=NAME, metavar="QUEUE", help="Put them there instead of where they failed."),
-]
-
-WithoutExpiry = Annotated[
-    bool, typer.Option("--without-expiry", help="Take off when their use ends: what is past it is handled, too.")
-]
-
-
-ReturnedSetAside = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set-aside",
-        parser=NAME,
-        metavar="NAME",
-        help="Put back what could not be read, as s12 or q3; may be repeated.",
-    ),
-]
-MendedHeaders = Annotated[
-    str | None,
-    typer.Option("--headers", metavar="JSON|@FILE", help="With --set-aside: headers in place of what it has."),
-]
-MendedDue = Annotated[
-    datetime | None,
-    typer.Option("--due", parser=INSTANT, metavar="TIME", help="With --set-aside, of the store: its due time."),
-]
-MendedDestination = Annotated[
-    str | None,
-    typer.Option("--destination", parser=NAME, metavar="QUEUE", help="With --set-aside, of the store: its queue."),
-]
-MendedBody = Annotated[
-    str | None, typer.Option("--body", metavar="TEXT|@FILE", help="With --set-aside: a body in place of what it has.")
-]
-
-
 @command(app, "return")
 def return_(
     use: Use,
-    message_ids: Ids = None,
+    message_ids: Annotated[
+        list[str] | None, typer.Argument(parser=NAME, metavar="[ID]…", help="Ids of messages; or use --all.")
+    ] = None,
     queue: Queue = None,
-    every: All = False,
-    to: To = None,
-    without_expiry: WithoutExpiry = False,
-    set_aside: ReturnedSetAside = None,
-    headers: MendedHeaders = None,
-    due: MendedDue = None,
-    destination: MendedDestination = None,
-    body: MendedBody = None,
+    every: Annotated[bool, typer.Option("--all", help="Return every message of the error queue.")] = False,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", parser=NAME, metavar="QUEUE", help="Put them there instead of where they failed."),
+    ] = None,
+    without_expiry: Annotated[
+        bool, typer.Option("--without-expiry", help="Take off when their use ends: what is past it is handled, too.")
+    ] = False,
+    set_aside: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set-aside",
+            parser=NAME,
+            metavar="NAME",
+            help="Put back what could not be read, as s12 or q3; may be repeated.",
+        ),
+    ] = None,
+    headers: Annotated[
+        str | None,
+        typer.Option("--headers", metavar="JSON|@FILE", help="With --set-aside: headers in place of what it has."),
+    ] = None,
+    due: Annotated[
+        datetime | None,
+        typer.Option("--due", parser=INSTANT, metavar="TIME", help="With --set-aside, of the store: its due time."),
+    ] = None,
+    destination: Annotated[
+        str | None,
+        typer.Option("--destination", parser=NAME, metavar="QUEUE", help="With --set-aside, of the store: its queue."),
+    ] = None,
+    body: Annotated[
+        str | None,
+        typer.Option("--body", metavar="TEXT|@FILE", help="With --set-aside: a body in place of what it has."),
+    ] = None,
 ) -> None:
     """Put failed messages back where they failed, to be tried again. Mend the cause first.
 
@@ -274,8 +262,6 @@ def delete(
 
 
 def _report_mended(use: Use, results: list[Mended], done: str) -> None:
-    from postdate.cli.output import clean
-
     def lines() -> None:
         for each in results:
             print(f"{clean(each.name)}: {done if each.done else f'not {done}: {clean(each.remark)}'}")
@@ -286,8 +272,6 @@ def _report_mended(use: Use, results: list[Mended], done: str) -> None:
 
 
 def _print_returned(results: list[Returned]) -> None:
-    from postdate.cli.output import clean
-
     if not results:
         print("nothing to return")
     for each in results:

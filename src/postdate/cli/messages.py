@@ -7,9 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.arguments import INSTANT, NAME, At, Delay, Limit, MessageId, MessageIds
-from postdate.cli.command import Use, command, group, wrong_usage
-from postdate.cli.exits import Exit
+from postdate.cli.command import (
+    INSTANT,
+    NAME,
+    At,
+    Delay,
+    Exit,
+    Limit,
+    MessageId,
+    MessageIds,
+    Use,
+    command,
+    group,
+    wrong_usage,
+)
+from postdate.cli.output import clean, print_pairs, print_table, time_or_dash
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,19 +33,21 @@ if TYPE_CHECKING:
 app = group("messages", "Look at delayed messages, and change them.")
 
 
-Queue = Annotated[
-    str | None, typer.Option("--queue", parser=NAME, metavar="QUEUE", help="Only messages for this queue.")
-]
-DueFrom = Annotated[
-    datetime | None, typer.Option("--due-from", parser=INSTANT, metavar="TIME", help="Only those due then or later.")
-]
-DueTo = Annotated[
-    datetime | None, typer.Option("--due-to", parser=INSTANT, metavar="TIME", help="Only those due before that.")
-]
-
-
 @command(app, "list")
-def list_(use: Use, queue: Queue = None, due_from: DueFrom = None, due_to: DueTo = None, limit: Limit = 50) -> None:
+def list_(
+    use: Use,
+    queue: Annotated[
+        str | None, typer.Option("--queue", parser=NAME, metavar="QUEUE", help="Only messages for this queue.")
+    ] = None,
+    due_from: Annotated[
+        datetime | None,
+        typer.Option("--due-from", parser=INSTANT, metavar="TIME", help="Only those due then or later."),
+    ] = None,
+    due_to: Annotated[
+        datetime | None, typer.Option("--due-to", parser=INSTANT, metavar="TIME", help="Only those due before that.")
+    ] = None,
+    limit: Limit = 50,
+) -> None:
     """List messages that wait, the next due first."""
     from postdate import operations
     from postdate.ports import MessageFilter
@@ -45,8 +59,6 @@ def list_(use: Use, queue: Queue = None, due_from: DueFrom = None, due_to: DueTo
 
 
 def _print_list(found: MessageList, limit: int) -> None:
-    from postdate.cli.output import print_table
-
     if not found.messages:
         print("no messages wait")
         return
@@ -69,8 +81,6 @@ def show(use: Use, message_id: MessageId) -> None:
 
 
 def _print_details(found: MessageDetails) -> None:
-    from postdate.cli.output import clean
-
     print(f"message {clean(found.message_id)}")
     for place in found.places:
         _print_place(place)
@@ -80,15 +90,11 @@ def _print_details(found: MessageDetails) -> None:
 
 
 def _print_history(history: Sequence[Event]) -> None:
-    from postdate.cli.output import print_table
-
     rows = [(event.at, event.what, event.destination, event.detail) for event in history]
     print_table(["at", "what", "queue", "reason"], rows)
 
 
 def _print_place(place: MessageLocation) -> None:
-    from postdate.cli.output import print_pairs, print_table
-
     waiting = place.where == "waiting"
     print(f"\nwaiting for queue {place.queue}" if waiting else f"\nin queue {place.queue}")
     print_pairs(
@@ -106,8 +112,6 @@ def _print_place(place: MessageLocation) -> None:
 
 
 def _print_body(place: MessageLocation) -> None:
-    from postdate.cli.output import clean
-
     body = place.body
     print(f"body ({body.size_bytes:,} bytes{'' if body.base64 is None else ', base64'})")
     if body.size_bytes:
@@ -126,8 +130,6 @@ def explain(use: Use, message_id: MessageId) -> None:
 
 
 def _print_explanation(found: Explanation) -> None:
-    from postdate.cli.output import clean
-
     print(f"{clean(found.message_id)}: {found.state.value.replace('_', ' ')}")
     print(f"  {clean(found.headline)}")
     for fact in found.facts:
@@ -165,7 +167,6 @@ def reschedule(use: Use, message_id: MessageId, delay: Delay = None, at: At = No
 
 
 def _report_changes(use: Use, changes: list[Change], done: str) -> None:
-    from postdate.cli.output import clean
     from postdate.operations.plain import shown_time
 
     def lines() -> None:
@@ -189,8 +190,6 @@ def stats(use: Use) -> None:
 
 
 def _print_statistics(found: Statistics) -> None:
-    from postdate.cli.output import print_pairs, print_table, time_or_dash
-
     print_pairs(
         {
             "store": found.store,

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from postdate.operations.plain import shown_time
-
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -39,6 +37,8 @@ def one_line(text: str, limit: int = 100) -> str:
 
 
 def time_or_dash(instant: datetime | None) -> str:
+    from postdate.operations.plain import shown_time
+
     return "-" if instant is None else shown_time(instant)
 
 
@@ -83,6 +83,6 @@ def _cell(value: object) -> str:
         case int():
             return f"{value:,}"
         case datetime():
-            return shown_time(value)
+            return time_or_dash(value)
         case _:
             return clean(str(value))

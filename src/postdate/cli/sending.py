@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.arguments import DURATION, INSTANT, NAME, At, Delay
-from postdate.cli.command import Use, command, wrong_usage
+from postdate.cli.command import DURATION, INSTANT, NAME, At, Delay, Use, command, wrong_usage
 
 if TYPE_CHECKING:
     from postdate.operations import SendReport
@@ -73,43 +72,38 @@ def _print_sql(use: Use, queues: list[str], *, sagas: bool, outbox: bool) -> Non
     use.report({"sql": sql}, lambda: print(sql, end=""))
 
 
-Header = Annotated[
-    list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="A header of your own; may be repeated.")
-]
-Body = Annotated[str | None, typer.Argument(metavar="[BODY]", help="Sent as it is; default, or -: standard input.")]
-File = Annotated[Path | None, typer.Option("--file", metavar="FILE", help="Send the content of this file.")]
-Type = Annotated[
-    str | None,
-    typer.Option("--type", parser=NAME, metavar="TYPE", help="Type of the message, as the receiver knows it."),
-]
-Id = Annotated[
-    str | None, typer.Option("--id", parser=NAME, metavar="ID", help="Id of the message; default: a new one.")
-]
-ExpiresAt = Annotated[
-    datetime | None,
-    typer.Option("--expires-at", parser=INSTANT, metavar="TIME", help="Not to be delivered after that."),
-]
-
-TimeToBeReceived = Annotated[
-    timedelta | None,
-    typer.Option(
-        "--time-to-be-received", parser=DURATION, metavar="TIME", help="Discard it if not received this long from now."
-    ),
-]
-
-
 def send(
     use: Use,
     queue: Annotated[str, typer.Argument(metavar="QUEUE", help="Queue it is meant for.")],
-    body: Body = None,
+    body: Annotated[
+        str | None, typer.Argument(metavar="[BODY]", help="Sent as it is; default, or -: standard input.")
+    ] = None,
     delay: Delay = None,
     at: At = None,
-    expires_at: ExpiresAt = None,
-    time_to_be_received: TimeToBeReceived = None,
-    message_type: Type = None,
-    header: Header = None,
-    message_id: Id = None,
-    file: File = None,
+    expires_at: Annotated[
+        datetime | None,
+        typer.Option("--expires-at", parser=INSTANT, metavar="TIME", help="Not to be delivered after that."),
+    ] = None,
+    time_to_be_received: Annotated[
+        timedelta | None,
+        typer.Option(
+            "--time-to-be-received",
+            parser=DURATION,
+            metavar="TIME",
+            help="Discard it if not received this long from now.",
+        ),
+    ] = None,
+    message_type: Annotated[
+        str | None,
+        typer.Option("--type", parser=NAME, metavar="TYPE", help="Type of the message, as the receiver knows it."),
+    ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="A header of your own; may be repeated.")
+    ] = None,
+    message_id: Annotated[
+        str | None, typer.Option("--id", parser=NAME, metavar="ID", help="Id of the message; default: a new one.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", metavar="FILE", help="Send the content of this file.")] = None,
 ) -> None:
     """Send a message, now or when it is due. A body that is JSON is marked as such."""
     from postdate import operations

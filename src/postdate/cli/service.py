@@ -13,17 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.arguments import INSTANT
-from postdate.cli.command import Use, command, wrong_usage
-from postdate.cli.exits import Exit
-from postdate.cli.logs import LogLevel, logging_to_stderr
+from postdate.cli.command import INSTANT, Exit, LogLevel, Use, command, logging_to_stderr, wrong_usage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from postdate.clock import Clock
     from postdate.config import Settings
-    from postdate.ports import Transport
     from postdate.runtime.wakeup import Alarm
     from postdate.wiring import OpenDeployment
 
@@ -37,23 +33,20 @@ def register(app: typer.Typer) -> None:
     command(app, "run", reports=False, short_help="Deliver delayed messages until told to stop.")(run)
 
 
-ExitOnCritical = Annotated[
-    bool, typer.Option("--exit-on-critical", help="Stop, with exit code 3, at the first critical error.")
-]
-NoSetup = Annotated[bool, typer.Option("--no-setup", help="Fail if tables or queues are missing; do not create them.")]
-ClockStart = Annotated[datetime | None, typer.Option("--clock-start", parser=INSTANT, metavar="TIME", hidden=True)]
-ClockSpeed = Annotated[float, typer.Option("--clock-speed", hidden=True)]
-ClockRealStart = Annotated[float | None, typer.Option("--clock-real-start", hidden=True)]
-
-
 def run(
     use: Use,
     log_level: LogLevel = "INFO",
-    no_setup: NoSetup = False,
-    exit_on_critical: ExitOnCritical = False,
-    clock_start: ClockStart = None,
-    clock_speed: ClockSpeed = 1.0,
-    clock_real_start: ClockRealStart = None,
+    no_setup: Annotated[
+        bool, typer.Option("--no-setup", help="Fail if tables or queues are missing; do not create them.")
+    ] = False,
+    exit_on_critical: Annotated[
+        bool, typer.Option("--exit-on-critical", help="Stop, with exit code 3, at the first critical error.")
+    ] = False,
+    clock_start: Annotated[
+        datetime | None, typer.Option("--clock-start", parser=INSTANT, metavar="TIME", hidden=True)
+    ] = None,
+    clock_speed: Annotated[float, typer.Option("--clock-speed", hidden=True)] = 1.0,
+    clock_real_start: Annotated[float | None, typer.Option("--clock-real-start", hidden=True)] = None,
 ) -> None:
     """Deliver delayed messages until SIGTERM or Ctrl-C; a second signal, 1 s later or more, ends at once.
 
@@ -100,15 +93,16 @@ class _Service:
         from postdate.wiring import build_endpoints, delay_exchange, opened
 
         self._alarm = Alarm()
-        self._listen_to_signals()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._signalled)
         async with opened(self._settings, create=create, initialize=False) as deployment:
             endpoints = build_endpoints(
                 deployment, clock=self._clock, create_queues=create, critical_error=self._critical_error
             )
-            if create:
-                await self._create_queues(deployment.transport)
-            else:
+            if not create:
                 await check_set_up(deployment)
+            elif queues := self._settings.queues.create:  # before delivery starts: what falls due must find its queue
+                await deployment.transport.create_queues(queues)
             async with AsyncExitStack() as running:
                 for endpoint in endpoints:
                     await running.enter_async_context(endpoint)
@@ -147,15 +141,6 @@ class _Service:
                 errors,
                 modes[name],
             )
-
-    async def _create_queues(self, transport: Transport) -> None:
-        """Create queues before delivery starts: a message that falls due must find its queue."""
-        if self._settings.queues.create:
-            await transport.create_queues(self._settings.queues.create)
-
-    def _listen_to_signals(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._signalled)
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()

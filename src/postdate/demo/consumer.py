@@ -13,7 +13,7 @@ import anyio
 import msgspec
 
 from postdate import Clock, Endpoint, HandlerContext, LocalTransport, ScaledClock, SystemClock
-from postdate.demo.names import QUEUE
+from postdate.demo import QUEUE
 
 _CONCURRENCY = 100
 

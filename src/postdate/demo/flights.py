@@ -41,7 +41,7 @@ import pyarrow.csv as pa_csv
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 
-from postdate.demo.names import QUEUE
+from postdate.demo import QUEUE
 from postdate.errors import PipelineError
 from postdate.messages import Headers
 from postdate.pipeline.session import require_utc

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from pathlib import Path
-from zoneinfo import ZoneInfo
+from types import TracebackType
+from typing import Self
 
+import anyio
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 from rich.console import Console, Group
@@ -18,17 +22,114 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from postdate.clock import Clock, ScaledClock, SystemClock
-from postdate.demo.flights import day_bounds, flight_messages
-from postdate.demo.stage import Scene, Stage, pause
+from postdate.backends.sqlite.store import SqliteStore
+from postdate.backends.sqlite.transport import LocalTransport
+from postdate.clock import Clock, ScaledClock, SystemClock, from_microseconds
+from postdate.demo import QUEUE
+from postdate.demo.flights import NEW_YORK, day_bounds, flight_messages
 from postdate.errors import PostdateError
 from postdate.pipeline.audit import AuditResult, audit
 from postdate.pipeline.report import write_html
 from postdate.pipeline.schedule import ScheduleJob, ScheduleResult, schedule
 from postdate.pipeline.session import spark_session
 from postdate.pipeline.stores import StoreSpec
+from postdate.ports import RecordKind, Scan
 
-NEW_YORK = ZoneInfo("America/New_York")
+# --- the processes, observed from outside -----------------------------------------------------------------------------
+
+
+_STOP_SECONDS = 20.0
+_RECENT_RECORDS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """The state of the demo at one moment; times and seconds are on its clock.
+
+    Args:
+        pending: messages that wait in the store.
+        queued: messages in the destination queue, not yet handled.
+        recent_lateness: seconds, of messages delivered lately; oldest first.
+    """
+
+    now: datetime
+    pending: int
+    queued: int
+    next_due: datetime | None
+    recent_lateness: tuple[float, ...] = ()
+
+
+class Stage:
+    """Runs service and consumers as processes on one file; all live by ``clock``."""
+
+    def __init__(self, file: Path, clock: Clock, consumers: int = 1) -> None:
+        self._file, self._clock, self._consumers = file, clock, consumers
+        self._store, self._transport = SqliteStore(file), LocalTransport(file)
+        self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
+
+    def __enter__(self) -> Self:
+        anyio.run(self._transport.create_queues, [QUEUE])
+        for _ in range(self._consumers):
+            self._start("the consumer", "postdate.demo.consumer", str(self._file), *self._clock_arguments())
+        options = self._clock_arguments()
+        clock = (
+            ["--clock-start", options[0], "--clock-real-start", options[1], "--clock-speed", options[2]]
+            if options
+            else []
+        )
+        addresses = ["--store", f"sqlite:///{self._file}", "--transport", f"local:///{self._file}"]
+        self._start("the service", "postdate.cli", "run", *addresses, "--log-level", "warning", *clock)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for _, process in self._processes:
+            process.terminate()
+        for _, process in self._processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_SECONDS)
+            process.kill()
+            process.wait()
+        self._store.file.close()
+        self._transport.file.close()
+
+    def _start(self, name: str, module: str, *arguments: str) -> None:
+        self._processes.append((name, subprocess.Popen([sys.executable, "-m", module, *arguments])))
+
+    def _clock_arguments(self) -> tuple[str, ...]:
+        if not isinstance(self._clock, ScaledClock):
+            return ()
+        return (self._clock.starts_at.isoformat(), repr(self._clock.real_start), repr(self._clock.speed))
+
+    def look(self, *, recent: bool = False) -> Scene:
+        """Look at the file, with ``recent`` also at the latest deliveries; fail if one of the processes has ended."""
+        for name, process in self._processes:
+            if process.poll() is not None:
+                raise PostdateError(f"{name} ended with exit status {process.returncode}; see its message above")
+        now = self._clock.now()
+        statistics = anyio.run(self._store.statistics, now)
+        queued = anyio.run(self._transport.queue_lengths).get(QUEUE, 0)
+        lateness = self._recent_lateness() if recent else ()
+        return Scene(now, statistics.pending, queued, statistics.next_due, lateness)
+
+    def _recent_lateness(self) -> tuple[float, ...]:
+        parts = self._store.scan_parts("records", 1)
+        if not parts:
+            return ()
+        last = type(parts[0])(max(parts[0].first, parts[0].end - _RECENT_RECORDS), parts[0].end)
+        wanted = Scan("records", ("kind", "at", "due"))
+        rows = [row for page in self._store.scan(wanted, last, 1_000) for row in page]
+        return tuple(
+            (from_microseconds(at) - from_microseconds(due)).total_seconds()
+            for kind, at, due in rows
+            if kind == RecordKind.DELIVERED
+        )
+
+
+# --- the demo ---------------------------------------------------------------------------------------------------------
+
+
 _LOOK_SECONDS = 0.25
 _START_UP_SECONDS = 4.0
 _STUCK_SECONDS = 60.0
@@ -70,7 +171,7 @@ class Demo:
             with Stage(self._file, clock) as stage:
                 self._watch_day(stage, scheduled.accepted, end)
             late_after = timedelta(seconds=_LATE_REAL_SECONDS * speed)
-            return self._audit(spark, scheduled, clock, Pace(speed, late_after), f"Flights of {day:%d %B %Y}")
+            return self._audit(spark, scheduled, clock, f"Flights of {day:%d %B %Y}", late_after, speed)
 
     def year(self, consumers: int) -> DemoResult:
         """Deliver the messages of the whole year at full speed."""
@@ -79,7 +180,7 @@ class Demo:
             clock = SystemClock()
             with Stage(self._file, clock, consumers) as stage:
                 self._watch_drain(stage, scheduled.accepted)
-            return self._audit(spark, scheduled, clock, Pace(1.0, _NEVER_LATE), "Flights of 2013")
+            return self._audit(spark, scheduled, clock, "Flights of 2013", _NEVER_LATE)
 
     @contextmanager
     def _spark(self) -> Generator[SparkSession]:
@@ -120,7 +221,7 @@ class Demo:
                     return
                 if scene.now >= end:
                     progress.check(scene)
-                pause(_LOOK_SECONDS)
+                time.sleep(_LOOK_SECONDS)  # noqa: TID251 - a live view, nothing depends on it
 
     def _watch_drain(self, stage: Stage, total: int) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -134,23 +235,22 @@ class Demo:
                 if not scene.pending + scene.queued:
                     return
                 progress.check(scene)
-                pause(_LOOK_SECONDS)
+                time.sleep(_LOOK_SECONDS)  # noqa: TID251 - a live view, nothing depends on it
 
     def _audit(
-        self, spark: SparkSession, scheduled: ScheduleResult, clock: Clock, pace: Pace, title: str
+        self,
+        spark: SparkSession,
+        scheduled: ScheduleResult,
+        clock: Clock,
+        title: str,
+        late_after: timedelta,
+        speed: float = 1.0,
     ) -> DemoResult:
+        """Audit what happened; ``late_after``, by the demo's clock, counts as late."""
         with self.console.status("Spark audits what was scheduled against what happened …"):
-            result = audit(spark, self._spec, clock.now(), late_after=pace.late_after)
+            result = audit(spark, self._spec, clock.now(), late_after=late_after)
             write_html(result, self.report, title)
-        return DemoResult(scheduled, result, self.report, pace.speed)
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """Demo seconds in a real second, and the lateness, on the demo's clock, that counts as late."""
-
-    speed: float
-    late_after: timedelta
+        return DemoResult(scheduled, result, self.report, speed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,8 @@ from postdate.operations.messages import (
     show_message,
     statistics,
 )
-from postdate.operations.needs import present
+from postdate.operations.needs import check_readable, check_set_up, present
 from postdate.operations.outgoing import SendReport, SetUp, send, set_up
-from postdate.operations.readiness import check_readable, check_set_up
 from postdate.operations.set_aside import (
     Mended,
     SetAside,

@@ -260,7 +260,8 @@ class _Returning:
             raise QueueNotFound(f"it has no header {Headers.FAILED_QUEUE}; say where it belongs with --to QUEUE")
         copy = returned_copy(received.envelope, destination)
         if self.without_expiry:
-            copy = replace(copy, headers=_lasting(copy.headers), expires_at=None)
+            lasting = {key: value for key, value in copy.headers.items() if key not in _EXPIRY_HEADERS}
+            copy = replace(copy, headers=lasting, expires_at=None)
         reason = _past_use(copy, self.now)
         if reason is not None:  # it does not expire here, and would be discarded there: this is the only one
             return self._stays(
@@ -296,10 +297,6 @@ def returned_copy(envelope: Envelope, destination: str) -> Envelope:
         if key not in _FAILURE_HEADERS and not key.startswith(Headers.EXCEPTION_DATA_PREFIX)
     }
     return replace(envelope, destination=destination, headers=headers)
-
-
-def _lasting(headers: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in headers.items() if key not in _EXPIRY_HEADERS}
 
 
 def _past_use(envelope: Envelope, now: datetime) -> str | None:

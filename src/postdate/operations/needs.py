@@ -1,4 +1,4 @@
-"""Abilities that operations need of a store or its queues, and the error when an adapter lacks one."""
+"""Abilities that operations need of a store or its queues, and the error when an adapter lacks one; readiness."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import datetime
 
 from postdate.clock import SystemClock
 from postdate.config import Settings
-from postdate.errors import NotSupported, StoreNotSetUp
+from postdate.errors import NotSupported, PostdateError, StoreNotSetUp
 from postdate.ports import (
     AdministrableStore,
     ForeignIntake,
@@ -16,9 +16,10 @@ from postdate.ports import (
     Queued,
     Receiver,
     Standing,
+    TransactionMode,
     Transport,
 )
-from postdate.wiring import OpenDeployment, delay_exchange, intake_queues
+from postdate.wiring import OpenDeployment, delay_exchange, dispatcher_queues, intake_queues, placing_errors
 
 
 def administrable(deployment: OpenDeployment, purpose: str) -> AdministrableStore:
@@ -124,3 +125,46 @@ async def retries_of(deployment: OpenDeployment, message_id: str) -> Sequence[St
 async def in_queues(deployment: OpenDeployment, message_id: str) -> Sequence[Queued]:
     """Return the message's places in queues; none where queues cannot be browsed."""
     return () if deployment.queue_view is None else await deployment.queue_view.find_in_queues(message_id)
+
+
+# --- before a service starts: whether everything it needs is there ----------------------------------------------------
+
+
+async def check_readable(deployment: OpenDeployment) -> None:
+    """Raise the store's error if due messages cannot be looked up and waiting will not help, as with a damaged file.
+
+    Otherwise only the poller would report it, again and again.
+    """
+    if deployment.store is None:
+        return
+    try:
+        await deployment.store.next_attempt()
+    except PostdateError as error:
+        if not error.transient:
+            raise
+
+
+async def check_set_up(deployment: OpenDeployment) -> None:
+    """Raise StoreNotSetUp if tables or queues are missing; otherwise a service can start without creating anything.
+
+    The store need not be initialized.
+    """
+    settings = deployment.settings
+    if deployment.store is not None:
+        await deployment.store.initialize(settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
+        await deployment.store.next_attempt()
+    now = SystemClock().now()
+    with placing_errors(settings, "timeout_manager.address"):
+        for endpoint, timeouts in deployment.timeouts.items():
+            await timeouts.initialize(endpoint)
+            await timeouts.next_chunk(now, now, 1)
+    dispatching = dispatcher_queues(settings, deployment.transport.capabilities)
+    needed = [*sources(settings, deployment.transport), *dispatching, settings.endpoint.error_queue]
+    there = await lengths(deployment, needed)
+    missing = [name for name in needed if there is not None and name not in there]
+    if missing:
+        origin = settings.origins.get("transport.address", "default")
+        raise StoreNotSetUp(
+            f"{settings.transport.address!r} (transport.address, {origin}) lacks queues of the endpoint "
+            f"{settings.endpoint.name!r}: {', '.join(missing)}; run `postdate setup`, or start without --no-setup"
+        )

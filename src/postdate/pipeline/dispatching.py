@@ -34,7 +34,7 @@ from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.service import RECEIVE_BREAKER
 from postdate.errors import PostdateError
 from postdate.messages import DelayedMessage
-from postdate.pipeline.columns import INSTANT, LEDGER_ARROW
+from postdate.pipeline.rows import INSTANT, LEDGER_ARROW
 from postdate.pipeline.stores import StoreSpec, absolute
 from postdate.ports import Moved, MovingStore, RecordKind, TransactionMode, Transport, Wake
 from postdate.runtime.metrics import NoMetrics
@@ -196,16 +196,6 @@ class DispatchJournal:
 # --- one dispatcher ---------------------------------------------------------------------------------------------------
 
 
-class _Trouble:
-    """Keeps the error for which the dispatcher gave up."""
-
-    def __init__(self) -> None:
-        self.error: BaseException | None = None
-
-    def __call__(self, text: str, error: BaseException) -> None:
-        self.error = error
-
-
 class _Sending(RepeatedFailures):
     """Trips only at a failure, not for lack of successes: a dispatcher without messages does not fail."""
 
@@ -225,24 +215,19 @@ class _Sending(RepeatedFailures):
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """Due work, with the circuit breakers for looking and sending."""
+    """Due work, with the circuit breakers for looking and sending; ``trouble`` has the errors for which one tripped."""
 
     work: DueWork
     clock: Clock
     fetching: RepeatedFailures
     sending: _Sending
     timers: BreakerTimers
-    trouble: _Trouble
+    trouble: list[BaseException]
 
     @property
     def fails(self) -> bool:
         """Whether looking or sending fails at the moment."""
         return self.fetching.state is BreakerState.ARMED or self.sending.fails_still(SystemClock().monotonic())
-
-    def check(self) -> None:
-        """Raise the error for which a breaker tripped."""
-        if self.trouble.error is not None:
-            raise self.trouble.error
 
 
 class _HeldBackWork:
@@ -266,7 +251,11 @@ class _HeldBackWork:
 
 @asynccontextmanager
 async def _machine(spec: SweepSpec, counts: Counts, journal: Journal) -> AsyncGenerator[_Machine]:
-    trouble, endpoint = _Trouble(), spec.store.endpoint
+    trouble, endpoint = list[BaseException](), spec.store.endpoint
+
+    def give_up(_text: str, error: BaseException) -> None:
+        trouble.append(error)
+
     async with AsyncExitStack() as stack:
         store = spec.store.open(create=False)
         stack.push_async_callback(_whole, store.close)
@@ -277,9 +266,9 @@ async def _machine(spec: SweepSpec, counts: Counts, journal: Journal) -> AsyncGe
         clock: Clock = following or SystemClock()
         if following is not None:  # before anything is taken that may not be due by it
             await following.measure()
-        fetching = RepeatedFailures("SweepFetch", "cannot take due messages", spec.patience, trouble)
-        sending = _Sending("SweepDispatch", "cannot send due messages", spec.patience, trouble)
-        rate = FailureRate("SweepFailureHandling", "cannot deal with failures", 1, trouble)
+        fetching = RepeatedFailures("SweepFetch", "cannot take due messages", spec.patience, give_up)
+        sending = _Sending("SweepDispatch", "cannot send due messages", spec.patience, give_up)
+        rate = FailureRate("SweepFailureHandling", "cannot deal with failures", 1, give_up)
         settings = DispatchSettings(timeouts_queue(endpoint), spec.error_queue, spec.number_of_retries, Host(endpoint))
         dispatcher = Dispatcher(store, transport, settings, clock, sending, rate, counts, journal)
         work: DueWork = dispatcher
@@ -316,7 +305,7 @@ async def _round(machine: _Machine) -> tuple[int, datetime | None, BaseException
     Returns the number of messages taken, the time of the next attempt, and the error of a tripped breaker.
     """
     clock, count = SystemClock(), 0
-    while machine.trouble.error is None:
+    while not machine.trouble:
         try:
             taken = await machine.work.take(machine.clock.now())
         except PostdateError as error:
@@ -324,14 +313,14 @@ async def _round(machine: _Machine) -> tuple[int, datetime | None, BaseException
                 return count, None, error
             pause = machine.fetching.failure(error, clock.monotonic())
             machine.fetching.check(clock.monotonic() + pause.total_seconds())
-            if machine.trouble.error is None:
+            if not machine.trouble:
                 await anyio.sleep(pause.total_seconds())
             continue
         machine.fetching.success()
         count += taken.count
         if not taken.more or machine.sending.state is not BreakerState.DISARMED:
             return count, taken.next_attempt, None
-    return count, None, machine.trouble.error
+    return count, None, machine.trouble[-1]
 
 
 async def _reside(machine: _Machine, seconds: float, stop: Callable[[], bool]) -> None:
@@ -342,12 +331,13 @@ async def _reside(machine: _Machine, seconds: float, stop: Callable[[], bool]) -
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(poller.run)
         tasks.start_soon(machine.timers.run)
-        while not stop() and machine.trouble.error is None and (clock.monotonic() < until or machine.fails):
+        while not stop() and not machine.trouble and (clock.monotonic() < until or machine.fails):
             left = max(until - clock.monotonic(), 0.001)
             await anyio.sleep(min(left, _LOOKS_FOR_A_STOP_EVERY_SECONDS))
         poller.stop()
         machine.timers.stop()
-    machine.check()
+    if machine.trouble:
+        raise machine.trouble[-1]
 
 
 async def _run(
@@ -363,7 +353,7 @@ def drain_due(spec: SweepSpec) -> Counter[str]:
     Raises PostdateError, transient only if store or transport failed for longer than patience lasts.
     """
     counts = Counts()
-    anyio.run(_run, spec, counts, NO_JOURNAL, None, _never)
+    anyio.run(_run, spec, counts, NO_JOURNAL, None, lambda: False)
     return counts.of
 
 
@@ -387,7 +377,3 @@ def swept(spec: SweepSpec, seconds: float | None, stop_file: Path | None = None)
             running.result()
         finally:
             given_up.set()
-
-
-def _never() -> bool:
-    return False

@@ -19,8 +19,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 from pyspark.sql.types import StringType, StructField, StructType
 
 from postdate.errors import PipelineError
-from postdate.pipeline.columns import quoted
 from postdate.pipeline.failures import told_in_one_line
+from postdate.pipeline.rows import quoted
 
 MALFORMED: Final = "_corrupt_record"
 """Spark's name of the column that holds the whole of a malformed line, and is null in rows."""

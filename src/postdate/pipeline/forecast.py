@@ -10,8 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pyarrow as pa
@@ -86,10 +85,10 @@ def forecast(
     """
     if partitions < 1:
         raise PipelineError(f"{partitions} tasks read nothing; give at least 1")
-    asked = _ForecastRequest.of(now, options, store.shown)
+    started, as_of = time.perf_counter(), aware_utc(now, "now")
     require_utc(spark)
     pending = scan_frame(spark, store, "pending", ("due", "destination"), scan_parts(store, "pending", partitions))
-    return _forecast(pending, asked)
+    return _forecast(pending, as_of, options or ForecastOptions(), store.shown, started)
 
 
 def forecast_frame(
@@ -115,7 +114,7 @@ def forecast_frame(
     Raises:
         PipelineError: a column is missing or of another type, or the session is not in UTC.
     """
-    asked = _ForecastRequest.of(now, options, "a table")
+    started, as_of = time.perf_counter(), aware_utc(now, "now")
     require_utc(messages.sparkSession)
     named = {"due": (due, TimestampType()), "destination": (destination, StringType())}
     for name, wanted in named.values():
@@ -128,39 +127,25 @@ def forecast_frame(
                 f"cast it before"
             )
     columns = [messages[f"`{column.replace('`', '``')}`"].alias(name) for name, (column, _) in named.items()]
-    return _forecast(messages.select(columns), asked)
+    return _forecast(messages.select(columns), as_of, options or ForecastOptions(), "a table", started)
 
 
-@dataclass(frozen=True, slots=True)
-class _ForecastRequest:
-    as_of: datetime
-    options: ForecastOptions
-    source: str
-    started: float
-
-    @classmethod
-    def of(cls, now: datetime, options: ForecastOptions | None, source: str) -> _ForecastRequest:
-        return cls(aware_utc(now, "now"), options or ForecastOptions(), source, time.perf_counter())
-
-    @property
-    def second(self) -> int:
-        return to_microseconds(self.as_of) // 1_000_000
-
-
-def _forecast(messages: DataFrame, asked: _ForecastRequest) -> ForecastResult:
-    with _counted(messages, asked.as_of) as counts:
+def _forecast(
+    messages: DataFrame, as_of: datetime, options: ForecastOptions, source: str, started: float
+) -> ForecastResult:
+    with _counted(messages, as_of) as counts:
         total = _total(counts)
         step = _step(counts, total["groups"])
         upcoming = _upcoming(counts, step)
-        width = round_width(_span(upcoming), MOST_INTERVALS, max(FRAME_WIDTHS.get(asked.options.width, 1), step))
+        width = round_width(_span(upcoming), MOST_INTERVALS, max(FRAME_WIDTHS.get(options.width, 1), step))
         last = horizon(upcoming) if len(upcoming) else 0
         destinations = _destinations(counts) if total["groups"] else ()
-        spans = find_herds(upcoming, asked.options.herd_factor, asked.options.herd_least)
-        load_width = _load_width(upcoming, asked.options.width)
+        spans = find_herds(upcoming, options.herd_factor, options.herd_least)
+        load_width = _load_width(upcoming, options.width)
         return ForecastResult(
-            source=asked.source,
-            as_of=asked.as_of,
-            options=asked.options,
+            source=source,
+            as_of=as_of,
+            options=options,
             step_seconds=step,
             messages=total["messages"],
             overdue=total["overdue"],
@@ -174,10 +159,10 @@ def _forecast(messages: DataFrame, asked: _ForecastRequest) -> ForecastResult:
             beyond=int(upcoming.counts[upcoming.seconds > last].sum()),
             herds=_herds(counts, spans[:_MOST_HERDS], step),
             herds_found=len(spans),
-            needed=_needed(upcoming, asked, total["overdue"]),
+            needed=_needed(upcoming, as_of, total["overdue"], options.tolerance),
             load_width_seconds=load_width,
             load=_load(counts, load_width),  # the last of what Spark does: it stays in its memory
-            took_seconds=time.perf_counter() - asked.started,
+            took_seconds=time.perf_counter() - started,
         )
 
 
@@ -372,10 +357,10 @@ def _herds(counts: DataFrame, spans: Sequence[HerdSpan], step: int) -> tuple[Her
 # --- the rate that is needed ------------------------------------------------------------------------------------------
 
 
-def _needed(load: Load, asked: _ForecastRequest, overdue: int) -> tuple[NeededRate, ...]:
+def _needed(load: Load, as_of: datetime, overdue: int, tolerance: timedelta) -> tuple[NeededRate, ...]:
     """Return the needed rates; no tolerance can be shorter than a step."""
-    upcoming, with_overdue = (load.after(asked.second, each) for each in (0, overdue))
-    tolerances = (asked.options.tolerance.total_seconds(), *_TOLERANCES_TOLD_SECONDS)
+    upcoming, with_overdue = (load.after(to_microseconds(as_of) // 1_000_000, each) for each in (0, overdue))
+    tolerances = (tolerance.total_seconds(), *_TOLERANCES_TOLD_SECONDS)
     return tuple(
         NeededRate(seconds, needed_rate(upcoming, seconds), needed_rate(with_overdue, seconds))
         for seconds in sorted({max(seconds, float(load.step)) for seconds in tolerances})

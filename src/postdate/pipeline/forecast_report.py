@@ -1,20 +1,28 @@
-"""A forecast as one HTML file. Runs on the driver."""
+"""A forecast as one HTML file, with its chart. Runs on the driver."""
+
+# pyright: reportUnknownMemberType=false
+# Matplotlib gives no types to the keyword arguments of its methods.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
-from postdate.pipeline.forecast_charts import load_chart, stacked_colours
+from matplotlib.axes import Axes
+
+from postdate.clock import to_microseconds
 from postdate.pipeline.forecast_result import (
     DestinationShare,
     ForecastResult,
     Herd,
+    LoadInterval,
     headlines,
     shown_destination,
     shown_instant,
     shown_rate,
 )
-from postdate.pipeline.page import rendered
+from postdate.pipeline.page import count_axis, duration, rendered, svg_axes, time_axis
 
 _MOST_ROWS = 100
 """Destinations shown, at most: nobody reads a longer table, and the JSON has more."""
@@ -44,3 +52,75 @@ def write_forecast(result: ForecastResult, path: Path, title: str = "What falls 
 def _worth_showing(herd: Herd) -> list[DestinationShare]:
     """Leave out destinations that would be shown as 0 %."""
     return [share for share in herd.destinations if 200 * share.messages >= herd.messages]
+
+
+# --- the chart --------------------------------------------------------------------------------------------------------
+
+
+_MARK, _OTHERS = "#030303", "#040404"
+_STACKED = tuple(f"#0708{number:02x}" for number in range(8))
+_CSS_COLOURS = {
+    _MARK: "var(--mark)",
+    _OTHERS: "var(--others)",
+    **{colour: f"var(--stack{number})" for number, colour in enumerate(_STACKED)},
+}
+_MARKED_HERDS = 5
+_DAY_MICROSECONDS = 86_400_000_000
+_SECOND = 1 / 86_400
+_FIRST_DAY = to_microseconds(datetime(1, 1, 1, tzinfo=UTC)) / _DAY_MICROSECONDS
+_LAST_DAY = to_microseconds(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)) / _DAY_MICROSECONDS
+
+
+def stacked_colours(result: ForecastResult) -> list[tuple[str | None, str]]:
+    """Return the destinations that the load chart shows apart, with their CSS colours; most messages first."""
+    apart = {share.destination for interval in result.intervals for share in interval.destinations}
+    names = [each.destination for each in result.destinations if each.destination in apart]
+    return [(name, _CSS_COLOURS[colour]) for name, colour in zip(names, _STACKED, strict=False)]
+
+
+def load_chart(result: ForecastResult) -> str:
+    """Return the load over time, stacked by destination, with the biggest herds marked, as one SVG element."""
+    with svg_axes("load", _CSS_COLOURS) as (axes, done):
+        starts = [to_microseconds(interval.start) / _DAY_MICROSECONDS for interval in result.intervals]
+        names = [name for name, _ in stacked_colours(result)]
+        days = result.interval_seconds / 86_400  # Matplotlib counts time in days
+        bottom = [0] * len(starts)
+        for name, colour in [*zip(names, _STACKED, strict=False), (_others, _OTHERS)]:
+            heights = [_share(interval, name) for interval in result.intervals]
+            axes.bar(starts, heights, days, bottom, align="edge", color=colour, linewidth=0)
+            bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+        _mark_herds(axes, result.herds, dict(zip(starts, bottom, strict=True)), result.interval_seconds)
+        _room(axes, starts[0], starts[-1] + days)
+        count_axis(axes, f"messages in {duration(result.interval_seconds)}")
+    return done[0]
+
+
+def _share(interval: LoadInterval, name: object) -> int:
+    if name is _others:
+        return interval.others
+    return sum(share.messages for share in interval.destinations if share.destination == name)
+
+
+_others = object()
+
+
+def _mark_herds(axes: Axes, herds: Sequence[Herd], tops: Mapping[float, int], width_seconds: int) -> None:
+    """Number the biggest herds above their bars, as in the table below the chart."""
+    width = width_seconds * 1_000_000
+    numbers: dict[float, list[str]] = {}
+    for number, herd in enumerate(herds[:_MARKED_HERDS], 1):
+        start = to_microseconds(herd.start) // width * width / _DAY_MICROSECONDS
+        if start in tops:  # else it is far out, and not in the picture
+            numbers.setdefault(start, []).append(str(number))
+    for start, marks in numbers.items():
+        place = (start + width / _DAY_MICROSECONDS / 2, tops[start])
+        text = f"herd {', '.join(marks)}"
+        axes.annotate(text, place, (0, 4), textcoords="offset points", ha="center", color=_MARK)
+
+
+def _room(axes: Axes, first: float, last: float) -> None:
+    """Leave some room at the sides and above; time ends with the year 9999, for Matplotlib too."""
+    time_axis(axes)
+    room = max((last - first) / 100, _SECOND)
+    axes.set_xlim(max(first - room, _FIRST_DAY), min(last + room, _LAST_DAY))
+    axes.margins(y=0.12)

@@ -13,7 +13,7 @@ from dataclasses import asdict
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from postdate.pipeline.columns import arrow_schema, spark_schema
+from postdate.pipeline.rows import arrow_schema, spark_schema
 from postdate.pipeline.stores import PAGE_ROWS, StoreSpec, opened
 from postdate.ports import Scan, ScanFilter, ScanPart
 

@@ -63,7 +63,8 @@ def runnable_java_home(home: Path, private: Path) -> Path:
 
     Raises PipelineError on Windows, where ``java.exe`` cannot be wrapped.
     """
-    if _has_module(home, VECTOR_MODULE):
+    listed = re.search(r'^MODULES="([^"]*)"', _release(home), re.MULTILINE)
+    if listed is None or VECTOR_MODULE in listed[1].split():  # one that does not list its modules counts as complete
         return home
     if os.name == "nt":
         raise PipelineError(
@@ -77,12 +78,6 @@ def runnable_java_home(home: Path, private: Path) -> Path:
     )
     runner.chmod(0o700)
     return runner.parent.parent
-
-
-def _has_module(home: Path, module: str) -> bool:
-    """Return whether a Java home has a module; one that does not list its modules counts as complete."""
-    listed = re.search(r'^MODULES="([^"]*)"', _release(home), re.MULTILINE)
-    return listed is None or module in listed[1].split()
 
 
 def _release(home: Path) -> str:

@@ -71,7 +71,9 @@ def lapsed(headers: Column, now: datetime | Column, allowance: timedelta = timed
         InvalidTimestamp: ``now`` has no time zone.
     """
     at = F.unix_micros(now) if isinstance(now, Column) else F.lit(to_microseconds(aware_utc(now, "now")))
-    past = at - _end_microseconds(headers) > _long(_bounded(allowance))
+    # Cut to 64 bits, with the same effect.
+    bounded = max(-_BEYOND_EVERY_DIFFERENCE, min(allowance // _MICROSECOND, _BEYOND_EVERY_DIFFERENCE))
+    past = at - _end_microseconds(headers) > _long(bounded)
     return F.coalesce(past, F.lit(False))
 
 
@@ -168,8 +170,3 @@ def _length(parts: Column) -> Column:
 
 def _long(number: int) -> Column:
     return F.lit(number).cast("long")
-
-
-def _bounded(allowance: timedelta) -> int:
-    """Return an allowance in microseconds, cut to 64 bits with the same effect."""
-    return max(-_BEYOND_EVERY_DIFFERENCE, min(allowance // _MICROSECOND, _BEYOND_EVERY_DIFFERENCE))

@@ -1,14 +1,21 @@
-"""An audit as one HTML file. Runs on the driver."""
+"""An audit as one HTML file, with its charts. Runs on the driver."""
+
+# pyright: reportUnknownMemberType=false
+# Matplotlib gives no types to the keyword arguments of its methods.
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
-from postdate.pipeline.audit import BROKEN_PROMISES, AuditResult, AuditRow, Finding
-from postdate.pipeline.charts import curve_chart, lateness_chart
-from postdate.pipeline.page import rendered
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter
+
+from postdate.pipeline.audit import BROKEN_PROMISES, AuditResult, CurvePoint, Finding, Lateness, LatenessBin
+from postdate.pipeline.page import count_axis, duration, rendered, svg_axes, time_axis
 
 _MOST_HOURS = 400
 """Hours shown in the table, at most: nobody reads a longer table, and the JSON has them all."""
@@ -65,11 +72,13 @@ def render_html(result: AuditResult, title: str = "Delayed messages") -> str:
         {},
         result=result,
         verdict=_verdict(result),
-        tiles=_tiles(result),
+        tiles=[
+            _Tile(name, count, _MEANINGS[name], _mood(name, count)) for name, count in asdict(result.counts).items()
+        ],
         columns=_columns(result),
         endpoints=result.by_endpoint if len(result.by_endpoint) > 1 else (),
         destinations=result.by_destination,
-        hours=_some_hours(result.by_hour),
+        hours=result.by_hour[-_MOST_HOURS:],
         bad_columns=_BAD,
         hours_left_out=max(len(result.by_hour) - _MOST_HOURS, 0),
         findings=[
@@ -80,11 +89,6 @@ def render_html(result: AuditResult, title: str = "Delayed messages") -> str:
 
 def write_html(result: AuditResult, path: Path, title: str = "Delayed messages") -> None:
     path.write_text(render_html(result, title), encoding="utf-8")
-
-
-def _tiles(result: AuditResult) -> list[_Tile]:
-    counts: dict[str, int] = asdict(result.counts)
-    return [_Tile(name, count, _MEANINGS[name], _mood(name, count)) for name, count in counts.items()]
 
 
 def _columns(result: AuditResult) -> list[str]:
@@ -111,5 +115,60 @@ def _verdict(result: AuditResult) -> tuple[str, str]:
     return "good", "Nothing lost, nothing duplicated, nothing early, nothing orphaned"
 
 
-def _some_hours(rows: Sequence[AuditRow]) -> Sequence[AuditRow]:
-    return rows[-_MOST_HOURS:]
+# --- charts -----------------------------------------------------------------------------------------------------------
+
+
+_DUE, _DELIVERED, _MARK = "#030303", "#040404", "#050505"
+_CSS_COLOURS = {_DUE: "var(--due)", _DELIVERED: "var(--delivered)", _MARK: "var(--mark)"}
+
+
+def curve_chart(points: Sequence[CurvePoint], width_seconds: int) -> str:
+    """Return due (area) and delivered (line) messages over time, as one SVG element."""
+    with svg_axes("curve", _CSS_COLOURS) as (axes, done):
+        edges, due, delivered = _steps(points, timedelta(seconds=width_seconds))
+        axes.fill_between(edges, due, step="post", color=_DUE, alpha=0.35, linewidth=0, label="due")
+        axes.step(edges, delivered, where="post", color=_DELIVERED, linewidth=1.6, label="delivered")
+        time_axis(axes)
+        axes.margins(x=0)
+        count_axis(axes, f"messages in {duration(width_seconds)}")
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
+    return done[0]
+
+
+def lateness_chart(bins: Sequence[LatenessBin], lateness: Lateness) -> str:
+    """Return the distribution of lateness on a logarithmic scale, with percentiles, as one SVG element."""
+    with svg_axes("lateness", _CSS_COLOURS) as (axes, done):
+        left = [each.from_seconds for each in bins]
+        widths = [each.to_seconds - each.from_seconds for each in bins]
+        axes.bar(left, [each.count for each in bins], widths, align="edge", color=_DELIVERED, alpha=0.75, linewidth=0)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _position: duration(seconds)))
+        axes.minorticks_off()
+        axes.set_xlabel("late by")
+        _mark_percentiles(axes, lateness)
+        count_axis(axes, "messages")
+    return done[0]
+
+
+def _steps(points: Sequence[CurvePoint], width: timedelta) -> tuple[list[Any], list[int], list[int]]:
+    """Return edges and heights of steps, with 0 for intervals without a point."""
+    edges, due, delivered = list[Any](), list[int](), list[int]()
+    for point in points:
+        if edges and edges[-1] == point.at:
+            edges.pop()
+            due.pop()
+            delivered.pop()
+        edges += [point.at, point.at + width]
+        due += [point.due, 0]
+        delivered += [point.delivered, 0]
+    return edges, due, delivered
+
+
+def _mark_percentiles(axes: Axes, lateness: Lateness) -> None:
+    marks = {"p50": lateness.p50_seconds, "p95": lateness.p95_seconds, "p99": lateness.p99_seconds}
+    above = iter((1.02, 1.09, 1.16))
+    for name, value in marks.items():
+        if value is not None and value > 0:
+            axes.axvline(value, color=_MARK, linewidth=1.2, linestyle=(0, (4, 3)))
+            label = f"{name} {duration(value)}"
+            axes.text(value, next(above), label, transform=axes.get_xaxis_transform(), ha="center", color=_MARK)

@@ -1,13 +1,15 @@
-"""Turns Arrow rows into messages for a store; runs on executors.
+"""The columns in which Spark sees messages, records and queues, as Arrow batches; and rows of Arrow as messages.
 
-Rows have the columns of :data:`postdate.pipeline.columns.MESSAGE_SCHEMA`, in any order; ``expires_at``, ``headers`` and
-``body`` may be missing or null. Headers are a map, or text that is a JSON object of texts.
+Pages of a store become batches of the columns of :func:`arrow_schema`. Rows that become messages for a store have the
+columns of :data:`MESSAGE_SCHEMA`, in any order; ``expires_at``, ``headers`` and ``body`` may be missing or null.
+Headers are a map, or text that is a JSON object of texts.
 
 Most rows never become Python objects: Arrow decides for a whole batch which rows are surely messages. The others,
-good or bad, are checked one by one, by the message itself.
+good or bad, are checked one by one, by the message itself. Runs on executors.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# Arrow's stubs make schemas, fields and arrays generic in a type that only the running program knows.
 # Arrow's stubs make arrays generic in a type that only the running program knows.
 
 from __future__ import annotations
@@ -17,8 +19,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
+from itertools import accumulate
+from types import MappingProxyType
 from typing import Any, Final, cast
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute
 
@@ -32,10 +37,120 @@ from postdate.messages import (
     encode_headers,
     size_in_bytes,
 )
-from postdate.pipeline.columns import INSTANT, arrow_schema
-from postdate.ports.scanning import TIMES, WRITTEN
+from postdate.ports import RecordKind
+from postdate.ports.scanning import SCANNED, TIMES, WRITTEN, check_scanned
 
 pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
+INSTANT = pa.timestamp("us", tz="UTC")
+_HEADERS = pa.map_(pa.string(), pa.string())
+
+_ARROW_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
+    {
+        **dict.fromkeys(TIMES, INSTANT),
+        "headers": _HEADERS,
+        "body": pa.binary(),
+        "number": pa.int64(),
+        "number_of_failures": pa.int32(),
+    }
+)
+"""Of the columns that are no texts."""
+
+_SPARK_TYPES: Mapping[pa.DataType, str] = MappingProxyType(
+    {
+        pa.string(): "string",
+        pa.binary(): "binary",
+        pa.int32(): "int",
+        pa.int64(): "long",
+        INSTANT: "timestamp",
+        _HEADERS: "map<string,string>",
+    }
+)
+
+_KIND_NAMES: Mapping[int, str] = MappingProxyType({kind.value: kind.name.lower() for kind in RecordKind})
+_KINDS = pa.array([_KIND_NAMES.get(number) for number in range(max(_KIND_NAMES) + 1)], pa.string())
+_DECODE_ALL = msgspec.json.Decoder(list[dict[str, str]]).decode
+
+
+def arrow_schema(what: str, columns: Sequence[str] = ()) -> pa.Schema:
+    """Return the given columns, or all, of ``pending``, ``records`` or ``queued``; refuse unknown names."""
+    check_scanned(what, columns)
+    return pa.schema([(name, _ARROW_TYPES.get(name, pa.string())) for name in columns or SCANNED[what]])
+
+
+def quoted(name: str) -> str:
+    """Return a column's name quoted for Spark SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def spark_types(schema: pa.Schema) -> dict[str, str]:
+    return {field.name: _SPARK_TYPES[field.type] for field in schema}
+
+
+def spark_schema(schema: pa.Schema) -> str:
+    return ", ".join(f"{name} {spark_type}" for name, spark_type in spark_types(schema).items())
+
+
+MESSAGE_SCHEMA = spark_schema(arrow_schema("pending", WRITTEN))
+"""Columns that are written to a store, as a Spark schema."""
+
+LEDGER_ARROW = arrow_schema("records", SCANNED["records"][1:])
+"""A record in the ledger of a sweep; stores and archives have its number, too."""
+
+
+def to_batch(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    """Return a page of a scan as one Arrow batch.
+
+    ``rows`` have the columns of ``schema``; times in microseconds since 1970 UTC, headers as JSON text.
+    """
+    columns = zip(*rows, strict=True)
+    arrays = [_to_array(field, column) for field, column in zip(schema, columns, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def from_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return a batch of :class:`postdate.ports.ScannableStore` with Spark's types."""
+    return pa.record_batch([_seen(field, batch.column(field.name)) for field in schema], schema=schema)
+
+
+def _seen(field: pa.Field[Any], column: pa.Array[Any]) -> pa.Array[Any]:
+    if field.type == _HEADERS:
+        return _maps(column)
+    if field.name == "kind":
+        return pa.DictionaryArray.from_arrays(column.cast(pa.int32()), _KINDS).cast(pa.string())
+    return column.cast(field.type)
+
+
+def _maps(texts: pa.Array[Any]) -> pa.Array[Any]:
+    """Return JSON objects as maps, parsed as one list, which creates no tuple for each pair."""
+    whole = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts), ",")[0]
+    try:
+        headers = _DECODE_ALL(b"[" + whole.as_buffer().to_pybytes() + b"]")
+    except (msgspec.MsgspecError, ValueError):  # not even the number of objects is known then; one of them will say so
+        headers = [decode_headers(text) for text in cast("list[str]", texts.to_pylist())]
+    return _map_array(headers)
+
+
+def _map_array(headers: Sequence[Mapping[str, str]]) -> pa.Array[Any]:
+    ends = accumulate((len(each) for each in headers), initial=0)
+    names = [name for each in headers for name in each]
+    values = [value for each in headers for value in each.values()]
+    starts: Any = pa.array(ends, pa.int32())
+    return pa.MapArray.from_arrays(starts, pa.array(names, pa.string()), pa.array(values, pa.string()))
+
+
+def _to_array(field: pa.Field[Any], values: Sequence[Any]) -> pa.Array[Any]:
+    if field.type == INSTANT:
+        return pa.array(values, pa.int64()).cast(INSTANT)
+    if field.type == _HEADERS:
+        return _map_array([decode_headers(text) for text in values])
+    if field.name == "kind":
+        return pa.array([_KIND_NAMES[number] for number in values], pa.string())
+    return pa.array(values, field.type)
+
+
+# --- rows as messages -------------------------------------------------------------------------------------------------
+
+
 _Headers = Sequence[tuple[str, str]] | str
 _Row = tuple[str, str, int, int | None, _Headers | None, bytes | None]
 _Mask = Any
@@ -52,7 +167,7 @@ _BEYOND_DOUBT_NOT_BLANK: Final = r"[!-~\p{L}\p{N}]"
 _NUL: Final = r"\x00"
 _CHARACTER: Final = r'(?:[^"\\\x00-\x1f]|\\["\\bfnrt])'
 _HEADER: Final = f'"{_CHARACTER}+":"{_CHARACTER}*"'
-_HEADERS: Final = rf"^\{{(?:{_HEADER}(?:,{_HEADER})*)?\}}\z"
+_HEADERS_WRITTEN: Final = rf"^\{{(?:{_HEADER}(?:,{_HEADER})*)?\}}\z"
 r"""Headers as :func:`postdate.messages.encode_headers` writes them, except for characters that need ``\u``."""
 
 
@@ -166,7 +281,7 @@ def _doubt(columns: pa.RecordBatch, largest_message_bytes: int) -> _Mask:
         _text_doubt(columns.column("destination"), DESTINATION_LIMIT),
         pc.fill_null(_outside(due), fill_value=True),
         pc.fill_null(pc.or_(_outside(expires_at), pc.less(expires_at, due)), fill_value=False),
-        pc.invert(pc.match_substring_regex(headers, _HEADERS)),
+        pc.invert(pc.match_substring_regex(headers, _HEADERS_WRITTEN)),
         pc.greater(size, largest_message_bytes),
     ]
     return reduce(pc.or_, doubts)

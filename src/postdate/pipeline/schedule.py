@@ -25,12 +25,11 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 from pyspark.sql.types import BinaryType, MapType, StringType
 
 from postdate.errors import PipelineError
-from postdate.pipeline.columns import quoted
 from postdate.pipeline.files import MALFORMED
 from postdate.pipeline.lapsing import end_of_time_to_be_received
 from postdate.pipeline.local_time import LocalTimes, read_time
 from postdate.pipeline.plain import plain
-from postdate.pipeline.rows import BadRow, checked
+from postdate.pipeline.rows import BadRow, checked, quoted
 from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import OpenStore, StoreSpec, opened
 from postdate.ports.scanning import WRITTEN

@@ -105,7 +105,9 @@ def spark_session(
         if session is None:
             session = _start(app_name, master, settings, java_home)
         else:
-            _apply_sql_settings(session, settings)
+            for key, value in settings.items():
+                if session.conf.isModifiable(key):
+                    session.conf.set(key, value)
     if with_format:
         register(session)
     return session
@@ -138,11 +140,13 @@ def _settings(master: str, conf: Mapping[str, str]) -> dict[str, str]:
     if master.startswith("local"):
         settings |= _local_settings(directory, _cores(master))
     settings |= conf
+    logging_file = directory / "log4j2.properties"
+    logging_file.write_text(_LOG_SETTINGS, encoding="utf-8")
     settings["spark.driver.extraJavaOptions"] = " ".join(
         [
             *STARTUP_OPTIONS,
             "-Duser.timezone=UTC",
-            f"-Dlog4j2.configurationFile={_log_settings_file(directory).as_uri()}",
+            f"-Dlog4j2.configurationFile={logging_file.as_uri()}",
             settings["spark.driver.extraJavaOptions"],
         ]
     ).strip()
@@ -190,12 +194,6 @@ def _start(app_name: str, master: str, settings: dict[str, str], java_home: Path
         return builder.getOrCreate()
 
 
-def _apply_sql_settings(session: SparkSession, settings: Mapping[str, str]) -> None:
-    for key, value in settings.items():
-        if session.conf.isModifiable(key):
-            session.conf.set(key, value)
-
-
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Generator[None]:
     """Set environment variables for the length of the block: Spark's launcher and its JVM inherit them."""
@@ -226,9 +224,3 @@ def _clean_up(directory: Path, owner: int) -> None:
     if session is not None:
         session.stop()
     shutil.rmtree(directory, ignore_errors=True)
-
-
-def _log_settings_file(directory: Path) -> Path:
-    file = directory / "log4j2.properties"
-    file.write_text(_LOG_SETTINGS, encoding="utf-8")
-    return file

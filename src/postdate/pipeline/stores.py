@@ -18,8 +18,7 @@ from postdate.backends.registry import place_of
 from postdate.config import Address, Settings, resolved
 from postdate.errors import PipelineError
 from postdate.messages import DelayedMessage
-from postdate.pipeline.columns import from_columns, to_batch
-from postdate.pipeline.rows import restored
+from postdate.pipeline.rows import from_columns, restored, to_batch
 from postdate.ports import (
     AdministrableStore,
     ClaimingStore,
@@ -126,22 +125,17 @@ class OpenStore:
     """
 
     def __init__(self, store: ClaimingStore, portal: BlockingPortal) -> None:
-        self._store = store
-        self._portal = portal
+        self.itself, self._portal = store, portal
         self._columnar = store if isinstance(store, ScannableStore) and store.gives_columns else None
-
-    @property
-    def itself(self) -> ClaimingStore:
-        return self._store
 
     def ask(self, question: Callable[[Any], Awaitable[T]]) -> T:
         """Call ``question`` with the store, in its event loop, and return the answer."""
-        return self._portal.call(question, self._store)
+        return self._portal.call(question, self.itself)
 
     @property
     def largest_message_bytes(self) -> int:
         """Headers and body together; see :class:`postdate.ports.StoreCapabilities`."""
-        return self._store.capabilities.largest_message_bytes
+        return self.itself.capabilities.largest_message_bytes
 
     @property
     def good_batch(self) -> int:
@@ -149,11 +143,10 @@ class OpenStore:
         return PAGE_ROWS if self._columnar is None else _COLUMNS_AT_ONCE
 
     def setup(self) -> None:
-        self._portal.call(self._store.setup)
+        self._portal.call(self.itself.setup)
 
     def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        store: ClaimingStore = self._store
-        return self._portal.call(store.store_many, messages, now)
+        return self._portal.call(self.itself.store_many, messages, now)
 
     def store_batch(self, batch: pa.RecordBatch, now: datetime) -> StoreReport:
         """Store valid messages in one transaction, idempotent by message id; as columns where the store can.
@@ -175,14 +168,14 @@ class OpenStore:
 
     def overdue(self, as_of: datetime) -> int:
         """Return how many messages were due at ``as_of`` and are not claimed."""
-        store = self._store
+        store = self.itself
         return self._portal.call(store.statistics, as_of).overdue if isinstance(store, AdministrableStore) else 0
 
     def scannable(self) -> ScannableStore:
         """Return the store for bulk reading, whose calls block, or raise PipelineError if it has none."""
-        if not isinstance(self._store, ScannableStore):
-            raise PipelineError(f"{type(self._store).__name__} cannot be read in bulk")
-        return self._store
+        if not isinstance(self.itself, ScannableStore):
+            raise PipelineError(f"{type(self.itself).__name__} cannot be read in bulk")
+        return self.itself
 
 
 def opened(spec: StoreSpec, *, create: bool = False) -> contextlib.AbstractContextManager[OpenStore]:

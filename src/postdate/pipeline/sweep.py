@@ -9,12 +9,13 @@ sending may be doubled.
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,17 +25,17 @@ from typing import Any, Final, Self
 
 import anyio
 import pyarrow as pa
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 from pyspark.sql.streaming.query import StreamingQuery
 
 from postdate.clock import SystemClock
 from postdate.errors import PipelineError
-from postdate.pipeline.checkpoints import claim_checkpoint
-from postdate.pipeline.columns import LEDGER_ARROW, spark_schema
 from postdate.pipeline.dispatching import SweepSpec, drain_due, swept
 from postdate.pipeline.failures import check_query, told_in_one_line, wait_for
 from postdate.pipeline.plain import plain
+from postdate.pipeline.rows import LEDGER_ARROW, spark_schema
 from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import opened
 
@@ -133,9 +134,16 @@ def sweep(
     require_utc(spark)
     check_sweep(spec)
     started, as_of, n = time.perf_counter(), SystemClock().now(), _slots(spark, slots)
+
+    def count(slots: _Batches) -> _Batches:
+        for slot in slots:
+            for _ in range(slot.num_rows):
+                done = drain_due(spec)
+                yield pa.RecordBatch.from_pylist([{name: done[name] for name in _COUNTED}], _COUNTS_ARROW)
+
     with told_in_one_line("the sweep has failed"):
         if ledger is None:
-            rows = _one_a_task(spark, n).mapInArrow(_counting(spec), _COUNTS_SCHEMA).collect()
+            rows = _one_a_task(spark, n).mapInArrow(count, _COUNTS_SCHEMA).collect()
             counts = {name: sum(row[name] for row in rows) for name in _COUNTED}
         else:
             counts = _written(_one_a_task(spark, n).mapInArrow(_sweeping(spec), _LINES_SCHEMA), str(ledger))
@@ -168,16 +176,6 @@ def _written(lines: DataFrame, ledger: str) -> dict[str, int]:
 
 
 _Batches = Iterator[pa.RecordBatch]
-
-
-def _counting(spec: SweepSpec) -> Callable[[_Batches], _Batches]:
-    def count(slots: _Batches) -> _Batches:
-        for slot in slots:
-            for _ in range(slot.num_rows):
-                counts = drain_due(spec)
-                yield pa.RecordBatch.from_pylist([{name: counts[name] for name in _COUNTED}], _COUNTS_ARROW)
-
-    return count
 
 
 def _sweeping(
@@ -301,3 +299,43 @@ def _quick_hand_overs(spark: SparkSession) -> Generator[None]:
                 spark.conf.unset(name)
             else:
                 spark.conf.set(name, value)
+
+
+# --- whose checkpoint it is: Spark notices a wrong one late, or never -------------------------------------------------
+
+
+_OURS = "postdate"
+_OF_ANY_QUERY = "metadata"
+
+
+def claim_checkpoint(spark: SparkSession, checkpoint: str, job: Mapping[str, str | int]) -> None:
+    """Note in a checkpoint the job that it belongs to, or raise PipelineError if it is another's.
+
+    ``job`` has the values that must be the same at every start of the query with this checkpoint; no secrets.
+    """
+    ours = f"{checkpoint}/{_OURS}"
+    found = _text(spark, ours)
+    if found is not None:
+        theirs: dict[str, str | int] = json.loads(found)
+        differs = [
+            f"{key} {theirs.get(key)!r}, not {value!r}" for key, value in job.items() if theirs.get(key) != value
+        ]
+        if differs:
+            raise PipelineError(
+                f"the checkpoint {checkpoint} is that of another job: {', '.join(differs)}; name another folder, "
+                f"or start the job as it was"
+            )
+        return
+    if _text(spark, f"{checkpoint}/{_OF_ANY_QUERY}") is not None:
+        raise PipelineError(f"the checkpoint {checkpoint} is that of another query; name another folder")
+    line = spark.createDataFrame([(json.dumps(dict(job)),)], "value string")
+    line.coalesce(1).write.mode("overwrite").text(ours)
+
+
+def _text(spark: SparkSession, path: str) -> str | None:
+    """Return the first line of a file or folder; ``None`` when there is none."""
+    try:
+        rows = spark.read.text(path).take(1)
+    except AnalysisException:
+        return None
+    return rows[0]["value"] if rows else None

@@ -10,8 +10,7 @@ from postdate.testing.measurements import RecordedMetrics
 from postdate.testing.saga_suite import SagaStoreSubject, saga_checks
 from postdate.testing.store_suite import contract_checks, store_checks
 from postdate.testing.store_suite.subject import StoreSubject
-from postdate.testing.timeout_suite import timeout_checks
-from postdate.testing.timeout_suite.subject import TimeoutSubject
+from postdate.testing.timeout_suite import TimeoutSubject, timeout_checks
 from postdate.testing.transport_suite import transport_checks
 from postdate.testing.transport_suite.subject import TransportSubject
 

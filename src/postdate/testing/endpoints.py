@@ -35,7 +35,6 @@ from postdate.ports import (
     Received,
     SagaStore,
     TransactionMode,
-    TransportCapabilities,
     Work,
 )
 from postdate.testing.clock import START, VirtualClock
@@ -119,7 +118,7 @@ class EndpointTest:
         self._sagas = sagas or (MemorySagaStore() if outbox is None else None)
         self._endpoint = _WatchedEndpoint(
             name,
-            transport=_Exits(MemoryTransport(clock=self.clock), self._note),
+            transport=_Exits(self.clock, self._note),
             delayed_delivery=DelayedDelivery(self._store),
             recoverability=recoverability,
             error_queue=_ERRORS,
@@ -333,62 +332,39 @@ class _WatchedEndpoint(Endpoint):
         super().__init__(name, **settings)
 
 
-class _Exits:
-    """Queues in memory that are created when a message is sent to them; reports every message that is sent."""
+class _Exits(MemoryTransport):
+    """Queues in memory that are created when a message is sent to them; ``note`` is told of every message that left."""
 
-    def __init__(self, transport: MemoryTransport, note: Callable[[Envelope], None]) -> None:
-        self._transport, self._note = transport, note
+    def __init__(self, clock: VirtualClock, note: Callable[[Envelope], None]) -> None:
+        super().__init__(clock=clock)
+        self.note = note
 
-    @property
-    def capabilities(self) -> TransportCapabilities:
-        return self._transport.capabilities
-
-    async def create_queues(self, names: Sequence[str]) -> None:
-        await self._transport.create_queues(names)
-
+    @override
     async def send(
         self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
     ) -> Sequence[PostdateError | None]:
-        await self.make_room(envelopes)
-        errors = await self._transport.send(envelopes, now, work=work)
-        self.note([envelope for envelope, error in zip(envelopes, errors, strict=True) if error is None])
+        await self.create_queues([envelope.destination for envelope in envelopes])
+        errors = await super().send(envelopes, now, work=work)
+        for envelope, error in zip(envelopes, errors, strict=True):
+            if error is None:
+                self.note(envelope)
         return errors
 
-    def receiver(self, queue: str) -> _WatchedReceiver:
-        return _WatchedReceiver(self._transport.receiver(queue), self)
-
-    async def make_room(self, envelopes: Sequence[Envelope]) -> None:
-        """Create the queues that messages go to."""
-        await self._transport.create_queues([envelope.destination for envelope in envelopes])
-
-    def note(self, envelopes: Sequence[Envelope]) -> None:
-        """Tell of messages that have left."""
-        for envelope in envelopes:
-            self._note(envelope)
-
-    async def close(self) -> None:
-        await self._transport.close()
+    @override
+    def receiver(self, queue: str) -> MemoryReceiver:
+        return _WatchedReceiver(self, queue)
 
 
-class _WatchedReceiver:
-    """Reports messages that leave with a commit."""
+class _WatchedReceiver(MemoryReceiver):
+    """Creates the queues of messages that leave with a commit, and tells of them."""
 
-    def __init__(self, receiver: MemoryReceiver, exits: _Exits) -> None:
-        self._receiver, self._exits = receiver, exits
+    def __init__(self, exits: _Exits, queue: str) -> None:
+        super().__init__(exits, queue)
+        self._exits = exits
 
-    async def receive(self, limit: int) -> Sequence[Received]:
-        return await self._receiver.receive(limit)
-
+    @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        await self._exits.make_room(end.outgoing)
-        await self._receiver.commit(received, now, end)
-        self._exits.note(end.outgoing)
-
-    async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-        await self._receiver.roll_back(received, failed=failed)
-
-    def stop(self) -> None:
-        self._receiver.stop()
-
-    async def close(self) -> None:
-        await self._receiver.close()
+        await self._exits.create_queues([envelope.destination for envelope in end.outgoing])
+        await super().commit(received, now, end)
+        for envelope in end.outgoing:
+            self._exits.note(envelope)

@@ -88,9 +88,9 @@ def _created(record: SagaRecord) -> SagaChange:
     return SagaChange(SagaFate.CREATED, record)
 
 
-async def _kept(store: SagaStore, value: str = "o-1") -> SagaRecord:
-    record = await store.find("Order", Correlation("order_id", value))
-    expect(record is not None, f"the instance {value} is there")
+async def _kept(store: SagaStore) -> SagaRecord:
+    record = await store.find("Order", Correlation("order_id", "o-1"))
+    expect(record is not None, "the instance o-1 is there")
     assert record is not None
     return record
 

@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 from pyspark.sql import DataFrame, SparkSession
 
-from postdate.pipeline.archive.choosing import StoreContents, doubled_numbers, ended_stories
 from postdate.pipeline.archive.folder import RECORD_SCHEMA
+from postdate.pipeline.archive.job import StoreContents, doubled_numbers, ended_stories
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 

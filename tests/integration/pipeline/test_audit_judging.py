@@ -12,8 +12,8 @@ from postdate.backends.sqlite.store import SqliteStore
 from postdate.messages import DelayedMessage
 from postdate.pipeline.audit.judging import judged, one_row_a_message
 from postdate.pipeline.audit.reading import _events, read_now
-from postdate.pipeline.columns import arrow_schema, spark_schema
 from postdate.pipeline.frames import scan_frame, scan_parts
+from postdate.pipeline.rows import arrow_schema, spark_schema
 from postdate.pipeline.stores import StoreSpec
 
 DUE = datetime(2026, 3, 1, 12, tzinfo=UTC)

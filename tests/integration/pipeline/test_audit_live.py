@@ -22,8 +22,7 @@ from postdate.backends.postgres.transport import PostgresTransport
 from postdate.backends.rowlocks.parts import to_row
 from postdate.messages import DelayedMessage
 from postdate.pipeline.audit import AuditResult, audit, reading
-from postdate.pipeline.audit.reading import AuditedStore
-from postdate.pipeline.audit.suspects import without_pruned
+from postdate.pipeline.audit.reading import AuditedStore, without_pruned
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import Outcome
 from postdate.ports.archives import ArchivableStore

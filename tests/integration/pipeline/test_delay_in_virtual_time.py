@@ -18,13 +18,12 @@ from pyspark.sql.streaming.tws_tester import TwsTester
 
 from postdate.clock import to_microseconds
 from postdate.errors import PipelineError
-from postdate.pipeline.columns import INSTANT
 from postdate.pipeline.delay import packing as packing_module
 from postdate.pipeline.delay import processor as processor_module
-from postdate.pipeline.delay.packing import CANCELS, Packing, to_content
+from postdate.pipeline.delay.packing import CANCELS, OVERDUE, Packing, Wheel, to_content
 from postdate.pipeline.delay.processor import Delaying
 from postdate.pipeline.delay.slot import Cancelling
-from postdate.pipeline.delay.wheel import OVERDUE, Wheel
+from postdate.pipeline.rows import INSTANT
 
 START_MS = to_microseconds(datetime(2026, 3, 1, 12, tzinfo=UTC)) // 1000
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000

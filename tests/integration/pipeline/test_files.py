@@ -13,10 +13,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from postdate.errors import PipelineError
-from postdate.pipeline.columns import INSTANT
 from postdate.pipeline.failures import told_in_one_line, watched
 from postdate.pipeline.files import read_directory, read_input
 from postdate.pipeline.local_time import LocalTimes
+from postdate.pipeline.rows import INSTANT
 from postdate.pipeline.schedule import ColumnMapping, Rejects, ScheduleJob, schedule
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import Scan

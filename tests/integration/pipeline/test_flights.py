@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from postdate.demo.flights import BUSIEST_DAY, day_bounds, flight_messages, flights, with_schedule
-from postdate.pipeline.columns import MESSAGE_SCHEMA
+from postdate.pipeline.rows import MESSAGE_SCHEMA
 
 _YEAR = pytest.mark.soak(
     "the whole year: 1,010,328 messages",

@@ -20,8 +20,8 @@ from postdate.messages import DelayedMessage
 from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.migrate import MigrateJob, OriginSpec, abort, migrate, preview, resume, status
 from postdate.pipeline.migrate import job as migrating
+from postdate.pipeline.migrate.ends import opened_target
 from postdate.pipeline.migrate.moving import BatchTask, move_batch
-from postdate.pipeline.migrate.target import opened_target
 from postdate.pipeline.rows import to_columns
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import MessageFilter, Outcome

@@ -15,9 +15,8 @@ from tests.postgres_subjects import drop_schema, fresh_schema
 
 from postdate.errors import PipelineError
 from postdate.messages import encode_headers
-from postdate.pipeline.columns import INSTANT
 from postdate.pipeline.frames import held_snapshot, scan_frame, scan_parts
-from postdate.pipeline.rows import sort_out
+from postdate.pipeline.rows import INSTANT, sort_out
 from postdate.pipeline.schedule import Rejects, ScheduleJob, _storing, schedule
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import Scan, ScanFilter

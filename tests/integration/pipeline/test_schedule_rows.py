@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from postdate.clock import to_microseconds
 from postdate.messages import DelayedMessage, encode_headers
-from postdate.pipeline.columns import INSTANT
-from postdate.pipeline.rows import MESSAGE_COLUMNS, checked, restored, sort_out, to_columns
+from postdate.pipeline.rows import INSTANT, MESSAGE_COLUMNS, checked, restored, sort_out, to_columns
 
 DUE = to_microseconds(datetime(2026, 4, 1, tzinfo=UTC))
 FIRST, LAST = (to_microseconds(each.replace(tzinfo=UTC)) for each in (datetime.min, datetime.max))  # noqa: DTZ901

@@ -18,10 +18,10 @@ from tests.postgres_subjects import drop_schema, fresh_schema
 
 from postdate import LocalTransport
 from postdate.messages import decode_headers
-from postdate.pipeline.columns import MESSAGE_SCHEMA
 from postdate.pipeline.frames import held_snapshot
 from postdate.pipeline.java import STARTUP_OPTIONS, find_java_home, runnable_java_home
-from postdate.pipeline.source.headers import with_headers_as_text
+from postdate.pipeline.rows import MESSAGE_SCHEMA
+from postdate.pipeline.source.writing import with_headers_as_text
 from postdate.pipeline.stores import StoreSpec, opened
 
 DUE = datetime(2026, 3, 1, 12, 0, 0, 123_456, tzinfo=UTC)

@@ -26,9 +26,8 @@ from pyspark.sql.datasource import (
 from tests.postgres_subjects import drop_schema, fresh_schema
 
 from postdate.messages import DelayedMessage
-from postdate.pipeline.columns import arrow_schema
-from postdate.pipeline.source.filters import MOST_TEXTS, Pushed
-from postdate.pipeline.source.reading import FilteringStoreReader, Reading
+from postdate.pipeline.rows import arrow_schema
+from postdate.pipeline.source.reading import MOST_TEXTS, FilteringStoreReader, Pushed, Reading
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import Scan, ScanFilter
 

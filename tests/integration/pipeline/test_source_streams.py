@@ -21,7 +21,7 @@ from tests.postgres_subjects import drop_schema, fresh_schema
 from postdate.backends.postgres.store import PostgresStore
 from postdate.errors import PipelineError
 from postdate.messages import DelayedMessage
-from postdate.pipeline.columns import arrow_schema
+from postdate.pipeline.rows import arrow_schema
 from postdate.pipeline.source import streaming
 from postdate.pipeline.source.streaming import Following, RecordStreamReader, split
 from postdate.pipeline.stores import StoreSpec, opened

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.arguments import DURATION, INSTANT
-from postdate.cli.command import Use, command, wrong_usage
+from postdate.cli.command import DURATION, INSTANT, Use, command, wrong_usage
+from postdate.cli.output import print_pairs
 from postdate.cli.pipeline.common import SparkOptions, app, on_spark, store_of
 
 if TYPE_CHECKING:
@@ -59,8 +59,6 @@ def archive(
 
 
 def _print_archived(result: ArchiveResult) -> None:
-    from postdate.cli.output import print_pairs
-
     print_pairs(
         {
             "store": result.store,
@@ -109,8 +107,6 @@ def restore(
 
 
 def _print_restored(result: RestoreResult) -> None:
-    from postdate.cli.output import print_pairs
-
     print_pairs(
         {
             "store": result.store,

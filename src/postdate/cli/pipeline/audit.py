@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.arguments import DURATION
-from postdate.cli.command import Use, command, wrong_usage
-from postdate.cli.exits import Exit
+from postdate.cli.command import DURATION, Exit, Use, command, wrong_usage
+from postdate.cli.output import clean, print_pairs
 from postdate.cli.pipeline.common import SparkOptions, app, on_spark, store_of
 
 if TYPE_CHECKING:
@@ -51,11 +50,10 @@ def audit(
 
     def job(spark: SparkSession) -> AuditResult:
         from postdate.clock import SystemClock
-        from postdate.pipeline.audit import audit as run
-        from postdate.pipeline.audit import endpoints_of
+        from postdate.pipeline import audit as auditing
 
-        stores = endpoints_of(store) if all_endpoints else (store,)
-        return run(
+        stores = auditing.endpoints_of(store) if all_endpoints else (store,)
+        return auditing.audit(
             spark, stores, SystemClock().now(), late_after=late_after, records=records or (), findings_to=findings
         )
 
@@ -70,8 +68,6 @@ def audit(
 
 
 def _print_audit(result: AuditResult, html: Path | None) -> None:
-    from postdate.cli.output import clean, print_pairs
-
     print_pairs({"store": result.store, **dict(result.table())})
     if len(result.by_endpoint) > 1:
         for row in result.by_endpoint:

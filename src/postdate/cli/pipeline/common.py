@@ -25,16 +25,15 @@ log = logging.getLogger("postdate.pipeline")
 
 app = group("pipeline", "Bulk jobs on Spark, in this process or on a cluster.")
 
-Cores = Annotated[int | None, typer.Option("--cores", min=1, help="Threads of Spark; default: all cores.")]
-Master = Annotated[str | None, typer.Option("--master", metavar="URL", help="A Spark cluster; default: this process.")]
-
 
 @dataclass(frozen=True, slots=True)
 class SparkOptions:
     """Where Spark runs: options of every job."""
 
-    cores: Cores = None
-    master: Master = None
+    cores: Annotated[int | None, typer.Option("--cores", min=1, help="Threads of Spark; default: all cores.")] = None
+    master: Annotated[
+        str | None, typer.Option("--master", metavar="URL", help="A Spark cluster; default: this process.")
+    ] = None
 
 
 def store_of(use: Use) -> StoreSpec:

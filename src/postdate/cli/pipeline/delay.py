@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from postdate.cli.arguments import DURATION
-from postdate.cli.command import Use, command, wrong_usage
-from postdate.cli.logs import LogLevel, logging_to_stderr
+from postdate.cli.command import DURATION, LogLevel, Use, command, logging_to_stderr, wrong_usage
 from postdate.cli.pipeline.common import SparkOptions, app, extra_installed, log, on_spark, told_to_stop
 
 if TYPE_CHECKING:

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import enum
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from postdate.cli.arguments import DURATION
-from postdate.cli.command import Use, command, wrong_usage
+from postdate.cli.command import DURATION, Use, command, wrong_usage
+from postdate.cli.output import clean, print_pairs
 from postdate.cli.pipeline.common import SparkOptions, app, extra_installed, on_spark, store_of
 
 if TYPE_CHECKING:
     from postdate.pipeline.forecast_result import ForecastResult
     from postdate.pipeline.session import SparkSession
-
-
-class Width(enum.Enum):
-    AUTO = "auto"
-    MINUTE = "minute"
-    HOUR = "hour"
-    DAY = "day"
-
-
-class LoadFormat(enum.Enum):
-    PARQUET = "parquet"
-    CSV = "csv"
-    JSON = "json"
 
 
 @command(app, "forecast")
@@ -37,7 +23,9 @@ def forecast(
     tolerance: Annotated[
         timedelta, typer.Option("--tolerance", parser=DURATION, metavar="DURATION", help="How late a message may be.")
     ] = timedelta(seconds=1),
-    width: Annotated[Width, typer.Option("--width", help="Intervals of the table.")] = Width.AUTO,
+    width: Annotated[
+        Literal["auto", "minute", "hour", "day"], typer.Option("--width", help="Intervals of the table.")
+    ] = "auto",
     herd_factor: Annotated[
         float, typer.Option("--herd-factor", metavar="N", help="How many times the usual load makes a herd.")
     ] = 10.0,
@@ -48,7 +36,9 @@ def forecast(
     load: Annotated[
         Path | None, typer.Option("--load", metavar="DIR", help="Write the table of the load to a new folder.")
     ] = None,
-    load_format: Annotated[LoadFormat, typer.Option("--load-format", help="Of the table.")] = LoadFormat.PARQUET,
+    load_format: Annotated[
+        Literal["parquet", "csv", "json"], typer.Option("--load-format", help="Of the table.")
+    ] = "parquet",
     rate: Annotated[str | None, typer.Option("--rate", hidden=True)] = None,
     *,
     cluster: SparkOptions,
@@ -66,7 +56,7 @@ def forecast(
     store = store_of(use)
     with extra_installed():
         from postdate.pipeline.forecast_result import ForecastOptions
-    options = ForecastOptions(width.value, tolerance, herd_factor, herd_least)
+    options = ForecastOptions(width, tolerance, herd_factor, herd_least)
 
     def job(spark: SparkSession) -> ForecastResult:
         from postdate.clock import SystemClock
@@ -74,7 +64,7 @@ def forecast(
 
         result = run(spark, store, SystemClock().now(), options)
         if load is not None:
-            result.write_load(load, load_format.value)
+            result.write_load(load, load_format)
         return result
 
     result = on_spark(job, cluster)
@@ -86,7 +76,6 @@ def forecast(
 
 
 def _print_forecast(result: ForecastResult, html: Path | None, load: Path | None) -> None:
-    from postdate.cli.output import clean, print_pairs
     from postdate.pipeline.forecast_result import headlines
 
     print_pairs({"source": result.source, **dict(result.table())})

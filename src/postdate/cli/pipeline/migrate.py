@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.arguments import DURATION, INSTANT
-from postdate.cli.command import Use, command, group, wrong_usage
-from postdate.cli.exits import Exit
-from postdate.cli.logs import LogLevel, logging_to_stderr
+from postdate.cli.command import DURATION, INSTANT, Exit, LogLevel, Use, command, group, logging_to_stderr, wrong_usage
+from postdate.cli.output import print_pairs, print_table, time_or_dash
 from postdate.cli.pipeline.common import SparkOptions, app, extra_installed, on_spark, store_of
 
 if TYPE_CHECKING:
@@ -30,24 +28,10 @@ migrations = group(
 )
 app.add_typer(migrations)
 
-From = Annotated[
-    str | None,
-    typer.Option("--from", metavar="ADDRESS", help="A timeout manager's database; env:NAME and file:PATH name it."),
-]
-FromStore = Annotated[
-    str | None,
-    typer.Option("--from-store", metavar="ADDRESS", help="Another Postdate store; env:NAME and file:PATH name it."),
-]
-Schema = Annotated[str | None, typer.Option("--schema", help="Of its tables; default: that of what is there.")]
-Prefixes = Annotated[
-    list[str] | None,
-    typer.Option("--prefix", metavar="ENDPOINT=PREFIX", help="How an endpoint's tables begin; repeatable."),
-]
 Endpoints = Annotated[
     list[str] | None,
     typer.Option("--endpoint", metavar="NAME", help="Whose messages, in upper or lower case; repeatable."),
 ]
-AllEndpoints = Annotated[bool, typer.Option("--all-endpoints", help="The messages of every endpoint there.")]
 Cutoff = Annotated[
     datetime | None,
     typer.Option(
@@ -56,9 +40,6 @@ Cutoff = Annotated[
         metavar="TIME",
         help="Leave what is due earlier; ISO 8601 with offset. Default: everything moves.",
     ),
-]
-BatchSize = Annotated[
-    int | None, typer.Option("--batch-size", min=1, max=1_000_000, help="Messages in one transaction; default: 5000.")
 ]
 Margin = Annotated[
     timedelta | None,
@@ -72,10 +53,21 @@ Margin = Annotated[
 class OriginOptions:
     """Where messages come from: options of every ``migrate`` command."""
 
-    source: From = None
-    from_store: FromStore = None
-    schema: Schema = None
-    prefixes: Prefixes = None
+    source: Annotated[
+        str | None,
+        typer.Option("--from", metavar="ADDRESS", help="A timeout manager's database; env:NAME and file:PATH name it."),
+    ] = None
+    from_store: Annotated[
+        str | None,
+        typer.Option("--from-store", metavar="ADDRESS", help="Another Postdate store; env:NAME and file:PATH name it."),
+    ] = None
+    schema: Annotated[str | None, typer.Option("--schema", help="Of its tables; default: that of what is there.")] = (
+        None
+    )
+    prefixes: Annotated[
+        list[str] | None,
+        typer.Option("--prefix", metavar="ENDPOINT=PREFIX", help="How an endpoint's tables begin; repeatable."),
+    ] = None
 
     def store(self) -> StoreSpec | None:
         """Return the store given with ``--from-store``; ``None`` without it, or with ``--from`` as well."""
@@ -106,7 +98,9 @@ class Whose:
     """Whose messages move: options of commands that begin a run."""
 
     endpoints: Endpoints = None
-    all_endpoints: AllEndpoints = False
+    all_endpoints: Annotated[bool, typer.Option("--all-endpoints", help="The messages of every endpoint there.")] = (
+        False
+    )
 
     def chosen(self) -> list[str] | None:
         if bool(self.endpoints) == self.all_endpoints:
@@ -118,7 +112,10 @@ class Whose:
 class MoveOptions:
     """How a run moves messages: options of commands that move."""
 
-    batch_size: BatchSize = None
+    batch_size: Annotated[
+        int | None,
+        typer.Option("--batch-size", min=1, max=1_000_000, help="Messages in one transaction; default: 5000."),
+    ] = None
     margin: Margin = None
 
 
@@ -137,10 +134,9 @@ def preview(
     job = _job(use, origin, whose.chosen(), cutoff, MoveOptions(margin=margin))
 
     from postdate.clock import SystemClock
-    from postdate.pipeline.migrate import StoreMove
-    from postdate.pipeline.migrate import preview as look
+    from postdate.pipeline import migrate
 
-    result = job.preview() if isinstance(job, StoreMove) else look(job, SystemClock().now())
+    result = job.preview() if isinstance(job, migrate.StoreMove) else migrate.preview(job, SystemClock().now())
     use.report(result.to_json(), lambda: _print_preview(result))
     if not result.possible:
         raise typer.Exit(Exit.NOT_KEPT)
@@ -163,13 +159,13 @@ def run(
     """
     job = _job(use, origin, whose.chosen(), cutoff, pace, cluster)
 
-    from postdate.pipeline.migrate import StoreMove, migrate
+    from postdate.pipeline import migrate
 
     with logging_to_stderr(log_level):
-        if isinstance(job, StoreMove):
+        if isinstance(job, migrate.StoreMove):
             result = job.run()
         else:
-            result = on_spark(lambda session: migrate(session, job), cluster, long=True)
+            result = on_spark(lambda session: migrate.migrate(session, job), cluster, long=True)
     _report(use, result)
 
 
@@ -189,14 +185,13 @@ def resume(
     """
     job = _job(use, origin, endpoints, None, pace, cluster)
 
-    from postdate.pipeline.migrate import StoreMove
-    from postdate.pipeline.migrate import resume as go_on
+    from postdate.pipeline import migrate
 
     with logging_to_stderr(log_level):
-        if isinstance(job, StoreMove):
+        if isinstance(job, migrate.StoreMove):
             result = job.resume()
         else:
-            result = on_spark(lambda session: go_on(session, job), cluster, long=True)
+            result = on_spark(lambda session: migrate.resume(session, job), cluster, long=True)
     _report(use, result)
 
 
@@ -212,10 +207,9 @@ def abort(
     """
     job = _job(use, origin, endpoints, None, MoveOptions())
 
-    from postdate.pipeline.migrate import StoreMove
-    from postdate.pipeline.migrate import abort as end
+    from postdate.pipeline import migrate
 
-    result = job.abort() if isinstance(job, StoreMove) else end(job)
+    result = job.abort() if isinstance(job, migrate.StoreMove) else migrate.abort(job)
     use.report(result.to_json(), lambda: _print_result(result))
     if not result.exact:
         raise typer.Exit(Exit.NOT_KEPT)
@@ -226,10 +220,9 @@ def status(use: Use, origin: OriginOptions, endpoints: Endpoints = None) -> None
     """Say how far each run is; change nothing."""
     old = origin.store()
 
-    from postdate.pipeline.migrate import status as look
-    from postdate.pipeline.migrate import status_of_store
+    from postdate.pipeline import migrate
 
-    result = look(origin.spec(), endpoints) if old is None else status_of_store(old, endpoints)
+    result = migrate.status(origin.spec(), endpoints) if old is None else migrate.status_of_store(old, endpoints)
     use.report(result.to_json(), lambda: _print_status(result))
 
 
@@ -274,8 +267,6 @@ def _report(use: Use, result: MigrateResult) -> None:
 
 
 def _print_preview(result: PreviewResult) -> None:
-    from postdate.cli.output import print_pairs, print_table, time_or_dash
-
     print_pairs({"from": result.source, "to": result.target})
     print_table(
         ["endpoint", "messages", "left", "earliest", "latest"],
@@ -294,8 +285,6 @@ def _print_preview(result: PreviewResult) -> None:
 
 
 def _print_result(result: MigrateResult) -> None:
-    from postdate.cli.output import print_pairs
-
     print_pairs({"from": result.source, "to": result.target})
     for each in result.endpoints:
         print_pairs(
@@ -324,7 +313,6 @@ def _print_result(result: MigrateResult) -> None:
 
 
 def _print_status(result: StatusResult) -> None:
-    from postdate.cli.output import print_table, time_or_dash
     from postdate.ports.migrating import BatchStatus
 
     if not result.runs:

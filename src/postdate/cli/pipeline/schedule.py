@@ -2,47 +2,24 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from postdate.cli.command import Use, command, wrong_usage
-from postdate.cli.exits import Exit
+from postdate.cli.command import Exit, Use, command, wrong_usage
+from postdate.cli.output import print_pairs
 from postdate.cli.pipeline.common import SparkOptions, app, on_spark, store_of
 from postdate.errors import PipelineError
 
 if TYPE_CHECKING:
-    from postdate.pipeline.local_time import LocalTimes
-    from postdate.pipeline.schedule import ColumnMapping, ScheduleResult
+    from postdate.pipeline.schedule import ScheduleResult
     from postdate.pipeline.session import SparkSession
     from postdate.pipeline.stores import StoreSpec
 
 
 _LARGE_BYTES = 64 * 1024 * 1024
-
-
-class InputFormat(enum.Enum):
-    CSV = "csv"
-    PARQUET = "parquet"
-    JSON = "json"
-
-
-class AmbiguousTimes(enum.Enum):
-    """How to read a clock time that occurs twice; see :class:`postdate.pipeline.local_time.Ambiguous`."""
-
-    EARLIER = "earlier"
-    LATER = "later"
-    REJECT = "reject"
-
-
-class NonexistentTimes(enum.Enum):
-    """How to read a clock time that does not occur; see :class:`postdate.pipeline.local_time.Nonexistent`."""
-
-    FORWARD = "forward"
-    REJECT = "reject"
 
 
 def _column(option: str, what: str) -> Any:
@@ -54,7 +31,7 @@ def schedule(
     use: Use,
     source: Annotated[str, typer.Argument(metavar="INPUT", help="File or folder of messages, one a row.")],
     input_format: Annotated[
-        InputFormat | None, typer.Option("--format", help="Default: by the end of the name.")
+        Literal["csv", "parquet", "json"] | None, typer.Option("--format", help="Default: by the end of the name.")
     ] = None,
     id_column: Annotated[str | None, _column("--id", "Message ids; default: message_id.")] = None,
     due: Annotated[str | None, _column("--due", "Due times; default: due.")] = None,
@@ -69,11 +46,13 @@ def schedule(
         str | None, typer.Option("--zone", metavar="AREA/CITY", help="Time zone of times without an offset.")
     ] = None,
     ambiguous: Annotated[
-        AmbiguousTimes, typer.Option("--ambiguous", help="A clock time that occurs twice, in autumn.")
-    ] = AmbiguousTimes.EARLIER,
+        Literal["earlier", "later", "reject"],
+        typer.Option("--ambiguous", help="A clock time that occurs twice, in autumn."),
+    ] = "earlier",
     nonexistent: Annotated[
-        NonexistentTimes, typer.Option("--nonexistent", help="A clock time that does not occur, in spring.")
-    ] = NonexistentTimes.REJECT,
+        Literal["forward", "reject"],
+        typer.Option("--nonexistent", help="A clock time that does not occur, in spring."),
+    ] = "reject",
     rejected: Annotated[
         Path | None, typer.Option("--rejected", metavar="DIR", help="New folder for rows that are no message.")
     ] = None,
@@ -103,15 +82,18 @@ def schedule(
 
     def job(spark: SparkSession) -> ScheduleResult:
         from postdate.clock import SystemClock
+        from postdate.pipeline import schedule as scheduling
         from postdate.pipeline.files import read_input
-        from postdate.pipeline.schedule import Rejects, ScheduleJob
-        from postdate.pipeline.schedule import schedule as run
+        from postdate.pipeline.local_time import Ambiguous, LocalTimes, Nonexistent
 
-        messages = read_input(spark, source, None if input_format is None else input_format.value)
-        columns = _columns(messages.columns, given)
-        rejects = None if rejected is None else Rejects(rejected)
-        times = _local_times(zone, ambiguous, nonexistent)
-        return run(messages, ScheduleJob(store, SystemClock().now(), columns, times, rejects, report=report))
+        messages = read_input(spark, source, input_format)
+        named = {name: column for name, column in given.items() if column is not None}
+        columns = replace(scheduling.ColumnMapping.found_in(messages.columns), **named)
+        rejects = None if rejected is None else scheduling.Rejects(rejected)
+        times = None if zone is None else LocalTimes(zone, Ambiguous(ambiguous), Nonexistent(nonexistent))
+        return scheduling.schedule(
+            messages, scheduling.ScheduleJob(store, SystemClock().now(), columns, times, rejects, report=report)
+        )
 
     result = on_spark(job, cluster, long=_size(source) >= _LARGE_BYTES)
     use.report(result.to_json(), lambda: _print_scheduled(result, store))
@@ -127,24 +109,7 @@ def _size(source: str) -> int:
     return sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.is_file())
 
 
-def _columns(found: list[str], given: dict[str, str | None]) -> ColumnMapping:
-    from postdate.pipeline.schedule import ColumnMapping
-
-    named = {name: column for name, column in given.items() if column is not None}
-    return replace(ColumnMapping.found_in(found), **named)
-
-
-def _local_times(zone: str | None, ambiguous: AmbiguousTimes, nonexistent: NonexistentTimes) -> LocalTimes | None:
-    from postdate.pipeline.local_time import Ambiguous, LocalTimes, Nonexistent
-
-    if zone is None:
-        return None
-    return LocalTimes(zone, Ambiguous(ambiguous.value), Nonexistent(nonexistent.value))
-
-
 def _print_scheduled(result: ScheduleResult, store: StoreSpec) -> None:
-    from postdate.cli.output import print_pairs
-
     set_aside = sum(result.set_aside.values())
     print_pairs(
         {

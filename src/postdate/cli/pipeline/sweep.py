@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.arguments import DURATION
-from postdate.cli.command import Use, command, wrong_usage
-from postdate.cli.exits import Exit
-from postdate.cli.logs import LogLevel, logging_to_stderr
+from postdate.cli.command import DURATION, Exit, LogLevel, Use, command, logging_to_stderr, wrong_usage
+from postdate.cli.output import print_pairs
 from postdate.cli.pipeline.common import SparkOptions, app, extra_installed, log, on_spark, told_to_stop
 
 if TYPE_CHECKING:
@@ -57,7 +55,9 @@ def sweep(
         raise wrong_usage("--checkpoint and --residency are for --continuous")
     if discard_lapsed or allowance is not None:
         raise wrong_usage("leave out --discard-lapsed and --allowance: receivers discard by the same rule")
-    spec = _spec(use)
+    with extra_installed():
+        from postdate.pipeline.dispatching import SweepSpec
+    spec = SweepSpec.of(use.settings())
     if continuous:
 
         def go_on(spark: SparkSession) -> None:
@@ -88,15 +88,7 @@ def sweep(
         raise typer.Exit(Exit.NOT_KEPT)
 
 
-def _spec(use: Use) -> SweepSpec:
-    with extra_installed():
-        from postdate.pipeline.dispatching import SweepSpec
-    return SweepSpec.of(use.settings())
-
-
 def _print_swept(result: SweepResult, spec: SweepSpec) -> None:
-    from postdate.cli.output import print_pairs
-
     print_pairs(
         {
             "store": spec.store.shown,

@@ -12,11 +12,18 @@ from postdate.backends.sqlite.observation import sqlite_version
 from postdate.clock import Clock
 from postdate.config import Settings
 from postdate.errors import PostdateError
-from postdate.operations.doctor.checks import Diagnosis, Probe, Verdict
+from postdate.operations.doctor.checks import (
+    Diagnosis,
+    Probe,
+    Verdict,
+    loopback,
+    pipeline,
+    python,
+    settings_read,
+    sqlite,
+)
 from postdate.operations.doctor.files import Look, file_system, look_at_files, synchronous
-from postdate.operations.doctor.machine import loopback, pipeline, python, settings_read, sqlite
-from postdate.operations.doctor.servers import limits_on_server, look_at_server, service_clocks
-from postdate.operations.doctor.timeouts import timeouts
+from postdate.operations.doctor.servers import limits_on_server, look_at_server, service_clocks, timeouts
 from postdate.operations.doctor.traffic import (
     Queues,
     StoreTraffic,

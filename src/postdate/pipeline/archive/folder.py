@@ -19,9 +19,9 @@ from filelock import FileLock, Timeout
 from pyspark.sql import DataFrame, SparkSession
 
 from postdate.errors import PipelineError
-from postdate.pipeline.audit.sources import ARCHIVE_MARK
-from postdate.pipeline.columns import arrow_schema, spark_schema
+from postdate.pipeline.audit.reading import ARCHIVE_MARK
 from postdate.pipeline.failures import told_in_one_line
+from postdate.pipeline.rows import arrow_schema, spark_schema
 from postdate.pipeline.stores import StoreSpec
 
 RECORD_SCHEMA = spark_schema(arrow_schema("records"))
@@ -105,13 +105,10 @@ class ArchiveFolder:
         """Return all published records: :data:`RECORD_SCHEMA` and ``day`` (text)."""
         if not any(self.path.glob("day=*/*.parquet")):
             return spark.createDataFrame([], f"{RECORD_SCHEMA}, day string")
-        return self._read(spark, self.path)
+        return self.read(spark, self.path)
 
-    def written(self, spark: SparkSession, run: Path) -> DataFrame:
-        """Return the unpublished records of a run, read from the disk."""
-        return self._read(spark, run)
-
-    def _read(self, spark: SparkSession, path: Path) -> DataFrame:
+    def read(self, spark: SparkSession, path: Path) -> DataFrame:
+        """Return the records in a folder, as of a run that is not published, read from the disk."""
         with told_in_one_line(f"the archive {path} cannot be read as Parquet"):
             found = spark.read.schema(f"{RECORD_SCHEMA}, day string").parquet(str(path))
         return found.select(*COLUMNS, "day")

@@ -11,11 +11,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -23,28 +24,246 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 
 from postdate.errors import PipelineError
 from postdate.messages import aware_utc
-from postdate.pipeline.archive.choosing import (
-    doubled_numbers,
-    ended_stories,
-    is_marked,
-    keep,
-    placed_records,
-    prunable,
-    read_contents,
-    total,
-)
 from postdate.pipeline.archive.folder import COLUMNS, ArchiveFolder
-from postdate.pipeline.archive.results import ArchivedDay, ArchiveResult
-from postdate.pipeline.audit.reading import named
+from postdate.pipeline.audit.reading import is_sent_again, kept, named
+from postdate.pipeline.frames import PAGE_ROWS, held_snapshot, part_frame, scan_frame, scan_parts
+from postdate.pipeline.plain import plain
+from postdate.pipeline.rows import arrow_schema, spark_schema, to_batch
 from postdate.pipeline.session import require_utc
-from postdate.pipeline.stores import StoreSpec, opened
-from postdate.ports import ScanPart
+from postdate.pipeline.stores import OpenStore, StoreSpec, opened
+from postdate.ports import Scan, ScanPart
+from postdate.ports.archives import ARCHIVED, ArchivableStore
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedDay:
+    """Records that one run added to one day of an archive.
+
+    Args:
+        day: UTC, ISO 8601; on which the messages ended.
+        records: number of records.
+        messages: number of messages with any of these records.
+    """
+
+    day: str
+    records: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveResult:
+    """Result of one run.
+
+    Args:
+        store: address, without password.
+        archive: the folder.
+        before: messages that ended before this instant were moved; UTC.
+        messages: whose records were written to the archive.
+        records: that were written there.
+        already_there: records that the archive had already, from a run that was cut off or because they were restored.
+        pruned: records removed from the store, except the *scheduled* ones of kept ids.
+        ids_kept: *scheduled* records that were marked, and stay in the store.
+        ids_forgotten: *scheduled* records that were removed.
+        days: added records, by day.
+    """
+
+    store: str
+    archive: str
+    before: datetime
+    messages: int
+    records: int
+    already_there: int
+    pruned: int
+    ids_kept: int
+    ids_forgotten: int
+    days: tuple[ArchivedDay, ...]
+    took_seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return plain(self)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreResult:
+    """Result of restoring.
+
+    Args:
+        store: address, without password.
+        archive: the folder.
+        messages: that came back with all their records.
+        left_out: requested messages whose ids are in use in the store: they were restored before, never removed, or the
+            id was scheduled again.
+    """
+
+    store: str
+    archive: str
+    messages: int
+    left_out: int
+    took_seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return plain(self)
+
+
+# --- which records are archived: those of messages that ended long enough ago -----------------------------------------
+
+
+_TURNS = (
+    "delivered", "handled", "discarded", "expired", "cancelled", "retried", "failed", "returned", "rescheduled",
+)  # fmt: skip
+"""Records of where a message went; the last of them says where it is."""
+
+
+def prunable(store: OpenStore) -> ArchivableStore:
+    """Return the store's archivable side, or raise PipelineError."""
+    scannable = store.scannable()
+    if not isinstance(scannable, ArchivableStore):
+        raise PipelineError(f"{type(scannable).__name__} cannot be archived: its records cannot be taken out")
+    return scannable
+
+
+@dataclass(frozen=True, slots=True)
+class StoreContents:
+    """Contents of a store, kept; records have the bounds of the :class:`ScanPart` that is pruned at once."""
+
+    records: DataFrame
+    waiting: DataFrame
+
+
+def read_contents(stack: ExitStack, spark: SparkSession, store: StoreSpec, partitions: int) -> StoreContents:
+    """Read pending messages, then queues, then all records; keep them until the stack is unwound.
+
+    In this order, a message that moves on meanwhile is seen at least once, even where the store has no snapshots: a
+    message without a record of its end is seen waiting or in a queue, or else is not taken for ended.
+    """
+    with held_snapshot(store) as snapshot:
+
+        def ids_of(what: str) -> DataFrame:
+            parts = scan_parts(store, what, partitions)
+            return keep(stack, scan_frame(spark, store, what, ("message_id",), parts, snapshot=snapshot))[0]
+
+        waiting = ids_of("pending").union(ids_of("queued")).distinct()
+        records, _ = keep(stack, placed_records(spark, store, COLUMNS, partitions, snapshot))
+    return StoreContents(records, waiting)
+
+
+def keep(stack: ExitStack, frame: DataFrame) -> tuple[DataFrame, int]:
+    """Compute a frame now, as it may differ later; keep it until the stack is unwound; return it and its row count."""
+    frame = kept(stack, frame)
+    return frame, frame.count()
+
+
+def placed_records(
+    spark: SparkSession, store: StoreSpec, columns: Sequence[str], partitions: int, snapshot: str | None = None
+) -> DataFrame:
+    """Return records with ``first`` and ``end`` of their :class:`ScanPart`, each small enough to be pruned at once."""
+    schema = arrow_schema("records", columns)
+    scan = Scan("records", tuple(schema.names), snapshot=snapshot)
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with opened(store) as found:
+            pruned = prunable(found)
+            for batch in batches:
+                for share in batch.to_pylist():
+                    for first in range(share["first"], share["end"], pruned.pruned_at_once):
+                        part = ScanPart(first, min(first + pruned.pruned_at_once, share["end"]))
+                        for page in pruned.scan(scan, part, PAGE_ROWS):
+                            yield _with_place(to_batch(page, schema), part)
+
+    one_a_task = part_frame(spark, scan_parts(store, "records", partitions))
+    return one_a_task.mapInArrow(read, f"{spark_schema(schema)}, first long, end long")
+
+
+def _with_place(batch: pa.RecordBatch, part: ScanPart) -> pa.RecordBatch:
+    place = [pa.array([bound] * batch.num_rows, pa.int64()) for bound in (part.first, part.end)]
+    names = [*batch.schema.names, "first", "end"]
+    return pa.RecordBatch.from_arrays([*batch.columns, *place], names=names)
+
+
+def ended_stories(contents: StoreContents, archived: DataFrame, before: datetime) -> DataFrame:
+    """Return ``message_id`` and ``day`` (of its end, as text) of each message to be archived.
+
+    A message has ended when it neither waits nor is in a queue of this database, and it expired, was cancelled, handled
+    or discarded, went on as another message (a delayed retry), or was delivered to a destination where handling is
+    never recorded. Not archived are messages in the error queue, because they may be returned, and messages returned
+    from there that have not ended again.
+
+    Args:
+        contents: of the store.
+        archived: records already in the archive; they, too, show which receivers record their handling.
+        before: every record of the message is older.
+    """
+    is_scheduled = F.col("kind") == "scheduled"
+    # A delayed retry only: after a failed attempt of the dispatcher the message still waits.
+    went_nowhere = (F.col("kind") == "retried") & ~is_sent_again()
+    turn = F.when(F.col("kind").isin(*_TURNS) & ~went_nowhere, F.col("kind"))
+    stories = contents.records.groupBy("message_id").agg(
+        F.max(is_scheduled).alias("scheduled"),
+        F.coalesce(F.max(F.when(is_scheduled, F.col("destination"))), F.max("destination")).alias("destination"),
+        F.max(F.col("kind").isin("handled", "discarded", "expired", "cancelled")).alias("ended"),
+        F.max(F.col("kind") == "delivered").alias("delivered"),
+        F.max_by(turn, F.when(turn.isNotNull(), F.struct("at", "number"))).alias("last_turn"),
+        F.max("at").alias("ended_at"),
+        F.max("number").alias("newest"),
+    )
+    handled = F.col("kind").isin("handled", "discarded")
+    receivers = (
+        contents.records.where(handled)
+        .select("destination")
+        .union(archived.where(handled).select("destination"))
+        .distinct()
+        .withColumn("recording", F.lit(True))
+    )
+    # The highest number stays in the store with its message: some stores number new records after it.
+    newest = contents.records.agg(F.max("number").alias("last_number"))
+    went_on = F.col("delivered") & (F.col("recording").isNull() | (F.col("last_turn") == "retried"))
+    may_come_back = F.col("last_turn").isin("failed", "returned", "rescheduled")
+    return (
+        stories.join(F.broadcast(receivers), "destination", "left")
+        .join(contents.waiting, "message_id", "left_anti")
+        .crossJoin(F.broadcast(newest))
+        .where(F.col("scheduled") & (F.col("ended") | went_on) & ~may_come_back)
+        .where((F.col("ended_at") < F.lit(before)) & (F.col("newest") < F.col("last_number")))
+        .select("message_id", F.date_format("ended_at", "yyyy-MM-dd").alias("day"))
+    )
+
+
+def doubled_numbers(records: DataFrame) -> DataFrame:
+    """Return the numbers that several records share; a store gives each once, unless somebody has interfered.
+
+    Records are pruned by number, so neither of two with the same number may go: the other might go instead.
+    """
+    return records.groupBy("number").count().where("count > 1").select("number")
+
+
+def is_marked() -> str:
+    """Return the SQL condition for a *scheduled* record whose message is in the archive."""
+    return f"(kind = 'scheduled' AND coalesce(detail, '') = '{ARCHIVED}')"
+
+
+def changed(
+    store: StoreSpec, rows: DataFrame, change: Callable[[ArchivableStore, Iterator[pa.RecordBatch]], Iterator[int]]
+) -> int:
+    """Have executors change a store by rows, once a task; return the sum of what ``change`` counts."""
+
+    def change_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with opened(store) as found:
+            for count in change(prunable(found), batches):
+                yield pa.RecordBatch.from_pylist([{"changed": count}], _COUNT_ARROW)
+
+    counts = rows.mapInArrow(change_all, "changed long")
+    return int(counts.agg(F.coalesce(F.sum("changed"), F.lit(0))).collect()[0][0])
+
+
+# --- the steps of a run -----------------------------------------------------------------------------------------------
+
 
 _NUMBERS_AT_ONCE = 10_000
 """Records in one transaction, at most."""
 
 _IDENTITY = ("number", "kind", "message_id", "at")
-_COUNT = "changed long"
 _COUNT_ARROW = pa.schema([("changed", pa.int64())])
 
 
@@ -62,7 +281,7 @@ def archive(  # noqa: PLR0913 - what to archive, and how
 
     Runs on the driver; executors read, write, and prune records in short transactions. Services may run meanwhile. Run
     it again after a failure of any kind: no record is in the archive twice, and none is lost. See
-    :func:`postdate.pipeline.archive.choosing.ended_stories` for when a message has ended.
+    :func:`postdate.pipeline.archive.job.ended_stories` for when a message has ended.
 
     Args:
         spark: a session in UTC.
@@ -133,7 +352,7 @@ class _Run:
 
     def choose(self, kept: ExitStack, before: datetime) -> Chosen:
         """Read the store and choose records; raise PipelineError if the archive has another record under a number."""
-        contents = kept.enter_context(read_contents(self.spark, self.store, self.partitions))
+        contents = read_contents(kept, self.spark, self.store, self.partitions)
         archived = self.folder.records(self.spark)
         stories = ended_stories(contents, archived, before)
         # A run that was cut off left marked messages: of these, every record that is in the archive goes.
@@ -183,7 +402,7 @@ class _Run:
         )
 
     def _verify(self, days: dict[str, tuple[int, int, int]], run: Path) -> None:
-        written = _tallies(self.folder.written(self.spark, run))
+        written = _tallies(self.folder.read(self.spark, run))
         wrong = sorted(day for day in days.keys() | written.keys() if days.get(day) != written.get(day))
         if wrong:
             raise PipelineError(
@@ -230,9 +449,14 @@ class _Run:
 
     def _change(self, records: DataFrame, change: str) -> int:
         """Mark or prune records on the executors, one short transaction for each :class:`ScanPart`; return how many."""
+
+        def change_shares(store: ArchivableStore, batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
+            act = {"mark_archived": store.mark_archived, "prune": store.prune}[change]
+            for part, numbers in _by_share(batches):
+                yield act(part, numbers)
+
         by_place = records.select("first", "end", "number").repartitionByRange(self.partitions, "first")
-        done = by_place.sortWithinPartitions("first").mapInArrow(_changing(self.store, change), _COUNT)
-        return total(done, "changed")
+        return changed(self.store, by_place.sortWithinPartitions("first"), change_shares)
 
 
 def _tallies(records: DataFrame) -> dict[str, tuple[int, int, int]]:
@@ -244,24 +468,8 @@ def _tallies(records: DataFrame) -> dict[str, tuple[int, int, int]]:
     return {row["day"]: (row["records"], row["messages"], int(row["checksum"])) for row in rows.collect()}
 
 
-# --- on the executors -------------------------------------------------------------------------------------------------
-
-
-def _changing(store: StoreSpec, change: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function of each task, which gets record numbers ordered by their :class:`ScanPart`."""
-
-    def change_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with opened(store) as found:
-            target = prunable(found)
-            act = {"mark_archived": target.mark_archived, "prune": target.prune}[change]
-            for part, numbers in _by_share(batches):
-                yield pa.RecordBatch.from_pylist([{"changed": act(part, numbers)}], _COUNT_ARROW)
-
-    return change_all
-
-
 def _by_share(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[ScanPart, list[int]]]:
-    """Yield the numbers of each :class:`ScanPart`, at most ``_NUMBERS_AT_ONCE`` at a time."""
+    """Yield the numbers of each :class:`ScanPart`, which come in its order, at most ``_NUMBERS_AT_ONCE`` at a time."""
     part, numbers = ScanPart(0, 0), list[int]()
     for batch in batches:
         for row in batch.to_pylist():

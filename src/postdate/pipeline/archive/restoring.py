@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
@@ -16,19 +16,15 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 from postdate.clock import to_microseconds
 from postdate.errors import PipelineError
 from postdate.messages import aware_utc
-from postdate.pipeline.archive.choosing import is_marked, keep, placed_records, prunable, total
 from postdate.pipeline.archive.folder import COLUMNS, ArchiveFolder
-from postdate.pipeline.archive.results import RestoreResult
+from postdate.pipeline.archive.job import RestoreResult, changed, is_marked, keep, placed_records, prunable
 from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import RecordKind
-from postdate.ports.archives import StoredRecord
+from postdate.ports.archives import ArchivableStore, StoredRecord
 
 _RECORDS_AT_ONCE = 5_000
 """Records in one transaction; a message's records are never split."""
-
-_COUNT = "restored long"
-_COUNT_ARROW = pa.schema([("restored", pa.int64())])
 
 
 def restore(  # noqa: PLR0913 - what to restore, and how
@@ -152,34 +148,23 @@ def _put_newest_back(store: StoreSpec, missing: DataFrame) -> int:
 
 def _put_back(store: StoreSpec, records: DataFrame, partitions: int) -> int:
     by_message = records.select(*COLUMNS).repartition(partitions, "message_id")
-    done = by_message.sortWithinPartitions("message_id", "number").mapInArrow(_restoring(store), _COUNT)
-    return total(done, "restored")
+    return changed(store, by_message.sortWithinPartitions("message_id", "number"), _restored)
 
 
 # --- on the executors -------------------------------------------------------------------------------------------------
 
 
-def _restoring(store: StoreSpec) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def restore_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with opened(store) as found:
-            target = prunable(found)
-            for records in _whole_messages(batches):
-                yield pa.RecordBatch.from_pylist([{"restored": target.restore(records)}], _COUNT_ARROW)
-
-    return restore_all
-
-
-def _whole_messages(batches: Iterator[pa.RecordBatch]) -> Iterator[list[StoredRecord]]:
-    """Yield records, which come ordered by message, in lists that never split a message."""
+def _restored(store: ArchivableStore, batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
+    """Restore records, which come ordered by message, in transactions that never split a message."""
     records = list[StoredRecord]()
     for batch in batches:
         for row in batch.to_pylist():
             if len(records) >= _RECORDS_AT_ONCE and records[-1].message_id != row["message_id"]:
-                yield records
+                yield store.restore(records)
                 records = []
             records.append(_stored(row))
     if records:
-        yield records
+        yield store.restore(records)
 
 
 def _stored(row: Mapping[str, Any]) -> StoredRecord:

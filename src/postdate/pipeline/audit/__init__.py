@@ -1,6 +1,6 @@
 """Compares scheduled messages with their outcomes: lost, duplicated, early, orphaned, overdue; how late; and where."""
 
-from postdate.pipeline.audit.job import audit
+from postdate.pipeline.audit.job import SAMPLE_SIZE, audit
 from postdate.pipeline.audit.reading import endpoints_of
 from postdate.pipeline.audit.results import (
     BROKEN_PROMISES,
@@ -13,7 +13,6 @@ from postdate.pipeline.audit.results import (
     Lateness,
     LatenessBin,
 )
-from postdate.pipeline.audit.summary import SAMPLE_SIZE
 
 __all__ = [
     "BROKEN_PROMISES",

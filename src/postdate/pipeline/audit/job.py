@@ -5,39 +5,47 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 
+from postdate.clock import from_microseconds
 from postdate.errors import PipelineError
 from postdate.messages import aware_utc
 from postdate.pipeline.audit.judging import judged, one_row_a_message
-from postdate.pipeline.audit.reading import AuditedStore, Picture, kept, named, read_now, taken_picture
-from postdate.pipeline.audit.results import AuditResult
-from postdate.pipeline.audit.sources import open_records, shown_paths
-from postdate.pipeline.audit.summary import (
-    Summary,
-    check_findings_folder,
-    curve_of,
-    findings_of,
-    lateness_bins_of,
-    summary_of,
-    width_of,
-    write_findings,
+from postdate.pipeline.audit.reading import (
+    AuditedStore,
+    kept,
+    named,
+    open_records,
+    read_now,
+    shown_paths,
+    taken_picture,
+    without_pruned,
 )
-from postdate.pipeline.audit.suspects import without_pruned
+from postdate.pipeline.audit.results import (
+    FINDINGS,
+    AuditCounts,
+    AuditResult,
+    AuditRow,
+    CurvePoint,
+    Finding,
+    Lateness,
+    LatenessBin,
+)
 from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import StoreSpec
 
 
 @dataclass(frozen=True, slots=True)
-class _Terms:
-    """Limits by which messages are judged."""
+class _Sources:
+    """What is read, and by how many tasks at the same time."""
 
-    as_of: datetime
-    late_after: timedelta
+    endpoints: Sequence[AuditedStore]
+    records: Sequence[DataFrame]
     partitions: int
 
 
@@ -80,21 +88,21 @@ def audit(  # noqa: PLR0913 - what to audit, and how
     """
     started = time.perf_counter()
     require_utc(spark)
-    terms = _Terms(aware_utc(now, "now"), late_after, partitions)
+    as_of = aware_utc(now, "now")
     endpoints = named([store] if isinstance(store, StoreSpec) else list(store))
     paths = shown_paths(records)
     if not endpoints and not paths:
         raise PipelineError("there is nothing to audit: name a store, or records")
     check_findings_folder(findings_to)
-    sources = [open_records(spark, path) for path in records]
+    sources = _Sources(endpoints, [open_records(spark, path) for path in records], partitions)
     with ExitStack() as stack:
-        verdict, summary = _judge(spark, stack, _Sources(endpoints, sources), terms)
+        verdict, summary = _judge(spark, stack, sources, as_of, late_after)
         if findings_to is not None:
             write_findings(verdict, findings_to)
         width = width_of(summary)
         return AuditResult(
             store=", ".join(endpoint.store.shown for endpoint in endpoints),
-            as_of=terms.as_of,
+            as_of=as_of,
             late_after_seconds=late_after.total_seconds(),
             counts=summary.total.counts,
             lateness=summary.total.lateness,
@@ -111,30 +119,163 @@ def audit(  # noqa: PLR0913 - what to audit, and how
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Sources:
-    endpoints: Sequence[AuditedStore]
-    records: Sequence[DataFrame]
+def _judge(
+    spark: SparkSession, stack: ExitStack, sources: _Sources, as_of: datetime, late_after: timedelta
+) -> tuple[DataFrame, Summary]:
+    """Return judged messages, kept until the stack is unwound, and their summary.
 
-
-def _judge(spark: SparkSession, stack: ExitStack, sources: _Sources, terms: _Terms) -> tuple[DataFrame, Summary]:
-    """Return judged messages, kept until the stack is unwound, and their summary."""
-    messages, picture = _messages(spark, sources, terms)
-    verdict = kept(stack, judged(messages, terms.as_of, terms.late_after))
+    Everything is read, and the stores are released: no snapshot is held during the comparison. So no frame derived from
+    the messages may read a store again: it would see another state.
+    """
+    with taken_picture(spark, sources.endpoints, sources.records, sources.partitions) as picture:
+        messages = read_now(one_row_a_message(picture.events))
+    verdict = kept(stack, judged(messages, as_of, late_after))
     summary = summary_of(verdict)
     if summary.total.counts.lost or summary.total.counts.orphaned:
-        cleared = without_pruned(spark, verdict, picture.endpoints, terms.partitions)
+        cleared = without_pruned(spark, verdict, picture.endpoints, sources.partitions)
         if cleared is not None:
             verdict = read_now(cleared)
             summary = summary_of(verdict)
     return verdict, summary
 
 
-def _messages(spark: SparkSession, sources: _Sources, terms: _Terms) -> tuple[DataFrame, Picture]:
-    """Read everything, and release the stores: no snapshot is held during the comparison.
+# --- adding up: counts in all, by endpoint, by destination and by hour ------------------------------------------------
 
-    So no frame derived from the messages may read a store again: it would see another state.
+
+SAMPLE_SIZE = 100
+"""Message ids shown for one finding, at most."""
+
+_CURVE_POINTS = 400
+"""Points of the curve over time, at most."""
+
+_WIDTHS_SECONDS = (1, 10, 60, 300, 600, 3_600, 21_600, 86_400, 604_800, 2_592_000, 31_536_000)
+_BINS_A_DECADE = 8
+_IN_ALL, _BY_HOUR, _BY_DESTINATION, _BY_ENDPOINT = 0b111, 0b110, 0b101, 0b011
+"""Grouping ids: a bit for each of endpoint, destination and hour that is not grouped by."""
+
+_PERCENTILES = (0.5, 0.95, 0.99, 1.0)
+_PERCENTILE_ACCURACY = 100_000
+"""A percentile is off by at most one in this many ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All counts, in order of the key; the two seconds, since 1970 UTC, bound due times and deliveries."""
+
+    total: AuditRow
+    by_endpoint: tuple[AuditRow, ...]
+    by_destination: tuple[AuditRow, ...]
+    by_hour: tuple[AuditRow, ...]
+    first_second: int | None
+    last_second: int | None
+
+
+def summary_of(judged: DataFrame) -> Summary:
+    """Count in one pass: in all, by endpoint, by destination, by hour of the due time."""
+    names = [field.name for field in fields(AuditCounts)]
+    keyed = judged.withColumn("hour", F.date_trunc("hour", "due"))
+    groups = ("endpoint", "destination", "hour")
+    grouped = keyed.groupingSets([[], ["endpoint"], ["destination"], ["hour"]], *groups).agg(
+        F.grouping_id().alias("level"),
+        F.percentile_approx("late_microseconds", list(_PERCENTILES), _PERCENTILE_ACCURACY).alias("percentiles"),
+        F.unix_seconds(F.least(F.min("due"), F.min("delivered_at"))).alias("first"),
+        F.unix_seconds(F.greatest(F.max("due"), F.max("delivered_at"))).alias("last"),
+        F.date_format("hour", "yyyy-MM-dd'T'HH:mm'Z'").alias("hour_text"),
+        *(F.count_if(name).alias(name) for name in names),
+    )
+    levels: dict[int, list[Row]] = {_IN_ALL: [], _BY_ENDPOINT: [], _BY_DESTINATION: [], _BY_HOUR: []}
+    for row in grouped.orderBy(*groups).collect():
+        levels[row["level"]].append(row)
+    total = levels[_IN_ALL][0] if levels[_IN_ALL] else None
+    return Summary(
+        total=AuditRow("all", AuditCounts(), Lateness()) if total is None else _audit_row(total, "all", names),
+        by_endpoint=tuple(_audit_row(row, row["endpoint"], names) for row in levels[_BY_ENDPOINT]),
+        by_destination=tuple(_audit_row(row, row["destination"], names) for row in levels[_BY_DESTINATION]),
+        by_hour=tuple(_audit_row(row, row["hour_text"] or "(never due)", names) for row in levels[_BY_HOUR]),
+        first_second=None if total is None else total["first"],
+        last_second=None if total is None else total["last"],
+    )
+
+
+def _audit_row(row: Row, key: str | None, names: Sequence[str]) -> AuditRow:
+    late = row["percentiles"]
+    lateness = Lateness() if late is None else Lateness(*(microseconds / 1e6 for microseconds in late))
+    return AuditRow(key or "(unknown)", AuditCounts(**{name: row[name] for name in names}), lateness)
+
+
+# --- findings ---------------------------------------------------------------------------------------------------------
+
+
+def findings_of(judged: DataFrame, counts: AuditCounts) -> tuple[Finding, ...]:
+    """Return a finding for each line of :data:`FINDINGS` that is not 0, with a sample of ids."""
+    found = [(name, count) for name in FINDINGS if (count := getattr(counts, name))]
+    ids = ((name, count, judged.where(name).select("message_id").orderBy("message_id")) for name, count in found)
+    return tuple(Finding(name, count, tuple(row[0] for row in of.take(SAMPLE_SIZE))) for name, count, of in ids)
+
+
+def check_findings_folder(path: Path | None) -> None:
+    """Raise PipelineError for a folder for findings that exists, or whose parent does not."""
+    if path is not None and path.exists():
+        raise PipelineError(f"there is something at {path} already; findings are written to a new folder")
+    if path is not None and not path.absolute().parent.is_dir():
+        raise PipelineError(f"there is no folder {path.absolute().parent} for the findings")
+
+
+def write_findings(judged: DataFrame, path: Path) -> None:
+    """Write every finding as a row: finding, message_id, destination, due, detail, endpoint.
+
+    ``path`` is a new folder that executors can reach, written even without findings; JSON lines if its name ends in
+    ``.json``, else Parquet.
     """
-    with taken_picture(spark, sources.endpoints, sources.records, terms.partitions) as picture:
-        messages = read_now(one_row_a_message(picture.events))
-    return messages, picture
+    found = F.filter(
+        F.array(*(F.struct(F.lit(name).alias("finding"), F.col(f"about_{name}").alias("detail")) for name in FINDINGS)),
+        lambda each: each["detail"].isNotNull(),
+    )
+    rows = (
+        judged.select(F.explode(found).alias("found"), "message_id", "destination", "due", "endpoint")
+        .select("found.finding", "message_id", "destination", "due", "found.detail", "endpoint")
+        .orderBy("finding", "message_id")
+    )
+    rows.write.format("json" if path.suffix == ".json" else "parquet").save(str(path.absolute()))
+
+
+# --- curves -----------------------------------------------------------------------------------------------------------
+
+
+def curve_of(judged: DataFrame, width: int) -> tuple[CurvePoint, ...]:
+    """Count due and delivered messages in each interval of ``width`` seconds; empty intervals are left out."""
+
+    def events(column: str, due: int, delivered: int) -> Column:
+        second = F.unix_seconds(column).alias("second")
+        return F.struct(second, F.lit(due).alias("due"), F.lit(delivered).alias("delivered"))
+
+    both = F.explode(F.array(events("due", 1, 0), events("delivered_at", 0, 1)))
+    start = F.floor(F.col("event.second") / width) * width
+    counted = (
+        judged.select(both.alias("event"))
+        .where("event.second IS NOT NULL")
+        .groupBy(start.alias("start"))
+        .agg(F.sum("event.due").alias("due"), F.sum("event.delivered").alias("delivered"))
+    )
+    return tuple(
+        CurvePoint(from_microseconds(row["start"] * 1_000_000), row["due"], row["delivered"])
+        for row in counted.orderBy("start").collect()
+    )
+
+
+def width_of(summary: Summary) -> int:
+    """Return a round number of seconds that cuts the audit's time span into at most ``_CURVE_POINTS`` intervals."""
+    span = (summary.last_second or 0) - (summary.first_second or 0)
+    return next((width for width in _WIDTHS_SECONDS if span / width <= _CURVE_POINTS), _WIDTHS_SECONDS[-1])
+
+
+def lateness_bins_of(judged: DataFrame) -> tuple[LatenessBin, ...]:
+    """Count deliveries in bins of a logarithmic scale from a microsecond up; early ones are findings, not lateness."""
+    number = F.floor(F.log10(F.greatest("late_microseconds", F.lit(1))) * _BINS_A_DECADE)
+    rows = judged.where("late_microseconds >= 0").groupBy(number.alias("bin")).count().orderBy("bin").collect()
+    return tuple(
+        LatenessBin(
+            10 ** (row["bin"] / _BINS_A_DECADE) / 1e6, 10 ** ((row["bin"] + 1) / _BINS_A_DECADE) / 1e6, row["count"]
+        )
+        for row in rows
+    )

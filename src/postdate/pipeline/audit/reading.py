@@ -21,16 +21,20 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
 
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
+from pyspark.sql.types import StructType
 
 from postdate.errors import PipelineError
-from postdate.pipeline.columns import LEDGER_ARROW
+from postdate.pipeline.failures import told_in_one_line
 from postdate.pipeline.frames import held_snapshot, scan_frame, scan_parts
+from postdate.pipeline.rows import LEDGER_ARROW, spark_schema, spark_types
 from postdate.pipeline.stores import StoreSpec, opened
-from postdate.ports import ScanPart
+from postdate.ports import ScanFilter, ScanPart
 from postdate.ports.archives import ARCHIVED, ArchivableStore
 from postdate.ports.migrating import GIVEN_BACK
 
@@ -123,21 +127,18 @@ def taken_picture(
         for endpoint in endpoints:
             snapshot = stack.enter_context(held_snapshot(endpoint.store))
             reading = _Reading(spark, endpoint, snapshot, partitions)
-            frames.append(_united(reading.events()).withColumn("source", F.lit(len(known))))
+            frames.append(
+                reduce(lambda one, other: one.unionByName(other), reading.events()).withColumn(
+                    "source", F.lit(len(known))
+                )
+            )
             known.append(replace(endpoint, held=snapshot is not None))
         for number, frame in enumerate(records, len(known)):
             frames.append(_from_parquet(frame, known).withColumn("source", F.lit(number)))
-        events = _united(frames)
+        events = reduce(lambda one, other: one.unionByName(other), frames)
         if len(frames) > 1:
             events = _once_each(_at_home(events.repartition("message_id"), known))
         yield Picture(events.drop("source"), tuple(known))
-
-
-def _united(frames: Sequence[DataFrame]) -> DataFrame:
-    all_of_them = frames[0]
-    for frame in frames[1:]:
-        all_of_them = all_of_them.unionByName(frame)
-    return all_of_them
 
 
 # --- a store ----------------------------------------------------------------------------------------------------------
@@ -311,3 +312,102 @@ def _once_each(events: DataFrame) -> DataFrame:
         F.max("native").alias("native"),
         F.min("source").alias("source"),
     )
+
+
+# --- Parquet instead of a store: archives, and ledgers of sweeps ------------------------------------------------------
+
+
+ARCHIVE_MARK = "_archive.json"
+"""File that marks a folder as an archive, even if it is empty."""
+
+
+def open_records(spark: SparkSession, path: str | Path) -> DataFrame:
+    """Return the records in a folder; which files are read is settled now.
+
+    Returns kind, message_id, at, due, destination, detail, and any other columns. Raises PipelineError where there is
+    nothing, no Parquet, or other columns.
+    """
+    shown = str(path)
+    if "://" not in shown:
+        folder = Path(shown)
+        if not folder.exists():
+            raise PipelineError(f"there are no records at {shown}: no such folder")
+        if (folder / ARCHIVE_MARK).exists() and not any(folder.glob("day=*/*.parquet")):
+            return spark.createDataFrame([], spark_schema(LEDGER_ARROW))
+        if folder.is_dir() and not any(folder.rglob("*")):
+            raise PipelineError(f"there are no records at {shown}: the folder is empty")
+    with told_in_one_line(f"the records at {shown} cannot be read as Parquet"):
+        found = spark.read.parquet(shown)
+    _check_columns(shown, found.schema)
+    return found
+
+
+def _check_columns(shown: str, schema: StructType) -> None:
+    types = spark_types(LEDGER_ARROW)
+    missing = [name for name in types if name not in schema.fieldNames()]
+    if missing:
+        raise PipelineError(
+            f"what is at {shown} are no records: there is no column {missing[0]!r} among "
+            f"{', '.join(schema.fieldNames()) or 'none'}; an archive or a ledger has {', '.join(types)}"
+        )
+    for name, wanted in types.items():
+        found = schema[name].dataType.simpleString()
+        if found != wanted:
+            raise PipelineError(f"what is at {shown} are no records: {name!r} is {found} and not {wanted}")
+
+
+def shown_paths(paths: Sequence[str | Path]) -> tuple[str, ...]:
+    """Return the paths as texts; raise PipelineError for one named twice, which is surely a mistake."""
+    texts = tuple(str(path) for path in paths)
+    twice = [text for number, text in enumerate(texts) if text in texts[:number]]
+    if twice:
+        raise PipelineError(f"the records at {twice[0]} are named twice; name each folder once")
+    return texts
+
+
+# --- a second look at messages that seem lost or orphaned in a store read without a snapshot --------------------------
+
+
+_ASKED_FOR_BY_ID = 1_000
+"""Suspects up to which the store is asked for their records alone."""
+
+
+def without_pruned(
+    spark: SparkSession, judged: DataFrame, endpoints: Sequence[AuditedStore], partitions: int
+) -> DataFrame | None:
+    """Return ``judged`` without messages archived while they were read; ``None`` if there are none.
+
+    An archive removes records while others read. It first marks the *scheduled* record, and removes that one last, if
+    at all; so an unmarked *scheduled* record proves that no record of the message was removed yet, and the finding is
+    true.
+    """
+    unheld = [endpoint for endpoint in endpoints if not endpoint.held]
+    suspects = judged.where((F.col("lost") | F.col("orphaned")) & F.col("endpoint").isin(*(e.name for e in unheld)))
+    if not unheld or suspects.isEmpty():
+        return None
+    excused = [_pruned(spark, suspects.where(F.col("endpoint") == e.name), e, partitions) for e in unheld]
+    pruned = reduce(lambda one, other: one.unionByName(other), excused)
+    if pruned.isEmpty():
+        return None
+    return judged.join(F.broadcast(pruned), ["endpoint", "message_id"], "left_anti")
+
+
+def _pruned(spark: SparkSession, suspects: DataFrame, endpoint: AuditedStore, partitions: int) -> DataFrame:
+    ids = [row[0] for row in suspects.select("message_id").take(_ASKED_FOR_BY_ID + 1)]
+    where = ScanFilter(message_ids=tuple(ids)) if len(ids) <= _ASKED_FOR_BY_ID else ScanFilter()
+    parts = scan_parts(endpoint.store, "records", partitions)
+    columns = ("message_id", "kind", "detail")
+    scheduled = F.col("kind") == "scheduled"
+    there = (
+        scan_frame(spark, endpoint.store, "records", columns, parts, where=where)
+        .groupBy("message_id")
+        .agg(
+            F.count_if(scheduled & (F.coalesce("detail", F.lit("")) != ARCHIVED)).alias("unmarked"),
+            F.count_if(~scheduled).alias("others"),
+        )
+    )
+    looked_at = suspects.select("endpoint", "message_id", "lost", "orphaned").join(there, "message_id", "left")
+    gone = (F.col("lost") & (F.coalesce("unmarked", F.lit(0)) == 0)) | (
+        F.col("orphaned") & (F.coalesce("others", F.lit(0)) == 0)
+    )
+    return looked_at.where(gone).select("endpoint", "message_id")

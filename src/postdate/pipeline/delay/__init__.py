@@ -10,12 +10,11 @@
         go_on(spark, "state")
         delay(orders, due="due").writeStream.option("checkpointLocation", "state").start("due-orders", "parquet")
 
-``wheel`` maps due times to buckets, ``packing`` packs rows of one bucket, ``processor`` keeps packages in Spark's
-state, ``cancels`` keeps cancelled ids, ``operator`` joins them, and ``job`` runs it between two directories.
+``packing`` maps due times to buckets and packs rows of one bucket, ``processor`` keeps packages in Spark's state,
+``slot`` keeps cancelled ids, and ``operator`` joins them, and runs between two directories.
 """
 
-from postdate.pipeline.delay.job import DelayTarget, go_on, run_delay
-from postdate.pipeline.delay.operator import DelayOptions, delay, delay_conf
+from postdate.pipeline.delay.operator import DelayOptions, DelayTarget, delay, delay_conf, go_on, run_delay
 from postdate.pipeline.files import read_directory
 
 __all__ = ["DelayOptions", "DelayTarget", "delay", "delay_conf", "go_on", "read_directory", "run_delay"]

@@ -26,6 +26,7 @@ from pyspark.sql.types import BinaryType, LongType
 from postdate.pipeline.delay.packing import (
     CANCELS,
     HELLO,
+    OVERDUE,
     PACKAGE_BYTES,
     Packing,
     due_us,
@@ -35,7 +36,6 @@ from postdate.pipeline.delay.packing import (
     to_content,
 )
 from postdate.pipeline.delay.slot import CANCELLED, CANCELLED_KEY, SLOT, Cancelling, Slot, struct
-from postdate.pipeline.delay.wheel import OVERDUE
 
 EMITTED = "content binary"
 

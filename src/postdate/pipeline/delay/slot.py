@@ -1,21 +1,48 @@
-"""One slot of the state without its packages: the options it was written with, and the cancelled ids."""
+"""One slot of the state without its packages: the options it was written with, and the cancelled ids.
 
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# Spark leaves the types in its state open.
+A cancel removes rows that wait when it arrives, and rows that arrive within ``keep_ms`` after it. So it is kept until
+that time is over and every row that had arrived by then has been due.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# Arrow's stubs make schemas, fields and arrays generic in a type that only the running program knows, and Spark leaves
+# the types in its state open.
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.streaming.stateful_processor import MapState, ValueState
 from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructField, StructType
 
 from postdate.errors import PipelineError
-from postdate.pipeline.delay.cancels import Cancelled, Chunk
-from postdate.pipeline.delay.packing import Packing, from_content, to_content
+from postdate.pipeline.delay.packing import ARRIVED, CANCELS_SCHEMA_NAMES, Packing, from_content, joined, to_content
+
+CHUNK_IDS = 4_096
+"""Ids in one value, about; a value is rewritten in each micro-batch with cancels until it is full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some thousands of cancelled ids, which are one value in the state.
+
+    Args:
+        content: a record batch of ids and of their times of cancelling, in milliseconds.
+        newest_ms: the latest of these times.
+        hold_until_ms: due time of the last row that it may concern; ``None`` while such rows may still arrive.
+        over_ms: time of the first micro-batch after ``hold_until_ms``; it released the last rows, so the next one
+            forgets the ids.
+    """
+
+    content: bytes
+    newest_ms: int
+    hold_until_ms: int | None = None
+    over_ms: int | None = None
 
 
 def struct(**fields: DataType) -> StructType:
@@ -44,7 +71,8 @@ class Slot:
         self._saved = None if row is None else tuple(row)
         self._options, self.latest_due_us, self._first, self._next = self._saved or (None, 0, 0, 0)
         self._chunk_states = chunks
-        self._known: Cancelled | None = None
+        self._read: dict[int, Chunk] | None = None
+        self._ids: pa.Table | None = None
 
     def compare(self, options: Mapping[str, Any]) -> None:
         """Keep the query's options in a new state; raise PipelineError if an old one was written with others."""
@@ -70,46 +98,90 @@ class Slot:
             self._value.update(row)
             self._saved = row
 
-    # --- cancels: :class:`postdate.pipeline.delay.cancels.ChunkStore` ------------------------------------------------
-
-    def chunks(self) -> Iterator[tuple[int, Chunk]]:
-        for number in range(self._first, self._next):
-            row = self._chunk_states.getValue((number,))
-            if row is not None:
-                content, newest_ms, hold_until_ms, over_ms = row
-                yield number, Chunk(bytes(content), newest_ms, hold_until_ms, over_ms)
-
-    def put(self, number: int, chunk: Chunk) -> None:
-        self._chunk_states.updateValue((number,), (chunk.content, chunk.newest_ms, chunk.hold_until_ms, chunk.over_ms))
-        self._next = max(self._next, number + 1)
-
-    def remove(self, number: int) -> None:
-        self._chunk_states.removeKey((number,))
-        while self._first < self._next and self._chunk_states.getValue((self._first,)) is None:
-            self._first += 1
+    # --- cancelled ids ---------------------------------------------------------------------------------------------
 
     def cancel(self, content: bytes) -> None:
-        self._cancelled.add(content)
+        """Keep ids to cancel, in the last chunk as long as that has room and may still concern rows that arrive."""
+        schema = self._schema
+        added = from_content(content, schema)
+        newest = int(pc.max(added.column(1)).as_py())
+        number = max(self._chunks, default=-1)
+        last = self._chunks.get(number)
+        if last is not None and last.hold_until_ms is None:
+            held = from_content(last.content, schema)
+            if held.num_rows + added.num_rows <= CHUNK_IDS:
+                self._put(number, Chunk(to_content(joined([held, added])), max(newest, last.newest_ms)))
+                return
+        self._put(number + 1, Chunk(bytes(content), newest))
 
     def forget(self, now_ms: int) -> None:
-        if self._first < self._next:
-            self._cancelled.forget(now_ms, -(-self.latest_due_us // 1000) + self._packing.wheel.resolution_ms)
-            self.save()
+        """Forget cancels that can concern no row any more.
+
+        ``now_ms`` is of this micro-batch; rows due before the previous one are gone.
+        """
+        if self._first == self._next:
+            return
+        latest_due_ms = -(-self.latest_due_us // 1000) + self._packing.wheel.resolution_ms
+        for number, chunk in list(self._chunks.items()):
+            if chunk.over_ms is not None and chunk.over_ms < now_ms:
+                del self._chunks[number]
+                self._chunk_states.removeKey((number,))
+                while self._first < self._next and self._chunk_states.getValue((self._first,)) is None:
+                    self._first += 1
+                continue
+            aged = chunk
+            if aged.hold_until_ms is None and now_ms > aged.newest_ms + self._how.keep_ms:
+                aged = replace(aged, hold_until_ms=latest_due_ms)
+            if aged.hold_until_ms is not None and aged.over_ms is None and now_ms > aged.hold_until_ms:
+                aged = replace(aged, over_ms=now_ms)
+            if aged is not chunk:
+                self._put(number, aged)
+        self.save()
 
     def left_of(self, content: bytes) -> bytes | None:
         """Return a package without its cancelled rows; ``None`` if no row is left."""
         if self._cancelling is None or self._first == self._next:
             return content
-        rows = from_content(content, self._packing.packed_schema)
-        left = self._cancelled.left_of(rows, self._cancelling.id_column)
-        if left is rows:
+        rows, known = from_content(content, self._packing.packed_schema), self._known()
+        ids = rows.column(rows.schema.get_field_index(self._cancelling.id_column))
+        found = pc.index_in(ids, value_set=known.column("id"))
+        if found.null_count == rows.num_rows:
             return content
+        last_arrival = pc.add(pc.take(known.column("cancelled_at_ms_max"), found), self._cancelling.keep_ms)
+        arrived = rows.column(rows.schema.get_field_index(ARRIVED))
+        stays = pc.greater(arrived, last_arrival).fill_null(True).to_numpy(zero_copy_only=False)
+        left = rows.filter(pa.array(stays, pa.bool_()))
         return to_content(left) if left.num_rows else None
 
     @property
-    def _cancelled(self) -> Cancelled:
-        if self._known is None:
-            assert self._cancelling is not None, "only queries with cancels have ids to cancel"
-            id_type = self._packing.schema.field(self._cancelling.id_column).type
-            self._known = Cancelled(self, id_type, self._cancelling.keep_ms)
-        return self._known
+    def _how(self) -> Cancelling:
+        assert self._cancelling is not None, "only queries with cancels have ids to cancel"
+        return self._cancelling
+
+    @property
+    def _schema(self) -> pa.Schema:
+        id_type = self._packing.schema.field(self._how.id_column).type
+        return pa.schema(list(zip(CANCELS_SCHEMA_NAMES, (id_type, pa.int64()), strict=True)))
+
+    @property
+    def _chunks(self) -> dict[int, Chunk]:
+        """All chunks with their numbers, oldest first; read once."""
+        if self._read is None:
+            rows = ((number, self._chunk_states.getValue((number,))) for number in range(self._first, self._next))
+            self._read = {number: Chunk(bytes(row[0]), *row[1:]) for number, row in rows if row is not None}
+        return self._read
+
+    def _put(self, number: int, chunk: Chunk) -> None:
+        self._chunks[number] = chunk
+        self._ids = None
+        self._chunk_states.updateValue((number,), (chunk.content, chunk.newest_ms, chunk.hold_until_ms, chunk.over_ms))
+        self._next = max(self._next, number + 1)
+
+    def _known(self) -> pa.Table:
+        """Return each id once, with its latest time of cancelling."""
+        if self._ids is None:
+            schema = self._schema
+            batches = [from_content(chunk.content, schema) for chunk in self._chunks.values()]
+            everything = pa.Table.from_batches(batches, schema=schema)
+            self._ids = everything.group_by("id").aggregate([("cancelled_at_ms", "max")]).combine_chunks()
+        return self._ids

@@ -1,10 +1,9 @@
 """Moves delayed messages from a timeout manager's tables, or another store, into a store. Source: ADR 0015."""
 
-from postdate.pipeline.migrate.aborting import abort
 from postdate.pipeline.migrate.between_stores import StoreMove, status_of_store
-from postdate.pipeline.migrate.job import migrate, resume
+from postdate.pipeline.migrate.ends import OriginSpec
+from postdate.pipeline.migrate.job import abort, migrate, resume
 from postdate.pipeline.migrate.looking import BATCH_SIZE, EVERYTHING, MARGIN, MigrateJob, preview, status
-from postdate.pipeline.migrate.origin import OriginSpec
 from postdate.pipeline.migrate.results import (
     Difference,
     EndpointPreview,

@@ -38,8 +38,9 @@ from postdate.clock import SystemClock, from_microseconds
 from postdate.config import resolved
 from postdate.errors import MessageError, MigrationConflict, PipelineError
 from postdate.messages import DelayedMessage
+from postdate.pipeline.migrate.ends import TargetStore, opened_target
 from postdate.pipeline.migrate.looking import BATCH_SIZE, EVERYTHING, begun_with, meant_by, nothing_new, target_of
-from postdate.pipeline.migrate.moving import MovedBatch, late_in
+from postdate.pipeline.migrate.moving import MovedBatch, Tally, late_in
 from postdate.pipeline.migrate.results import (
     EndpointPreview,
     EndpointResult,
@@ -48,8 +49,6 @@ from postdate.pipeline.migrate.results import (
     RunStatus,
     StatusResult,
 )
-from postdate.pipeline.migrate.tally import Tally
-from postdate.pipeline.migrate.target import TargetStore, opened_target
 from postdate.pipeline.migrate.verifying import look_closer, only
 from postdate.pipeline.rows import MESSAGE_COLUMNS, checked, restored, to_columns
 from postdate.pipeline.stores import PAGE_ROWS, StoreSpec

@@ -12,9 +12,8 @@ from postdate.config import Address, resolved
 from postdate.errors import MigrationConflict, PipelineError
 from postdate.messages import aware_utc
 from postdate.migrating.tables import MigrationSource
-from postdate.pipeline.migrate.origin import OriginSpec
+from postdate.pipeline.migrate.ends import OriginSpec, opened_target
 from postdate.pipeline.migrate.results import EndpointPreview, PreviewResult, RunStatus, StatusResult
-from postdate.pipeline.migrate.target import opened_target
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports.migrating import MigrationPreview, MigrationRun, MigrationStatus
 
@@ -168,21 +167,15 @@ def look(source: MigrationSource, job: MigrateJob, names: Sequence[str], now: da
         store.overdue(now)  # its tables are there
         largest = store.largest_message_bytes
     found = (source.preview(name, job.cutoff) for name in names)
-    previews = tuple(_previewed(each, _in_the_way(each, largest), now, job.margin) for each in found)
+    previews = tuple(_previewed(each, largest, now, job.margin) for each in found)
     return PreviewResult(job.origin.shown, job.target.shown, previews)
 
 
-def _in_the_way(found: MigrationPreview, largest_bytes: int) -> tuple[str, ...]:
-    """Return the reasons why the target cannot take the messages."""
-    if found.largest_bytes <= largest_bytes:
-        return ()
-    larger = f"{found.largest_id} has {found.largest_bytes:,} bytes of headers and body, and the target takes "
-    return (f"{larger}{largest_bytes:,}; let it take larger messages, or move this one by hand",)
-
-
-def _previewed(
-    found: MigrationPreview, in_the_way: tuple[str, ...], now: datetime, margin: timedelta
-) -> EndpointPreview:
+def _previewed(found: MigrationPreview, largest_bytes: int, now: datetime, margin: timedelta) -> EndpointPreview:
+    too_large = (
+        f"{found.largest_id} has {found.largest_bytes:,} bytes of headers and body, and the target takes "
+        f"{largest_bytes:,}; let it take larger messages, or move this one by hand"
+    )
     return EndpointPreview(
         found.endpoint,
         found.count,
@@ -190,7 +183,7 @@ def _previewed(
         found.earliest,
         found.latest,
         dict(found.destinations),
-        (*in_the_way, *found.problems),
+        (*([too_large] if found.largest_bytes > largest_bytes else ()), *found.problems),
         _warnings(found, now, margin),
     )
 

@@ -16,7 +16,7 @@ that went to the error queue meanwhile would come back if it were stored again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, cast
@@ -27,11 +27,11 @@ import pyarrow.compute
 from postdate.clock import SystemClock
 from postdate.errors import MessageError, PipelineError
 from postdate.migrating.tables import MigrationSource
-from postdate.pipeline.columns import INSTANT
-from postdate.pipeline.migrate.target import TargetStore
-from postdate.pipeline.migrate.verifying import checksums
-from postdate.pipeline.rows import checked, to_columns
-from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationRun
+from postdate.pipeline.migrate.ends import TargetStore
+from postdate.pipeline.migrate.results import NAMED, Difference, EndpointResult
+from postdate.pipeline.migrate.verifying import Verified, checksums
+from postdate.pipeline.rows import INSTANT, checked, to_columns
+from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationRun, MigrationStatus
 
 pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
 
@@ -140,3 +140,65 @@ def _store(
 def late_in(messages: pa.RecordBatch, now: datetime) -> int:
     """Return how many messages of a batch were due before ``now``."""
     return pc.sum(pc.less(messages.column("due"), pa.scalar(now, INSTANT))).as_py() or 0
+
+
+# --- adding up --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Tally:
+    already_there: int = 0
+    stored_late: int = 0
+    verified: int = 0
+    delivered_meanwhile: int = 0
+    mismatched: int = 0
+    differences: list[Difference] = field(default_factory=list[Difference])
+    problems: list[str] = field(default_factory=list[str])
+
+    def moved(self, batch: MovedBatch) -> None:
+        """Count a batch that was moved, or refused."""
+        self.already_there += batch.already_there
+        self.stored_late += batch.stored_late
+        if batch.problem:
+            self.problems.append(batch.problem)
+
+    def compared(self, found: Verified) -> None:
+        self.verified += found.verified
+        self.delivered_meanwhile += found.moved_on
+        self.mismatched += len(found.differences)
+        self.differences += found.differences[: NAMED - len(self.differences)]
+
+    def result(
+        self, endpoint: str, run_id: str | None, status: str, *, moved: int, returned: int, refused: int
+    ) -> EndpointResult:
+        return EndpointResult(
+            endpoint,
+            run_id,
+            status,
+            messages=moved + returned + refused,
+            moved=moved,
+            returned=returned,
+            refused=refused,
+            already_there=self.already_there,
+            stored_late=self.stored_late,
+            verified=self.verified,
+            delivered_meanwhile=self.delivered_meanwhile,
+            mismatched=self.mismatched,
+            differences=tuple(self.differences),
+            problems=tuple(self.problems[:NAMED]),
+        )
+
+    def result_of(
+        self, run: MigrationRun, status: MigrationStatus, batches: Sequence[MigrationBatch]
+    ) -> EndpointResult:
+        def count(*of: BatchStatus) -> int:
+            return sum(batch.count for batch in batches if batch.status in of)
+
+        return self.result(
+            run.endpoint,
+            run.run_id,
+            status.name.lower(),
+            moved=count(BatchStatus.COMPLETED),
+            returned=count(BatchStatus.RETURNED),
+            refused=count(BatchStatus.PENDING, BatchStatus.STAGED),
+        )

@@ -16,9 +16,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 
 from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.failures import told_in_one_line
+from postdate.pipeline.migrate.ends import OriginSpec, TargetStore, opened_target
 from postdate.pipeline.migrate.moving import BatchTask, MovedBatch, move_batch
-from postdate.pipeline.migrate.origin import OriginSpec
-from postdate.pipeline.migrate.target import TargetStore, opened_target
 from postdate.pipeline.migrate.verifying import Checksums, Verified, are_among, checksums, expected, look_closer
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports import ScanFilter, ScanPart

@@ -25,8 +25,8 @@ import pyarrow.compute
 from postdate.errors import PipelineError
 from postdate.messages import DelayedMessage, decode_headers
 from postdate.migrating.tables import MigrationSource
+from postdate.pipeline.migrate.ends import Recorded, TargetStore
 from postdate.pipeline.migrate.results import Difference
-from postdate.pipeline.migrate.target import Recorded, TargetStore
 from postdate.pipeline.rows import MESSAGE_COLUMNS, checked, restored, to_columns
 from postdate.ports import RecordKind, ScanFilter
 from postdate.ports.migrating import MigrationRun

@@ -10,10 +10,78 @@
 Options, columns and guarantees: docs/guides/spark-source.md. Source: ADR 0011.
 """
 
-from postdate.pipeline.source.format import FORMAT, PostdateDataSource, register
-from postdate.pipeline.source.options import DEFAULT_BATCH
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+)
+from pyspark.sql.types import StructType
+
+from postdate.clock import SystemClock
+from postdate.errors import PipelineError
+from postdate.pipeline.rows import spark_schema
+from postdate.pipeline.source.options import DEFAULT_BATCH, SourceOptions, StoreUse
+from postdate.pipeline.source.reading import Reading, columns_read, reader_for
+from postdate.pipeline.source.streaming import Following, RecordStreamReader
+from postdate.pipeline.source.writing import StoreWriter, StreamStoreWriter, Writing, check_columns
 
 BATCH_MESSAGES = DEFAULT_BATCH
 """Messages stored in one transaction."""
 
 __all__ = ["BATCH_MESSAGES", "FORMAT", "PostdateDataSource", "register"]
+
+
+# --- the entry point; its methods run on the driver, in Python processes of Spark's own -------------------------------
+
+
+FORMAT = "postdate"
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``postdate`` a known format in a session whose Python does not have Postdate installed.
+
+    Where it is installed Spark finds the format by itself, through the package ``pyspark_postdate``.
+    """
+    spark.dataSource.register(PostdateDataSource)
+
+
+class PostdateDataSource(DataSource):
+    """Entry point of the format; Spark makes one for each ``load``, ``save`` and ``start``."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        # It is not known yet whether this becomes a frame or a stream, of which only records can be followed.
+        return spark_schema(columns_read(SourceOptions(self.options, StoreUse.READING, StoreUse.FOLLOWING)))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return reader_for(Reading.of(SourceOptions(self.options, StoreUse.READING), schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return RecordStreamReader(Following.of(SourceOptions(self.options, StoreUse.FOLLOWING), schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """Create missing tables, and return the writer of a data frame; refuse ``overwrite`` and wrong columns."""
+        _refuse(overwrite)
+        writing = Writing.of(SourceOptions(self.options, StoreUse.WRITING))
+        check_columns(schema, at_once=writing.sweep is not None)
+        writing.set_up()
+        return StoreWriter(writing, SystemClock().now())
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        _refuse(overwrite)
+        writing = Writing.of(SourceOptions(self.options, StoreUse.WRITING_A_STREAM))
+        check_columns(schema, at_once=writing.sweep is not None)
+        return StreamStoreWriter(writing)
+
+
+def _refuse(overwrite: bool) -> None:
+    if overwrite:
+        raise PipelineError("messages are never overwritten; write with mode('append'): ids already there are kept")

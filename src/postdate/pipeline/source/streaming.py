@@ -20,8 +20,8 @@ from pyspark.sql.types import StructType
 
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.errors import PipelineError
-from postdate.pipeline.columns import to_batch
 from postdate.pipeline.frames import PAGE_ROWS
+from postdate.pipeline.rows import to_batch
 from postdate.pipeline.source.options import (
     DEFAULT_PARTITIONS,
     DEFAULT_ROWS_PER_BATCH,

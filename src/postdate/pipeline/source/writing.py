@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
+import pyarrow.compute
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import (
@@ -28,10 +30,8 @@ from pyspark.sql.types import (
 
 from postdate.clock import SystemClock, to_microseconds
 from postdate.errors import PipelineError
-from postdate.pipeline.columns import INSTANT
 from postdate.pipeline.dispatching import SweepSpec, drain_due
-from postdate.pipeline.rows import checked
-from postdate.pipeline.source.headers import with_headers_as_text
+from postdate.pipeline.rows import INSTANT, checked
 from postdate.pipeline.source.options import DEFAULT_BATCH, PENDING, QUEUED, SourceOptions
 from postdate.pipeline.stores import OpenStore, StoreSpec, opened
 from postdate.ports import StoreReport
@@ -191,7 +191,10 @@ class StreamStoreWriter(DataSourceStreamArrowWriter):
 
 
 def _store_part(store: OpenStore, part: pa.RecordBatch, now: datetime, first_row: int) -> StoreReport:
-    messages, bad = checked(_as_messages(part), store.largest_message_bytes)
+    rows, position = with_headers_as_text(part), part.schema.get_field_index("body")
+    if position >= 0:
+        rows = rows.set_column(position, "body", rows.column(position).cast(pa.binary()))
+    messages, bad = checked(rows, store.largest_message_bytes)
     if bad:
         first, context = min(bad, key=lambda row: row.position), TaskContext.get()
         partition = "" if context is None else f" of partition {context.partitionId()}"
@@ -203,7 +206,41 @@ def _store_part(store: OpenStore, part: pa.RecordBatch, now: datetime, first_row
     return store.store_batch(messages, now)
 
 
-def _as_messages(part: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows with headers as JSON text and the body as bytes."""
-    rows, position = with_headers_as_text(part), part.schema.get_field_index("body")
-    return rows if position < 0 else rows.set_column(position, "body", rows.column(position).cast(pa.binary()))
+# --- headers: from Spark's maps into the JSON text of stores ----------------------------------------------------------
+
+
+pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
+
+_ESCAPED: Final = r"[\x00-\x1f\x22\\]"
+"""A text with none of these is JSON as it is, between quotes."""
+
+
+def with_headers_as_text(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows with their headers, if they are a map, as JSON text; headers that are text are not checked here."""
+    position = rows.schema.get_field_index("headers")
+    if position < 0 or not pa.types.is_map(rows.column(position).type):
+        return rows
+    return rows.set_column(position, "headers", _texts(rows.column(position)))
+
+
+def _texts(maps: Any) -> pa.Array[Any]:
+    first, last = maps.offsets[0].as_py(), maps.offsets[-1].as_py()
+    offsets: Any = pc.subtract(maps.offsets, first)  # a slice has the pairs of its neighbours behind it
+    keys, values = (each.slice(first, last - first) for each in (maps.keys, maps.items))
+    if _needs_care(offsets, keys, values):
+        encoded = [None if pairs is None else msgspec.json.encode(dict(pairs)).decode() for pairs in maps.to_pylist()]
+        return pa.array(encoded, pa.string())
+    # No text becomes a Python object: pairs are put together in their column, and then joined by the rows' offsets.
+    pairs = pc.binary_join_element_wise('"', keys, '":"', values, '"', "")
+    joined = pc.binary_join(pa.ListArray.from_arrays(offsets, pairs), ",")
+    objects = pc.binary_join_element_wise("{", joined, "}", "")
+    return pc.if_else(maps.is_null(), pa.scalar(None, pa.string()), objects)
+
+
+def _needs_care(offsets: Any, keys: pa.Array[Any], values: pa.Array[Any]) -> bool:
+    """Return whether a name has no value, or is twice in a row, or JSON escapes a character."""
+    if values.null_count or any(pc.any(pc.match_substring_regex(each, _ESCAPED)).as_py() for each in (keys, values)):
+        return True
+    names = pa.ListArray.from_arrays(offsets, keys)
+    flat = pa.table({"row": pc.list_parent_indices(names), "name": keys})
+    return flat.group_by(["row", "name"]).aggregate([]).num_rows < flat.num_rows

@@ -15,6 +15,7 @@ from postdate.testing.store_suite.subject import (
     claim_one,
     claiming,
     close,
+    expect_history,
     ids,
     message,
     operated,
@@ -32,8 +33,7 @@ async def a_cancelled_message_is_gone(store: ClaimingStore, operator: Administra
     cancelled = [await operator.cancel(id_, NOW) for id_ in ("m-1", "m-1", "unknown")]
     expect_equal(cancelled, [True, False, False], "results of cancel")
     expect_equal(ids(await store.claim_due(NOW + SECOND, 10)), [], "claims of a cancelled message")
-    kinds = [record.kind for record in await operator.history("m-1")]
-    expect_equal(kinds, [RecordKind.SCHEDULED, RecordKind.CANCELLED], "history")
+    await expect_history(operator, "m-1", "SCHEDULED", "CANCELLED")
 
 
 @administration
@@ -78,8 +78,7 @@ async def a_rescheduled_message_has_its_new_due_time(store: ClaimingStore, opera
     await store.store(message("m-2", headers={Headers.DELIVER_AT: "mine"}), NOW)
     await operator.reschedule("m-2", earlier, NOW)
     expect_equal((await claim_one(store, earlier + MICROSECOND)).message.headers[Headers.DELIVER_AT], "mine", "own")
-    kinds = [record.kind for record in await operator.history("m-1")]
-    expect_equal(kinds, [RecordKind.SCHEDULED, *[RecordKind.RESCHEDULED] * 2], "history")
+    await expect_history(operator, "m-1", "SCHEDULED", "RESCHEDULED", "RESCHEDULED")
     expect(not await operator.reschedule("unknown", NOW, NOW), "rescheduling an unknown id is false")
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import anyio
 
-from postdate.ports import ClaimingStore, MovingStore, Outcome, RecordKind, Transport
+from postdate.ports import ClaimingStore, MovingStore, Outcome, Transport
 from postdate.runtime.wakeup import Alarm
 from postdate.testing.conformance import Topic, expect, expect_equal, in_time
 from postdate.testing.store_suite.subject import (
@@ -17,11 +17,11 @@ from postdate.testing.store_suite.subject import (
     SECOND,
     StoreSubject,
     a_store,
-    administrable,
     beside_queues,
     claim_one,
     claiming,
     claims_of,
+    expect_history,
     ids,
     message,
     prepared,
@@ -162,10 +162,7 @@ async def a_released_claim_counts_nothing(store: ClaimingStore) -> None:
     again = await store.claim_due(later, 10)
     expect_equal(ids(again), ["failed"], "claims after the release")
     expect_equal(again[0].message.number_of_failures, 1, "number of failures")
-    inspected = administrable(store)
-    if inspected is not None:
-        kinds = [record.kind for record in await inspected.history("failed")]
-        expect_equal(kinds, [RecordKind.SCHEDULED, RecordKind.RETRIED], "history")
+    await expect_history(store, "failed", "SCHEDULED", "RETRIED")
     expect_equal(await store.finish(again, Outcome.DELIVERED, NOW), 1, "finished with the new claim")
 
 

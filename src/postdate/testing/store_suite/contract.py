@@ -11,8 +11,8 @@ from postdate.testing.store_suite.subject import (
     NOW,
     SECOND,
     StoreSubject,
-    administrable,
     any_store,
+    expect_history,
     message,
 )
 
@@ -111,7 +111,4 @@ async def remove_is_a_delivery(store: DelayedMessageStore) -> None:
     await store.store(message(), NOW)
     await store.fetch_next_due(NOW + SECOND)
     await store.remove("m-1", NOW + SECOND)
-    inspected = administrable(store)
-    if inspected is not None:
-        history = await inspected.history("m-1")
-        expect_equal([record.kind.name for record in history], ["SCHEDULED", "DELIVERED"], "history")
+    await expect_history(store, "m-1", "SCHEDULED", "DELIVERED")

@@ -31,6 +31,7 @@ from postdate.testing.store_suite.subject import (
     beside_queues,
     claim_one,
     claiming,
+    expect_history,
     ids,
     message,
     quarantining,
@@ -142,9 +143,9 @@ async def an_unreadable_message_is_set_aside_with_its_bytes(subject: StoreSubjec
             there, aside = await _set_aside(store, rows, damage)
             expect_kept(aside, "", damage, there)
             if operator is not None:
-                history = await operator.history(bad(damage))
-                expect_equal([each.kind.name for each in history], ["SCHEDULED", "FAILED"], "history")
-                expect(history[-1].detail.startswith("unreadable: "), f"it says why, not {history[-1].detail!r}")
+                await expect_history(store, bad(damage), "SCHEDULED", "FAILED")
+                why = (await operator.history(bad(damage)))[-1].detail
+                expect(why.startswith("unreadable: "), f"it says why, not {why!r}")
         if operator is not None:
             statistics = await operator.statistics(NOW)
             expect_equal((statistics.pending, statistics.quarantined), (0, len(rows.damages)), "pending and set aside")
@@ -170,10 +171,7 @@ async def a_mended_message_is_put_back(store: ClaimingStore, rows: Rows) -> None
         expected = message(bad(damage), headers=headers, body=body)
         expect_equal(claim.message, expected, "the mended message")
         expect_equal(await store.finish([claim], Outcome.DELIVERED, NOW), 1, "finished")
-        operator = administrable(store)
-        if operator is not None:
-            kinds = [each.kind.name for each in await operator.history(bad(damage))]
-            expect_equal(kinds, ["SCHEDULED", "FAILED", "RETURNED", "DELIVERED"], "history")
+        await expect_history(store, bad(damage), "SCHEDULED", "FAILED", "RETURNED", "DELIVERED")
 
 
 @quarantine

@@ -20,7 +20,7 @@ from postdate.ports import (
     TransactionMode,
     Transport,
 )
-from postdate.testing.conformance import Damage, expect
+from postdate.testing.conformance import Damage, expect, expect_equal
 from postdate.testing.damaged import Rows, rows_of
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
@@ -172,6 +172,13 @@ def claims_of(store: DelayedMessageStore) -> ClaimingStore:
 def administrable(store: DelayedMessageStore) -> AdministrableStore | None:
     """Return the store if an operator can see and change its pending messages."""
     return store if isinstance(store, AdministrableStore) else None
+
+
+async def expect_history(store: object, message_id: str, *kinds: str) -> None:
+    """Fail unless the records of a message are of these kinds, where an operator can ask for them."""
+    if isinstance(store, AdministrableStore):
+        found = [record.kind.name for record in await store.history(message_id)]
+        expect_equal(found, list(kinds), f"history of {message_id}")
 
 
 def moving(store: DelayedMessageStore) -> MovingStore | None:

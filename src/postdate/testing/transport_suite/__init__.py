@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from postdate.testing.conformance import Check
-from postdate.testing.transport_suite.expiry import expiry
 from postdate.testing.transport_suite.quarantine import quarantine
 from postdate.testing.transport_suite.receiving import receiving
-from postdate.testing.transport_suite.sending import sending
+from postdate.testing.transport_suite.sending import expiry, sending
 from postdate.testing.transport_suite.subject import TransportSubject
 from postdate.testing.transport_suite.transactions import capabilities, transactions
 

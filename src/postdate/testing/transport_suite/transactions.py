@@ -46,13 +46,12 @@ async def outgoing_messages_leave_with_the_commit(transport: Transport, receiver
     expect_equal(ids(await receive(receiver)), ["c"], "messages in the queue received from")
 
 
-@transactions.given(partial(two_queues, largest_message_bytes=1_000))
-async def one_bad_outgoing_message_undoes_the_commit(transport: Transport) -> None:
+@transactions.given(partial(a_receiver, largest_message_bytes=1_000))
+async def one_bad_outgoing_message_undoes_the_commit(transport: Transport, receiver: Receiver) -> None:
     """Sends atomic with receive: a missing queue or too large a message is raised, nothing sent, the hold remains."""
     if not _is_atomic(transport):
         return
     await transport.send([envelope()], NOW)
-    receiver = transport.receiver(IN)
     held = await receive_one(receiver)
     good = envelope("good", OUT)
     with expect_error(QueueNotFound, "committing with a missing queue among the outgoing messages"):
@@ -62,7 +61,6 @@ async def one_bad_outgoing_message_undoes_the_commit(transport: Transport) -> No
     expect(await is_empty(transport, OUT), "nothing was sent")
     await receiver.commit(held, NOW, End(outgoing=[envelope("sent", OUT)]))
     expect_equal(await left_in(transport, OUT, 1), ["sent"], "sent with the commit that succeeded")
-    await receiver.close()
 
 
 @transactions.given(a_receiver)

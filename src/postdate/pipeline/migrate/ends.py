@@ -1,24 +1,26 @@
-"""The store that messages move to, open in one task or on the driver, queried by message ids."""
+"""Both ends of a migration, open in one task or on the driver: a timeout manager's storage, and the target."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # Arrow's stubs make arrays generic in a type that only the running program knows.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import os
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
 import pyarrow as pa
 
 from postdate.clock import from_microseconds
+from postdate.config import Address, resolved
 from postdate.errors import NotSupported
 from postdate.messages import DelayedMessage
-from postdate.pipeline.columns import INSTANT
-from postdate.pipeline.rows import MESSAGE_COLUMNS, to_columns
-from postdate.pipeline.stores import PAGE_ROWS, OpenStore, StoreSpec, opened_as
+from postdate.migrating.tables import MigrationSource
+from postdate.pipeline.rows import INSTANT, MESSAGE_COLUMNS, to_columns
+from postdate.pipeline.stores import PAGE_ROWS, OpenStore, StoreSpec, absolute, opened_as
 from postdate.ports import (
     AdministrableStore,
     Record,
@@ -30,6 +32,51 @@ from postdate.ports import (
 )
 from postdate.ports.archives import ARCHIVED
 from postdate.ports.migrating import MOVED_AWAY
+from postdate.wiring.migration_sources import migration_source
+
+# --- where messages come from -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OriginSpec:
+    """A timeout manager's storage, as a value: no connection, picklable, no password when shown.
+
+    Args:
+        address: as :mod:`postdate.wiring.migration_sources` takes it; or ``env:NAME`` or ``file:PATH``, which is
+            followed in each process that opens it. A relative path is made absolute where the value is made.
+        schema: of the tables; ``None``: the database's default.
+        prefixes: of a timeout manager's tables, by endpoint; ``None``: found by the source.
+    """
+
+    address: str
+    schema: str | None = None
+    prefixes: Mapping[str, str] | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "address", absolute(self.address))
+
+    def __repr__(self) -> str:
+        return f"OriginSpec({self.shown!r}, schema={self.schema!r})"
+
+    @property
+    def shown(self) -> str:
+        """The address without its password: for logs and reports."""
+        return Address(self.address).shown
+
+    @contextmanager
+    def opened(self) -> Generator[MigrationSource]:
+        """Open it for the length of the block; it connects at first use.
+
+        Raises:
+            ConfigurationError: the address leads nowhere here.
+        """
+        source = migration_source(resolved(self.address, os.environ), schema=self.schema, prefixes=self.prefixes)
+        with closing(source):
+            yield source
+
+
+# --- where they go ----------------------------------------------------------------------------------------------------
+
 
 _FEW: Final = 50
 """Up to this number, messages are looked up one by one, by index; more of them in one scan."""
@@ -59,7 +106,7 @@ class Recorded:
 class TargetStore(OpenStore):
     def waiting(self, ids: Sequence[str]) -> pa.Table:
         """Return those of the messages that wait, with :data:`MESSAGE_COLUMNS`, in any order."""
-        store = self._store
+        store = self.itself
         if isinstance(store, ScannableStore) and len(ids) > _FEW:
             where = ScanFilter(message_ids=tuple(ids))
             batches = [batch for part in self.parts(1) for batch in _scanned(store, part, where)]
@@ -68,7 +115,7 @@ class TargetStore(OpenStore):
 
     def parts(self, count: int) -> list[ScanPart]:
         """Return at most ``count`` parts that cover all waiting messages; none where a store cannot be scanned."""
-        store = self._store
+        store = self.itself
         return list(store.scan_parts("pending", count)) if isinstance(store, ScannableStore) else []
 
     def part(self, part: ScanPart, where: ScanFilter) -> Iterable[pa.RecordBatch]:
@@ -81,7 +128,7 @@ class TargetStore(OpenStore):
 
     def recorded(self, ids: Sequence[str]) -> list[Recorded]:
         """Return the records of the messages, in any order."""
-        store = self._store
+        store = self.itself
         if isinstance(store, ScannableStore) and len(ids) > _FEW:
             return list(_records(store, ids))
         return [

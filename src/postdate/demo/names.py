@@ -1,3 +1,0 @@
-"""Names that the processes of the demo share."""
-
-QUEUE = "passengers"

@@ -1,0 +1,540 @@
+"""What every storage of timeouts must do, in one call; see :func:`timeout_checks`."""
+
+from __future__ import annotations
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import anyio
+
+from postdate.errors import InvalidMessage, NotSupported, StoreNotSetUp, TimeoutConcurrentlyProcessed
+from postdate.messages import Envelope
+from postdate.ports import Transport
+from postdate.ports.timeouts import DueChunk, DueTimeout, Timeout, TimeoutPersister
+from postdate.testing.conformance import Check, Topic, expect, expect_equal, expect_error, in_time
+
+ENDPOINT = "Sales.Conformance"
+QUEUE = "conformance"
+NOW = datetime(2026, 1, 31, 12, 0, 5, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+MICROSECOND = timedelta(microseconds=1)
+SAGA = "5a9a0000-0000-4000-8000-00000000000a"
+
+
+class TimeoutSubject(ABC):
+    """How the suite opens the storage under test. Make a new subject, on empty storage, for every check.
+
+    Attributes:
+        durable: whether it outlives its handles, and several processes may share it.
+        precision: how much later than asked for a timeout may be kept.
+    """
+
+    durable: bool = True
+    precision: timedelta = MICROSECOND
+
+    @abstractmethod
+    def open(self) -> TimeoutPersister:
+        """Return a handle on the storage; called again after the first handle was closed, it is the same storage."""
+
+    def open_elsewhere(self) -> TimeoutPersister:
+        """Return a handle as another process would have it. Only called for storage that is ``durable``."""
+        return self.open()
+
+    def removing_elsewhere(self, timeout_id: str) -> AbstractContextManager[None]:
+        """Remove a timeout in another transaction, which is open inside the block and rolled back at its end.
+
+        Only called for storage that is ``durable``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define removing_elsewhere(): its storage is shared")
+
+    def transport(self) -> Transport:
+        """Return queues in the same database. Only called for :class:`postdate.ports.timeouts.TimeoutPersister`."""
+        raise NotImplementedError(f"{type(self).__name__} must define transport(): its storage names a database")
+
+
+@asynccontextmanager
+async def prepared(persister: TimeoutPersister, endpoint: str = ENDPOINT) -> AsyncGenerator[TimeoutPersister]:
+    """Prepare a handle as a timeout manager does it, and close it at the end."""
+    try:
+        await persister.initialize(endpoint)
+        await persister.setup()
+        yield persister
+    finally:
+        await persister.close()
+
+
+@asynccontextmanager
+async def storage(subject: TimeoutSubject) -> AsyncGenerator[tuple[TimeoutPersister]]:
+    """Prepare a handle for a check that needs no more."""
+    async with prepared(subject.open()) as persister:
+        yield (persister,)
+
+
+def timeout_id(number: int) -> str:
+    """Return an id; ids are ordered as their numbers."""
+    return str(uuid.UUID(int=number))
+
+
+def timeout(
+    number: int = 1,
+    due: datetime = NOW,
+    *,
+    saga_id: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    body: bytes = b"body",
+) -> Timeout:
+    """Return a timeout of the suite's endpoint."""
+    return Timeout(timeout_id(number), due, QUEUE, saga_id, ENDPOINT, headers or {"kind": "check"}, body)
+
+
+def named(name: str, of: Timeout) -> Timeout:
+    """Return a timeout under another spelling of its id."""
+    return replace(of, timeout_id=name)
+
+
+# --- timeouts come back unchanged, once, and are removed by one caller ------------------------------------------------
+
+
+keeping: Topic[TimeoutSubject] = Topic("timeouts")
+
+_AT_ONCE = 8
+
+
+@keeping.given(storage)
+async def a_timeout_is_unchanged(persister: TimeoutPersister) -> None:
+    """Id, due time, destination, saga, owner, headers in any script and all bytes come back as they were (4.6)."""
+    headers = {"kind": "отправка-🕰️", "empty": "", "quote": "'\"\\%s\n"}
+    kept = replace(timeout(saga_id=SAGA, headers=headers, body=bytes(range(256))), destination="очередь'%s\\")
+    expect(await persister.add(kept), "a new timeout is kept")
+    expect_equal(await persister.peek(kept.timeout_id), kept, "the timeout that was kept")
+
+
+@keeping.given(storage)
+async def what_is_left_out_stays_out(persister: TimeoutPersister) -> None:
+    """No saga, no headers and no body are none when they come back; the empty UUID is no saga either."""
+    kept = replace(timeout(), headers={}, body=b"")
+    await persister.add(kept)
+    await persister.add(replace(timeout(2), saga_id=timeout_id(0)))
+    expect_equal(await persister.peek(kept.timeout_id), kept, "a timeout with nothing in it")
+    found = await persister.peek(timeout_id(2))
+    expect(found is not None and found.saga_id is None, "the empty UUID is no saga")
+
+
+@keeping
+async def a_due_time_is_never_earlier(subject: TimeoutSubject) -> None:
+    """A due time is kept as it is, or later by no more than the storage's precision: nothing fires early."""
+    stored = list[datetime]()
+    async with prepared(subject.open()) as persister:
+        for number, microsecond in enumerate((1, 999, 3_334, 123_457, 999_999), 1):
+            due = NOW.replace(microsecond=microsecond)
+            await persister.add(timeout(number, due))
+            found = await persister.peek(timeout_id(number))
+            as_stored = due - MICROSECOND if found is None else found.due
+            expect(due <= as_stored < due + subject.precision, f"{due} is kept, not {found}")
+            stored.append(as_stored)
+            early = await persister.next_chunk(NOW, due - MICROSECOND, 10)
+            expect_equal(len(early.due), sum(kept < due for kept in stored), f"timeouts due before {due}")
+
+
+@keeping.given(storage)
+async def adding_again_changes_nothing(persister: TimeoutPersister) -> None:
+    """An id is stored once: a message received twice is one timeout, and the first one stays (4.5)."""
+    kept = timeout()
+    await persister.add(kept)
+    expect(not await persister.add(replace(kept, due=NOW + SECOND, body=b"other")), "an id is stored once")
+    expect_equal(await persister.peek(kept.timeout_id), kept, "the first timeout under an id")
+
+
+@keeping.given(storage)
+async def an_id_is_known_however_it_is_written(persister: TimeoutPersister) -> None:
+    """Upper case and braces name the same timeout and the same saga; an id that is no UUID is refused, or not found."""
+    kept = timeout(0xABC, saga_id=SAGA)
+    shouted = f"{{{kept.timeout_id.upper()}}}"
+    await persister.add(named(shouted, kept))
+    expect(not await persister.add(kept), "the same id is stored once, however it is written")
+    expect_equal(await persister.peek(shouted), kept, "the timeout under its other name")
+    expect_equal(await persister.remove_by_saga(SAGA.upper()), 1, "timeouts of the saga under its other name")
+    await persister.add(kept)
+    expect(await persister.try_remove(shouted), "it is removed under its other name")
+    with expect_error(InvalidMessage, "an id that is no UUID"):
+        await persister.add(named("no uuid", kept))
+    with expect_error(InvalidMessage, "a saga that is no UUID"):
+        await persister.add(replace(kept, saga_id="no uuid"))
+    expect_equal(await persister.peek("no uuid"), None, "a timeout whose id is no UUID")
+    expect(not await persister.try_remove("no uuid"), "there is nothing to remove")
+
+
+@keeping.given(storage)
+async def what_is_removed_is_gone(persister: TimeoutPersister) -> None:
+    """The first removal says that it removed; after it there is nothing to see, to find or to remove (4.6)."""
+    await persister.add(timeout())
+    await persister.add(timeout(2))
+    expect(await persister.try_remove(timeout_id(1)), "the first removal removes")
+    expect(not await persister.try_remove(timeout_id(1)), "the second has nothing to remove")
+    expect_equal(await persister.peek(timeout_id(1)), None, "a timeout that was removed")
+    chunk = await persister.next_chunk(NOW - SECOND, NOW, 10)
+    expect_equal([each.timeout_id for each in chunk.due], [timeout_id(2)], "what is left")
+    expect(await persister.add(timeout()), "an id that was removed may be stored again")
+
+
+@keeping.given(storage)
+async def a_saga_takes_all_its_timeouts_along(persister: TimeoutPersister) -> None:
+    """All timeouts of one saga are removed and counted; those of others, and of none, stay (4.5)."""
+    for number, saga in enumerate((SAGA, None, timeout_id(77), SAGA), 1):
+        await persister.add(timeout(number, saga_id=saga))
+    expect_equal(await persister.remove_by_saga(timeout_id(0)), 0, "timeouts of no saga, by the empty UUID")
+    expect_equal(await persister.remove_by_saga(SAGA), 2, "timeouts of the saga")
+    expect_equal(await persister.remove_by_saga(SAGA), 0, "timeouts of the saga, again")
+    chunk = await persister.next_chunk(NOW - SECOND, NOW, 10)
+    expect_equal([each.timeout_id for each in chunk.due], [timeout_id(2), timeout_id(3)], "what is left")
+
+
+Deed = Callable[[TimeoutPersister], Awaitable[bool]]
+
+
+async def _raced(subject: TimeoutSubject, persister: TimeoutPersister, deed: Deed) -> int:
+    """Let several tasks do the same at once, through two handles where there can be two; return how many succeeded."""
+    answers: list[bool] = []
+
+    async def run(handle: TimeoutPersister) -> None:
+        answers.append(await deed(handle))
+
+    other = subject.open_elsewhere() if subject.durable else persister
+    async with prepared(other), anyio.create_task_group() as tasks:
+        for number in range(_AT_ONCE):
+            tasks.start_soon(run, other if number % 2 else persister)
+    return sum(answers)
+
+
+@keeping
+async def of_several_who_remove_one_is_told_so(subject: TimeoutSubject) -> None:
+    """Among tasks and processes that remove one timeout at once, exactly one is told that it did (4.6)."""
+
+    async def remove(handle: TimeoutPersister) -> bool:
+        return await handle.try_remove(timeout_id(1))
+
+    async with prepared(subject.open()) as persister:
+        for _ in range(3):
+            await persister.add(timeout())
+            expect_equal(await _raced(subject, persister, remove), 1, "callers who removed the timeout")
+
+
+@keeping
+async def of_several_who_add_one_is_told_so(subject: TimeoutSubject) -> None:
+    """Among tasks and processes that store one id at once, exactly one is told that it is new."""
+
+    async def add(handle: TimeoutPersister) -> bool:
+        return await handle.add(timeout())
+
+    async with prepared(subject.open()) as persister:
+        for _ in range(3):
+            expect_equal(await _raced(subject, persister, add), 1, "callers who stored the timeout")
+            await persister.try_remove(timeout_id(1))
+
+
+@keeping
+async def looking_waits_for_nobody(subject: TimeoutSubject) -> None:
+    """While another transaction is removing a timeout, it can be peeked at and looked for at once (4.6)."""
+    if not subject.durable:
+        return
+    async with prepared(subject.open()) as persister:
+        await persister.add(timeout())
+        await persister.add(timeout(2))
+        with subject.removing_elsewhere(timeout_id(1)):
+            with in_time("a look at a timeout that is being removed"):
+                found = await persister.peek(timeout_id(1))
+            expect(found is None or found == timeout(), "it is seen as it was, or not at all")
+            with in_time("a look for due timeouts while one is being removed"):
+                chunk = await persister.next_chunk(NOW - SECOND, NOW, 10)
+            expect(timeout_id(2) in {each.timeout_id for each in chunk.due}, "the others are found")
+        expect(await persister.try_remove(timeout_id(1)), "a removal that was rolled back has not removed")
+
+
+@keeping
+async def what_is_stored_survives_closing(subject: TimeoutSubject) -> None:
+    """A timeout is there for the next handle if the storage is durable, and lost with its handle if not (row 104)."""
+    async with prepared(subject.open()) as persister:
+        await persister.add(timeout())
+    async with prepared(subject.open()) as persister:
+        found = await persister.peek(timeout_id(1))
+        expect_equal(found, timeout() if subject.durable else None, "the timeout after a restart")
+
+
+@keeping
+async def each_endpoint_has_its_own(subject: TimeoutSubject) -> None:
+    """Two endpoints on one database do not see each other's timeouts; each owns what it reads."""
+    async with prepared(subject.open()) as ours, prepared(subject.open(), "Other % \"'`]") as theirs:
+        await ours.add(timeout())
+        expect_equal(await theirs.peek(timeout_id(1)), None, "a timeout of another endpoint")
+        expect(await theirs.add(replace(timeout(), owner="Other % \"'`]")), "one id may be used by both")
+        found = await theirs.peek(timeout_id(1))
+        expect(found is not None and found.owner == "Other % \"'`]", "it belongs to the endpoint whose table it is")
+
+
+@keeping
+async def setting_up_may_be_done_at_once_and_again(subject: TimeoutSubject) -> None:
+    """Several processes may set up at once, and later: nothing that is stored is lost by it."""
+    handles = [subject.open(), *([subject.open_elsewhere() for _ in range(2)] if subject.durable else [])]
+    try:
+        async with anyio.create_task_group() as tasks:
+            for handle in handles:
+                await handle.initialize(ENDPOINT)
+                tasks.start_soon(handle.setup)
+        await handles[0].add(timeout())
+        await handles[-1].setup()
+        expect(await handles[0].peek(timeout_id(1)) is not None, "a timeout is still there after another set-up")
+    finally:
+        for handle in handles:
+            await handle.close()
+
+
+@keeping
+async def without_its_table_it_says_so(subject: TimeoutSubject) -> None:
+    """Before the set-up every call raises StoreNotSetUp."""
+    if not subject.durable:
+        return
+    async with prepared(subject.open()) as persister:  # the schema or file is there
+        await persister.initialize("Never.Set.Up")
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "add": lambda: persister.add(timeout()),
+            "peek": lambda: persister.peek(timeout_id(1)),
+            "try_remove": lambda: persister.try_remove(timeout_id(1)),
+            "remove_by_saga": lambda: persister.remove_by_saga(SAGA),
+            "next_chunk": lambda: persister.next_chunk(NOW, NOW, 10),
+        }
+        for name, call in calls.items():
+            with expect_error(StoreNotSetUp, f"{name} without a table"):
+                await call()
+
+
+# --- due timeouts are found: all of them, in order, each once from chunk to chunk (row 95) ----------------------------
+
+
+looking: Topic[TimeoutSubject] = Topic("due")
+
+_LONG_AGO = datetime(1800, 1, 1, tzinfo=UTC)
+
+
+def _chunk(next_query: datetime | None, *found: tuple[int, datetime]) -> DueChunk:
+    return DueChunk([DueTimeout(timeout_id(number), due) for number, due in found], next_query)
+
+
+@looking.given(storage)
+async def the_start_is_exclusive_and_now_inclusive(persister: TimeoutPersister) -> None:
+    """A timeout due at the start is not found, one due at ``now`` is: looks that follow each other meet (row 95)."""
+    for number in range(3):
+        await persister.add(timeout(number, NOW + number * SECOND))
+    found = await persister.next_chunk(NOW, NOW + SECOND, 10)
+    expect_equal(found, _chunk(NOW + 2 * SECOND, (1, NOW + SECOND)), "what is due after the start, until now")
+
+
+@looking.given(storage)
+async def the_next_query_is_the_earliest_to_come(persister: TimeoutPersister) -> None:
+    """When all due timeouts were found, the next query is when the next one is due, or never without one (row 95)."""
+    expect_equal(await persister.next_chunk(_LONG_AGO, NOW, 10), _chunk(None), "nothing at all")
+    await persister.add(timeout(1, NOW))
+    expect_equal(await persister.next_chunk(_LONG_AGO, NOW, 10), _chunk(None, (1, NOW)), "nothing to come")
+    await persister.add(timeout(2, NOW + 9 * SECOND))
+    await persister.add(timeout(3, NOW + 5 * SECOND))
+    found = await persister.next_chunk(_LONG_AGO, NOW, 1)
+    expect_equal(found, _chunk(NOW + 5 * SECOND, (1, NOW)), "a chunk that is full, with nothing more due")
+    expect_equal(await persister.next_chunk(NOW, NOW, 1), _chunk(NOW + 5 * SECOND), "nothing due")
+
+
+@looking.given(storage)
+async def a_chunk_that_was_cut_is_followed_at_once(persister: TimeoutPersister) -> None:
+    """When the limit has cut a chunk, the next query is ``now``, and the chunk has the earliest timeouts (row 95)."""
+    for number in (3, 1, 2):
+        await persister.add(timeout(number, NOW + number * SECOND))
+    now = NOW + 5 * SECOND
+    expected = _chunk(now, (1, NOW + SECOND), (2, NOW + 2 * SECOND))
+    expect_equal(await persister.next_chunk(NOW, now, 2), expected, "the two that are due first")
+
+
+@looking.given(storage)
+async def a_chunk_does_not_end_between_equal_due_times(persister: TimeoutPersister) -> None:
+    """All timeouts of the last due time are in the chunk, by id: the next one starts after that time (row 95)."""
+    dues = {1: NOW, 5: NOW + SECOND, 3: NOW + SECOND, 4: NOW + SECOND, 2: NOW + 2 * SECOND}
+    for number, due in dues.items():
+        await persister.add(timeout(number, due))
+    now = NOW + 5 * SECOND
+    tied = [(3, NOW + SECOND), (4, NOW + SECOND), (5, NOW + SECOND)]
+    for limit in (2, 3, 4):
+        found = await persister.next_chunk(_LONG_AGO, now, limit)
+        expect_equal(found, _chunk(now, (1, NOW), *tied), f"a chunk of {limit}")
+    expect_equal(await persister.next_chunk(NOW, now, 1), _chunk(now, *tied), "a chunk of equal times only")
+    found = await persister.next_chunk(NOW, NOW + SECOND, 2)
+    expect_equal(found, _chunk(NOW + 2 * SECOND, *tied), "equal times up to the end: nothing more is due")
+
+
+@looking.given(storage)
+async def going_on_finds_each_one_once(persister: TimeoutPersister) -> None:
+    """Looks that each start at the last due time of the one before find everything, in order, once."""
+    for number in range(1, 41):  # times with as many digits as there are, some of them equal
+        due = NOW + timedelta(microseconds=(number * 7 % 11) * 3_337)
+        await persister.add(timeout(number, due))
+    found, start, limits = list[DueTimeout](), _LONG_AGO, [1, 5, 2, 9] * 10
+    for limit in limits:
+        chunk = await persister.next_chunk(start, NOW + SECOND, limit)
+        found += chunk.due
+        if not chunk.due:
+            break
+        start = chunk.due[-1].due
+    expect_equal(len(found), 40, "timeouts that were found")
+    expect_equal({each.timeout_id for each in found}, {timeout_id(number) for number in range(1, 41)}, "which")
+    expect(found == sorted(found, key=lambda each: (each.due, each.timeout_id)), "they come in order")
+
+
+@looking.given(storage)
+async def any_start_will_do(persister: TimeoutPersister) -> None:
+    """A look may start at the beginning of the calendar and go on to its end."""
+    await persister.add(timeout())
+    everything = await persister.next_chunk(datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC), 5)
+    expect_equal(everything, _chunk(None, (1, NOW)), "everything")
+
+
+# --- storage that can be claimed from gives each timeout to one caller at a time, and waits for nobody ----------------
+
+
+claiming: Topic[TimeoutSubject] = Topic("claiming")
+
+
+@asynccontextmanager
+async def _two(subject: TimeoutSubject) -> AsyncGenerator[tuple[TimeoutPersister, TimeoutPersister]]:
+    """Open two handles on storage with timeout 1, as two processes have them where it is durable."""
+    async with prepared(subject.open()) as ours:
+        await ours.add(timeout())
+        if not subject.durable:
+            yield ours, ours
+            return
+        async with prepared(subject.open_elsewhere()) as theirs:
+            yield ours, theirs
+
+
+@claiming.given(_two)
+async def of_several_who_claim_one_has_it(ours: TimeoutPersister, theirs: TimeoutPersister) -> None:
+    """A claim can remove its timeout; meanwhile, and afterwards, other callers get none, and do not wait for it."""
+    claim = await ours.claim(named(timeout_id(1).upper(), timeout()).timeout_id)
+    expect(claim is not None and claim.timeout == timeout(), "the timeout is claimed as it is stored")
+    assert claim is not None
+    with in_time("a claim of what somebody else has claimed"):
+        expect_equal([await each.claim(timeout_id(1)) for each in (ours, theirs)], [None, None], "further claims")
+    expect(await claim.remove(), "who has claimed it removes it")
+    await claim.release()  # without effect
+    for each in (ours, theirs):
+        expect_equal(await each.peek(timeout_id(1)), None, "what was claimed and removed")
+        expect_equal([await each.claim(id_) for id_ in (timeout_id(1), "no uuid")], [None, None], "what is gone")
+
+
+@claiming.given(_two)
+async def what_was_let_go_is_as_it_was(ours: TimeoutPersister, theirs: TimeoutPersister) -> None:
+    """A timeout whose claim was released can be claimed again, unchanged, and removed."""
+    for each in (ours, theirs, ours):
+        claim = await each.claim(timeout_id(1))
+        expect(claim is not None and claim.timeout == timeout(), "what was let go can be claimed, unchanged")
+        assert claim is not None
+        await claim.release()
+    expect(await theirs.try_remove(timeout_id(1)), "what was let go can be removed")
+
+
+@claiming.given(_two)
+async def looking_sees_what_is_claimed(ours: TimeoutPersister, theirs: TimeoutPersister) -> None:
+    """A claim hides nothing: its timeout is stored until it is removed, and others see it without waiting."""
+    claim = await ours.claim(timeout_id(1))
+    assert claim is not None
+    with in_time("looks at a timeout that somebody has claimed"):
+        expect_equal(await theirs.peek(timeout_id(1)), timeout(), "a claimed timeout, peeked at")
+        chunk = await theirs.next_chunk(NOW - SECOND, NOW, 10)
+    expect_equal([each.timeout_id for each in chunk.due], [timeout_id(1)], "what is due")
+    await claim.release()
+
+
+# --- storage in the database of the queues changes in their transaction, or not at all --------------------------------
+
+
+enlisting: Topic[TimeoutSubject] = Topic("enlisting")
+
+_MESSAGE = Envelope(QUEUE, "m-1")
+
+
+@asynccontextmanager
+async def _together(subject: TimeoutSubject) -> AsyncGenerator[tuple[TimeoutPersister, Transport] | None]:
+    """Open storage and queues of one database; ``None`` when the storage does not say that it can share one."""
+    async with prepared(subject.open()) as persister:
+        if persister.database is None:
+            with expect_error(NotSupported, "work in a transaction of storage that shares none"):
+                persister.removing(timeout_id(1))
+            yield None
+            return
+        transport = subject.transport()
+        try:
+            await transport.create_queues([QUEUE])
+            yield persister, transport
+        finally:
+            await transport.close()
+
+
+async def _waiting(transport: Transport) -> list[str]:
+    """Take all messages out of the queue, and return their ids."""
+    receiver = transport.receiver(QUEUE)
+    try:
+        received = await receiver.receive(10)
+        for each in received:
+            await receiver.commit(each, NOW)
+        return [each.envelope.message_id for each in received]
+    finally:
+        await receiver.close()
+
+
+@enlisting.given(_together)
+async def it_names_the_database_of_the_queues(persister: TimeoutPersister, transport: Transport) -> None:
+    """Storage and queues on one database say so, by an equal value: that is what a timeout manager compares."""
+    expect_equal(persister.database, transport.capabilities.database, "the database")
+
+
+@enlisting.given(_together)
+async def a_timeout_is_added_with_the_transaction(persister: TimeoutPersister, transport: Transport) -> None:
+    """A timeout added in a transaction of the queues is there after its commit, and not after its failure (row 100)."""
+    with expect_error(TimeoutConcurrentlyProcessed, "a transaction that fails after a timeout was added in it"):
+        await transport.send([], NOW, work=[persister.adding(timeout()), persister.removing(timeout_id(2))])
+    expect_equal(await persister.peek(timeout_id(1)), None, "a timeout of a transaction that failed")
+    for _ in range(2):  # storing it again changes nothing and is no failure
+        await transport.send([], NOW, work=[persister.adding(timeout())])
+    expect_equal(await persister.peek(timeout_id(1)), timeout(), "a timeout of a transaction")
+
+
+@enlisting.given(_together)
+async def a_timeout_is_removed_with_what_is_sent(persister: TimeoutPersister, transport: Transport) -> None:
+    """Sending and removing are one: if the timeout is gone, nothing is sent (4.8, row 100)."""
+    await persister.add(timeout())
+    await transport.send([_MESSAGE], NOW, work=[persister.removing(timeout_id(1))])
+    expect_equal(await persister.peek(timeout_id(1)), None, "a timeout that was sent")
+    expect_equal(await _waiting(transport), ["m-1"], "what was sent")
+    for gone in (timeout_id(1), "no uuid"):
+        with expect_error(TimeoutConcurrentlyProcessed, f"removing {gone}, which is gone"):
+            await transport.send([_MESSAGE], NOW, work=[persister.removing(gone)])
+    await transport.send([Envelope(QUEUE, "m-2")], NOW)
+    expect_equal(await _waiting(transport), ["m-2"], "what was sent beside a timeout that was gone: nothing")
+
+
+@enlisting.given(_together)
+async def a_saga_ends_with_the_transaction(persister: TimeoutPersister, transport: Transport) -> None:
+    """All timeouts of a saga are removed in a transaction of the queues; none of no saga (4.5)."""
+    for number, saga in enumerate((SAGA, SAGA, None), 1):
+        await persister.add(timeout(number, saga_id=saga))
+    work = [persister.removing_by_saga(SAGA), persister.removing_by_saga(timeout_id(0))]
+    await transport.send([], NOW, work=work)
+    left = [number for number in (1, 2, 3) if await persister.peek(timeout_id(number)) is not None]
+    expect_equal(left, [3], "timeouts that are left")
+
+
+_TOPICS = (keeping, looking, claiming, enlisting)
+
+
+def timeout_checks() -> tuple[Check[TimeoutSubject], ...]:
+    """Return every check of a storage of timeouts. A check passes when it does not raise; each needs a new subject."""
+    return tuple(check for topic in _TOPICS for check in topic.checks)
