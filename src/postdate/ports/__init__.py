@@ -76,6 +76,7 @@ __all__ = [
     "AdministrableStore",
     "ArchivableStore",
     "ArrowBatch",
+    "BatchedWork",
     "Claim",
     "ClaimingStore",
     "Correlation",
@@ -137,7 +138,6 @@ __all__ = [
     "Wake",
     "Work",
     "capabilities_of",
-    "refuse_work",
-    "BatchedWork",
     "do_works",
+    "refuse_work",
 ]

@@ -106,6 +106,7 @@ class BatchedWork(Generic[C]):
     item: C
 
     def __call__(self, transaction: NativeTransaction) -> None:
+        """Do it alone."""
         self.do(transaction, [self.item])
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from typing import Any, Final
 
 import psycopg
@@ -19,7 +20,7 @@ from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.names import SchemaNames, array, sql
 from postdate.backends.postgres.rows import QUEUED
 from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, StoreUnreachable
-from postdate.ports import Work
+from postdate.ports import Work, do_works
 from postdate.runtime.group_commit import GroupCommit, do_jobs, in_parts
 from postdate.runtime.threads import in_thread
 

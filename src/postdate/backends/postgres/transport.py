@@ -66,6 +66,7 @@ from postdate.ports import (
     Transport,
     TransportCapabilities,
     Work,
+    do_works,
 )
 from postdate.runtime.group_commit import do_jobs, group_of
 from postdate.runtime.threads import in_thread

@@ -36,6 +36,7 @@ from postdate.ports import (
     Transport,
     TransportCapabilities,
     Work,
+    do_works,
 )
 
 log = logging.getLogger("postdate.redis")

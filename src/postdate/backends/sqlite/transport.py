@@ -61,6 +61,7 @@ from postdate.ports import (
     Transport,
     TransportCapabilities,
     Work,
+    do_works,
 )
 from postdate.ports.expiry import ExpiryRules, end_in_queue
 from postdate.runtime.wakeup import Alarm
