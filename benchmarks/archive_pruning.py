@@ -26,7 +26,7 @@ from postdate.backends.postgres.transport import PostgresTransport
 from postdate.messages import DelayedMessage
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import Scan, ScanPart
-from postdate.ports.archives import ArchivableStore
+from postdate.ports.scanning import ArchivableStore
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TABLE = "pruning.timeouts"

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from postdate.backends.azure.login import AzureLogin, parse_login
-from postdate.backends.azure.queue_names import SANITIZERS
+from postdate.backends.azure.queues import SANITIZERS
 from postdate.backends.azure.transport import AzureStorageQueueTransport
 from postdate.ports import Transport
 from postdate.testing import TransportSubject

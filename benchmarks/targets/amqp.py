@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from postdate.backends.rabbitmq import wire
-from postdate.backends.rabbitmq.login import Login
+from postdate.backends.rabbitmq.address import Login
 from postdate.errors import TransportUnavailable
 
 _CHANNEL: Final = 1

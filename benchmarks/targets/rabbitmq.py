@@ -6,8 +6,8 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 
 from benchmarks.targets.amqp import Confirms, RawConnection, publishing_frames
+from postdate.backends.rabbitmq.address import parse_url
 from postdate.backends.rabbitmq.benchmark import RabbitMqTarget
-from postdate.backends.rabbitmq.login import parse_url
 from postdate.backends.rabbitmq.properties import properties_of
 from postdate.bench.deployment import BODY, headers_of, id_of
 from postdate.clock import SystemClock

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from postdate.backends.mariadb.store import MariaDbStore as MariaDbStore
     from postdate.backends.mariadb.timeouts import MariaDbTimeouts as MariaDbTimeouts
     from postdate.backends.memory.database import Memory
-    from postdate.backends.memory.sagas import MemorySagaStore as MemorySagaStore
+    from postdate.backends.memory.database import MemorySagaStore as MemorySagaStore
+    from postdate.backends.memory.database import MemoryTimeouts as MemoryTimeouts
     from postdate.backends.memory.store import MemoryStore as MemoryStore
-    from postdate.backends.memory.timeouts import MemoryTimeouts as MemoryTimeouts
     from postdate.backends.memory.transport import MemoryTransport as MemoryTransport
-    from postdate.backends.msmq.machine import Msmq
+    from postdate.backends.msmq.transport import Msmq
     from postdate.backends.msmq.transport import MsmqTransport as MsmqTransport
     from postdate.backends.postgres.database import Postgres
     from postdate.backends.postgres.outbox import PostgresOutbox as PostgresOutbox
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from postdate.backends.postgres.store import PostgresStore as PostgresStore
     from postdate.backends.postgres.timeouts import PostgresTimeouts as PostgresTimeouts
     from postdate.backends.postgres.transport import PostgresTransport as PostgresTransport
-    from postdate.backends.rabbitmq.broker import RabbitMq
+    from postdate.backends.rabbitmq.transport import RabbitMq
     from postdate.backends.rabbitmq.transport import RabbitMqTransport as RabbitMqTransport
     from postdate.backends.sqlite.database import Sqlite
     from postdate.backends.sqlite.outbox import SqliteOutbox as SqliteOutbox
@@ -42,16 +42,14 @@ if TYPE_CHECKING:
     from postdate.core.recoverability import ImmediateRetry as ImmediateRetry
     from postdate.core.recoverability import MoveToError as MoveToError
     from postdate.core.recoverability import Recoverability
-    from postdate.endpoint.audit import Audit
-    from postdate.endpoint.blocking import BlockingEndpoint
-    from postdate.endpoint.endpoint import Endpoint
-    from postdate.endpoint.handling import HandlerContext
+    from postdate.endpoint.endpoint import BlockingEndpoint, Endpoint
+    from postdate.endpoint.message_types import time_to_be_received
     from postdate.endpoint.outbox import Outbox
+    from postdate.endpoint.outgoing import HandlerContext
+    from postdate.endpoint.outgoing import SendOptions as SendOptions
     from postdate.endpoint.sagas import Saga, handles, handles_reply, handles_timeout, started_by
-    from postdate.endpoint.sending import SendOptions as SendOptions
-    from postdate.endpoint.settings import DelayedDelivery, TimeoutManager
+    from postdate.endpoint.settings import Audit, DelayedDelivery, TimeoutManager
     from postdate.endpoint.settings import ExternalTimeoutManager as ExternalTimeoutManager
-    from postdate.endpoint.time_to_be_received import time_to_be_received
     from postdate.errors import PostdateError as PostdateError
     from postdate.messages import DelayedMessage
     from postdate.messages import Envelope as Envelope
@@ -98,21 +96,17 @@ __all__ = [
 _ROOMS = {
     "clock": ("Clock", "ScaledClock", "SystemClock"),
     "core.recoverability": ("DelayedRetry", "Discard", "ImmediateRetry", "MoveToError", "Recoverability"),
-    "endpoint.audit": ("Audit",),
-    "endpoint.blocking": ("BlockingEndpoint",),
-    "endpoint.endpoint": ("Endpoint",),
+    "endpoint.endpoint": ("BlockingEndpoint", "Endpoint"),
     "endpoint.handling": ("HandlerContext",),
+    "endpoint.message_types": ("time_to_be_received",),
     "endpoint.outbox": ("Outbox",),
+    "endpoint.outgoing": ("SendOptions",),
     "endpoint.sagas": ("Saga", "handles", "handles_reply", "handles_timeout", "started_by"),
-    "endpoint.sending": ("SendOptions",),
-    "endpoint.settings": ("DelayedDelivery", "ExternalTimeoutManager", "TimeoutManager"),
-    "endpoint.time_to_be_received": ("time_to_be_received",),
+    "endpoint.settings": ("Audit", "DelayedDelivery", "ExternalTimeoutManager", "TimeoutManager"),
     "errors": ("PostdateError",),
     "messages": ("DelayedMessage", "Envelope", "Headers"),
     "backends.azure.database": ("AzureStorage",),
-    "backends.memory.database": ("Memory",),
-    "backends.msmq.machine": ("Msmq",),
-    "backends.rabbitmq.broker": ("RabbitMq",),
+    "backends.memory.database": ("Memory", "MemorySagaStore", "MemoryTimeouts"),
     "backends.postgres.database": ("Postgres",),
     "backends.sqlite.database": ("Sqlite",),
     "backends.postgres.outbox": ("PostgresOutbox",),
@@ -126,7 +120,6 @@ _ROOMS = {
         "TransactionMode",
         "Transport",
     ),
-    "backends.memory.sagas": ("MemorySagaStore",),
     "backends.postgres.sagas": ("PostgresSagaStore",),
     "backends.sqlite.sagas": ("SqliteSagaStore",),
     "backends.azure.store": ("AzureTableStore",),
@@ -138,16 +131,15 @@ _ROOMS = {
     "backends.sqlserver.database": ("SqlServer",),
     "backends.sqlserver.store": ("SqlServerStore",),
     "backends.mariadb.timeouts": ("MariaDbTimeouts",),
-    "backends.memory.timeouts": ("MemoryTimeouts",),
     "backends.postgres.timeouts": ("PostgresTimeouts",),
     "backends.sqlite.timeouts": ("SqliteTimeouts",),
     "backends.sqlserver.timeouts": ("SqlServerTimeouts",),
     "backends.azure.transport": ("AzureStorageQueueTransport",),
     "backends.sqlite.transport": ("LocalTransport",),
     "backends.memory.transport": ("MemoryTransport",),
-    "backends.msmq.transport": ("MsmqTransport",),
+    "backends.msmq.transport": ("Msmq", "MsmqTransport"),
     "backends.postgres.transport": ("PostgresTransport",),
-    "backends.rabbitmq.transport": ("RabbitMqTransport",),
+    "backends.rabbitmq.transport": ("RabbitMq", "RabbitMqTransport"),
 }
 _EXTRAS = {"aiohttp": "azure", "azure": "azure", "psycopg": "postgres", "pymysql": "mariadb", "pytds": "sqlserver"}
 _HOMES = {name: f"{__name__}.{room}" for room, names in _ROOMS.items() for name in names}

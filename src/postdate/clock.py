@@ -33,7 +33,6 @@ class Clock(Protocol):
 
         May return a little before ``until`` if the clock was set while waiting: callers look at ``now`` again.
         """
-        ...
 
     def monotonic(self) -> float:
         """Return seconds of this clock that never go back, whoever sets the wall clock.
@@ -45,11 +44,9 @@ class Clock(Protocol):
 
     async def wait_for(self, event: anyio.Event, duration: timedelta) -> None:
         """Return when ``event`` is set or ``duration`` has passed, whichever is first, whoever sets the wall clock."""
-        ...
 
     async def sleep(self, duration: timedelta) -> None:
         """Sleep for ``duration`` on this clock."""
-        ...
 
 
 _SINCE_BOOT: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)  # of Linux

@@ -15,7 +15,6 @@ from copy import copy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Self
-from xml.etree import ElementTree
 
 import msgspec
 
@@ -293,58 +292,6 @@ def _too_large(message: DelayedMessage | Envelope, where: str, size: int, taker:
         f"message {message.message_id!r}{where} has {size:,} bytes, this {taker} takes {limit:,}; keep large content "
         f"elsewhere and send a reference, or raise largest_message_bytes"
     )
-
-
-_XML_ROOT = "ArrayOfHeaderInfo"
-_XML_END = re.compile(rb"</ArrayOfHeaderInfo\s*>|<ArrayOfHeaderInfo[^<>]*/>")
-_NOT_XML = re.compile(r"[^\t\n\r\x20-\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]")
-
-
-def encode_headers_xml(headers: Mapping[str, str]) -> bytes:
-    """Return the headers as the XML blob of MSMQ messages: ``ArrayOfHeaderInfo`` of ``Key`` and ``Value``, UTF-8.
-
-    Raises:
-        InvalidHeaders: a character that XML 1.0 cannot carry.
-
-    Source: specification 1.2.
-    """
-    root = ElementTree.Element(_XML_ROOT)
-    for key, value in headers.items():
-        if _NOT_XML.search(key) or _NOT_XML.search(value):
-            raise InvalidHeaders(f"header {key!r} has a character that XML cannot carry")
-        info = ElementTree.SubElement(root, "HeaderInfo")
-        ElementTree.SubElement(info, "Key").text = key
-        ElementTree.SubElement(info, "Value").text = value
-    # Parsers turn a bare carriage return into a line feed; the reference survives. '\r' occurs only in texts here.
-    return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True).replace(b"\r", b"&#13;")
-
-
-def decode_headers_xml(blob: bytes) -> dict[str, str]:
-    """Return the headers of an ``ArrayOfHeaderInfo`` blob; bytes behind its end are left out.
-
-    Some senders have the blob in a longer buffer, with zeros or old content behind it.
-
-    Raises:
-        InvalidHeaders: not XML, another root, a document type declaration (never part of the format, and the way
-            to make a parser expand without end), or a key twice.
-    """
-    end = _XML_END.search(blob)
-    blob = blob if end is None else blob[: end.end()]
-    if b"<!DOCTYPE" in blob or b"<!ENTITY" in blob:
-        raise InvalidHeaders("the header blob declares a document type, which the format does not have")
-    try:
-        root = ElementTree.fromstring(blob)  # noqa: S314 - declarations are refused above
-    except ElementTree.ParseError as error:
-        raise InvalidHeaders(f"the header blob is not XML: {error}") from error
-    if root.tag != _XML_ROOT:
-        raise InvalidHeaders(f"the header blob has root {root.tag!r} instead of {_XML_ROOT}")
-    headers: dict[str, str] = {}
-    for info in root:
-        key = info.findtext("Key") or ""
-        if not key or key in headers:
-            raise InvalidHeaders(f"header {key!r} is empty or stands twice in the blob")
-        headers[key] = info.findtext("Value") or ""
-    return headers
 
 
 # --- messages ---------------------------------------------------------------------------------------------------

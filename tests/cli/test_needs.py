@@ -9,7 +9,7 @@ import pytest
 
 from postdate import DelayedMessage, Headers, MemoryStore, MemoryTransport
 from postdate.config import load_settings
-from postdate.endpoint.sending import SendOptions
+from postdate.endpoint.outgoing import SendOptions
 from postdate.errors import NotSupported
 from postdate.messages import Envelope
 from postdate.operations import (

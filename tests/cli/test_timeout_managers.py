@@ -11,7 +11,7 @@ import pytest
 
 from postdate import MariaDbTimeouts, PostgresTimeouts, SqliteTimeouts, SqlServerTimeouts
 from postdate.config import load_settings
-from postdate.endpoint.timeout_manager import enlisting_timeouts
+from postdate.core.dispatcher import sharing
 from postdate.errors import ConfigurationError
 from postdate.messages import Headers
 from postdate.ports import TransportCapabilities
@@ -178,9 +178,9 @@ def test_timeouts_in_any_schema_share_the_transactions_of_the_queues_there():
     settings = load_settings(None, variables)
     (persister,) = open_timeouts(settings).values()
     queues = open_transport(settings.transport.address, schema="queues")
-    assert enlisting_timeouts(persister, queues) is persister
+    assert sharing(persister, persister.database, queues.capabilities.database) is persister
     elsewhere = open_transport(SERVER.replace("/db", "/other"))
-    assert enlisting_timeouts(persister, elsewhere) is None
+    assert sharing(persister, persister.database, elsewhere.capabilities.database) is None
 
 
 def test_doctor_says_what_the_timeouts_wait_for(cli, own_folder):

@@ -26,7 +26,7 @@ from postdate.backends.sqlite.timeouts_source import SqliteDialect
 from postdate.migrating.dialect import Dialect
 from postdate.migrating.tables import MigrationSource
 from postdate.ports.migrating import MigrationRun, MigrationStatus
-from postdate.wiring.migration_sources import migration_source
+from postdate.wiring.sources import migration_source
 
 SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
 MARGIN = timedelta(minutes=10)

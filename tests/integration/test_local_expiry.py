@@ -31,7 +31,7 @@ from postdate.errors import ConfigurationError, TimeToBeReceivedInTransaction
 from postdate.messages import Headers
 from postdate.persistence.migrations import migrations
 from postdate.ports import End, Record, Recording, RecordKind
-from postdate.ports.expiry import ExpiryRules
+from postdate.ports.transports import ExpiryRules
 from postdate.testing import VirtualClock
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)

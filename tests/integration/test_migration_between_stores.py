@@ -29,7 +29,7 @@ from postdate.pipeline.stores import StoreSpec
 from postdate.ports import OUTCOME_RECORDS, ClaimingStore, Outcome, RecordKind
 from postdate.ports.migrating import BatchStatus
 from postdate.testing import Damage
-from postdate.wiring.migration_sources import migration_source
+from postdate.wiring.sources import migration_source
 
 DAY = timedelta(days=1)
 _NOW = SystemClock().now

@@ -38,7 +38,7 @@ from postdate.errors import (
 from postdate.migrating.dialect import Session
 from postdate.migrating.tables import MigrationSource
 from postdate.ports.migrating import MigrationStatus
-from postdate.wiring.migration_sources import migration_source
+from postdate.wiring.sources import migration_source
 
 
 @pytest.fixture(params=PLACES)

@@ -11,8 +11,7 @@ from tests.integration.migration_places import new_run
 
 from postdate.backends.sqlserver.timeouts_source import PlainSession, SqlServerDialect
 from postdate.errors import StoreUnavailable
-from postdate.migrating.dialect import Hiding
-from postdate.migrating.names import STATE_COLUMNS
+from postdate.migrating.dialect import STATE_COLUMNS, Hiding
 from postdate.migrating.tables import MigrationSource
 from postdate.persistence.timeouts import COLUMNS
 from postdate.ports.migrating import BatchStatus, MigrationStatus

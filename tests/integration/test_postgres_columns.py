@@ -21,7 +21,7 @@ from postdate.backends.postgres.bulk import scan_query
 from postdate.backends.postgres.store import PostgresStore
 from postdate.errors import StoreNotSetUp, StoreUnavailable
 from postdate.ports import Scan, ScanFilter, ScanPart
-from postdate.runtime.wakeup import Alarm
+from postdate.runtime.threads import Alarm
 from postdate.testing.store_suite.columns import message_batch, rows_of_columns
 
 pytestmark = pytest.mark.anyio

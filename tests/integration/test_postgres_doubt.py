@@ -11,7 +11,7 @@ from tests.waiting import received, until
 from postdate.errors import StoreUnavailable, TransportUnavailable
 from postdate.messages import Envelope
 from postdate.ports import Outcome
-from postdate.runtime.wakeup import Alarm
+from postdate.runtime.threads import Alarm
 
 pytestmark = pytest.mark.anyio
 

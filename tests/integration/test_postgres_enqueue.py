@@ -20,7 +20,7 @@ from tests.waiting import Eventually, UntilWoken, until
 
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, HandlerContext, MemoryStore, MemoryTransport
 from postdate.backends.postgres.store import PostgresStore
-from postdate.endpoint.blocking import BlockingEndpoint
+from postdate.endpoint.endpoint import BlockingEndpoint
 from postdate.errors import ConfigurationError, DelayedDeliveryNotConfigured, DuplicateMessage, MessageTooLarge
 from postdate.ports import MovingStore
 

@@ -19,7 +19,7 @@ from postdate.backends.sqlite.store import SqliteStore
 from postdate.errors import DuplicateMessage, StoreError
 from postdate.messages import DelayedMessage
 from postdate.ports import Outcome, Scan, ScanPart, TransactionMode
-from postdate.ports.archives import ArchivableStore, StoredRecord
+from postdate.ports.scanning import ArchivableStore, StoredRecord
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 AnyStore = SqliteStore | PostgresStore | MariaDbStore

@@ -19,10 +19,10 @@ from tests.waiting import received, until
 
 from postdate import Endpoint, Envelope, Headers, Recoverability, SystemClock
 from postdate.backends.rabbitmq import wire
+from postdate.backends.rabbitmq.address import parse_url
 from postdate.backends.rabbitmq.consuming import Attempts, Delivery
 from postdate.backends.rabbitmq.delays import came_to_be_delayed
-from postdate.backends.rabbitmq.limits import delivery_limit, read_limits
-from postdate.backends.rabbitmq.login import parse_url
+from postdate.backends.rabbitmq.observation import delivery_limit, read_limits
 from postdate.backends.rabbitmq.properties import Arrived, arrived
 from postdate.backends.rabbitmq.transport import RabbitMqReceiver, RabbitMqTransport
 from postdate.errors import ConfigurationError, TransportError, TransportUnreachable

@@ -20,9 +20,9 @@ from tests.waiting import patience, until
 
 from postdate import Envelope, SystemClock
 from postdate.backends.rabbitmq import wire
+from postdate.backends.rabbitmq.address import parse_url
 from postdate.backends.rabbitmq.connection import AmqpConnection, Channel, ChannelClosed
 from postdate.backends.rabbitmq.consuming import ConsumingChannel, Delivery
-from postdate.backends.rabbitmq.login import parse_url
 from postdate.backends.rabbitmq.properties import UNREADABLE, Arrived, arrived
 from postdate.backends.rabbitmq.publishing import PublishingChannel, Sending
 from postdate.backends.rabbitmq.stream import _sent
@@ -39,7 +39,7 @@ from postdate.errors import (
     TransportUnreachable,
 )
 from postdate.ports import HANDLED, Received
-from postdate.runtime.metrics import NO_METRICS
+from postdate.runtime.reporting import NO_METRICS
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

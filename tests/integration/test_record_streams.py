@@ -19,8 +19,8 @@ from postdate.backends.sqlite.store import SqliteStore
 from postdate.errors import NotSupported, StoreNotSetUp
 from postdate.messages import DelayedMessage
 from postdate.ports import TransactionMode
-from postdate.ports.record_streams import RecordStreamStore
-from postdate.wiring.record_streams import open_record_stream
+from postdate.ports.scanning import RecordStreamStore
+from postdate.wiring.sources import open_record_stream
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TABLE = "orders.timeouts"

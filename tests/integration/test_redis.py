@@ -14,9 +14,9 @@ from tests.servers import Redis
 from tests.waiting import Eventually, freeze_processes, until
 
 from postdate import DelayedMessage, Envelope, TransactionMode
-from postdate.backends.redis.errors import QUEUES, STORE, translate
 from postdate.backends.redis.layout import Part, instant_of, written
 from postdate.backends.redis.login import parse_address
+from postdate.backends.redis.server import QUEUES, STORE, translate
 from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
 from postdate.clock import EARLIEST, LATEST, SystemClock

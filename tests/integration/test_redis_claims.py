@@ -23,8 +23,7 @@ from postdate import (
 from postdate.backends.redis.layout import Part
 from postdate.backends.redis.liveness import HOLDS_AT_MOST
 from postdate.backends.redis.login import RedisLogin
-from postdate.backends.redis.scripts import script
-from postdate.backends.redis.server import RedisServer
+from postdate.backends.redis.server import RedisServer, script
 from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
 from postdate.errors import ClaimLost, PostdateError, StoreUnreachable, TransportUnreachable

@@ -14,11 +14,11 @@ from postdate import Endpoint, Envelope, HandlerContext, Headers, Recoverability
 from postdate.backends.redis.database import Redis
 from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
-from postdate.endpoint.sending import through_queue
+from postdate.endpoint.outgoing import through_queue
 from postdate.errors import ConfigurationError
 from postdate.ports import Outcome
 from postdate.wiring import open_store, open_transport
-from postdate.wiring.databases import Databases
+from postdate.wiring.adapters import Databases
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from postdate import DelayedMessage, Envelope, LocalTransport, SqliteStore
 from postdate.backends.sqlite.processes import Wakeups
 from postdate.errors import NotADatabase, PostdateError, StoreReplaced, StoreUnreachable
 from postdate.ports import MessageFilter, Outcome
-from postdate.runtime.wakeup import Alarm
+from postdate.runtime.threads import Alarm
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)

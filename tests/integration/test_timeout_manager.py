@@ -15,7 +15,7 @@ import pytest
 
 from postdate import Endpoint, Envelope, Headers, LocalTransport, TimeoutManager, TransactionMode
 from postdate.backends.sqlite.timeouts import SqliteTimeouts
-from postdate.core.timeout_manager.reading import timeout_of
+from postdate.core.timeout_manager.steps import timeout_of
 from postdate.errors import TransportUnavailable
 from postdate.messages import format_timestamp
 from postdate.ports import Transport, Work

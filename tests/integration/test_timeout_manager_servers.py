@@ -36,7 +36,7 @@ from postdate import (
     TimeoutManager,
     TransactionMode,
 )
-from postdate.core.timeout_manager.reading import timeout_of, to_timeout_manager
+from postdate.core.timeout_manager.steps import timeout_of, to_timeout_manager
 from postdate.errors import StoreNotSetUp, StoreUnreachable
 from postdate.messages import parse_timestamp
 from postdate.ports import Transport

@@ -22,8 +22,8 @@ from postdate import (
     SystemClock,
     TransactionMode,
 )
+from postdate.backends.sqlite.housekeeping import DEAD_LETTERS
 from postdate.backends.sqlite.observation import FileObserver
-from postdate.backends.sqlite.transport import DEAD_LETTERS
 from postdate.errors import MessageNotFound, StoreError
 from postdate.ports import ExpiryRules, Mending, MessageFilter, RecordKind, Scan
 from postdate.testing import VirtualClock

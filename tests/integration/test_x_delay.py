@@ -22,10 +22,10 @@ from tests.waiting import until
 
 from postdate import DelayedDelivery, Endpoint, SqliteStore, SystemClock
 from postdate.backends.postgres.store import PostgresStore
+from postdate.backends.rabbitmq.address import parse_url
 from postdate.backends.rabbitmq.connection import PersistentConnection
 from postdate.backends.rabbitmq.consuming import ConsumingChannel
 from postdate.backends.rabbitmq.content import BITS
-from postdate.backends.rabbitmq.login import parse_url
 from postdate.backends.rabbitmq.transport import RabbitMqTransport
 from postdate.errors import ConfigurationError
 from postdate.operations.error_queue import returned_copy

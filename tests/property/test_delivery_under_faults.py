@@ -29,7 +29,7 @@ from postdate import (
 )
 from postdate.backends.memory.transport import _Queue
 from postdate.core import poller as poller_module
-from postdate.endpoint.sending import through_queue
+from postdate.endpoint.outgoing import through_queue
 from postdate.errors import PostdateError, StoreUnavailable, TransportUnavailable
 from postdate.messages import Envelope
 from postdate.ports import RecordKind

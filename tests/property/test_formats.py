@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from postdate.backends.msmq.content import decode_headers_xml, encode_headers_xml
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.core.expiry import discard_reason
 from postdate.core.recoverability import Host, Recoverability, after_handling_failed, error_headers, retry_delay
@@ -14,10 +15,8 @@ from postdate.messages import (
     DelayedMessage,
     Headers,
     decode_headers,
-    decode_headers_xml,
     delay_headers,
     encode_headers,
-    encode_headers_xml,
     format_time_span,
     format_timestamp,
     from_delay_headers,

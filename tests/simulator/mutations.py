@@ -113,7 +113,7 @@ def deadlines_of_calls() -> Generator[Breaks]:
         except BaseException as error:  # noqa: BLE001 - all of it is raised again
             raise_ours(self._adapter, error, self._errors)
 
-    raise_ours: Callable[..., None] = vars(guard)["_raise_ours"]
+    raise_ours: Callable[..., None] = guard.raise_ours
     with _instead(guard.Guard, "call", call):
         yield Breaks()
 
@@ -149,8 +149,8 @@ def giving_back_without_a_record() -> Generator[Breaks]:
     """C: What an outage kept from being sent is given back as failed."""
     original = finishing.Finisher.give_back
 
-    async def as_failed(self: Any, given: Sequence[finishing.GivingBack]) -> int:
-        return await original(self, [replace(each, reason=each.reason or "the queues take nothing") for each in given])
+    async def as_failed(self: Any, given: Sequence[finishing.GivingBack]) -> None:
+        await original(self, [replace(each, reason=each.reason or "the queues take nothing") for each in given])
 
     with _instead(finishing.Finisher, "give_back", as_failed):
         yield Breaks()
@@ -167,7 +167,7 @@ def memory_of_what_was_sent() -> Generator[Breaks]:
         try:
             await original(self, claims, outcome, detail)
         finally:
-            left = [claim for claim in claims if self._left.pop(claim.message.message_id, None) is not None]
+            left = [claim for claim in claims if self.left.pop(claim.message.message_id, None) is not None]
             if left:
                 await self.give_back([finishing.GivingBack(claim, None) for claim in left])
 

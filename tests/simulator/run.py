@@ -25,7 +25,7 @@ from postdate.clock import LATEST, later
 from postdate.core.poller import LONGEST_SLEEP
 from postdate.core.recoverability import Recoverability
 from postdate.endpoint.endpoint import Endpoint
-from postdate.endpoint.handling import HandlerContext
+from postdate.endpoint.outgoing import HandlerContext
 from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import DuplicateMessage, PostdateError, StoreUnreachable, TransportUnreachable
 from postdate.messages import DelayedMessage, Headers
@@ -377,7 +377,7 @@ def _queue(kind: Kind) -> str:
 
 
 def _options(destination: str, due: Any, message_id: str) -> Any:
-    from postdate.endpoint.sending import SendOptions
+    from postdate.endpoint.outgoing import SendOptions
 
     return SendOptions(destination=destination, deliver_at=due, message_id=message_id)
 

@@ -10,9 +10,10 @@ import pytest
 from postdate import DelayedMessage, Envelope, MemoryStore, MemoryTransport
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
 from postdate.core.dispatcher import Dispatcher, DispatchSettings
+from postdate.core.guard import CallWatch
 from postdate.core.intake import Intake, from_timeouts_queue
 from postdate.core.receive.pump import MessagePump
-from postdate.core.receive.watching import CallWatch, WatchedReceiver
+from postdate.core.receive.settling import WatchedReceiver
 from postdate.core.recoverability import Host
 from postdate.ports import ClaimingStore, Read, Received, Receiver
 from postdate.testing import FaultyStore, FaultyTransport, VirtualClock

@@ -2,7 +2,7 @@
 
 import pytest
 
-from postdate.backends.azure.queue_names import SANITIZERS, queue_name
+from postdate.backends.azure.queues import SANITIZERS, queue_name
 from postdate.endpoint.delayed_delivery import timeouts_dispatcher_queue, timeouts_queue
 from postdate.errors import ConfigurationError
 

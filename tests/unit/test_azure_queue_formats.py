@@ -15,8 +15,7 @@ from postdate import Envelope
 from postdate.backends.azure.envelope import LARGEST_MESSAGE_BYTES, LARGEST_TEXT_BYTES, UNREADABLE, from_text, to_text
 from postdate.backends.azure.errors import QUEUES, TABLES, retry_after, translate
 from postdate.backends.azure.login import parse_login
-from postdate.backends.azure.queue_names import SANITIZERS, queue_name, sanitizer_of
-from postdate.backends.azure.time_to_live import FOR_EVER, time_to_live
+from postdate.backends.azure.queues import FOR_EVER, SANITIZERS, queue_name, sanitizer_of, time_to_live
 from postdate.backends.azure.transport import AzureStorageQueueTransport
 from postdate.config import Address, check_server
 from postdate.errors import (

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.waiting import until
 
-from postdate.backends.azure.claims import ClaimLimit
 from postdate.backends.azure.groups import Operation, Rounds, Table
+from postdate.backends.azure.lease import ClaimLimit
 from postdate.errors import StoreUnavailable, StoreUnreachable
 
 Key = tuple[str, str]

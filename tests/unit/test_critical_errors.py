@@ -9,7 +9,7 @@ import pytest
 
 from postdate import DelayedDelivery, Endpoint, MemoryStore, MemoryTransport
 from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.endpoint.critical import BreakerTimers, CriticalErrors
+from postdate.endpoint.service import BreakerTimers, CriticalErrors
 from postdate.errors import StoreUnavailable, TransportError, TransportUnavailable
 from postdate.testing import Fault, FaultyStore, FaultyTransport, RecordedMetrics, VirtualClock
 

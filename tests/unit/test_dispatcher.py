@@ -9,9 +9,8 @@ import anyio
 import pytest
 
 from postdate import Envelope, Headers, LocalTransport, MemoryStore, MemoryTransport, SqliteStore
-from postdate.core.dispatcher import Dispatcher, enlisting
+from postdate.core.dispatcher import Dispatcher, Mover, enlisting
 from postdate.core.finishing import GivingBack
-from postdate.core.mover import Mover
 from postdate.errors import PostdateError, QueueNotFound, StoreUnavailable, TransportUnavailable
 from postdate.ports import Claim, Outcome, RecordKind, Work
 from postdate.testing import Fault, FaultyMovingStore, FaultyTransport
@@ -442,7 +441,7 @@ async def test_a_move_looks_again_when_the_next_is_due_though_the_dispatcher_wai
 ) -> None:
     await one_file.sqlite.store(one_file.bench.message(due_in=0.01), one_file.bench.start)
     one_file.dispatcher._finisher.keep([GivingBack(Claim(one_file.bench.message("m-2"), None), None)])
-    one_file.dispatcher._finisher._left["m-2"].again_at = one_file.clock.monotonic() + 60
+    one_file.dispatcher._finisher.left["m-2"].again_at = one_file.clock.monotonic() + 60
     one_file.dispatcher._finisher.room = lambda limit: 0
     taken = await one_file.mover.take(one_file.clock.now())
     assert taken.next_attempt == one_file.bench.start + timedelta(seconds=0.01)

@@ -10,10 +10,9 @@ import pytest
 from tests.unit.timeouts_bench import MICROSECOND, SECOND, FaultyTimeouts
 
 from postdate import Headers, MemoryTransport
-from postdate.backends.memory.timeouts import MemoryTimeouts
+from postdate.backends.memory.database import MemoryTimeouts
 from postdate.core.poller import PollResult
-from postdate.core.timeout_manager.announced import HEARD_OF_WITHIN, Announced
-from postdate.core.timeout_manager.looking import LOOK_BACK_EVERY, DueTimeouts
+from postdate.core.timeout_manager.looking import HEARD_OF_WITHIN, LOOK_BACK_EVERY, Announced, DueTimeouts
 from postdate.errors import StoreUnavailable, TransportUnavailable
 from postdate.ports.timeouts import DueTimeout, Timeout
 from postdate.testing import Fault, FaultyTransport, VirtualClock

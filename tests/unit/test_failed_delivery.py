@@ -7,7 +7,7 @@ import pytest
 
 from postdate import DelayedDelivery, Endpoint, Envelope, Headers, MemoryStore, MemoryTransport
 from postdate.core.dispatcher import Dispatcher
-from postdate.endpoint.sending import through_queue
+from postdate.endpoint.outgoing import through_queue
 from postdate.errors import ConfigurationError, ErrorQueueNotConfigured, MessageTooLarge
 from postdate.testing import Fault
 

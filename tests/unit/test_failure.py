@@ -3,9 +3,7 @@
 import pytest
 
 from postdate.clock import SystemClock
-from postdate.core.failure import ASKED_ANEW, Allowed, ErrorQueue, Way, after_copy, way_after
-from postdate.core.outages import BORNE
-from postdate.core.recoverability import Host
+from postdate.core.recoverability import ASKED_ANEW, BORNE, Allowed, ErrorQueue, Host, Way, after_copy, way_after
 from postdate.errors import (
     ClaimLost,
     DestinationUnavailable,

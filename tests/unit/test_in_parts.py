@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postdate.runtime.group_commit import Job, do_jobs, in_parts
+from postdate.runtime.threads import Job, do_jobs, in_parts
 
 
 class Unreachable(Exception):

@@ -28,7 +28,7 @@ from postdate.backends.rabbitmq.delays import came_to_be_delayed, to_be_delayed
 from postdate.backends.rabbitmq.wire import long_bytes, short_bytes
 from postdate.backends.sqlite.transport import LocalReceiver
 from postdate.clock import SystemClock
-from postdate.endpoint.sending import through_queue
+from postdate.endpoint.outgoing import through_queue
 from postdate.errors import (
     NotADatabase,
     PostdateError,

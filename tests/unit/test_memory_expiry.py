@@ -7,7 +7,7 @@ import pytest
 from postdate import Envelope, MemoryTransport
 from postdate.backends.sqlite.housekeeping import ROUNDS_AT_REST, RoomToGiveBack
 from postdate.ports import End
-from postdate.ports.expiry import ExpiryRules, end_in_queue
+from postdate.ports.transports import ExpiryRules, end_in_queue
 from postdate.testing import VirtualClock
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)

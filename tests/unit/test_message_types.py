@@ -8,7 +8,7 @@ import pydantic
 import pytest
 
 from postdate import Endpoint, Envelope, HandlerContext, Headers, MemoryTransport
-from postdate.endpoint.serialization import MessageTypes
+from postdate.endpoint.message_types import MessageTypes
 from postdate.errors import InvalidMessage, UnknownMessageType
 from postdate.testing import VirtualClock
 

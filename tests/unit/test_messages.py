@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
+from postdate.backends.msmq.content import decode_headers_xml, encode_headers_xml
 from postdate.errors import (
     ClaimLost,
     DuplicateMessage,
@@ -21,10 +22,8 @@ from postdate.messages import (
     Envelope,
     Headers,
     decode_headers,
-    decode_headers_xml,
     delay_headers,
     encode_headers,
-    encode_headers_xml,
     format_time_span,
     format_timestamp,
     from_delay_headers,

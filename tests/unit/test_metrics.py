@@ -7,7 +7,7 @@ import pytest
 
 from postdate import DelayedDelivery, Endpoint, LocalTransport, MemoryStore, MemoryTransport, SqliteStore
 from postdate.errors import TransportUnavailable
-from postdate.runtime.metrics import NO_METRICS
+from postdate.runtime.reporting import NO_METRICS
 from postdate.testing import FaultyTransport, RecordedMetrics, VirtualClock
 
 SECOND = timedelta(seconds=1)

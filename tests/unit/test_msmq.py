@@ -31,7 +31,7 @@ from postdate import DelayedDelivery, Endpoint, MemoryStore, Outbox, Recoverabil
 from postdate.backends.msmq import queues
 from postdate.backends.msmq.com import Com
 from postdate.backends.msmq.transport import MsmqTransport
-from postdate.endpoint.audit import Audit
+from postdate.endpoint.settings import Audit
 from postdate.errors import (
     ClaimLost,
     ConfigurationError,

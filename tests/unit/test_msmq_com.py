@@ -8,8 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from postdate.backends.msmq.com import MESSAGE, PyWin32
-from postdate.backends.msmq.errors import code_of, translate
+from postdate.backends.msmq.com import MESSAGE, PyWin32, code_of, translate
 from postdate.backends.msmq.transport import MsmqTransport
 from postdate.errors import (
     ConfigurationError,

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from postdate.errors import StoreUnavailable, StoreUnreachable
-from postdate.runtime.outage_log import OutageLog, shown_duration
+from postdate.runtime.reporting import OutageLog, shown_duration
 
 DOWN, LOCKED = StoreUnreachable("connection refused"), StoreUnavailable("locked")
 

@@ -18,7 +18,7 @@ from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.dispatcher import Dispatcher
 from postdate.core.outages import Suspects
 from postdate.core.poller import Poller
-from postdate.endpoint.sending import through_queue
+from postdate.endpoint.outgoing import through_queue
 from postdate.errors import (
     DestinationUnavailable,
     MessageTooLarge,

@@ -28,7 +28,7 @@ from postdate import (
     SqliteOutbox,
     SqliteStore,
 )
-from postdate.core.outages import BORNE
+from postdate.core.recoverability import BORNE
 from postdate.endpoint.outbox import CLEAN_UP_BATCH
 from postdate.errors import (
     ConfigurationError,

@@ -11,13 +11,13 @@ import pytest
 
 from postdate import Endpoint, HandlerContext, MemoryTransport, Recoverability
 from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.core.failure import Allowed, Way
 from postdate.core.receive.outcomes import Failed, Recovery, Step, StepOutcome
 from postdate.core.receive.pump import MessagePump, Prefetch
+from postdate.core.recoverability import Allowed, Way
 from postdate.errors import ClaimLost, PostdateError, StoreTroubled, TransportUnavailable, TransportUnreachable
 from postdate.messages import Envelope
 from postdate.ports import HANDLED, End, Received, Receiver, RecordKind
-from postdate.runtime.metrics import NO_METRICS
+from postdate.runtime.reporting import NO_METRICS
 from postdate.testing import VirtualClock
 
 SECOND = timedelta(seconds=1)

@@ -35,7 +35,7 @@ from postdate.core.recoverability import (
     customized,
     error_headers,
 )
-from postdate.endpoint.endings import POLICY_FAILURES
+from postdate.endpoint.handling import POLICY_FAILURES
 from postdate.errors import ConfigurationError, TransportUnavailable
 from postdate.messages import format_timestamp, parse_timestamp
 from postdate.ports import RecordKind

@@ -8,7 +8,7 @@ import anyio
 import pytest
 from tests.waiting import until
 
-from postdate.backends.redis.listening import Listening
+from postdate.backends.redis.liveness import Listening
 from postdate.backends.redis.login import RedisLogin
 from postdate.backends.redis.server import RedisConnections, ended
 

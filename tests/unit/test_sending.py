@@ -15,7 +15,7 @@ from postdate import (
     SendOptions,
 )
 from postdate.clock import LATEST
-from postdate.endpoint.sending import kept, outgoing_message, sender_headers, through_queue
+from postdate.endpoint.outgoing import kept, outgoing_message, sender_headers, through_queue
 from postdate.errors import DelayConflict, InvalidHeaders, InvalidMessage, InvalidTimestamp
 from postdate.testing import EndpointTest
 

@@ -11,14 +11,14 @@ import pytest
 from tests.waiting import until
 
 from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.core.failure import Allowed, Way
 from postdate.core.receive.outcomes import BACK, Failed, Recovery, StepOutcome
 from postdate.core.receive.pump import MessagePump
 from postdate.core.receive.settling import AT_ONCE, IN_FLIGHT, LARGEST_BATCH
+from postdate.core.recoverability import Allowed, Way
 from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, TransportUnreachable
 from postdate.messages import Envelope
 from postdate.ports import HANDLED, End, Ending, Received, Receiver
-from postdate.runtime.metrics import NO_METRICS
+from postdate.runtime.reporting import NO_METRICS
 from postdate.testing import VirtualClock
 
 DONE = StepOutcome(HANDLED)

@@ -18,14 +18,13 @@ from tests.waiting import until
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, MemoryStore, MemoryTransport
 from postdate.clock import SystemClock
 from postdate.core.circuit_breaker import RepeatedFailures
+from postdate.core.dispatcher import Mover
 from postdate.core.finishing import GivingBack
-from postdate.core.guard import ANSWERS_WITHIN, Guard, calling_transport
+from postdate.core.guard import ANSWERS_WITHIN, OF_TRANSPORTS, CallWatch, Guard, calling_store, left_behind
 from postdate.core.intake import Intake
-from postdate.core.left_behind import left_behind
-from postdate.core.mover import Mover
 from postdate.core.poller import Poller
-from postdate.core.receive.watching import CallWatch, WatchedReceiver
-from postdate.endpoint.sending import through_queue
+from postdate.core.receive.settling import WatchedReceiver
+from postdate.endpoint.outgoing import through_queue
 from postdate.errors import StoreUnavailable, StoreUnreachable, TransportUnavailable, TransportUnreachable
 from postdate.messages import Envelope
 from postdate.ports import RecordKind
@@ -210,7 +209,7 @@ async def test_so_it_has_where_no_guard_makes_the_call(caplog: pytest.LogCapture
     """A pump that cannot receive tried each second, with a traceback each time."""
     adapter = WithSlots() if slots else MemoryStore()
     for text in ("first", "first", "second", "first"):
-        with pytest.raises(TransportUnavailable), calling_transport(adapter):
+        with pytest.raises(StoreUnavailable), calling_store(adapter):
             raise KeyError(f"{text} of {slots}")
     assert [bool(record.exc_info) for record in caplog.records] == [True, True]
 
@@ -480,7 +479,7 @@ async def test_however_a_call_ends_that_was_cancelled_for_want_of_an_answer_its_
 
     async def call() -> None:
         with suppress(TransportUnreachable):
-            await watch.call(answer(), watch, TransportUnreachable)
+            await watch.call(answer(), watch, OF_TRANSPORTS)
         task = asyncio.current_task()
         assert task is not None
         counts.append(task.cancelling())

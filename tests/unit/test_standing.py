@@ -16,7 +16,7 @@ class Seconds:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr("postdate.endpoint.handlers.time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr("postdate.endpoint.handling.time", SimpleNamespace(monotonic=lambda: self.now))
 
     def pass_by(self, seconds: float) -> None:
         self.now += seconds

@@ -29,8 +29,8 @@ from postdate import (
 )
 from postdate.backends.memory.transport import MemoryReceiver
 from postdate.clock import from_microseconds
-from postdate.endpoint.sending import kept
-from postdate.endpoint.time_to_be_received import INFINITE, TimesToBeReceived
+from postdate.endpoint.message_types import INFINITE, TimesToBeReceived
+from postdate.endpoint.outgoing import kept
 from postdate.errors import (
     ConfigurationError,
     DelayConflict,

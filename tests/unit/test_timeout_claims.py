@@ -11,13 +11,11 @@ import anyio
 import pytest
 
 from postdate import Envelope, MemoryTransport
-from postdate.backends.memory.timeouts import MemoryTimeouts
+from postdate.backends.memory.database import MemoryTimeouts
 from postdate.backends.sqlite.processes import try_to_hold
-from postdate.core.failure import Allowed, ErrorQueue
 from postdate.core.receive.outcomes import AttemptsRecovery, attempts
-from postdate.core.recoverability import Host
-from postdate.core.timeout_manager.reading import announcement
-from postdate.core.timeout_manager.steps import DispatchStep
+from postdate.core.recoverability import Allowed, ErrorQueue, Host
+from postdate.core.timeout_manager.steps import DispatchStep, announcement
 from postdate.errors import StoreNotWritable, TransportUnavailable
 from postdate.ports import Received
 from postdate.ports.timeouts import Timeout

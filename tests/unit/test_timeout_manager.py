@@ -22,7 +22,7 @@ from postdate import (
     TimeoutManager,
     TransactionMode,
 )
-from postdate.backends.memory.timeouts import MemoryTimeouts
+from postdate.backends.memory.database import MemoryTimeouts
 from postdate.backends.postgres.errors import of_queues
 from postdate.endpoint.timeout_manager import are_one_queue
 from postdate.errors import (

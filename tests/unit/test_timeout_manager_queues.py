@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from postdate import DelayedMessage, Envelope, Headers
-from postdate.core.intake import OLD_DESTINATION, OLD_EXPIRE, from_timeouts_queue
-from postdate.endpoint.sending import through_queue
+from postdate.core.intake import from_timeouts_queue
+from postdate.endpoint.outgoing import through_queue
 from postdate.errors import StoreTroubled
 from postdate.messages import format_timestamp
 from postdate.testing import Fault
@@ -23,7 +23,9 @@ async def bench(make_bench):
 
 def old(bench, due_in: float, id_: str = "o-1", **headers: str) -> Envelope:
     due = format_timestamp(bench.message(due_in=due_in).due)
-    return Envelope(QUEUE, id_, {"own": "1", OLD_EXPIRE: due, OLD_DESTINATION: "billing", **headers}, b"body")
+    return Envelope(
+        QUEUE, id_, {"own": "1", Headers.EXPIRE: due, Headers.ROUTE_EXPIRED_TIMEOUT_TO: "billing", **headers}, b"body"
+    )
 
 
 async def stored(bench, envelope: Envelope) -> DelayedMessage:
@@ -54,7 +56,7 @@ async def test_what_is_past_due_is_sent_at_once_row_88(bench) -> None:
 
 async def test_without_a_destination_it_goes_where_replies_go_row_94(bench) -> None:
     envelope = old(bench, 60)
-    headers = {OLD_EXPIRE: envelope.headers[OLD_EXPIRE], Headers.REPLY_TO_ADDRESS: "shop"}
+    headers = {Headers.EXPIRE: envelope.headers[Headers.EXPIRE], Headers.REPLY_TO_ADDRESS: "shop"}
     assert (await stored(bench, replace(envelope, headers=headers))).destination == "shop"
 
 
@@ -79,7 +81,7 @@ async def test_one_that_met_trouble_and_is_stored_at_last_is_no_suspect_any_more
 
 
 async def test_stale_headers_of_a_timeout_manager_do_not_steer_a_message_of_ours_row_89(bench) -> None:
-    stale = {OLD_EXPIRE: "2020-01-01 00:00:00:000000 Z", OLD_DESTINATION: "elsewhere"}
+    stale = {Headers.EXPIRE: "2020-01-01 00:00:00:000000 Z", Headers.ROUTE_EXPIRED_TIMEOUT_TO: "elsewhere"}
     message = bench.message(due_in=60, headers=stale)
     await bench.pump.handle(await bench.put_in_timeouts_queue(through_queue(message, QUEUE)))
     assert await bench.memory.get("m-1") == message
@@ -88,11 +90,11 @@ async def test_stale_headers_of_a_timeout_manager_do_not_steer_a_message_of_ours
 @pytest.mark.parametrize(
     ("headers", "code", "says"),
     [
-        ({OLD_EXPIRE: "2020-01-01 00:00:00:000000 Z"}, "not_a_delayed_message", "nobody knows where"),
-        ({OLD_EXPIRE: "soon", OLD_DESTINATION: "billing"}, "invalid_timestamp", "'soon'"),
+        ({Headers.EXPIRE: "2020-01-01 00:00:00:000000 Z"}, "not_a_delayed_message", "nobody knows where"),
+        ({Headers.EXPIRE: "soon", Headers.ROUTE_EXPIRED_TIMEOUT_TO: "billing"}, "invalid_timestamp", "'soon'"),
         ({"Timeout.Id": "t-7"}, "not_a_delayed_message", "to send its timeout 't-7'"),
         ({"NServiceBus.ClearTimeouts": "True"}, "not_a_delayed_message", "to forget some"),
-        ({OLD_DESTINATION: "billing"}, "not_a_delayed_message", "is missing"),
+        ({Headers.ROUTE_EXPIRED_TIMEOUT_TO: "billing"}, "not_a_delayed_message", "is missing"),
     ],
 )
 async def test_what_cannot_be_stored_goes_to_the_error_queue_with_the_reason(
@@ -109,11 +111,14 @@ async def test_what_cannot_be_stored_goes_to_the_error_queue_with_the_reason(
 
 async def test_a_repaired_copy_that_is_returned_is_stored(bench) -> None:
     envelope = old(bench, 60)
-    lost = replace(envelope, headers={OLD_EXPIRE: envelope.headers[OLD_EXPIRE]})
+    lost = replace(envelope, headers={Headers.EXPIRE: envelope.headers[Headers.EXPIRE]})
     await bench.pump.handle(await bench.put_in_timeouts_queue(lost))
     (copy,) = bench.arrived("error")
     mended = Envelope(
-        copy.headers[Headers.FAILED_QUEUE], "o-1", {**copy.headers, OLD_DESTINATION: "billing"}, copy.body
+        copy.headers[Headers.FAILED_QUEUE],
+        "o-1",
+        {**copy.headers, Headers.ROUTE_EXPIRED_TIMEOUT_TO: "billing"},
+        copy.body,
     )
     await bench.pump.handle(await bench.put_in_timeouts_queue(mended))
     assert (await bench.memory.statistics(bench.start)).pending == 1

@@ -8,7 +8,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from postdate.runtime.group_commit import GroupCommit, Job
+from postdate.runtime.threads import GroupCommit, Job
 
 
 class Doing:

@@ -11,8 +11,8 @@ from typing import Any
 import anyio.lowlevel
 
 from postdate import Endpoint, Envelope, HandlerContext, Headers, MemoryTransport, TimeoutManager
-from postdate.backends.memory.timeouts import MemoryTimeouts
-from postdate.core.timeout_manager.reading import timeout_of
+from postdate.backends.memory.database import MemoryTimeouts
+from postdate.core.timeout_manager.steps import timeout_of
 from postdate.messages import format_timestamp
 from postdate.ports.timeouts import DueChunk, Timeout, TimeoutClaim, TimeoutPersister
 from postdate.testing import FaultyTransport, VirtualClock

@@ -34,12 +34,12 @@ from postdate.bench.result import lateness
 from postdate.bench.system import peak_rss_mb
 from postdate.clock import SystemClock
 from postdate.endpoint.endpoint import Endpoint
-from postdate.endpoint.handling import HandlerContext
+from postdate.endpoint.outgoing import HandlerContext
 from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import PostdateError
 from postdate.messages import Envelope
 from postdate.ports import Claim, ClaimingStore, MoveReport, MovingStore, TransactionMode, Transport, Work
-from postdate.runtime.collecting import freeze_what_is_loaded
+from postdate.runtime.process import freeze_what_is_loaded
 
 _AT_ONCE = 16
 _OTHERS_NUMBERS = 1 << 40

@@ -18,8 +18,8 @@ from postdate.bench.processes import Partner, SharedCount
 from postdate.bench.result import BenchmarkResult, Figure, lateness
 from postdate.bench.targets import Targets
 from postdate.clock import SystemClock
-from postdate.endpoint.sending import SendOptions, outgoing_message, sender_headers
-from postdate.endpoint.serialization import MessageTypes
+from postdate.endpoint.message_types import MessageTypes
+from postdate.endpoint.outgoing import SendOptions, outgoing_message, sender_headers
 from postdate.errors import ConfigurationError, PostdateError
 from postdate.messages import Envelope
 from postdate.ports import AdministrableStore, TransactionMode

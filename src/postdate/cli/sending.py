@@ -107,7 +107,7 @@ def send(
 ) -> None:
     """Send a message, now or when it is due. A body that is JSON is marked as such."""
     from postdate import operations
-    from postdate.endpoint.sending import SendOptions
+    from postdate.endpoint.outgoing import SendOptions
 
     if not queue.strip():
         raise wrong_usage("QUEUE must be the name of a queue, not empty")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from postdate.clock import Clock
     from postdate.config import Settings
-    from postdate.runtime.wakeup import Alarm
+    from postdate.runtime.threads import Alarm
     from postdate.wiring import OpenDeployment
 
 ONE_ORDER_SECONDS = 1.0
@@ -85,11 +85,10 @@ class _Service:
 
     async def run(self, create: bool) -> None:
         """Deliver until a signal comes, then finish the messages in progress."""
-        from postdate.core.left_behind import left_behind
+        from postdate.core.guard import left_behind
         from postdate.operations import check_readable, check_set_up
-        from postdate.runtime.collecting import freeze_what_is_loaded
-        from postdate.runtime.notifying import READY, STOPPING, notify
-        from postdate.runtime.wakeup import Alarm
+        from postdate.runtime.process import READY, STOPPING, freeze_what_is_loaded, notify
+        from postdate.runtime.threads import Alarm
         from postdate.wiring import build_endpoints, delay_exchange, opened
 
         self._alarm = Alarm()
@@ -153,7 +152,7 @@ class _Service:
             os._exit(Exit.INTERRUPTED)
 
     def _critical_error(self, text: str, error: BaseException) -> None:
-        from postdate.endpoint.critical import log_critical_error
+        from postdate.endpoint.service import log_critical_error
         from postdate.errors import StoreReplaced
 
         log_critical_error(text, error)

@@ -87,7 +87,8 @@ def _fault(rest: str) -> str:
     """Return the fault of the text after ``://``; empty without one."""
     if re.search(r"[\s\x00-\x1f\x7f]", rest):
         return f"has a space or a control character in it: write a space as %20; {_ESCAPES}"
-    authority, _, tail = _split_authority(rest)
+    end = re.search(r"[/?]", rest)
+    authority, tail = (rest, "") if end is None else (rest[: end.start()], rest[end.end() :])
     if "#" in rest or "@" in tail or authority.count("@") > 1:
         return f"cannot be taken apart: {_ESCAPES}"
     credentials, _, hosts = authority.rpartition("@")
@@ -101,12 +102,6 @@ def _fault(rest: str) -> str:
                 f"has no port from 1 to {_LARGEST_PORT} after its host; write user:password@host:port, and {_ESCAPES}"
             )
     return ""
-
-
-def _split_authority(rest: str) -> tuple[str, str, str]:
-    found = re.search(r"[/?]", rest)
-    end = len(rest) if found is None else found.start()
-    return rest[:end], rest[end : end + 1], rest[end + 1 :]
 
 
 def without_secrets(text: str) -> str:

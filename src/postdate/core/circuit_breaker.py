@@ -9,8 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from postdate.errors import StoreReplaced
-from postdate.runtime.metrics import NO_METRICS, Metrics
-from postdate.runtime.outage_log import SAID_AGAIN_AFTER_SECONDS
+from postdate.runtime.reporting import NO_METRICS, SAID_AGAIN_AFTER_SECONDS, Metrics
 
 log = logging.getLogger("postdate.circuit_breaker")
 
@@ -48,7 +47,7 @@ class RepeatedFailures:
         metrics: Metrics = NO_METRICS,
     ) -> None:
         self.name, self.state = name, BreakerState.DISARMED
-        self.on_armed: Callable[[], None] = _nobody
+        self.on_armed: Callable[[], None] = nobody
         """Called when it is armed: there is a :attr:`deadline` from now on."""
         self._critical, self._time_to_trigger, self._trigger = critical, time_to_trigger, trigger
         self._metrics = metrics
@@ -116,7 +115,7 @@ class FailureRate:
         self.name, self.state = name, BreakerState.DISARMED
         self._critical, self._limit, self._trigger = critical, per_second * RATE_WINDOW.seconds, trigger
         self._metrics = metrics
-        self.on_armed: Callable[[], None] = _nobody
+        self.on_armed: Callable[[], None] = nobody
         """Called when a window begins: it has a :attr:`deadline`, its end."""
         self.deadline: float | None = None
         self._failures = 0
@@ -165,8 +164,8 @@ class FailureRate:
 Breaker = RepeatedFailures | FailureRate
 
 
-def _nobody() -> None:
-    """The default of ``on_armed``."""
+def nobody() -> None:
+    """Do nothing: a callback, until somebody is to be told."""
 
 
 def _call(trigger: CriticalError, critical: str, error: BaseException) -> None:

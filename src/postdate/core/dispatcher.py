@@ -1,8 +1,8 @@
 """Sends due messages to their destinations, or gives them back for another attempt, or moves them to the error queue.
 
 First it sends, then it removes. What is interrupted in between is sent again with the same id (at least once), except
-where store and queues share a database: there both are one transaction (exactly once). Source: specification 1.8, 1.10;
-ADR 0002.
+where store and queues share a database: there both are one transaction (exactly once), and due messages are moved
+without being claimed (:class:`Mover`). Source: specification 1.8, 1.10; ADR 0002.
 """
 
 from __future__ import annotations
@@ -10,28 +10,30 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 
 from postdate.clock import Clock, in_real_time, later
-from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
+from postdate.core.circuit_breaker import FailureRate, RepeatedFailures, nobody
 from postdate.core.expiry import is_expired
-from postdate.core.failure import ErrorQueue, Way, after_copy, is_lasting
-from postdate.core.finishing import Finisher, GivingBack, mark_of
+from postdate.core.finishing import NO_JOURNAL, Finisher, GivingBack, Journal, mark_of
 from postdate.core.guard import ANSWERS_WITHIN, Guard, calling_store
 from postdate.core.in_flight import BYTES_IN_FLIGHT, HANGS_AFTER, Batch, Group, InFlight, within
-from postdate.core.journal import NO_JOURNAL, Journal
 from postdate.core.outages import ANOTHER_SECONDS, Outages
 from postdate.core.poller import PollResult
 from postdate.core.recoverability import (
     DelayedRetry,
+    ErrorQueue,
     Host,
+    Way,
+    after_copy,
     after_dispatch_failed,
+    is_lasting,
     is_outage,
     reason_of,
     retry_delay,
@@ -44,10 +46,9 @@ from postdate.errors import (
     TransportUnreachable,
 )
 from postdate.messages import DelayedMessage, Envelope, delay_headers, to_envelope, without_delay_headers
-from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, MovingStore, Outcome, Transport, Wake
+from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, MoveReport, MovingStore, Outcome, Transport, Wake
 from postdate.runtime.bounded import Bounded
-from postdate.runtime.metrics import NO_METRICS, Metrics
-from postdate.runtime.outage_log import OutageLog
+from postdate.runtime.reporting import NO_METRICS, Metrics, OutageLog
 
 LONGEST_SEND = timedelta(seconds=30)
 """A destination that has not answered by then counts as unavailable."""
@@ -68,6 +69,8 @@ _DOOMED_FOR_SECONDS: Final = 120.0
 """How long a message is known to be doomed; the pause before its next claim is a minute at most."""
 
 log = logging.getLogger("postdate.dispatcher")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,7 @@ class Dispatcher:
         self._in_flight = InFlight(self._hangs_after, settings.bytes_in_flight)
         self._longest_letting_go = in_real_time(clock, LONGEST_LETTING_GO)
         self._tasks: TaskGroup | None = None
-        self._wake: Wake = _wake_nobody
+        self._wake: Wake = nobody
         queues = type(transport).__name__
         self._outage = OutageLog(log, f"cannot send due messages, as {queues} is out of reach", f"{queues} is")
         self._full = OutageLog(log, "some queues take no messages now", "all queues are")
@@ -147,7 +150,7 @@ class Dispatcher:
     @property
     def holds_some(self) -> bool:
         """Whether an outcome is still unwritten; until it is written, no other process can have its message."""
-        return self._finisher.holds_some
+        return bool(self._finisher.left)
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -247,7 +250,7 @@ class Dispatcher:
         self._wake = wake
 
         def stop() -> None:
-            self._wake = _wake_nobody
+            self._wake = nobody
             stop_listening()
 
         return stop
@@ -264,7 +267,7 @@ class Dispatcher:
             raise
         finally:
             self._in_flight.end(batch)
-        if self._tasks is not None and (batch.gave_back or self._finisher.holds_some):
+        if self._tasks is not None and (batch.gave_back or self.holds_some):
             self._wake()  # a message given back, or unwritten, may be the next to be attempted
 
     async def _send_and_settle(self, batch: Batch) -> None:
@@ -283,7 +286,9 @@ class Dispatcher:
             for group in batch.groups:
                 tasks.start_soon(self._see_through, batch, group)
             if expired:
-                await self._expire(batch, expired)
+                await self._finisher.finish(expired, Outcome.EXPIRED)
+                batch.settled(expired)
+                self._metrics.expired(len(expired))
             await self._failed(batch, doomed)
             if batch.groups:
                 await self._settle_what_answers(batch)
@@ -326,9 +331,8 @@ class Dispatcher:
             if not group.destination:
                 return await self._attempt(batch, group)
             if not self._in_flight.is_full(group.destination, self._clock.monotonic()):
-                with self._in_flight.lane(group.destination) as lane:
-                    async with lane.turn(self._clock):
-                        return await self._attempt(batch, group)
+                async with self._in_flight.turn(group.destination, self._clock):
+                    return await self._attempt(batch, group)
         return [self._no_answer(group.destination)] * len(group.claims)
 
     async def _attempt(self, batch: Batch, group: Group) -> Sequence[PostdateError | None]:
@@ -443,11 +447,6 @@ class Dispatcher:
         _log_delivered(sent, now)
         if self._metrics is not NO_METRICS:
             self._metrics.delivered(len(sent), [(now - claim.message.due).total_seconds() for claim in sent])
-
-    async def _expire(self, batch: Batch, claims: Sequence[Claim]) -> None:
-        await self._finisher.finish(claims, Outcome.EXPIRED)
-        batch.settled(claims)
-        self._metrics.expired(len(claims))
 
     # --- failures -----------------------------------------------------------------------------------------------
 
@@ -630,10 +629,6 @@ async def _stop_at_once(stop_listening: Callable[[], None]) -> None:
     stop_listening()
 
 
-def _wake_nobody() -> None:
-    """The wake-up until a poller listens."""
-
-
 def _log_failures(failed: Sequence[tuple[Claim, PostdateError]]) -> None:
     """Log one line for each destination and kind of failure: a thousand messages of one batch say no more than one."""
     kinds: defaultdict[tuple[str, str], list[tuple[Claim, PostdateError]]] = defaultdict(list)
@@ -653,12 +648,16 @@ def _log_delivered(sent: Sequence[Claim], now: datetime) -> None:
     log.debug("%d messages delivered to %s%s, latest %.0f ms late", len(sent), destinations[0], others, late)
 
 
+def sharing(store: T, own: object | None, database: object | None) -> T | None:
+    """Return a store whose ``own`` database is this one, so that a transaction can span both; else ``None``."""
+    return store if own is not None and own == database else None
+
+
 def enlisting(store: ClaimingStore, transport: Transport) -> MovingStore | None:
     """Return the store if it and the transport can share a transaction, else ``None``."""
-    database = store.capabilities.database
-    if database is None or database != transport.capabilities.database or not isinstance(store, MovingStore):
+    if not isinstance(store, MovingStore):
         return None
-    return store
+    return sharing(store, store.capabilities.database, transport.capabilities.database)
 
 
 def error_copy(
@@ -670,3 +669,61 @@ def error_copy(
         return errors.copy(to_envelope(message), error, now, brief=brief)
     clean = replace(message, headers=without_delay_headers(message.headers))  # as on every other way out
     return settings.errors.copy(Envelope.of(clean, delay_headers(clean)), error, now, brief=brief)
+
+
+_MOVED_AT_ONCE = 1_000
+_LEFT_BEHIND_AT_ONCE = 25
+
+
+class Mover:
+    """Moves due messages inside the database of store and queues; ``dispatcher`` sends those for other queues."""
+
+    def __init__(
+        self,
+        store: MovingStore,
+        dispatcher: Dispatcher,
+        clock: Clock,
+        metrics: Metrics = NO_METRICS,
+        journal: Journal = NO_JOURNAL,
+    ) -> None:
+        self._store, self._dispatcher, self._clock, self._metrics = store, dispatcher, clock, metrics
+        self._asking = dispatcher.asking  # one for all calls of the store: once it is silent, stopping waits but once
+        self._journal, self._listing = journal, journal is not NO_JOURNAL
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        return self._dispatcher.running()
+
+    async def take(self, now: datetime) -> PollResult:
+        began = self._clock.monotonic()
+        report = await self._asking.call(lambda: self._store.move_due(now, _MOVED_AT_ONCE, listing=self._listing))
+        if report.moved is not None:
+            self._journal.moved(report.moved, now)
+        self._count(report, timedelta(seconds=self._clock.monotonic() - began))
+        moved = report.delivered + report.expired
+        needed = report.left_behind or self._dispatcher.holds_some
+        # A few at a look: messages without a queue must not delay the others (a bad destination never does).
+        others = (
+            await self._dispatcher.take(now, _LEFT_BEHIND_AT_ONCE)
+            if needed
+            else PollResult(0, False, report.next_attempt)
+        )
+        if moved < _MOVED_AT_ONCE:
+            own = None if report.left_behind else report.next_attempt  # those left behind are the dispatcher's by now
+            attempts = [each for each in (own, others.next_attempt) if each is not None]
+            return PollResult(moved + others.count, others.more, min(attempts, default=None))
+        await self._asking.call(self._store.pause)
+        return PollResult(moved + others.count, more=True)
+
+    def _count(self, report: MoveReport, duration: timedelta) -> None:
+        if report.delivered and log.isEnabledFor(logging.DEBUG):
+            log.debug("%d messages delivered in %.1f ms", report.delivered, duration.total_seconds() * 1_000)
+        if self._metrics is NO_METRICS:
+            return
+        self._metrics.fetched(report.delivered + report.expired, duration)
+        if report.delivered:
+            self._metrics.delivered(report.delivered, ())
+        if report.expired:
+            self._metrics.expired(report.expired)
+
+    async def listen(self, wake: Wake) -> Callable[[], None]:
+        return await self._dispatcher.listen(wake)

@@ -8,19 +8,12 @@ from datetime import datetime, timedelta
 from postdate.errors import InvalidTimestamp
 from postdate.messages import (
     DelayedMessage,
-    Envelope,
     Headers,
     expires_at_of,
     format_timestamp,
     parse_time_span,
     parse_timestamp,
 )
-
-
-def may_expire(envelope: Envelope) -> bool:
-    """Return whether a message can expire at all; most cannot, and need no further look."""
-    headers = envelope.headers
-    return envelope.expires_at is not None or Headers.EXPIRES_AT in headers or Headers.TIME_TO_BE_RECEIVED in headers
 
 
 def is_expired(message: DelayedMessage, now: datetime) -> bool:

@@ -1,7 +1,8 @@
 """Writes outcomes of claimed messages to the store, and remembers those that it does not take until it does.
 
 A message that was sent is from then on only removed, however often the store gives it out again. One that failed waits
-for its next attempt, also where that cannot be written. Source: ADR 0019.
+for its next attempt, also where that cannot be written. Source: ADR 0019. A :class:`Journal` hears of it, for callers
+that keep a ledger of their own.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from functools import partial
+from typing import Final, Protocol
 
 import anyio
 
 from postdate.clock import Clock, later
 from postdate.core.circuit_breaker import FailureRate
 from postdate.core.guard import Guard
-from postdate.core.journal import Journal
 from postdate.core.recoverability import retry_delay
 from postdate.errors import PostdateError, StoreUnreachable
 from postdate.messages import DelayedMessage
-from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, Outcome, RecordKind
-from postdate.runtime.outage_log import OutageLog
+from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, Moved, Outcome, RecordKind
+from postdate.runtime.reporting import OutageLog
 
 REMEMBERED: Final = 10_000
 """Unwritten outcomes at most; with as many, no more messages are claimed."""
@@ -44,6 +45,27 @@ _COUNTED_APART_SECONDS: Final = 1.0
 """Failures within this time count as one failure of the failure handling."""
 
 log = logging.getLogger("postdate.dispatcher")
+
+
+class Journal(Protocol):
+    """Hears of records that the store has committed. Methods return at once and do not raise.
+
+    The same events, with the same ``at``, are in the records of the store. When the process ends between a commit and
+    the call, an event is there only.
+    """
+
+    def ended(self, kind: RecordKind, messages: Sequence[DelayedMessage], at: datetime, detail: str = "") -> None:
+        """Note messages that were delivered, expired, failed or retried, as they were claimed."""
+
+    def moved(self, moved: Moved, at: datetime) -> None:
+        """Note messages that were moved inside the database, or had expired there."""
+
+
+class _NoJournal(Journal):
+    """Hears nothing."""
+
+
+NO_JOURNAL: Final[Journal] = _NoJournal()
 
 
 @dataclass(slots=True)
@@ -94,7 +116,7 @@ class Finisher:
     ) -> None:
         self._store, self._guard, self._clock = store, guard, clock
         self._failure_rate, self._journal = failure_rate, journal
-        self._left: dict[str, _Left] = {}
+        self.left: dict[str, _Left] = {}
         """Unwritten outcomes of claims that are held, by message id."""
         self._void: dict[str, _Left] = {}
         """Outcomes of lost claims, should their messages be claimed again, by id; the oldest is the first."""
@@ -108,25 +130,21 @@ class Finisher:
 
     # --- what a dispatcher asks before it claims --------------------------------------------------------------------
 
-    @property
-    def holds_some(self) -> bool:
-        return bool(self._left)
-
     def room(self, limit: int) -> int:
         """Return how many of ``limit`` messages may be claimed now."""
-        if self._refuses and (self._left or self._void):
+        if self._refuses and (self.left or self._void):
             seconds = self._clock.monotonic()
             if seconds < self._probe_at:
                 return 0
             limit = min(limit, _PROBED_WITH)
             self._probe_at = seconds + self._pause(retry_delay(self._refuses))
             self._refuses += 1
-        return max(min(limit, REMEMBERED - len(self._left)), 0)
+        return max(min(limit, REMEMBERED - len(self.left)), 0)
 
     def next_attempt(self, earliest: datetime | None, *, claims_from: float = 0.0) -> datetime | None:
         """Return when to try writing again, or ``earliest``; nothing is claimed before ``claims_from``, monotonic."""
-        times = [left.again_at for left in self._left.values()]
-        if self._refuses and (self._left or self._void):
+        times = [left.again_at for left in self.left.values()]
+        if self._refuses and (self.left or self._void):
             times.append(max(self._probe_at, claims_from))  # only claiming finds out whether it can
         if not times:
             return earliest
@@ -135,18 +153,18 @@ class Finisher:
 
     def meet(self, claims: Sequence[Claim]) -> Sequence[Claim]:
         """Return the claims to be sent; one whose outcome is known and unwritten is held until it is written."""
-        if not self._left and not self._void and not self._ending:
+        if not self.left and not self._void and not self._ending:
             return claims
         self._forget_what_is_old()
         ids = {claim.message.message_id for claim in claims}
-        known = [self._left, self._void, *(ending.claims for ending in self._ending)]
+        known = [self.left, self._void, *(ending.claims for ending in self._ending)]
         if all(each.keys().isdisjoint(ids) for each in known):  # nearly always, and quicker than to ask for each
             return claims
         return [claim for claim in claims if not self._is_known(claim)]
 
     def _is_known(self, claim: Claim) -> bool:
         message_id = claim.message.message_id
-        left = self._left.get(message_id) or self._void.get(message_id)
+        left = self.left.get(message_id) or self._void.get(message_id)
         if left is None:
             return self._is_ending(claim)
         waits = left.back is not None and left.back.attempt_at is not None
@@ -177,17 +195,17 @@ class Finisher:
 
     def _hold(self, left: _Left) -> None:
         self._forget(left.message_id)  # a failed one goes to the end: others are tried alone before it
-        self._left[left.message_id] = left
+        self.left[left.message_id] = left
 
     def _avoid(self, left: _Left) -> None:
         """Note that a claim was lost; whoever claims its message next, it may be this process."""
         left.claim, left.void_since = None, self._clock.monotonic()
-        self._left.pop(left.message_id, None)
+        self.left.pop(left.message_id, None)
         self._void.pop(left.message_id, None)
         self._void[left.message_id] = left
 
     def _forget(self, message_id: str) -> None:
-        self._left.pop(message_id, None)
+        self.left.pop(message_id, None)
         self._void.pop(message_id, None)
 
     def _forget_what_is_old(self) -> None:
@@ -203,7 +221,7 @@ class Finisher:
 
     def _keep_bounds(self) -> None:
         """Forget the oldest lost claims; claims that are held are bounded by :meth:`room`."""
-        for message_id in list(self._void)[: max(len(self._left) + len(self._void) - REMEMBERED, 0)]:
+        for message_id in list(self._void)[: max(len(self.left) + len(self._void) - REMEMBERED, 0)]:
             del self._void[message_id]
 
     # --- writing ------------------------------------------------------------------------------------------------
@@ -216,7 +234,7 @@ class Finisher:
             finished = await self._finish(claims, outcome, at, detail)
         except PostdateError as error:
             self._failed(error)
-            unknown = [claim for claim in claims if claim.message.message_id not in self._left]
+            unknown = [claim for claim in claims if claim.message.message_id not in self.left]
             self._remember([_left(claim, claim, outcome, detail) for claim in unknown], error)
             return
         finally:
@@ -237,27 +255,24 @@ class Finisher:
         """Note messages that were sent although their claims are void: claimed again, they are only removed."""
         self._forget_what_is_old()
         for claim in claims:
-            if claim.message.message_id not in self._left:
+            if claim.message.message_id not in self.left:
                 self._avoid(_left(claim, None, Outcome.DELIVERED))
         self._keep_bounds()
 
-    async def give_back(self, given: Sequence[GivingBack]) -> int:
-        """Give claims back; return how many were written.
+    async def give_back(self, given: Sequence[GivingBack]) -> None:
+        """Give claims back.
 
         Those without a failure go in one call, or a few; each failure is written by itself, several at once, as most of
         its time is waiting for the commit. A store that is unavailable is not asked for each of them.
         """
         failed = deque(each for each in given if each.reason is not None)
-        written = await self._release([each for each in given if each.reason is None])
+        await self._release([each for each in given if each.reason is None])
 
         async def some() -> None:
-            nonlocal written
             while failed:
                 each = failed.popleft()
                 error = await self._retry_later(each)
-                if error is None:
-                    written += 1
-                else:
+                if error is not None:
                     self._give_back_again([each, *failed] if error.transient else [each], error)
                     if error.transient:
                         failed.clear()
@@ -266,25 +281,20 @@ class Finisher:
             async with anyio.create_task_group() as tasks:
                 for _ in range(min(_GIVEN_BACK_AT_ONCE, len(failed))):
                     tasks.start_soon(some)
-        return written
 
-    async def _release(self, given: Sequence[GivingBack]) -> int:
+    async def _release(self, given: Sequence[GivingBack]) -> None:
         by_time: defaultdict[datetime | None, list[GivingBack]] = defaultdict(list)
-        released = 0
         for each in given:
             by_time[each.attempt_at].append(each)
         for attempt_at, some in by_time.items():
+            release = partial(self._store.release, [each.claim for each in some], attempt_at)
             try:
-                released += await self._release_some([each.claim for each in some], attempt_at)
+                await self._guard.call(release)
             except PostdateError as error:
                 self._failed(error)
                 self._give_back_again(some, error)
-        return released
-
-    async def _release_some(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        released = await self._guard.call(lambda: self._store.release(claims, attempt_at))
-        self._works()
-        return released
+            else:
+                self._works()
 
     async def _retry_later(self, given: GivingBack) -> PostdateError | None:
         claim, now, reason = given.claim, self._clock.now(), given.reason or ""
@@ -297,7 +307,7 @@ class Finisher:
         self._works()
         if there:
             self._journal.ended(RecordKind.RETRIED, [claim.message], now, reason)
-        elif (left := self._left.get(claim.message.message_id)) is not None:
+        elif (left := self.left.get(claim.message.message_id)) is not None:
             self._avoid(left)  # should it come again, it still waits
         elif claim.message.message_id not in self._void:
             log.warning("message %s was removed by another while it was being sent", claim.message.message_id)
@@ -344,10 +354,10 @@ class Finisher:
 
     async def again(self, *, at_once: bool = False) -> None:
         """Write remembered outcomes whose time has come."""
-        if not self._left:
+        if not self.left:
             return
         seconds = self._clock.monotonic()
-        due = [left for left in self._left.values() if at_once or left.again_at <= seconds]
+        due = [left for left in self.left.values() if at_once or left.again_at <= seconds]
         back = [left.back for left in due if left.back is not None]
         ended: defaultdict[tuple[Outcome, str], list[_Left]] = defaultdict(list)
         for left in due:
@@ -360,11 +370,11 @@ class Finisher:
 
     async def _give_back_what_was_kept(self, back: Sequence[GivingBack]) -> None:
         """Claims stay remembered until they are given back, also when this is cancelled."""
-        before = {each.claim.message.message_id: self._left[each.claim.message.message_id] for each in back}
+        before = {each.claim.message.message_id: self.left[each.claim.message.message_id] for each in back}
         await self.give_back(back)
         for message_id, left in before.items():
-            if self._left.get(message_id) is left:
-                del self._left[message_id]
+            if self.left.get(message_id) is left:
+                del self.left[message_id]
 
     async def _finish_again(self, some: Sequence[_Left], outcome: Outcome, detail: str) -> None:
         are_their_own = not self._refuses
@@ -405,7 +415,7 @@ class Finisher:
             if finished == len(claims) or outcome is not Outcome.DELIVERED:
                 # A message that went to the error queue may come back from there, with the same id and content: taken
                 # for the one that is to be removed, it would be lost. A second copy is a duplicate.
-                self._left.pop(left.message_id, None)
+                self.left.pop(left.message_id, None)
             else:  # some claims were void: they are removed, or come again
                 self._avoid(left)
         return None

@@ -2,6 +2,10 @@
 
 An adapter of a user may raise anything, and may never return. To the core both are outages: logged, counted by the
 breaker, tried again; they neither end the service nor hold it up. Source: ADR 0019.
+
+Calls of a store, and sends of what is due, are made by a :class:`Guard`, each in a task of its own. Calls for each
+message that is received go through a :class:`CallWatch`, of the receiver's wrapper. :func:`calling_store` translates
+what is called without either: it makes no call, or its caller waits for it as long as it takes.
 """
 
 from __future__ import annotations
@@ -9,16 +13,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import anyio
 
-from postdate.clock import Clock, in_real_time
-from postdate.core.left_behind import leave_behind
+from postdate.clock import Clock, in_real_time, time_left
 from postdate.core.recoverability import text_of
 from postdate.errors import (
     PostdateError,
@@ -44,9 +47,12 @@ _SAID = 100
 """Failures of an adapter that are logged once with their traceback; with more different ones all are logged anew."""
 
 T = TypeVar("T")
-_Errors = tuple[type[PostdateError], type[PostdateError]]
-_OF_STORES: _Errors = (StoreUnavailable, StoreUnreachable)
-_OF_TRANSPORTS: _Errors = (TransportUnavailable, TransportUnreachable)
+
+Errors: TypeAlias = tuple[type[PostdateError], type[PostdateError]]
+"""What the errors of an adapter become that are none of ours: it cannot do something; it has not answered."""
+
+OF_STORES: Errors = (StoreUnavailable, StoreUnreachable)
+OF_TRANSPORTS: Errors = (TransportUnavailable, TransportUnreachable)
 
 log = logging.getLogger("postdate.adapters")
 
@@ -60,35 +66,39 @@ def calling_store(store: object) -> Generator[None]:
     try:
         yield
     except BaseException as error:  # noqa: BLE001 - all of it is raised again
-        _raise_ours(store, error, _OF_STORES)
+        raise_ours(store, error, OF_STORES)
 
 
-@contextmanager
-def calling_transport(transport: object) -> Generator[None]:
-    """Turn an exception that is no ``PostdateError`` into ``TransportUnavailable`` or ``TransportUnreachable``."""
-    try:
-        yield
-    except BaseException as error:  # noqa: BLE001 - all of it is raised again
-        _raise_ours(transport, error, _OF_TRANSPORTS)
+def is_ending() -> bool:
+    """Return whether a scope of anyio around this is being cancelled."""
+    return anyio.current_effective_deadline() == -math.inf
 
 
-def raise_of_transport(transport: object, error: BaseException) -> NoReturn:
-    """Raise an error of a transport or receiver as :func:`calling_transport` does."""
-    _raise_ours(transport, error, _OF_TRANSPORTS)
+def cancelled_task() -> asyncio.Task[object] | None:
+    """Return this task if it was cancelled by asyncio's own means, also where nothing has raised that yet."""
+    task = asyncio.current_task()
+    return task if task is not None and task.cancelling() else None
 
 
-def _raise_ours(adapter: object, error: BaseException, errors: _Errors) -> NoReturn:
+def is_being_cancelled() -> bool:
+    """Return whether this task is being cancelled: through anyio, or by asyncio's own means."""
+    return is_ending() or cancelled_task() is not None
+
+
+def raise_ours(adapter: object, error: BaseException, errors: Errors) -> NoReturn:
     """Raise an error translated; a cancellation that was not asked for here is an error of the adapter."""
-    if isinstance(error, asyncio.CancelledError):
-        task = asyncio.current_task()
-        if anyio.current_effective_deadline() == -math.inf or (task is not None and task.cancelling()):
-            raise error
-    elif isinstance(error, PostdateError) or not isinstance(error, Exception):
+    is_foreign = isinstance(error, Exception) and not isinstance(error, PostdateError)
+    if not (is_foreign or (isinstance(error, asyncio.CancelledError) and not is_being_cancelled())):
         raise error
     raise _ours(adapter, error, errors) from error
 
 
-def _ours(adapter: object, error: BaseException, errors: _Errors) -> PostdateError:
+def ours(adapter: object, error: Exception, errors: Errors) -> PostdateError:
+    """Return an error, translated where it is none of ours."""
+    return error if isinstance(error, PostdateError) else _ours(adapter, error, errors)
+
+
+def _ours(adapter: object, error: BaseException, errors: Errors) -> PostdateError:
     unavailable, unreachable = errors
     text = f"{type(adapter).__name__} failed with {type(error).__name__}: {text_of(error)}"
     said = _said_of(adapter)
@@ -105,6 +115,28 @@ def _said_of(adapter: object) -> set[str]:
         return _said.setdefault(adapter, set())
     except TypeError:  # an adapter that cannot be a key: these share one set
         return _said_by_others
+
+
+_left_behind = set[asyncio.Task[Any]]()
+"""Calls that were given up and do not end: held here, or they would be garbage-collected."""
+
+
+def leave_behind(task: asyncio.Task[Any]) -> None:
+    """Let a task go on by itself; should it fail at last, that is logged."""
+    _left_behind.add(task)
+    task.add_done_callback(_ended)
+
+
+def left_behind() -> int:
+    """Return how many such calls of this process have not ended: its ordinary end would wait for their threads."""
+    return len(_left_behind)
+
+
+def _ended(task: asyncio.Task[Any]) -> None:
+    _left_behind.discard(task)
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        log.warning("a call that nobody waited for any more failed: %s", text_of(error))
 
 
 class GuardedCall(Generic[T]):
@@ -156,7 +188,7 @@ class Guard:
     and its result goes to ``late``.
     """
 
-    def __init__(self, adapter: object, clock: Clock, errors: _Errors, answers_within: timedelta) -> None:
+    def __init__(self, adapter: object, clock: Clock, errors: Errors, answers_within: timedelta) -> None:
         self._adapter, self._clock, self._errors = adapter, clock, errors
         self._answers_within, self._letting_go, self._grace = (
             in_real_time(clock, each) for each in (answers_within, LETTING_GO, GRACE)
@@ -167,12 +199,12 @@ class Guard:
 
     @classmethod
     def of_store(cls, store: object, clock: Clock, answers_within: timedelta = ANSWERS_WITHIN) -> Guard:
-        return cls(store, clock, _OF_STORES, answers_within)
+        return cls(store, clock, OF_STORES, answers_within)
 
     @classmethod
     def of_transport(cls, transport: object, clock: Clock, answers_within: timedelta = ANSWERS_WITHIN) -> Guard:
         """Return the guard of a transport or a receiver."""
-        return cls(transport, clock, _OF_TRANSPORTS, answers_within)
+        return cls(transport, clock, OF_TRANSPORTS, answers_within)
 
     def hurry(self, *, hurries: bool = True) -> None:
         """Shorten all deadlines to :data:`LETTING_GO`, as the service stops; ``False``: it begins again.
@@ -202,7 +234,7 @@ class Guard:
             waited = await self._wait(call)
         except BaseException:
             await self._end(call, task, self._letting_go, late)
-            if call.results and anyio.current_effective_deadline() == -math.inf:
+            if call.results and is_ending():
                 return call.results[0]  # the next wait ends the caller, who knows by then what it has
             if call.results and late is not None:  # cancelled by asyncio's own means
                 call.leave(late)
@@ -217,7 +249,7 @@ class Guard:
         if call.error is not None:
             if isinstance(call.error, asyncio.CancelledError):
                 raise _ours(self._adapter, call.error, self._errors) from call.error
-            _raise_ours(self._adapter, call.error, self._errors)
+            raise_ours(self._adapter, call.error, self._errors)
         return call.results[0]
 
     async def _wait(self, call: GuardedCall[T]) -> timedelta:
@@ -248,3 +280,89 @@ class Guard:
 
     def _no_answer(self, waited: timedelta) -> PostdateError:
         return self._errors[1](f"{type(self._adapter).__name__} did not answer within {waited.total_seconds():g} s")
+
+
+class CallWatch:
+    """Gives deadlines to calls, without a task or a scope for each.
+
+    A call that is not answered in time is cancelled, as far as it lets itself be; foreign errors are translated. A task
+    makes one call at a time. A scope around each call costs an eighth of handling a message: so calls are noted, and
+    one task watches all of them.
+    """
+
+    def __init__(self, clock: Clock, answers_within: timedelta = ANSWERS_WITHIN) -> None:
+        self._clock, self._monotonic, self._said = clock, clock.monotonic, answers_within
+        self._within = in_real_time(clock, answers_within).total_seconds()
+        self._letting_go = in_real_time(clock, LETTING_GO).total_seconds()
+        self._grace = in_real_time(clock, GRACE)
+        self._begun: dict[asyncio.Task[object] | None, float] = {}  # in order: the oldest is the first
+        self._overdue = set[asyncio.Task[object] | None]()
+        self._is_idle = True
+        self._one_began, self._look = anyio.Event(), anyio.Event()
+
+    @property
+    def overdue(self) -> int:
+        """Calls that were cancelled at their deadline and go on nevertheless."""
+        return len(self._overdue)
+
+    async def call(self, making: Awaitable[T], adapter: object, errors: Errors) -> T:
+        """Await ``making``; raise one of ``errors`` if ``adapter`` does not answer in time, or fails in its own way."""
+        task = asyncio.current_task()
+        self._begun[task] = self._monotonic()
+        if self._is_idle:
+            self._is_idle = False
+            self._one_began.set()
+        try:
+            return await making
+        except BaseException as error:  # noqa: BLE001 - all of it is raised again
+            is_cancelled = isinstance(error, asyncio.CancelledError) and not is_ending()
+            if is_cancelled and task is not None and task in self._overdue and task.cancelling() <= 1:  # by nobody else
+                text = f"{type(adapter).__name__} did not answer within {self._said.total_seconds():g} s"
+                raise errors[1](text) from None
+            raise_ours(adapter, error, errors)
+        finally:
+            del self._begun[task]
+            if task is not None and task in self._overdue:
+                self._overdue.discard(task)
+                task.uncancel()  # however the call has ended: what its task does next is not cancelled
+
+    async def call_apart(self, making: Coroutine[Any, Any, T], adapter: object, errors: Errors) -> T:
+        """Do the same in a task of its own, which is left behind when it does not end."""
+        return await self.call(self._apart(making), adapter, errors)
+
+    async def _apart(self, making: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.get_running_loop().create_task(making)
+        try:
+            return await asyncio.shield(task)
+        finally:
+            if not task.done():
+                over = anyio.Event()
+                task.add_done_callback(lambda _: over.set())
+                task.cancel()
+                with anyio.CancelScope(shield=True):
+                    await self._clock.wait_for(over, self._grace)
+                if not task.done():
+                    leave_behind(task)
+
+    def hurry(self) -> None:
+        """Shorten all deadlines to :data:`LETTING_GO`, as the pump stops."""
+        if self._within > self._letting_go:
+            self._within, self._said = self._letting_go, LETTING_GO
+        self._look.set()
+
+    async def run(self) -> None:
+        while True:
+            if not self._begun:
+                self._is_idle, self._one_began = True, anyio.Event()
+                await self._one_began.wait()
+            self._look = anyio.Event()
+            now = self._monotonic()
+            first = next((since for task, since in self._begun.items() if task not in self._overdue), now)
+            await self._clock.wait_for(self._look, time_left(first + self._within, now))
+            now = self._monotonic()
+            for task, since in list(self._begun.items()):
+                if since + self._within > now:
+                    break
+                if task is not None and task not in self._overdue:
+                    self._overdue.add(task)
+                    task.cancel()

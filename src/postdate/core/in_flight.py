@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterable, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -12,6 +12,7 @@ from typing import TypeVar
 import anyio
 
 from postdate.clock import Clock, time_left
+from postdate.core.circuit_breaker import nobody
 from postdate.errors import PostdateError
 from postdate.ports import Claim
 
@@ -85,7 +86,7 @@ class Batch:
         """Ids of messages whose failure was written when they were given back: they leave without another record."""
         self.lost: set[str] = set()
         """Ids of messages that another process may have by now."""
-        self.holds_less: Callable[[], None] = _tell_nobody
+        self.holds_less: Callable[[], None] = nobody
         """Called whenever claims have settled."""
 
     def answered(self) -> None:
@@ -133,21 +134,6 @@ class Lane:
     turns: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(GROUPS_OF_ONE_DESTINATION))
     sending_since: list[float] = field(default_factory=list[float])
     groups: int = 0
-
-    @asynccontextmanager
-    async def turn(self, clock: Clock) -> AsyncGenerator[None]:
-        async with self.turns:
-            since = clock.monotonic()
-            self.sending_since.append(since)
-            try:
-                yield
-            finally:
-                self.sending_since.remove(since)
-
-    def is_full(self, seconds: float, hangs_after: timedelta) -> bool:
-        """Return whether its oldest send has taken too long already and enough groups wait for a turn."""
-        hangs = bool(self.sending_since) and seconds - self.sending_since[0] >= hangs_after.total_seconds()
-        return hangs and self.groups >= GROUPS_OF_ONE_DESTINATION + GROUPS_THAT_WAIT
 
 
 class InFlight:
@@ -221,20 +207,30 @@ class InFlight:
     def _room_again(self) -> None:
         self._room.set()
 
-    @contextmanager
-    def lane(self, destination: str) -> Generator[Lane]:
+    @asynccontextmanager
+    async def turn(self, destination: str, clock: Clock) -> AsyncGenerator[None]:
+        """Wait for a turn of a group to be sent to its destination."""
         lane = self._lanes[destination]
         lane.groups += 1
         try:
-            yield lane
+            async with lane.turns:
+                since = clock.monotonic()
+                lane.sending_since.append(since)
+                try:
+                    yield
+                finally:
+                    lane.sending_since.remove(since)
         finally:
             lane.groups -= 1
             if not lane.groups:
                 del self._lanes[destination]
 
     def is_full(self, destination: str, seconds: float) -> bool:
+        """Return whether its oldest send has taken too long already and enough groups wait for a turn."""
         lane = self._lanes.get(destination)
-        return lane is not None and lane.is_full(seconds, self._hangs_after)
+        if lane is None or not lane.sending_since or lane.groups < GROUPS_OF_ONE_DESTINATION + GROUPS_THAT_WAIT:
+            return False
+        return seconds - lane.sending_since[0] >= self._hangs_after.total_seconds()
 
 
 async def within(clock: Clock, longest: timedelta, call: Callable[[], Awaitable[T]]) -> T | None:
@@ -253,7 +249,3 @@ async def within(clock: Clock, longest: timedelta, call: Callable[[], Awaitable[
         finally:
             done.set()
     return result
-
-
-def _tell_nobody() -> None:
-    """The callback of a batch that is not in flight."""

@@ -12,12 +12,11 @@ from typing import Final
 from postdate.clock import Clock
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
 from postdate.core.dispatcher import DispatchSettings, enlisting
-from postdate.core.failure import Allowed
-from postdate.core.guard import calling_store
+from postdate.core.guard import OF_STORES, CallWatch
 from postdate.core.outages import Suspects
 from postdate.core.receive.outcomes import AttemptsRecovery, Failed, StepOutcome, StoreOutage, attempts
-from postdate.core.receive.watching import CallWatch
-from postdate.core.repetitions import RepeatableStoring, is_stored, to_be_stored
+from postdate.core.receive.settling import RepeatableStoring, is_stored, to_be_stored
+from postdate.core.recoverability import Allowed
 from postdate.errors import (
     DestinationUnavailable,
     DuplicateMessage,
@@ -25,22 +24,16 @@ from postdate.errors import (
     NotADelayedMessage,
     PostdateError,
     QueueNotFound,
-    StoreUnreachable,
 )
 from postdate.messages import DelayedMessage, Envelope, Headers, from_delay_headers, to_envelope
 from postdate.ports import ClaimingStore, End, Read, Received, Transport
-from postdate.runtime.metrics import NO_METRICS, Metrics
-from postdate.runtime.outage_log import OutageLog
+from postdate.runtime.reporting import NO_METRICS, Metrics, OutageLog
 
 log = logging.getLogger("postdate.intake")
 
 # A message in the timeouts queue is an ordinary one, so how it ends there is not recorded: the store records the
 # delayed message itself.
 _TAKEN_OFF: Final = End(record=None)
-
-OLD_EXPIRE: Final = Headers.EXPIRE
-OLD_DESTINATION: Final = Headers.ROUTE_EXPIRED_TIMEOUT_TO
-"""Headers with which older endpoints tell their timeout manager when and where to send (specification 4.3)."""
 
 
 def from_timeouts_queue(envelope: Envelope, now: datetime) -> DelayedMessage:
@@ -55,7 +48,7 @@ def from_timeouts_queue(envelope: Envelope, now: datetime) -> DelayedMessage:
     """
     headers = envelope.headers
     is_ours = Headers.TIMEOUT_EXPIRE in headers or Headers.TIMEOUT_DESTINATION in headers
-    if not is_ours and OLD_EXPIRE in headers:
+    if not is_ours and Headers.EXPIRE in headers:
         return _from_timeout_manager_headers(envelope)
     if not is_ours and (Headers.TIMEOUT_ID in headers or Headers.CLEAR_TIMEOUTS in headers):
         timeout_id = headers.get(Headers.TIMEOUT_ID)
@@ -74,12 +67,12 @@ def _from_timeout_manager_headers(envelope: Envelope) -> DelayedMessage:
     id, and a store would take the second for a repetition of the first.
     """
     headers = dict(envelope.headers)
-    due = headers.pop(OLD_EXPIRE)
-    destination = headers.pop(OLD_DESTINATION, "") or headers.get(Headers.REPLY_TO_ADDRESS, "")
+    due = headers.pop(Headers.EXPIRE)
+    destination = headers.pop(Headers.ROUTE_EXPIRED_TIMEOUT_TO, "") or headers.get(Headers.REPLY_TO_ADDRESS, "")
     if not destination:
         raise NotADelayedMessage(
             f"message {envelope.message_id!r} is due at {due}, but nobody knows where: it has neither header "
-            f"{OLD_DESTINATION!r} nor an address for replies; add one of them and return it"
+            f"{Headers.ROUTE_EXPIRED_TIMEOUT_TO!r} nor an address for replies; add one of them and return it"
         )
     headers.setdefault(Headers.MESSAGE_ID, envelope.message_id)
     own_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{envelope.message_id}\n{due}\n{destination}"))
@@ -153,12 +146,9 @@ class Intake:
     async def _store_apart(self, message: DelayedMessage, now: datetime) -> None:
         """Store a message before it is taken off its queue; a repetition is no error."""
         try:
-            with calling_store(self._store):
-                await self._watch.call_apart(
-                    self._store.store(to_be_stored(message), now), self._store, StoreUnreachable
-                )
+            await self._watch.call_apart(self._store.store(to_be_stored(message), now), self._store, OF_STORES)
         except DuplicateMessage:
-            if not await self._watch.call_apart(is_stored(self._store, message), self._store, StoreUnreachable):
+            if not await self._watch.call_apart(is_stored(self._store, message), self._store, OF_STORES):
                 raise
 
     async def _ended(self, recovery: AttemptsRecovery, received_id: str, message: DelayedMessage) -> None:

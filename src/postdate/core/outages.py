@@ -29,9 +29,6 @@ turns, none of them further away than :data:`LATEST_TURN_SECONDS`."""
 
 LATEST_TURN_SECONDS: Final = 10.0
 
-BORNE: Final = 10
-"""Times that a message may meet an outage that others do not meet: until then it may be chance."""
-
 _NEARLY_SECONDS: Final = 0.1
 _BORNE_BY_TRANSPORTS: Final = 2
 """The same for a message that is the probe of a transport: until then nothing else is sent."""

@@ -19,8 +19,8 @@ from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.guard import LETTING_GO, calling_store
 from postdate.errors import PostdateError
 from postdate.ports import Wake
-from postdate.runtime.outage_log import OutageLog
-from postdate.runtime.wakeup import Alarm
+from postdate.runtime.reporting import OutageLog
+from postdate.runtime.threads import Alarm
 
 LONGEST_SLEEP = timedelta(minutes=1)
 """The poller looks by itself at least this often, whatever wakes it (specification row 34)."""

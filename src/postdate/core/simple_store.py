@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import cast
+from typing import ParamSpec, TypeVar, cast
 
 from typing_extensions import override
 
@@ -31,6 +31,9 @@ from postdate.ports import (
     capabilities_of,
 )
 from postdate.runtime.bounded import Bounded
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 REQUIRED = ("initialize", "store", "fetch_next_due", "remove", "increment_failure_count", "next_due")
 
@@ -100,8 +103,7 @@ class SimpleStore(ClaimingStore):
     async def setup(self) -> None:
         setting_up = getattr(self._store, "setup", None)
         if setting_up is not None:
-            with calling_store(self._store):
-                await setting_up()
+            await self._call(setting_up)
 
     @override
     async def close(self) -> None:
@@ -118,10 +120,13 @@ class SimpleStore(ClaimingStore):
         """An error of the store is left as it is: it is its answer."""
         await self._store.initialize(endpoint, mode)
 
+    async def _call(self, method: Callable[P, Awaitable[T]], *args: P.args, **more: P.kwargs) -> T:
+        with calling_store(self._store):
+            return await method(*args, **more)
+
     @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
-        with calling_store(self._store):
-            await self._store.store(message, now)
+        await self._call(self._store.store, message, now)
         if self._during_look is not None:
             self._during_look.append(message.due)
         elif self._announced is None or message.due < self._announced:
@@ -131,23 +136,19 @@ class SimpleStore(ClaimingStore):
 
     @override
     async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
-        with calling_store(self._store):
-            return await self._store.fetch_next_due(now)
+        return await self._call(self._store.fetch_next_due, now)
 
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
-        with calling_store(self._store):
-            return await self._store.remove(message_id, now)
+        return await self._call(self._store.remove, message_id, now)
 
     @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
-        with calling_store(self._store):
-            return await self._store.increment_failure_count(message_id, now)
+        return await self._call(self._store.increment_failure_count, message_id, now)
 
     @override
     async def next_due(self) -> datetime | None:
-        with calling_store(self._store):
-            return await self._store.next_due()
+        return await self._call(self._store.next_due)
 
     # --- claims -------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from postdate.clock import Clock, SystemClock, later, time_left
 from postdate.core.guard import Guard
 from postdate.errors import PostdateError
 from postdate.ports import ClaimingStore
-from postdate.runtime.outage_log import OutageLog, shown_duration
+from postdate.runtime.reporting import OutageLog, shown_duration
 
 log = logging.getLogger("postdate.clock")
 
@@ -141,10 +141,6 @@ class FollowingClock:
             self._outage.succeeded(self._own.monotonic())
         return self._measured
 
-    def _gains_by_more(self) -> bool:
-        """Return whether a round trip takes less than what clocks come apart by until the next measurement."""
-        return self._judges and self._took < MEASURED_EVERY * _DRIFT
-
     async def _ask(self) -> Bounds:
         before = self._own.since_boot()
         shown = await self._store.server_now()
@@ -193,7 +189,9 @@ class FollowingClock:
             await self._own.wait_for(self._used if self._measured else anyio.Event(), in_time)
             if self._measured and self._used.is_set():
                 in_time = time_left(measure_at, self._own.monotonic())
-                await self._own.wait_for(anyio.Event(), MEASURED_IN_USE_EVERY if self._gains_by_more() else in_time)
+                # Worth it where a round trip takes less than what clocks come apart by until the next measurement.
+                gains = self._judges and self._took < MEASURED_EVERY * _DRIFT
+                await self._own.wait_for(anyio.Event(), MEASURED_IN_USE_EVERY if gains else in_time)
             if not self._measured or self._own.monotonic() >= measure_at:
                 await self.measure()
                 measure_at = self._own.monotonic() + MEASURED_EVERY.total_seconds()

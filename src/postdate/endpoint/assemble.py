@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final, Literal, Protocol, cast, runtime_checkable
 
+from typing_extensions import override
+
 from postdate.clock import Clock, SystemClock, checked_clock
-from postdate.core.dispatcher import enlisting
+from postdate.core.dispatcher import enlisting, sharing
+from postdate.core.receive.pump import MessagePump
 from postdate.core.store_clock import clock_of_store
 from postdate.endpoint.delayed_delivery import DelayedDeliveryService, check_transport_mode, timeouts_queue
-from postdate.endpoint.outbox import Outbox
-from postdate.endpoint.outgoing import OutgoingMessages
-from postdate.endpoint.saga_handling import Sagas, check_saga_mode, check_saga_outbox, enlisting_sagas
+from postdate.endpoint.handling import Handlers, Handling, MessageEndings
+from postdate.endpoint.outbox import Outbox, OutboxCleanUp, OutboxHandling
+from postdate.endpoint.outgoing import OutgoingMessages, publishing
+from postdate.endpoint.saga_handling import Sagas, check_saga_mode, check_saga_outbox
 from postdate.endpoint.service import EndpointContext, Service
-from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, ModeName, TimeoutManager, mode_of
-from postdate.endpoint.timeout_manager import TimeoutManagerService, enlisting_timeouts
-from postdate.errors import ConfigurationError, InvalidMessage
-from postdate.messages import DESTINATION_LIMIT, check_text
+from postdate.endpoint.settings import (
+    Audit,
+    DelayedDelivery,
+    ExternalTimeoutManager,
+    ModeName,
+    TimeoutManager,
+    check_address,
+    mode_of,
+)
+from postdate.endpoint.timeout_manager import TimeoutManagerService
+from postdate.errors import ConfigurationError
+from postdate.messages import DESTINATION_LIMIT
 from postdate.ports import DelayedMessageStore, OutboxStore, SagaStore, TransactionMode, Transport
 
 _LONGEST_NAME: Final = DESTINATION_LIMIT - len(timeouts_queue(""))
@@ -45,16 +58,12 @@ class Database(Protocol):
         Raises:
             ConfigurationError: it cannot serve this one beside those it serves already.
         """
-        ...
 
 
 def check_names(endpoint: str, error_queue: str | None) -> None:
-    try:
-        check_text(endpoint, "the name of an endpoint", _LONGEST_NAME)
-        if error_queue:
-            check_text(error_queue, "the name of the error queue", DESTINATION_LIMIT)
-    except InvalidMessage as error:
-        raise ConfigurationError(str(error)) from error
+    check_address(endpoint, "the name of an endpoint", _LONGEST_NAME)
+    if error_queue:
+        check_address(error_queue, "the name of the error queue")
 
 
 def adapters_of(  # noqa: PLR0913 - all that a database may supply, and who asks
@@ -123,15 +132,18 @@ def mode_for(
     sagas: SagaStore | None,
 ) -> TransactionMode:
     """Return the transaction mode that was given, or the strongest that transport and stores can keep together."""
-    mode = mode_of(given)
+    mode, database = mode_of(given), transport.capabilities.database
     if mode is None:
         modes = transport.capabilities.transaction_modes
         if delayed_delivery is not None:
             modes &= delayed_delivery.claims.capabilities.transaction_modes
         alone = (
             (delayed_delivery is not None and enlisting(delayed_delivery.claims, transport) is None)
-            or (timeout_manager is not None and enlisting_timeouts(timeout_manager.persister, transport) is None)
-            or (sagas is not None and enlisting_sagas(sagas, transport.capabilities.database) is None)
+            or (
+                timeout_manager is not None
+                and sharing(timeout_manager, timeout_manager.persister.database, database) is None
+            )
+            or (sagas is not None and sharing(sagas, sagas.capabilities.database, database) is None)
         )
         if alone:
             modes -= {TransactionMode.TRANSACTION_SCOPE}
@@ -179,3 +191,46 @@ def delay_services(
     if delayed_delivery is not None:
         services.append(DelayedDeliveryService(delayed_delivery, context, error_queue, orders_first))
     return services
+
+
+class ReceivingService(Service):
+    """Handles messages of the endpoint's queue; subscribes that to events when it starts."""
+
+    def __init__(  # noqa: PLR0913 - the parts
+        self,
+        context: EndpointContext,
+        concurrency: int,
+        outgoing: OutgoingMessages,
+        endings: MessageEndings,
+        handlers: Handlers,
+        audit: Audit | None,
+        outbox: Outbox | None,
+        events: Sequence[str],
+    ) -> None:
+        super().__init__(context)
+        self._concurrency, self._outgoing, self._endings, self._handlers = concurrency, outgoing, endings, handlers
+        self._audit, self._outbox, self._events = audit, outbox, events
+
+    @override
+    async def prepare(self, *, set_up: bool) -> None:
+        context, outbox = self._context, self._outbox
+        clock, transport, queue = context.clock, context.transport, context.endpoint
+        if set_up:
+            if self._handlers.sagas is not None:
+                await self._handlers.sagas.store.setup()
+            audit = [] if self._audit is None else [self._audit.queue]
+            await transport.create_queues([queue, self._endings.error_queue, *audit])
+            if self._events:
+                await publishing(transport).subscribe(queue, self._events)
+        breaker = context.breaker("Receive", "Failed to receive messages")
+        handling = Handling(self._outgoing, self._endings, self._handlers, self._audit, transport.receiver(queue))
+        handle = handling.handle
+        if outbox is not None:
+            if set_up:
+                await outbox.store.setup()
+            await outbox.store.find(queue, "")  # raises if it cannot be used
+            handle = OutboxHandling(outbox, handling).handle
+        ahead = transport.capabilities.prefetches
+        pump = MessagePump(handling.receiver, handle, self._concurrency, clock, breaker, queue, prefetches=ahead)
+        self._runs = [pump] if outbox is None else [pump, OutboxCleanUp(outbox, queue, clock)]
+        self._breakers = [breaker]

@@ -11,19 +11,18 @@ import anyio
 from typing_extensions import override
 
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
-from postdate.core.dispatcher import Dispatcher, DispatchSettings, enlisting
+from postdate.core.dispatcher import Dispatcher, DispatchSettings, Mover, enlisting
 from postdate.core.intake import Intake, from_timeouts_queue
-from postdate.core.mover import Mover
 from postdate.core.poller import DueWork, Poller
 from postdate.core.receive.outcomes import Step, StoreOutage
 from postdate.core.receive.pump import MessagePump
-from postdate.core.receive.watching import WatchedReceiver
+from postdate.core.receive.settling import WatchedReceiver
 from postdate.core.recoverability import Host
 from postdate.core.simple_store import SimpleStore
 from postdate.endpoint.service import EndpointContext, Service
-from postdate.endpoint.settings import DelayedDelivery
+from postdate.endpoint.settings import DelayedDelivery, check_scope
 from postdate.errors import ConfigurationError, ErrorQueueNotConfigured, PostdateError, UnsupportedTransactionMode
-from postdate.ports import ForeignIntake, IntakeQueue, MovingStore, TransactionMode, Transport
+from postdate.ports import ForeignIntake, IntakeQueue, TransactionMode, Transport
 
 log = logging.getLogger("postdate.delayed_delivery")
 
@@ -132,9 +131,8 @@ class DelayedDeliveryService(Service):
         dispatcher = Dispatcher(
             store, context.transport, self._dispatch, context.clock, dispatching, failures, context.metrics
         )
-        if isinstance(store, MovingStore) and enlisting(store, context.transport) is not None:
-            return Mover(store, dispatcher, context.clock, context.metrics)
-        return dispatcher
+        moving = enlisting(store, context.transport)
+        return dispatcher if moving is None else Mover(moving, dispatcher, context.clock, context.metrics)
 
     def _store_is_back(self) -> None:
         for outage in self._outages:
@@ -172,31 +170,24 @@ class DelayedDeliveryService(Service):
         try:
             await super().run()
         finally:
-            with anyio.CancelScope(shield=True):
-                await self._give_back()
-
-    async def _give_back(self) -> None:
-        """Give back messages that a :class:`SimpleStore` holds in this process' memory only."""
-        store = self._settings.claims
-        if not isinstance(store, SimpleStore):
-            return
-        try:
-            await store.give_back(self._context.clock.now())
-        except PostdateError as error:
-            log.warning("failed messages stay with this process until it ends: %s", error)
+            store = self._settings.claims
+            if isinstance(store, SimpleStore):  # which holds failed messages in this process' memory only
+                with anyio.CancelScope(shield=True):
+                    try:
+                        await store.give_back(self._context.clock.now())
+                    except PostdateError as error:
+                        log.warning("failed messages stay with this process until it ends: %s", error)
 
 
 def check_mode(settings: DelayedDelivery, transport: Transport, mode: TransactionMode) -> None:
     """Refuse a transaction mode whose promise store and transport cannot keep (design.md section 4)."""
     check_transport_mode(transport, mode)
-    store, name = settings.claims, type(settings.store).__name__
+    store = settings.claims
     if mode not in store.capabilities.transaction_modes:
-        raise UnsupportedTransactionMode(f"{name} does not support transaction mode {mode.value!r}")
-    if mode is TransactionMode.TRANSACTION_SCOPE and enlisting(store, transport) is None:
         raise UnsupportedTransactionMode(
-            f"transaction mode 'transaction_scope' promises exactly once, for which {name} and "
-            f"{type(transport).__name__} must be on the same database; use the same file, or another mode"
+            f"{type(settings.store).__name__} does not support transaction mode {mode.value!r}"
         )
+    check_scope(mode, settings.store, transport, is_one=enlisting(store, transport) is not None)
 
 
 def check_transport_mode(transport: Transport, mode: TransactionMode) -> None:

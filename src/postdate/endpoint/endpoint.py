@@ -1,10 +1,10 @@
-"""An endpoint: a named party that sends, handles and delays messages."""
+"""An endpoint: a named party that sends, handles and delays messages; also for programs without an event loop."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from postdate.clock import Clock
 from postdate.core.poller import LONGEST_SLEEP
@@ -19,6 +20,7 @@ from postdate.core.recoverability import DEFAULT_ERROR_QUEUE, Host, Recoverabili
 from postdate.core.store_clock import FollowingClock
 from postdate.endpoint.assemble import (
     Database,
+    ReceivingService,
     adapters_of,
     check_names,
     checked_allowance,
@@ -27,24 +29,24 @@ from postdate.endpoint.assemble import (
     mode_for,
     sagas_of,
 )
-from postdate.endpoint.audit import Audit
-from postdate.endpoint.critical import CriticalErrorAction, CriticalErrors, log_critical_error
-from postdate.endpoint.endings import MessageEndings, Retries
-from postdate.endpoint.handlers import Handler, Handlers
+from postdate.endpoint.handling import Handler, Handlers, MessageEndings
+from postdate.endpoint.message_types import Convention, MessageTypes, TimesToBeReceived, type_name
 from postdate.endpoint.outbox import Outbox, check_outbox
-from postdate.endpoint.outgoing import OutgoingMessages
-from postdate.endpoint.receiving import ReceivingService
+from postdate.endpoint.outgoing import OutgoingMessages, SendOptions, publishing
 from postdate.endpoint.sagas import Saga
-from postdate.endpoint.sending import SendOptions, publishing
-from postdate.endpoint.serialization import MessageTypes, type_name
-from postdate.endpoint.service import EndpointContext
-from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, ModeName, TimeoutManager
-from postdate.endpoint.time_to_be_received import Convention, TimesToBeReceived
+from postdate.endpoint.service import CriticalErrorAction, CriticalErrors, EndpointContext, log_critical_error
+from postdate.endpoint.settings import (
+    Audit,
+    DelayedDelivery,
+    ExternalTimeoutManager,
+    ModeName,
+    TimeoutManager,
+    check_address,
+)
 from postdate.endpoint.timeout_manager import checked_timeout_manager
-from postdate.errors import ConfigurationError, InvalidMessage
-from postdate.messages import DESTINATION_LIMIT, check_text
+from postdate.errors import ConfigurationError
 from postdate.ports import NativeTransaction, SagaStore, TransactionMode, Transport
-from postdate.runtime.metrics import NO_METRICS, Metrics
+from postdate.runtime.reporting import NO_METRICS, Metrics
 
 M = TypeVar("M")
 
@@ -151,23 +153,21 @@ class Endpoint:
         self.outgoing = self._makes_outgoing(
             context, delayed_delivery, timeout_manager, types, times, self._handlers.handles
         )
-        retries = Retries.of(self.mode, delays=self.outgoing.can_delay)
-        if not send_only:
-            retries.check(policy)
-        if sagas is not None:
-            self._handlers.sagas = sagas_of(sagas, self.outgoing, outbox)
-        self._services = delay_services(context, delayed_delivery, managing, error_queue, errors)
+        endings = None
         if not send_only:
             endings = self._makes_endings(
                 self.outgoing,
                 policy,
-                retries,
                 self.host,
                 self._critical_errors,
                 metrics,
                 ignore_incoming_time_to_be_received_headers,
                 allowance,
             )
+        if sagas is not None:
+            self._handlers.sagas = sagas_of(sagas, self.outgoing, outbox)
+        self._services = delay_services(context, delayed_delivery, managing, error_queue, errors)
+        if endings is not None:
             self._services.append(
                 ReceivingService(
                     context, concurrency, self.outgoing, endings, self._handlers, audit, outbox, self._events
@@ -224,10 +224,7 @@ class Endpoint:
         Raises:
             ConfigurationError: ``destination`` is no address.
         """
-        try:
-            check_text(destination, f"the route of {type_name(message_type)}", DESTINATION_LIMIT)
-        except InvalidMessage as error:
-            raise ConfigurationError(str(error)) from error
+        check_address(destination, f"the route of {type_name(message_type)}")
         self._add_type(message_type, name)
         self.outgoing.routes[message_type] = destination
 
@@ -294,19 +291,16 @@ class Endpoint:
             self._following.cancel()
 
     async def _prepare(self) -> None:
-        self._check_expiring_types()
-        for service in self._services:
-            await service.prepare(set_up=self._create_queues)
-        if isinstance(self.clock, FollowingClock):  # before anything is taken that may not be due by it
-            await self.clock.measure()
-
-    def _check_expiring_types(self) -> None:
         expiring = self.outgoing.times_to_be_received.expiring()
         if expiring and not self.transport.capabilities.expires_messages:
             raise ConfigurationError(
                 f"the queues of {type(self.transport).__name__} do not expire messages, but these message types have a "
                 f"time to be received: {', '.join(expiring)}; use another transport, or give them none"
             )
+        for service in self._services:
+            await service.prepare(set_up=self._create_queues)
+        if isinstance(self.clock, FollowingClock):  # before anything is taken that may not be due by it
+            await self.clock.measure()
 
     # --- sending ------------------------------------------------------------------------------------------------
 
@@ -380,4 +374,63 @@ class Endpoint:
         options = self.outgoing.publish_options(message, headers, message_id)
         outgoing = self.outgoing.make(message, options)
         await self.outgoing.send([outgoing])
+        return outgoing.message_id
+
+
+class BlockingEndpoint:
+    """Runs an endpoint in an event loop of its own, in another thread. Use it as a context manager.
+
+    Handlers run in that thread, in one event loop; a handler that blocks delays the others.
+
+    Args:
+        endpoint: configured, with its handlers registered, not started.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._stack = ExitStack()
+        self._portal: BlockingPortal | None = None
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._portal = stack.enter_context(start_blocking_portal())
+            stack.enter_context(self._portal.wrap_async_context_manager(self._endpoint))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self._portal = None
+        return self._stack.__exit__(kind, error, trace)
+
+    def send(  # noqa: PLR0913 - all that can be said of one send, each by its name
+        self,
+        message: object,
+        *,
+        destination: str | None = None,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        expires_at: datetime | None = None,
+        time_to_be_received: timedelta | None = None,
+        use_dead_letter_queue: bool | None = None,
+        headers: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+        transaction: NativeTransaction | None = None,
+    ) -> str:
+        """Send a message and return its id; see :meth:`postdate.Endpoint.send`. May be called from any thread."""
+        if self._portal is None:
+            raise ConfigurationError("the endpoint is not running; use it as a context manager")
+        options = SendOptions(
+            destination, delay, deliver_at, expires_at, time_to_be_received, use_dead_letter_queue, headers, message_id
+        )
+        if transaction is not None:  # in the caller's thread, which the connection belongs to
+            store, delayed = self._endpoint.outgoing.into_transaction(message, options)
+            store.enqueue_blocking(transaction, [delayed], self._endpoint.clock.now())
+            return delayed.message_id
+        return self._portal.call(self._send, message, options)
+
+    async def _send(self, message: object, options: SendOptions) -> str:
+        outgoing = self._endpoint.outgoing.make(message, options)
+        await self._endpoint.outgoing.send([outgoing])
         return outgoing.message_id

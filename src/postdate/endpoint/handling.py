@@ -1,47 +1,148 @@
-"""One received message from its queue to its handlers, and what they send from there."""
+"""One received message from its queue to its handlers, what they send from there, and how it ends.
+
+Source: specification 5 and 6.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import time
+import types
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import anyio
 from typing_extensions import override
 
-from postdate.clock import Clock
-from postdate.core.failure import Allowed, Way
+from postdate.clock import Clock, later
+from postdate.core.expiry import discard_reason, end_of_use
+from postdate.core.guard import OF_TRANSPORTS, cancelled_task, is_being_cancelled, is_ending
 from postdate.core.outages import Suspects
 from postdate.core.receive.outcomes import BACK, Failed, Recovery, StepOutcome
-from postdate.core.receive.watching import WatchedReceiver
-from postdate.core.repetitions import leave_out_repetitions
-from postdate.endpoint.audit import Audit
-from postdate.endpoint.cancelling import cancelled_task, cancels_itself, is_being_cancelled
-from postdate.endpoint.context import BusinessTransaction, HandlerContext
-from postdate.endpoint.endings import MessageEndings
-from postdate.endpoint.handlers import Handlers
-from postdate.endpoint.outgoing import OutgoingMessages
-from postdate.endpoint.saga_handling import OwnStoreUnreachable, calling_own_store
+from postdate.core.receive.settling import WatchedReceiver, leave_out_repetitions
+from postdate.core.recoverability import (
+    DEFAULT_ERROR_QUEUE,
+    Allowed,
+    Decision,
+    DelayedRetry,
+    Discard,
+    ErrorQueue,
+    Host,
+    ImmediateRetry,
+    MoveToError,
+    Recoverability,
+    Way,
+    after_handling_failed,
+    check_retries,
+    delayed_retry_headers,
+    text_of,
+    why_unavailable,
+)
+from postdate.endpoint.message_types import MessageTypes, type_name
+from postdate.endpoint.outgoing import BusinessTransaction, HandlerContext, OutgoingMessages
+from postdate.endpoint.saga_handling import OwnStoreUnreachable, Sagas, calling_own_store, is_saga_timeout
+from postdate.endpoint.service import CriticalErrors
+from postdate.endpoint.settings import Audit
 from postdate.errors import (
+    ConfigurationError,
     DuplicateMessage,
     HandlingInterrupted,
+    InvalidMessage,
     InvalidTimestamp,
     PostdateError,
     SagaConflict,
-    TransportUnreachable,
+    UnknownMessageType,
 )
-from postdate.messages import Envelope
+from postdate.messages import (
+    DESTINATION_LIMIT,
+    DelayedMessage,
+    Envelope,
+    Headers,
+    check_text,
+    headers_with_expiry,
+    new_message_id,
+    without_delay_headers,
+)
 from postdate.ports import HANDLED, End, Received, Receiver, RecordKind, TransactionMode, Work
+from postdate.runtime.reporting import Metrics
 
 log = logging.getLogger("postdate.endpoint")
 
 RESTARTS_BORNE: Final = 5
 """A message may come back so often without an answer before its policy is asked: processes and brokers are restarted,
 and the one that stands first in its queue comes back to it from each process that is stopped meanwhile."""
+
+
+Handler = Callable[[Any, HandlerContext], Awaitable[None]]
+
+_STANDS_AFTER_SECONDS: Final = 5.0
+_LOOKS_ROUND_SECONDS: Final = 0.1
+"""After an event loop stood, so long a handler waits for news: that a connection ended, say, and a claim with it."""
+
+
+class Handlers:
+    """Decodes received messages and calls their handlers and sagas."""
+
+    def __init__(self, types: MessageTypes) -> None:
+        self._types, self._handlers = types, dict[type[Any], list[Handler]]()
+        self.sagas: Sagas | None = None
+
+    def add(self, message_type: type[Any], handle: Handler) -> None:
+        self._handlers.setdefault(message_type, []).append(handle)
+
+    def handles(self, message_type: type[Any]) -> bool:
+        return message_type in self._handlers or (self.sagas is not None and self.sagas.handles(message_type))
+
+    @types.coroutine
+    def call(self, received: Received, context: HandlerContext) -> Generator[Any, Any, None]:
+        """Decode the message and call every handler of its type, one after the other; log who keeps the event loop."""
+        calling = self._call(received, context)
+        step: Callable[[Any], Any] = calling.send
+        given: Any = None
+        began = time.monotonic()
+        while True:
+            try:
+                waits_for = step(given)
+            except StopIteration:
+                if time.monotonic() - began >= _STANDS_AFTER_SECONDS:
+                    _log_standing(began, received)
+                    yield from asyncio.sleep(_LOOKS_ROUND_SECONDS).__await__()
+                return
+            except BaseException:
+                _log_standing(began, received)
+                raise
+            _log_standing(began, received)
+            try:
+                given = yield waits_for
+                step = calling.send
+            except BaseException as error:  # noqa: BLE001 - raised where it belongs, in the handler
+                step, given = calling.throw, error
+            began = time.monotonic()
+
+    async def _call(self, received: Received, context: HandlerContext) -> None:
+        message = self._types.decode(received.envelope.headers, received.envelope.body)
+        if self.sagas is not None and is_saga_timeout(received.envelope.headers):
+            await self.sagas.handle_timeout(message, context)
+            return
+        handlers = self._handlers.get(type(message), ())
+        if not handlers and not self.handles(type(message)):
+            raise UnknownMessageType(f"no handler for {type_name(type(message))}")
+        for handle in handlers:
+            await handle(message, context)
+        if self.sagas is not None:
+            await self.sagas.handle(message, context)
+
+
+def _log_standing(began: float, received: Received) -> None:
+    stood = time.monotonic() - began
+    if stood >= _STANDS_AFTER_SECONDS:
+        kind = received.envelope.headers.get(Headers.ENCLOSED_MESSAGE_TYPES, "bytes")
+        text = "the event loop stood for %.0f s, in the handler of %s %s: have a thread do what blocks"
+        log.warning(text, stood, kind, received.envelope.message_id)
 
 
 class TakenReceiver(WatchedReceiver):
@@ -88,6 +189,29 @@ class PolicyRecovery(Recovery):
             log.error("message %s is lost: it is off its queue, and no copy can be sent", received.envelope.message_id)
             return Way.BACK
         return Recovery.way(self, received, failed, error)
+
+
+def cancels_itself(received: Received) -> bool:
+    """Return whether a handler cancels its own task however often its message comes, which is a failure.
+
+    Only from the eleventh time on: before, it may be the program that cancels all its tasks, by asyncio's own means.
+    """
+    if received.failures < POLICY_FAILURES or is_ending():
+        return False
+    while (task := cancelled_task()) is not None:  # it has other messages to handle
+        task.uncancel()
+    return True
+
+
+def failure_of(received: Received, error: BaseException) -> Exception:
+    """Return what a handler raised as a failure of its message; raise it if it is none."""
+    is_cancelled = isinstance(error, anyio.get_cancelled_exc_class())
+    if is_cancelled and (not is_being_cancelled() or cancels_itself(received)):
+        # The handler awaited something that others cancelled, and let that out: it says nothing of this task.
+        return RuntimeError(f"the handler ended by {type(error).__name__}")
+    if isinstance(error, (SagaConflict, OwnStoreUnreachable)) or not isinstance(error, Exception):
+        raise error
+    return error
 
 
 class Handling:
@@ -148,15 +272,8 @@ class Handling:
         except SagaConflict as error:  # another process was faster: all is undone, and done again on its state
             log.debug("message %s is handled again: %s", received.envelope.message_id, error)
             return StepOutcome(None, self._recovery, failed=Failed(error))
-        except OwnStoreUnreachable:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
-            return self.recovered(received, error)
-        except anyio.get_cancelled_exc_class() as error:
-            if is_being_cancelled() and not cancels_itself(received):
-                raise
-            # The handler awaited something that others cancelled, and let that out: it says nothing of this task.
-            return self.recovered(received, RuntimeError(f"the handler ended by {type(error).__name__}"))
+        except BaseException as error:  # noqa: BLE001 - what is no failure of the message is raised again
+            return self.recovered(received, failure_of(received, error))
         if not (end.outgoing or end.work):
             return StepOutcome(end, self._recovery, context.afterwards)
         if self.outgoing.mode is TransactionMode.RECEIVE_ONLY and end.outgoing:
@@ -192,7 +309,7 @@ class Handling:
         finally:
             if cancelled_task() is not None:  # by its handler, perhaps, which ended before this was raised
                 await asyncio.sleep(0)
-        context.end()
+        context.has_ended = True
         if self.audit is not None and started is not None:
             now = self.outgoing.clock.now()
             context.outgoing.append(self.audit.copy(received.envelope, started, now, self.endings.host))
@@ -217,7 +334,7 @@ class Handling:
         transport = self.outgoing.transport
         sending = transport.send(envelopes, self.outgoing.clock.now(), work=work)
         try:
-            errors = await self.receiver.watch.call(sending, transport, TransportUnreachable)
+            errors = await self.receiver.watch.call(sending, transport, OF_TRANSPORTS)
         except DuplicateMessage as error:
             await leave_out_repetitions(work, error)
             await self._send(envelopes, work)
@@ -225,3 +342,155 @@ class Handling:
         for error in errors:
             if error is not None:
                 raise error
+
+
+POLICY_FAILURES: Final = 10
+"""A message is handled again when the policy itself fails; from the eleventh time on it goes to the error queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageEndings:
+    """Decides how received messages end that have expired, or whose handling has failed."""
+
+    outgoing: OutgoingMessages
+    recoverability: Recoverability
+    host: Host
+    critical_errors: CriticalErrors
+    metrics: Metrics
+    ignore_time_to_be_received: bool
+    allowance: timedelta
+
+    def __post_init__(self) -> None:
+        check_retries(self.recoverability, immediate=self.gives_back, delayed=self.comes_back_later)
+
+    @property
+    def gives_back(self) -> bool:
+        """Whether a message can go back to its queue, for an immediate retry."""
+        return self.outgoing.mode is not TransactionMode.NONE
+
+    @property
+    def comes_back_later(self) -> bool:
+        """Whether a message can come back from a store, for a delayed retry."""
+        return self.gives_back and self.outgoing.can_delay
+
+    @property
+    def error_queue(self) -> str:
+        return self.recoverability.error_queue or DEFAULT_ERROR_QUEUE
+
+    def discard_reason(self, received: Received) -> str | None:
+        """Return why a message has expired, or ``None``; queues may have judged an expiry outside its headers."""
+        envelope, headers = received.envelope, received.envelope.headers
+        by_headers = Headers.EXPIRES_AT in headers or Headers.TIME_TO_BE_RECEIVED in headers
+        if self.ignore_time_to_be_received or not (by_headers or envelope.expires_at is not None):
+            return None  # as most, which need no further look
+        if not self.outgoing.transport.capabilities.expires_messages:
+            headers = _own_headers(envelope)
+        return discard_reason(headers, self.outgoing.clock.now(), self.allowance)
+
+    def discarded(self, received: Received, reason: str) -> End:
+        """Return the end of an expired message: counted, recorded, and in no other queue."""
+        if received.failures:  # not just too late, so it is worth knowing
+            reason = f"{reason}, after {received.failures} failed attempts"
+        level = logging.WARNING if received.failures else logging.DEBUG
+        log.log(level, "Discarding message %s due to lapsed Time To Be Received header: %s", _id(received), reason)
+        self.metrics.discarded(1)
+        return End(RecordKind.DISCARDED, reason)
+
+    def end_after_failure(self, received: Received, error: Exception) -> End | None:
+        """Return how a message ends whose handling failed, or ``None`` when it goes back to its queue."""
+        now = self.outgoing.clock.now()
+        reason = f"{type(error).__name__}: {text_of(error)}"
+        try:
+            decision = self._decide(received, error, now)
+        except Exception as failure:  # noqa: BLE001 - whatever a policy of an application raises
+            about = f"message {_id(received)}, which failed with {reason}"
+            self.critical_errors(f"Failed to execute the recoverability policy for {about}", failure)
+            return self.to_error(received, error) if received.failures >= POLICY_FAILURES else None
+        match decision:
+            case ImmediateRetry():
+                log.info("message %s is retried at once: %s", _id(received), reason)
+                return None
+            case DelayedRetry(delay) if self._expires_before(received, later(now, delay)):
+                log.warning("message %s is not retried, as it would expire before that: %s", _id(received), reason)
+                return self.discarded(received, f"expires before its retry: {reason}")
+            case DelayedRetry(delay):
+                log.warning("message %s is retried in %s: %s", _id(received), delay, reason)
+                retry = self._retry(received, later(now, delay), now)
+                return self.outgoing.end_of([retry], RecordKind.RETRIED, f"retried as {retry.message_id}: {reason}")
+            case Discard(why):
+                log.info("message %s is discarded by the recoverability policy: %s", _id(received), why)
+                self.metrics.discarded(1)
+                return End(RecordKind.DISCARDED, f"{why}: {reason}")
+            case MoveToError(queue):
+                return self.to_error(received, error, queue)
+
+    def _decide(self, received: Received, error: Exception, now: datetime) -> Decision:
+        """Return what the policy decides, or :class:`MoveToError` where that cannot be; raises what a policy does."""
+        settings, headers = self.recoverability, dict(received.envelope.headers)  # a copy, which the policy may change
+        policy = settings.policy or after_handling_failed
+        decision = policy(error, received.failures + 1, headers, settings, now)
+        if not isinstance(decision, ImmediateRetry | DelayedRetry | MoveToError | Discard):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(f"{decision!r} is no decision of a recoverability policy")
+        reason = why_unavailable(decision, immediate=self.gives_back, delayed=self.comes_back_later)
+        reason = reason or _why_impossible(decision, now)
+        if reason is None:
+            return decision
+        log.warning("message %s goes to the error queue: %s", _id(received), reason)
+        return MoveToError()
+
+    def _retry(self, received: Received, due: datetime, now: datetime) -> DelayedMessage:
+        """Return the message for its delayed retry: a send of its own, so it has an id of its own in the store."""
+        envelope = received.envelope
+        own = _own_headers(envelope)
+        # Without headers of an earlier delay: on the way through a queue they would be taken for those of this one.
+        retried = without_delay_headers(delayed_retry_headers(own, now))
+        headers = {Headers.MESSAGE_ID: envelope.message_id, **retried}
+        return DelayedMessage(new_message_id(), due, self.outgoing.endpoint, headers, envelope.body)
+
+    def _expires_before(self, received: Received, instant: datetime) -> bool:
+        if self.ignore_time_to_be_received:
+            return False
+        try:
+            end = end_of_use(_own_headers(received.envelope))
+        except InvalidTimestamp:  # unreadable: it does not expire
+            return False
+        return end is not None and instant - end > self.allowance
+
+    def to_error(self, received: Received, error: Exception, queue: str | None = None, *, brief: bool = False) -> End:
+        """Return the end of a message that goes to ``queue``, or to the endpoint's error queue."""
+        reason = f"{type(error).__name__}: {text_of(error)}"
+        if not brief:
+            log.error("message %s moved to error queue %s: %s", _id(received), queue or self.error_queue, reason)
+        original = replace(received.envelope, headers=_own_headers(received.envelope))
+        customize = self.recoverability.customize_headers
+        errors = ErrorQueue(queue or self.error_queue, self.outgoing.endpoint, self.host, customize)
+        copy = errors.copy(original, error, self.outgoing.clock.now(), brief=brief)
+        return End(RecordKind.FAILED, reason, outgoing=[copy])
+
+
+def _why_impossible(decision: Decision, now: datetime) -> str | None:
+    """Return why there is no such time to retry at, or no such queue; ``None``: there may be."""
+    try:
+        match decision:
+            case DelayedRetry(delay):
+                _ = now + delay
+            case MoveToError(str() as queue):
+                check_text(queue, "its error queue", DESTINATION_LIMIT)
+            case MoveToError(queue) if queue is not None:
+                return f"{queue!r} is no name of a queue"
+            case _:
+                pass
+    except (OverflowError, TypeError, InvalidMessage) as error:
+        return f"{decision!r} cannot be: {error}"
+    return None
+
+
+def _own_headers(envelope: Envelope) -> Mapping[str, str]:
+    """Return the headers, with an expiry that only the queue knew; a time to be received is in them already."""
+    if Headers.TIME_TO_BE_RECEIVED in envelope.headers:
+        return envelope.headers
+    return headers_with_expiry(envelope)
+
+
+def _id(received: Received) -> str:
+    return received.envelope.message_id

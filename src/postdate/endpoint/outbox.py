@@ -10,23 +10,21 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 
 from postdate.clock import Clock, later
-from postdate.core.guard import calling_store
+from postdate.core.guard import calling_store, is_being_cancelled
 from postdate.core.outages import Suspects
 from postdate.core.receive.outcomes import Afterwards, Failed, StepOutcome
 from postdate.core.recoverability import is_outage
-from postdate.endpoint.cancelling import cancels_itself, is_being_cancelled
-from postdate.endpoint.context import BusinessTransaction
-from postdate.endpoint.saga_handling import OwnStoreUnreachable, calling_own_store
-from postdate.endpoint.settings import check_above_zero
+from postdate.endpoint.handling import Handling, failure_of
+from postdate.endpoint.outgoing import BusinessTransaction
+from postdate.endpoint.saga_handling import calling_own_store
 from postdate.errors import (
     ConfigurationError,
     PostdateError,
-    SagaConflict,
     StoreUnavailable,
     UnsupportedTransactionMode,
 )
@@ -40,10 +38,7 @@ from postdate.ports import (
     RecordKind,
     TransactionMode,
 )
-from postdate.runtime.outage_log import OutageLog
-
-if TYPE_CHECKING:
-    from postdate.endpoint.handling import Handling
+from postdate.runtime.reporting import OutageLog
 
 log = logging.getLogger("postdate.outbox")
 
@@ -86,8 +81,11 @@ class Outbox:
             )
 
 
-def _check_span(setting: str, span: timedelta, longest: timedelta) -> None:
-    check_above_zero(setting, span)
+def _check_span(setting: str, span: object, longest: timedelta) -> None:
+    if not isinstance(span, timedelta):
+        raise ConfigurationError(f"{setting} must be a timedelta, not {type(span).__name__} {span!r}")
+    if span <= timedelta(0):
+        raise ConfigurationError(f"{setting} must be above zero, not {span}")
     if span > longest:
         raise ConfigurationError(f"{setting} must be at most {longest.days:,} day(s), not {span}")
 
@@ -106,13 +104,6 @@ def check_outbox(given_mode: object, mode: TransactionMode, *, send_only: bool) 
             f"an outbox needs transaction_mode='receive_only', explicitly ({said}): the messages that a handler sends "
             f"leave after its commit, and with no other promise"
         )
-
-
-async def prepare_outbox(outbox: Outbox, endpoint: str, *, set_up: bool) -> None:
-    """Set the store up if that is wanted; raise :class:`StoreError` if it cannot be used."""
-    if set_up:
-        await outbox.store.setup()
-    await outbox.store.find(endpoint, "")
 
 
 class OutboxHandling:
@@ -163,31 +154,17 @@ class OutboxHandling:
         if unhandled is not None:
             return unhandled
         transaction = self._store.transaction(self._outgoing.endpoint, message_id(received))
-        return await self._in_transaction(received, transaction, afterwards)
-
-    async def _in_transaction(
-        self,
-        received: Received,
-        transaction: OutboxTransaction,
-        afterwards: list[Afterwards],
-    ) -> OutboxRecord | StepOutcome:
-        """Do the same, and roll back if it fails."""
         try:
             return await self._handled(received, transaction, afterwards)
-        except (SagaConflict, OwnStoreUnreachable) as error:
-            await self._roll_back(transaction, error)
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
-            failure = error
-        except anyio.get_cancelled_exc_class() as error:
-            if is_being_cancelled() and not cancels_itself(received):
-                with anyio.CancelScope(shield=True):
+        except (Exception, anyio.get_cancelled_exc_class()) as error:  # noqa: BLE001 - what is no failure is raised again
+            try:
+                failure = failure_of(received, error)
+            except BaseException:
+                with anyio.CancelScope(shield=is_being_cancelled()):
                     await self._roll_back(transaction, error)
                 raise
-            # The handler awaited something that others cancelled, and let that out: it says nothing about this task.
-            failure = RuntimeError(f"the handler ended by {type(error).__name__}")
-        await self._roll_back(transaction, failure)
-        return self._handling.recovered(received, failure)
+            await self._roll_back(transaction, failure)
+            return self._handling.recovered(received, failure)
 
     async def _handled(
         self,

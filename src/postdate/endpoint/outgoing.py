@@ -1,36 +1,257 @@
-"""Makes, sends and stores an endpoint's messages, at once or with a handler. Source: specification 5; ADR 9, 14."""
+"""Makes, sends and stores an endpoint's messages, at once or with a handler, by its context.
+
+Source: specification 5; ADR 9, 14.
+"""
 
 from __future__ import annotations
 
+import platform
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from datetime import datetime
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
+from postdate.clock import later
 from postdate.core.dispatcher import enlisting
-from postdate.core.repetitions import RepeatableStoring
-from postdate.core.timeout_manager.reading import clear_timeouts, to_timeout_manager
+from postdate.core.receive.settling import RepeatableStoring
+from postdate.core.timeout_manager.steps import clear_timeouts, to_timeout_manager
 from postdate.endpoint.delayed_delivery import timeouts_queue
-from postdate.endpoint.sending import (
-    SendOptions,
-    check_headers_fit,
-    kept,
-    outgoing_message,
-    publishing,
-    sender_headers,
-    through_queue,
-)
-from postdate.endpoint.serialization import MessageTypes, type_name
+from postdate.endpoint.message_types import INFINITE, MessageTypes, TimesToBeReceived, finite, type_name
 from postdate.endpoint.service import EndpointContext
 from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, TimeoutManager
-from postdate.endpoint.time_to_be_received import TimesToBeReceived, finite
 from postdate.endpoint.timeout_manager import timeout_manager_queue
-from postdate.errors import DelayedDeliveryNotConfigured, NotSupported, UnknownMessageType
-from postdate.messages import DelayedMessage, Envelope, Headers, new_message_id
-from postdate.ports import End, MovingStore, RecordKind, TransactionMode, TransportCapabilities, Work
+from postdate.errors import (
+    ConfigurationError,
+    DelayConflict,
+    DelayedDeliveryNotConfigured,
+    InvalidMessage,
+    InvalidTimestamp,
+    MessageError,
+    MessageTooLarge,
+    NotSupported,
+    UnknownMessageType,
+)
+from postdate.messages import (
+    DESTINATION_LIMIT,
+    LONGEST_TIME_TO_BE_RECEIVED,
+    MESSAGE_ID_LIMIT,
+    DelayedMessage,
+    Envelope,
+    Headers,
+    aware_utc,
+    check_headers,
+    check_not_reserved,
+    check_text,
+    delay_headers,
+    encode_headers,
+    format_time_span,
+    format_timestamp,
+    new_message_id,
+    parse_timestamp,
+    size_in_bytes,
+)
+from postdate.ports import (
+    End,
+    MovingStore,
+    NativeTransaction,
+    OutboxStore,
+    OutboxTransaction,
+    PublishingTransport,
+    Received,
+    RecordKind,
+    TransactionMode,
+    Transport,
+    TransportCapabilities,
+    Work,
+)
 from postdate.ports.stores import no_transaction_of_yours
+
+
+@dataclass(frozen=True, slots=True)
+class SendOptions:
+    """How one message is sent: the keywords of :meth:`postdate.Endpoint.send`. May be used again for other messages.
+
+    Raises:
+        DelayConflict: options that exclude each other.
+        InvalidMessage: a destination or an id that is blank or too long, a negative delay, or a time to be received of
+            zero or less.
+        InvalidTimestamp: a date-time without a time zone.
+    """
+
+    destination: str | None = None
+    delay: timedelta | None = None
+    deliver_at: datetime | None = None
+    expires_at: datetime | None = None
+    time_to_be_received: timedelta | None = None
+    use_dead_letter_queue: bool | None = None
+    headers: Mapping[str, str] | None = None
+    message_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.destination is not None:
+            check_text(self.destination, "destination", DESTINATION_LIMIT)
+        if self.message_id is not None:
+            check_text(self.message_id, "message id", MESSAGE_ID_LIMIT)
+        if self.delay is not None and self.deliver_at is not None:
+            raise DelayConflict("delay and deliver_at exclude each other: give one of them")
+        for name in ("delay", "time_to_be_received"):
+            span: object = getattr(self, name)
+            if span is not None and not isinstance(span, timedelta):
+                raise InvalidMessage(f"{name} must be a timedelta, not {type(span).__name__} {span!r}")
+        if self.delay is not None and self.delay < timedelta(0):
+            raise InvalidMessage(f"delay must not be negative, not {self.delay}")
+        if self.time_to_be_received is not None and self.time_to_be_received <= timedelta(0):
+            raise InvalidMessage(f"time_to_be_received must be above zero, not {self.time_to_be_received}")
+        if self.time_to_be_received is not None and (LONGEST_TIME_TO_BE_RECEIVED < self.time_to_be_received < INFINITE):
+            raise InvalidMessage(
+                f"time_to_be_received is longer than {LONGEST_TIME_TO_BE_RECEIVED.days:,} days: "
+                f"{self.time_to_be_received}; leave it out, or say timedelta.max, for a message that is wanted for ever"
+            )
+        if self.use_dead_letter_queue is not None and self.is_delayed:
+            raise DelayConflict(
+                "use_dead_letter_queue is for the queue that a message is sent to at once: not with a delay"
+            )
+        for name in ("deliver_at", "expires_at"):
+            if getattr(self, name) is not None:
+                aware_utc(getattr(self, name), name)
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether it is to be delivered later."""
+        return self.delay is not None or self.deliver_at is not None
+
+    def due(self, now: datetime) -> datetime | None:
+        """Return the due time in UTC, or ``None`` for at once; the end of the calendar means never."""
+        if self.deliver_at is not None:
+            return aware_utc(self.deliver_at, "deliver_at")
+        if self.delay is None:
+            return None
+        return later(now, self.delay)
+
+
+def sender_headers(endpoint: str, replies_to: str | None) -> Mapping[str, str]:
+    sender = {Headers.ORIGINATING_ENDPOINT: endpoint, Headers.ORIGINATING_MACHINE: platform.node()}
+    return sender if replies_to is None else {**sender, Headers.REPLY_TO_ADDRESS: replies_to}
+
+
+def sent_by_saga(saga_id: str, saga_type: str) -> Mapping[str, str]:
+    return {Headers.ORIGINATING_SAGA_ID: saga_id, Headers.ORIGINATING_SAGA_TYPE: saga_type}
+
+
+def to_saga_of(incoming: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the headers by which a reply finds the saga instance that sent a message, if one did (ADR 16).
+
+    They are the saga's, under the names by which timeouts find instances: so an endpoint in any language can reply.
+    """
+    saga_id = incoming.get(Headers.ORIGINATING_SAGA_ID, "")
+    saga_type = incoming.get(Headers.ORIGINATING_SAGA_TYPE, "")
+    return {Headers.SAGA_ID: saga_id, Headers.SAGA_TYPE: saga_type} if saga_id and saga_type else {}
+
+
+def reply_options(incoming: Mapping[str, str], message_id: str, headers: Mapping[str, str] | None) -> SendOptions:
+    """Return how a reply is sent; headers of the application win."""
+    address = incoming.get(Headers.REPLY_TO_ADDRESS)
+    if not address:
+        raise InvalidMessage(f"message {message_id!r} has no header {Headers.REPLY_TO_ADDRESS!r} to reply to")
+    own = {Headers.MESSAGE_INTENT: "Reply", **to_saga_of(incoming), **(headers or {})}
+    return SendOptions(destination=address, headers=own)
+
+
+def publishing(transport: Transport) -> PublishingTransport:
+    """Return the transport if it can publish; refuse if it cannot."""
+    if not isinstance(transport, PublishingTransport):
+        raise NotSupported(
+            f"the queues of {type(transport).__name__} cannot publish, and nobody can subscribe there: send the "
+            f"message to each of its receivers, or use RabbitMqTransport"
+        )
+    return transport
+
+
+def outgoing_message(
+    sender: Mapping[str, str],
+    content: Mapping[str, str],
+    body: bytes,
+    destination: str,
+    options: SendOptions,
+    now: datetime,
+) -> Envelope | DelayedMessage:
+    """Return a :class:`DelayedMessage`, or an :class:`Envelope` where the message is due already or has no delay.
+
+    ``content`` are headers that describe the body; those of ``options`` win where both say the same name.
+
+    Raises:
+        DelayConflict: a delay together with a time to be received (row 75); names the message type.
+        InvalidHeaders: headers that are no texts, or, with a delay, one with the prefix that is reserved for it.
+    """
+    own, due, span = options.headers or {}, options.due(now), finite(options.time_to_be_received)
+    check_headers(own)
+    message_id = new_message_id() if options.message_id is None else options.message_id
+    headers = {
+        Headers.MESSAGE_ID: message_id,
+        Headers.CORRELATION_ID: message_id,
+        Headers.CONVERSATION_ID: message_id,
+        Headers.MESSAGE_INTENT: "Send",
+        Headers.TIME_SENT: format_timestamp(now),
+        **sender,
+        **content,
+        **own,
+    }
+    if span is not None:
+        headers[Headers.TIME_TO_BE_RECEIVED] = format_time_span(span)
+    if options.expires_at is not None:
+        headers[Headers.EXPIRES_AT] = format_timestamp(options.expires_at)
+    if due is not None:
+        check_not_reserved(own)
+        if Headers.TIME_TO_BE_RECEIVED in headers:
+            kind = content.get(Headers.ENCLOSED_MESSAGE_TYPES, "this message")
+            raise DelayConflict(
+                f"{kind} has both a delay and a time to be received, which counts from sending and may run out before "
+                f"the message is due; use expires_at for an absolute end"
+            )
+        headers.setdefault(Headers.DELIVER_AT, format_timestamp(due))
+        if due > now:
+            return DelayedMessage(message_id, due, destination, headers, body, options.expires_at)
+    return Envelope(
+        destination,
+        message_id,
+        headers,
+        body,
+        options.expires_at,
+        time_to_be_received=span,
+        use_dead_letter_queue=options.use_dead_letter_queue,
+    )
+
+
+def check_headers_fit(message: Envelope | DelayedMessage, limit: int | None) -> None:
+    """Refuse headers over ``limit`` bytes, encoded, now: when the message is due, that would be too late."""
+    if limit is None:
+        return
+    size = size_in_bytes(encode_headers(message.headers), b"")
+    if size > limit:
+        raise MessageTooLarge(
+            f"message {message.message_id!r} has {size:,} bytes of headers, more than the {limit:,} that its queues "
+            f"take: put what is large into the body"
+        )
+
+
+def through_queue(message: DelayedMessage, queue: str) -> Envelope:
+    """Return the envelope that carries a delayed message to a timeouts queue."""
+    return Envelope(queue, message.message_id, delay_headers(message), message.body)
+
+
+def kept(message: Envelope | DelayedMessage, now: datetime) -> DelayedMessage:
+    """Return the delayed message that a store keeps; one that is due already is due ``now``."""
+    if isinstance(message, DelayedMessage):
+        return message
+    check_not_reserved(message.headers)
+    left = message.time_left(now)
+    end = None if left is None else later(now, left)
+    return DelayedMessage(message.message_id, now, message.destination, message.headers, message.body, end)
+
 
 Outgoing = Envelope | DelayedMessage
 
@@ -195,3 +416,163 @@ def _conversation(incoming: Mapping[str, str]) -> dict[str, str]:
         if header in incoming:
             tied[header] = incoming[header]
     return {key: value for key, value in tied.items() if value}
+
+
+class BusinessTransaction:
+    """The outbox's transaction in which a handler runs; ``queues`` is the identity of the queues' database, if any."""
+
+    def __init__(self, transaction: OutboxTransaction, store: OutboxStore, queues: object | None) -> None:
+        self.transaction, self._store, self._queues = transaction, store, queues
+
+    def check_isolated_send(self) -> None:
+        """Refuse a send that would wait for itself: for the handler's transaction, the only writer of its file."""
+        if self.transaction.begun and self._store.has_one_writer and self._store.database == self._queues:
+            raise NotSupported(
+                "an isolated send into the file in which the handler has a transaction open would wait for itself: "
+                "send before context.transaction() is called, or without isolated, or keep the outbox in another file"
+            )
+
+
+class HandlerContext:
+    """The second argument of a handler: headers of its message, sends, and the transaction of the outbox.
+
+    Messages that it sends leave when the handler has succeeded, together with the completion of the incoming message;
+    when it fails, none leaves, except those sent ``isolated``. In transaction mode ``none`` all of them leave at once.
+    """
+
+    def __init__(
+        self, messages: OutgoingMessages, received: Received, business: BusinessTransaction | None = None
+    ) -> None:
+        self._messages, self._received, self._business = messages, received, business
+        self._headers = MappingProxyType(received.envelope.headers)
+        self.outgoing: list[Outgoing] = []
+        self.named: list[DelayedMessage] = []
+        """Delayed messages with an id of the application that are to leave by an outbox: another message may have that
+        id."""
+        self.work: list[Work] = []
+        """Done in the transaction in which sent messages leave; only with queues, or an outbox, in the database of the
+        work."""
+        self.afterwards: list[Callable[[], Awaitable[None]]] = []
+        """Done when the message has ended well; must raise nothing."""
+        self.saga: Mapping[str, str] = {}
+        """Headers that say which saga instance sends; empty while none is at work."""
+        self.has_ended = False
+        """Set when its handlers have ended: what is sent from then on is refused."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers of the incoming message; read-only, since a retry and the error queue get them as they came.
+
+        Messages that are sent have headers of their own: ``headers={**context.headers, "Mine": "1"}``.
+        """
+        return self._headers
+
+    @property
+    def message_id(self) -> str:
+        """Id of the incoming message: stable, however often it is delivered."""
+        return self.headers.get(Headers.MESSAGE_ID, self._received.envelope.message_id)
+
+    @property
+    def due(self) -> datetime | None:
+        """When a delayed message was due, UTC; ``None`` for others, and where the transport does not keep it."""
+        return self._received.envelope.due
+
+    async def transaction(self) -> NativeTransaction:
+        """Return a connection of the outbox's database with a transaction open on it, for data of the application.
+
+        What is written on it is committed together with what this handler sends, and with the mark that the message was
+        handled; when the handler fails, it is rolled back. All handlers of a message have the same one.
+
+        Returns:
+            With :class:`~postdate.PostgresOutbox` a ``psycopg.AsyncConnection``, with :class:`~postdate.SqliteOutbox`
+            an ``sqlite3.Connection``. It refuses to commit or roll back.
+
+        Raises:
+            ConfigurationError: the endpoint has no outbox.
+            StoreUnavailable: the database cannot be reached.
+        """
+        if self._business is None:
+            raise ConfigurationError(
+                f"endpoint {self._messages.endpoint!r} has no outbox, so its handlers have no transaction: pass "
+                f"outbox=Outbox(…) when you create it"
+            )
+        return await self._business.transaction.begin()
+
+    async def send(  # noqa: PLR0913 - all that can be said of one send, each by its name
+        self,
+        message: object,
+        *,
+        destination: str | None = None,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        expires_at: datetime | None = None,
+        time_to_be_received: timedelta | None = None,
+        use_dead_letter_queue: bool | None = None,
+        headers: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+        isolated: bool = False,
+    ) -> str:
+        """Send a message and return its id: as :meth:`Endpoint.send`, with the end of the message being handled.
+
+        With ``isolated`` it leaves at once, also if handling fails. A ``message_id`` that was used for another delayed
+        message fails the handler as it ends.
+        """
+        headers = self._with_saga(headers)
+        options = SendOptions(
+            destination, delay, deliver_at, expires_at, time_to_be_received, use_dead_letter_queue, headers, message_id
+        )
+        outgoing = self._messages.make(message, options, related_to=self.headers)
+        if message_id is not None and isinstance(outgoing, DelayedMessage):
+            outgoing = self._named(outgoing, isolated=isolated)
+        return await self._leave(outgoing, isolated=isolated)
+
+    def _named(self, outgoing: DelayedMessage, *, isolated: bool) -> DelayedMessage:
+        """Mark a message with an id of the application which an earlier attempt of this handler may have sent.
+
+        It may where the incoming message came back unanswered, and delayed messages leave through a queue before its
+        end.
+        """
+        if self._business is not None:
+            self.named += () if isolated else (outgoing,)
+        elif self._received.unanswered and self._messages.delays_leave_first:
+            with suppress(KeyError, InvalidTimestamp):
+                since = self.due or parse_timestamp(self.headers[Headers.TIME_SENT])
+                return replace(
+                    outgoing, headers={**outgoing.headers, Headers.MAY_REPEAT_SINCE: format_timestamp(since)}
+                )
+        return outgoing
+
+    async def reply(self, message: object, headers: Mapping[str, str] | None = None) -> str:
+        """Send a message to where the incoming one asked for replies, and to the saga instance that sent that, if any.
+
+        A reply cannot be delayed (row 7).
+
+        Raises:
+            InvalidMessage: the incoming message names no address for replies.
+        """
+        options = reply_options(self.headers, self.message_id, self._with_saga(headers))
+        return await self._leave(self._messages.make(message, options, related_to=self.headers))
+
+    async def publish(
+        self, message: object, headers: Mapping[str, str] | None = None, *, message_id: str | None = None
+    ) -> str:
+        """Send a message to all subscribers of its type; see :meth:`Endpoint.publish`."""
+        options = self._messages.publish_options(message, self._with_saga(headers), message_id)
+        return await self._leave(self._messages.make(message, options, related_to=self.headers))
+
+    def _with_saga(self, headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
+        return {**self.saga, **(headers or {})} if self.saga else headers
+
+    async def _leave(self, outgoing: Outgoing, *, isolated: bool = False) -> str:
+        """Have a message leave, at once or at the end; return its id."""
+        if self.has_ended:
+            raise MessageError(
+                f"the handler of message {self.message_id!r} has ended: what it sends now cannot leave with it"
+            )
+        if isolated or self._messages.mode is TransactionMode.NONE:
+            if self._business is not None:
+                self._business.check_isolated_send()
+            await self._messages.send([outgoing])
+        else:
+            self.outgoing.append(outgoing)
+        return outgoing.message_id

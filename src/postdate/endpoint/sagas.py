@@ -27,10 +27,10 @@ from uuid import UUID
 
 import msgspec
 
-from postdate.endpoint.serialization import type_name
+from postdate.endpoint.message_types import type_name
 from postdate.errors import ConfigurationError, InvalidMessage
 from postdate.messages import check_text
-from postdate.ports.sagas import CORRELATION_LIMIT
+from postdate.ports.endpoint import CORRELATION_LIMIT
 
 log = logging.getLogger("postdate.sagas")
 

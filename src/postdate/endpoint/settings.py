@@ -1,19 +1,29 @@
-"""Settings of delayed delivery and of the timeout manager, with the defaults of the specification (1.4, 4.2, 4.11)."""
+"""Settings of delayed delivery, timeout manager and audit; defaults are of the specification (1.4, 2.5, 4.2, 4.11)."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import KW_ONLY, dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta
 
 from postdate.core.in_flight import BYTES_IN_FLIGHT
+from postdate.core.recoverability import Host
 from postdate.core.simple_store import check_methods, claiming
-from postdate.errors import ConfigurationError, InvalidMessage
-from postdate.messages import DESTINATION_LIMIT, check_text
-from postdate.ports import ClaimingStore, DelayedMessageStore, DelayExchange, TransactionMode
+from postdate.endpoint.message_types import checked_span, finite
+from postdate.errors import ConfigurationError, InvalidMessage, UnsupportedTransactionMode
+from postdate.messages import DESTINATION_LIMIT, Envelope, Headers, check_text, format_timestamp
+from postdate.ports import (
+    ClaimingStore,
+    DelayedMessageStore,
+    DelayExchange,
+    TransactionMode,
+    Transport,
+    TransportCapabilities,
+)
 from postdate.ports.settings import ZERO_OR_MORE, Destination, Span, check_settings
 from postdate.ports.timeouts import TimeoutPersister
 
@@ -113,6 +123,63 @@ class DelayedDelivery:
         check_settings(self)
 
 
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Keep a copy of every message that was handled.
+
+    The copy outlives the time to be received of its message, and keeps its header for information.
+
+    Args:
+        queue: for the copies.
+        time_to_be_received: of the copies themselves; ``None``: they are kept until somebody takes them.
+
+    Raises:
+        ConfigurationError: the queue is no address, or the time is not above zero.
+    """
+
+    queue: str
+    time_to_be_received: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        check_address(self.queue, "the name of the audit queue")
+        if self.time_to_be_received is not None:
+            checked_span(self.time_to_be_received, "the time to be received of audit copies")
+
+    def check(self, can: TransportCapabilities, own_queues: Collection[str], *, in_transactions: bool) -> None:
+        """Refuse copies that come back, and copies that expire where that could cost other messages (row 73).
+
+        ``in_transactions``: copies leave in the transaction that takes their message off its queue; with an outbox, or
+        in transaction mode ``none``, they do not.
+        """
+        if self.queue in own_queues:
+            raise ConfigurationError(
+                f"audit copies cannot go to {self.queue!r}, which the endpoint uses itself; give them their own queue"
+            )
+        if finite(self.time_to_be_received) is None:
+            return
+        if not can.expires_messages:
+            raise ConfigurationError("audit copies cannot expire: the queues of this transport do not expire messages")
+        if in_transactions and not can.time_to_be_received_in_transactions:
+            raise ConfigurationError(
+                "Setting a custom OverrideTimeToBeReceived for audits is not supported on transactional MSMQ."
+            )
+
+    def copy(self, handled: Envelope, started: datetime, ended: datetime, host: Host) -> Envelope:
+        """Return the copy of a message; ``started`` and ``ended``, UTC, are of its handling."""
+        headers = {
+            **handled.headers,
+            Headers.PROCESSING_STARTED: format_timestamp(started),
+            Headers.PROCESSING_ENDED: format_timestamp(ended),
+            Headers.PROCESSING_ENDPOINT: host.endpoint,
+            Headers.PROCESSING_MACHINE: host.machine,
+            Headers.HOST_ID: host.host_id,
+            Headers.HOST_DISPLAY_NAME: host.display_name,
+        }
+        return Envelope(
+            self.queue, handled.message_id, headers, handled.body, time_to_be_received=finite(self.time_to_be_received)
+        )
+
+
 _PERSISTER_METHODS: Final = [name for name in vars(TimeoutPersister) if name in TimeoutPersister.__abstractmethods__]
 
 
@@ -151,7 +218,16 @@ class TimeoutManager:
     ] = None
 
     def __post_init__(self) -> None:
-        _check_persister(self.persister)
+        advice = (
+            "; give TimeoutManager a storage of timeouts, for example MemoryTimeouts() or SqliteTimeouts(path), or "
+            "leave the timeout manager out and delay messages with delayed_delivery=DelayedDelivery(store)"
+        )
+        check_methods(self.persister, _PERSISTER_METHODS, "cannot keep timeouts", advice)
+        if not hasattr(self.persister, "database"):
+            raise ConfigurationError(
+                f"{type(self.persister).__name__} cannot keep timeouts: it has no property database; inherit "
+                f"TimeoutPersister, which has one that names none"
+            )
         check_settings(self)
 
     @property
@@ -174,35 +250,30 @@ class ExternalTimeoutManager:
     address: str
 
     def __post_init__(self) -> None:
-        try:
-            check_text(self.address, "the address of the external timeout manager", DESTINATION_LIMIT)
-        except InvalidMessage as error:
-            raise ConfigurationError(f"{error}; name a queue, or leave it out") from error
-
-
-def _check_persister(persister: object) -> None:
-    advice = (
-        "; give TimeoutManager a storage of timeouts, for example MemoryTimeouts() or SqliteTimeouts(path), or leave "
-        "the timeout manager out and delay messages with delayed_delivery=DelayedDelivery(store)"
-    )
-    check_methods(persister, _PERSISTER_METHODS, "cannot keep timeouts", advice)
-    if not hasattr(persister, "database"):
-        raise ConfigurationError(
-            f"{type(persister).__name__} cannot keep timeouts: it has no property database; inherit TimeoutPersister, "
-            f"which has one that names none"
+        check_address(
+            self.address, "the address of the external timeout manager", advice="; name a queue, or leave it out"
         )
 
 
-def check_above_zero(setting: str, value: object) -> None:
-    """Refuse what is no duration above zero.
+def check_address(name: str, what: str, limit: int = DESTINATION_LIMIT, advice: str = "") -> None:
+    """Refuse a name that no queue can have.
 
     Raises:
-        ConfigurationError: names the setting.
+        ConfigurationError: with ``advice`` behind what is wrong.
     """
-    if not isinstance(value, timedelta):
-        raise ConfigurationError(f"{setting} must be a timedelta, not {type(value).__name__} {value!r}")
-    if value <= timedelta(0):
-        raise ConfigurationError(f"{setting} must be above zero, not {value}")
+    try:
+        check_text(name, what, limit)
+    except InvalidMessage as error:
+        raise ConfigurationError(f"{error}{advice}") from error
+
+
+def check_scope(mode: TransactionMode, store: object, transport: Transport, *, is_one: bool) -> None:
+    """Refuse transaction scope, unless the databases of store and queues are one."""
+    if mode is TransactionMode.TRANSACTION_SCOPE and not is_one:
+        raise UnsupportedTransactionMode(
+            f"transaction mode 'transaction_scope' promises exactly once, for which {type(store).__name__} and "
+            f"{type(transport).__name__} must be on the same database; use the same one for both, or another mode"
+        )
 
 
 def mode_of(given: TransactionMode | str | None) -> TransactionMode | None:

@@ -7,24 +7,27 @@ from typing import Final
 
 from typing_extensions import override
 
-from postdate.core.failure import Allowed, ErrorQueue
+from postdate.core.dispatcher import sharing
 from postdate.core.guard import calling_store
 from postdate.core.outages import Suspects
 from postdate.core.poller import Poller
 from postdate.core.receive.outcomes import AttemptsRecovery, Step, StepOutcome, StoreOutage, attempts
 from postdate.core.receive.pump import MessagePump
-from postdate.core.recoverability import Host
+from postdate.core.recoverability import Allowed, ErrorQueue, Host
 from postdate.core.timeout_manager.looking import DueTimeouts
-from postdate.core.timeout_manager.reading import is_clearing
-from postdate.core.timeout_manager.steps import DispatchStep, StoreStep, telling
+from postdate.core.timeout_manager.steps import DispatchStep, StoreStep, is_clearing, telling
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.service import EndpointContext, Service
-from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, TimeoutManager
-from postdate.errors import ConfigurationError, InvalidMessage, MessageError, PostdateError, UnsupportedTransactionMode
-from postdate.messages import DESTINATION_LIMIT, check_text
-from postdate.ports import Received, TransactionMode, Transport, TransportCapabilities
-from postdate.ports.timeouts import TimeoutPersister
-from postdate.runtime.outage_log import OutageLog
+from postdate.endpoint.settings import (
+    DelayedDelivery,
+    ExternalTimeoutManager,
+    TimeoutManager,
+    check_address,
+    check_scope,
+)
+from postdate.errors import ConfigurationError, MessageError, PostdateError
+from postdate.ports import Received, TransactionMode, TransportCapabilities
+from postdate.runtime.reporting import OutageLog
 
 log = logging.getLogger("postdate.timeout_manager")
 
@@ -54,14 +57,6 @@ def are_one_queue(one: str, other: str, can: TransportCapabilities) -> bool:
     return folded(one) == folded(other)
 
 
-def enlisting_timeouts(persister: TimeoutPersister, transport: Transport) -> TimeoutPersister | None:
-    """Return the storage if it and the queues share a database, so that a transaction can span both."""
-    database = transport.capabilities.database
-    if database is not None and persister.database == database:
-        return persister
-    return None
-
-
 class TimeoutManagerService(Service):
     """Stores timeouts that arrive in its first queue and dispatches them when due.
 
@@ -79,11 +74,15 @@ class TimeoutManagerService(Service):
     ) -> None:
         super().__init__(context)
         self._settings, self._error_queue = settings, error_queue
-        self._enlisting = _enlisting_in(context.mode, settings.persister, context.transport)
-        can, endpoint = context.transport.capabilities, context.endpoint
+        can, endpoint, persister = context.transport.capabilities, context.endpoint, settings.persister
+        shared = sharing(persister, persister.database, can.database)
+        check_scope(context.mode, persister, context.transport, is_one=shared is not None)
+        self._enlisting = shared if context.mode is TransactionMode.TRANSACTION_SCOPE else None
         self._queue = timeout_manager_queue(endpoint, can)
         self._dispatcher_queue = timeout_dispatcher_queue(endpoint, can)
-        _check_names(self._queue, self._dispatcher_queue)
+        for each in (self._queue, self._dispatcher_queue):
+            what = "the name of a queue of the timeout manager"
+            check_address(each, what, advice="; give the endpoint a shorter name")
         if delayed_delivery is not None and delayed_delivery.drain_timeout_manager:
             raise ConfigurationError(
                 f"endpoint {endpoint!r} has a timeout manager, and a delayed delivery with drain_timeout_manager, "
@@ -182,23 +181,3 @@ def checked_timeout_manager(
             f"{type(given).__name__}"
         )
     return given
-
-
-def _enlisting_in(mode: TransactionMode, persister: TimeoutPersister, transport: Transport) -> TimeoutPersister | None:
-    if mode is not TransactionMode.TRANSACTION_SCOPE:
-        return None
-    enlisted = enlisting_timeouts(persister, transport)
-    if enlisted is None:
-        raise UnsupportedTransactionMode(
-            f"transaction mode 'transaction_scope' promises exactly once, for which {type(persister).__name__} and "
-            f"{type(transport).__name__} must be on the same database; use the same one for both, or another mode"
-        )
-    return enlisted
-
-
-def _check_names(*queues: str) -> None:
-    try:
-        for queue in queues:
-            check_text(queue, "the name of a queue of the timeout manager", DESTINATION_LIMIT)
-    except InvalidMessage as error:
-        raise ConfigurationError(f"{error}; give the endpoint a shorter name") from error

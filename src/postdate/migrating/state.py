@@ -9,8 +9,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from postdate.errors import MigrationConflict
-from postdate.migrating.dialect import Dialect, Session
-from postdate.migrating.names import (
+from postdate.migrating.dialect import (
     BATCH_COLUMNS,
     BATCH_TABLE,
     BATCHES,
@@ -26,6 +25,8 @@ from postdate.migrating.names import (
     STATE_TABLE,
     STATUS,
     TIMEOUTS,
+    Dialect,
+    Session,
 )
 from postdate.persistence.timeouts import TIME, read_time
 from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationRun, MigrationStatus

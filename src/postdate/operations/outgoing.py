@@ -10,8 +10,8 @@ from typing import Literal
 
 from postdate.config import Settings
 from postdate.core.store_clock import FollowingClock
-from postdate.endpoint.sending import SendOptions
-from postdate.endpoint.serialization import JSON_CONTENT_TYPE
+from postdate.endpoint.message_types import JSON_CONTENT_TYPE
+from postdate.endpoint.outgoing import SendOptions
 from postdate.errors import StoreNotSetUp
 from postdate.messages import DelayedMessage, Headers
 from postdate.operations.doctor.servers import limits_on_server

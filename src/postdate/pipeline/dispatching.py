@@ -23,21 +23,19 @@ from typing_extensions import override
 from postdate.clock import Clock, SystemClock, later
 from postdate.config import Settings
 from postdate.core.circuit_breaker import BreakerState, FailureRate, RepeatedFailures
-from postdate.core.dispatcher import Dispatcher, DispatchSettings, enlisting
-from postdate.core.journal import NO_JOURNAL, Journal
-from postdate.core.mover import Mover
+from postdate.core.dispatcher import Dispatcher, DispatchSettings, Mover, enlisting
+from postdate.core.finishing import NO_JOURNAL, Journal
 from postdate.core.poller import DueWork, Poller, PollResult
 from postdate.core.recoverability import LONGEST_OUTAGE_DELAY, Host
 from postdate.core.store_clock import clock_of_store
-from postdate.endpoint.critical import BreakerTimers
 from postdate.endpoint.delayed_delivery import timeouts_queue
-from postdate.endpoint.service import RECEIVE_BREAKER
+from postdate.endpoint.service import RECEIVE_BREAKER, BreakerTimers
 from postdate.errors import PostdateError
 from postdate.messages import DelayedMessage
 from postdate.pipeline.rows import INSTANT, LEDGER_ARROW
 from postdate.pipeline.stores import StoreSpec, absolute
-from postdate.ports import Moved, MovingStore, RecordKind, TransactionMode, Transport, Wake
-from postdate.runtime.metrics import NoMetrics
+from postdate.ports import Moved, RecordKind, TransactionMode, Transport, Wake
+from postdate.runtime.reporting import NoMetrics
 from postdate.wiring import open_transport, transport_settings
 
 _KEPT_AT_MOST: Final = 50_000
@@ -271,9 +269,8 @@ async def _machine(spec: SweepSpec, counts: Counts, journal: Journal) -> AsyncGe
         rate = FailureRate("SweepFailureHandling", "cannot deal with failures", 1, give_up)
         settings = DispatchSettings(timeouts_queue(endpoint), spec.error_queue, spec.number_of_retries, Host(endpoint))
         dispatcher = Dispatcher(store, transport, settings, clock, sending, rate, counts, journal)
-        work: DueWork = dispatcher
-        if isinstance(store, MovingStore) and enlisting(store, transport) is not None:
-            work = Mover(store, dispatcher, clock, counts, journal)
+        moving = enlisting(store, transport)
+        work: DueWork = dispatcher if moving is None else Mover(moving, dispatcher, clock, counts, journal)
         held = _HeldBackWork(work, journal) if isinstance(journal, DispatchJournal) else work
         yield _Machine(held, clock, fetching, sending, BreakerTimers([fetching, rate], clock), trouble)
 

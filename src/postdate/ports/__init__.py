@@ -6,7 +6,6 @@ an adapter declares as a value and that is checked at start-up, never silently a
 Source: specification 1.1 and 6; design.md sections 3 and 4; ADR 0002 (claims), ADR 0003 (one file).
 """
 
-from postdate.ports.archives import ARCHIVED, ArchivableStore, StoredRecord
 from postdate.ports.common import (
     OUTCOME_RECORDS,
     BatchedWork,
@@ -20,25 +19,44 @@ from postdate.ports.common import (
     Work,
     do_works,
 )
-from postdate.ports.expiry import ExpiryRules, NativeExpiry
-from postdate.ports.intake import DUE_EXCHANGE_TYPES, DelayExchange, ForeignIntake, IntakeQueue, Read
+from postdate.ports.endpoint import (
+    Correlation,
+    Operation,
+    OutboxRecord,
+    OutboxStore,
+    OutboxTransaction,
+    SagaChange,
+    SagaFate,
+    SagaRecord,
+    SagaStore,
+    SagaStoreCapabilities,
+)
 from postdate.ports.observation import (
+    DelegatedQuarantine,
     FileFacts,
     FileScripts,
+    Mending,
     Observer,
     OldSnapshot,
     Process,
+    Quarantine,
+    Quarantined,
     Queued,
     Scripted,
     ServerFacts,
     Standing,
 )
-from postdate.ports.outbox import Operation, OutboxRecord, OutboxStore, OutboxTransaction
-from postdate.ports.publishing import PublishingTransport
-from postdate.ports.quarantine import DelegatedQuarantine, Mending, Quarantine, Quarantined
-from postdate.ports.record_streams import RecordStreamStore
-from postdate.ports.sagas import Correlation, SagaChange, SagaFate, SagaRecord, SagaStore, SagaStoreCapabilities
-from postdate.ports.scanning import ArrowBatch, Scan, ScanFilter, ScannableStore, ScanPart
+from postdate.ports.scanning import (
+    ARCHIVED,
+    ArchivableStore,
+    ArrowBatch,
+    RecordStreamStore,
+    Scan,
+    ScanFilter,
+    ScannableStore,
+    ScanPart,
+    StoredRecord,
+)
 from postdate.ports.stores import (
     NOTHING_MOVED,
     SIMPLE_STORE,
@@ -56,9 +74,17 @@ from postdate.ports.stores import (
     capabilities_of,
 )
 from postdate.ports.transports import (
+    DUE_EXCHANGE_TYPES,
     HANDLED,
+    DelayExchange,
     End,
     Ending,
+    ExpiryRules,
+    ForeignIntake,
+    IntakeQueue,
+    NativeExpiry,
+    PublishingTransport,
+    Read,
     Received,
     Receiver,
     Transport,

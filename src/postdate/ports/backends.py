@@ -1,4 +1,7 @@
-"""What a backend says of itself: the value ``BACKEND`` of its package. Source: ADR 0020."""
+"""What a backend says of itself: the value ``BACKEND`` of its package; the base of its database object.
+
+Source: ADR 0020, 0021.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,15 @@ import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from types import TracebackType
+from typing import Any, ClassVar, Final, Literal, Self, TypeVar, get_args
 
 from postdate.errors import ConfigurationError
+from postdate.ports.endpoint import OutboxStore, SagaStore
 from postdate.ports.settings import Setting, settings_of
+from postdate.ports.stores import ClaimingStore
+from postdate.ports.timeouts import TimeoutPersister
+from postdate.ports.transports import Transport
 
 log = logging.getLogger("postdate.backends")
 
@@ -169,7 +177,7 @@ class Backend:
         timeouts_source: the SQL by which a migration reads and hides timeouts:
             :class:`postdate.migrating.dialect.Dialect`, called with the place and ``schema``.
         scripts: of a backend of files, the SQL that makes what is in one: :class:`postdate.ports.FileScripts`, called
-            with nothing; adapters of servers have theirs, as :class:`postdate.ports.ScriptedStore` and the like.
+            with nothing; adapters of servers have theirs, as :class:`postdate.ports.Scripted`.
         file_facts: of a backend of files, looks into one without opening it for use: called with its path and the time
             in microseconds since 1970 UTC, blocks, changes nothing, and returns :class:`postdate.ports.FileFacts`.
         benchmark: makes room for runs of ``postdate bench`` and knows the barest way to do what adapters do:
@@ -242,3 +250,64 @@ Role = Literal[
 """Roles of adapters; each is a field of :class:`Backend`."""
 
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
+
+
+# --- a database as one object, which makes an endpoint's adapters -----------------------------------------------------
+
+
+Made = ClaimingStore | Transport | SagaStore | OutboxStore | TimeoutPersister
+"""What an endpoint takes of a database, and what is closed with it."""
+
+M = TypeVar("M", bound=Made)
+
+
+class DatabaseObject:
+    """The adapters of one database. Close it, or use it as a context manager."""
+
+    has_a_table_for_each_endpoint: ClassVar[bool] = False
+    """Whether its store serves one endpoint only, as each endpoint has a table of its own."""
+
+    def __init__(self) -> None:
+        self._made: list[Made] = []
+        self._stores_for: str | None = None
+
+    def made(self, adapter: M) -> M:
+        """Register an adapter to be closed with this database; return it."""
+        self._made.append(adapter)
+        return adapter
+
+    def serve(self, endpoint: str, concurrency: int, *, stores: bool) -> None:
+        """Note an endpoint that uses this database.
+
+        Args:
+            endpoint: its name.
+            concurrency: messages that it handles at once.
+            stores: whether its delayed messages wait in the store of this object.
+
+        Raises:
+            ConfigurationError: another endpoint's delayed messages wait in that store, which has a table for each.
+        """
+        if not stores or not self.has_a_table_for_each_endpoint:
+            return
+        if self._stores_for not in {None, endpoint}:
+            name = type(self).__name__
+            raise ConfigurationError(
+                f"the delayed messages of endpoint {self._stores_for!r} wait in the store of this {name}, and those "
+                f"of {endpoint!r} have another table: give each endpoint a {name} of its own, or say where they wait "
+                f"with delayed_delivery=DelayedDelivery(store)"
+            )
+        self._stores_for = endpoint
+
+    async def close(self) -> None:
+        """Close the adapters, and with the last one the database; a second time without effect."""
+        made, self._made = self._made, []
+        for adapter in reversed(made):
+            await adapter.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from postdate.errors import NotSupported, PipelineError
 from postdate.ports.stores import StoreReport
@@ -161,3 +161,165 @@ class ScannableStore(ABC):
 
 def _no_columns(store: object) -> NotSupported:
     return NotSupported(f"{type(store).__name__} gives rows, not columns: gives_columns says so")
+
+
+# --- what audits and archives ask of a store besides its rows (ADR 0011) ----------------------------------------------
+
+
+ARCHIVED: Final = "archived"
+"""Detail of a *scheduled* record whose message's other records are in an archive."""
+
+
+class StoredRecord(NamedTuple):
+    """A record as it stands in a store.
+
+    Args:
+        number: of the record; unique in its database, and never used again.
+        kind: number of :class:`postdate.ports.RecordKind`.
+        message_id: of the message.
+        at: microseconds since 1970 UTC.
+        due: likewise.
+        destination: queue.
+        detail: reason, or ``None``.
+    """
+
+    number: int
+    kind: int
+    message_id: str
+    at: int
+    due: int | None
+    destination: str | None
+    detail: str | None
+
+
+class ArchivableStore(ScannableStore):
+    """A store whose records can be audited, and moved elsewhere and back, while others work with it.
+
+    Records are found by their place: ``part`` is a share of a scan of ``records`` in which they were seen. A record
+    that is there no longer is not counted. Each call is one short transaction, so callers come in batches.
+
+    Callers mark before they prune: at any moment a record that is missing belongs to a marked message, and no audit
+    takes it for lost.
+    """
+
+    @property
+    @abstractmethod
+    def records_in_commit_order(self) -> bool:
+        """Whether a record that is not yet committed has a higher number than every one that is; constant.
+
+        Then the records up to a number are all there once one of them was seen. A database that hands out numbers
+        before the commit cannot say so.
+        """
+
+    @abstractmethod
+    def tables_of_stores(self) -> Sequence[str]:
+        """Return the names of the tables of all stores that share this one's records, in order; none for a file.
+
+        Each is what ``table=`` takes; the table of an endpoint is called ``{endpoint}.timeouts``.
+        """
+
+    @property
+    @abstractmethod
+    def pruned_at_once(self) -> int:
+        """Width of a share whose records can be pruned in one transaction without making others wait; constant."""
+
+    @abstractmethod
+    def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
+        """Mark *scheduled* records with :data:`ARCHIVED`; their ids stay known, and refused when they come again.
+
+        Args:
+            part: where they were seen. Marking may move them to another place.
+            numbers: of records in that share; records of other kinds than *scheduled* are left as they are.
+
+        Returns:
+            How many were marked by this call.
+        """
+
+    @abstractmethod
+    def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
+        """Remove records for good, whatever their kind.
+
+        A store that takes its numbers from the last record keeps that one.
+
+        Args:
+            part: where they were seen.
+            numbers: of records in that share.
+
+        Returns:
+            How many were removed.
+        """
+
+    @abstractmethod
+    def restore(self, records: Sequence[StoredRecord]) -> int:
+        """Put records back under their numbers, message by message, and take the marks away: one transaction.
+
+        The *scheduled* record is the claim: a message comes back if its record is marked, or if its id is unknown. The
+        records of all others are left out, so a repeated call adds nothing.
+
+        A store that counts its numbers by itself gives none to a new record, from the beginning of the call on, that is
+        as high as the highest of ``records`` or lower, whether anything comes back or not; no call ever sets its count
+        back. A store that takes its numbers from the last record does so once the message with the highest is back. A
+        number that another record has by then is an error, and nothing is changed.
+
+        Args:
+            records: of whole messages, each with its *scheduled* record; none of its other records is in the store.
+                Without its *scheduled* record, nothing of a message comes back.
+
+        Returns:
+            How many messages came back.
+        """
+
+
+# --- reading records as they are written (ADR 0011, point 5) ----------------------------------------------------------
+
+
+class RecordStreamStore(ABC):
+    """Gives the records of one store by their numbers: each once, none left out, while others write.
+
+    Numbers grow, with gaps. They need not be in the order of commits; :meth:`safe_end` says up to where no gap will be
+    filled any more.
+    """
+
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """What tells this store from others, the same in every process; without secrets."""
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """Where the store is, for people; without secrets."""
+
+    @abstractmethod
+    def next_number(self) -> int:
+        """Return a number above every number in use; transactions that run may still write lower ones."""
+
+    @abstractmethod
+    def safe_end(self) -> int:
+        """Return a number below which nothing will be written any more, at once and without waiting for writers.
+
+        Each call checks whether the transactions that were writing at an earlier call have ended, so the answer grows
+        from call to call only. It never shrinks. The first answer may be 0.
+
+        Raises:
+            StoreUnavailable: transient; the next call goes on from the last answer.
+
+        Guarantees:
+            integration/test_record_streams.py::test_nothing_below_the_safe_end_is_written_later;
+            integration/test_record_streams.py::test_the_safe_end_gets_past_writers_that_come_and_go.
+        """
+
+    @abstractmethod
+    def records(self, first: int, end: int, columns: Sequence[str], page: int) -> Iterable[list[tuple[Any, ...]]]:
+        """Yield the records with numbers from ``first`` on and below ``end``, in no order, from one snapshot.
+
+        Args:
+            first: lowest number.
+            end: at most :meth:`safe_end`; above that, records may still be missing.
+            columns: of ``records``, see :class:`postdate.ports.ScannableStore`; rows are plain as there.
+            page: rows at a time, at most.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release connections; a second time without effect."""

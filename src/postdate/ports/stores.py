@@ -295,7 +295,7 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
             integration/azure/test_lease.py::test_row_81_what_is_being_sent_is_cut_off_when_the_lease_is_lost;
             integration/test_frozen_processes.py::test_whoever_sends_is_told_that_others_have_it.
         """
-        return _nothing_to_stop
+        return lambda: None
 
     def still_holds(self, claim: Claim) -> bool:
         """Return whether a claim is in force as far as is known here; costs nothing, as no server is asked.
@@ -331,10 +331,6 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
 
 def _no_clock(store: object) -> NotSupported:
     return NotSupported(f"{type(store).__name__} has no clock of its own: its capabilities say so")
-
-
-def _nothing_to_stop() -> None:
-    """Stop nothing: claims of this store are never lost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,26 @@
-"""Queues: transports, and receivers of one queue. Source: specification 6; ADR 0003."""
+"""Queues: transports, receivers of one, and what some queues can do besides. Source: specification 6; ADR 0003."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import NamedTuple
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple
 
 import anyio
 
-from postdate.errors import NotSupported, PostdateError, TransportUnreachable, UnsupportedTransactionMode
-from postdate.messages import Envelope
+from postdate.clock import to_microseconds
+from postdate.errors import (
+    ConfigurationError,
+    NotSupported,
+    PostdateError,
+    TimeToBeReceivedInTransaction,
+    TransportUnreachable,
+    UnsupportedTransactionMode,
+)
+from postdate.messages import DelayedMessage, Envelope
 from postdate.ports.common import Capable, RecordKind, TransactionMode, Work
 from postdate.ports.observation import Observer, ServerFacts
 
@@ -302,3 +310,200 @@ def refuse_work(work: Sequence[Work], queues: str) -> None:
     """Refuse what is to be done in a database in one transaction with a send or an end; ``queues``: for the text."""
     if work:
         raise UnsupportedTransactionMode(f"queues {queues} cannot share a transaction with a database")
+
+
+# --- how queues treat a time to be received (specification 2.2, 2.3) --------------------------------------------------
+
+
+_NEVER: Final = to_microseconds(datetime.max.replace(tzinfo=UTC))
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+def end_in_queue(left: timedelta | None, now: datetime) -> int | None:
+    """Return when a message expires in a queue that judges by a clock of its own.
+
+    Args:
+        left: :meth:`postdate.Envelope.time_left` by the clock of the sender. So a clock that is wrong, or a virtual
+            one, neither loses messages nor keeps them alive.
+        now: by the clock of the queue.
+
+    Returns:
+        Microseconds since 1970 UTC by the clock of the queue, after which the message is not received any more;
+        ``None``: never, which is also what an end after the year 9999 means.
+    """
+    end = _NEVER if left is None else to_microseconds(now) + left // _MICROSECOND
+    return end if end < _NEVER else None
+
+
+@dataclass(frozen=True, slots=True)
+class NativeExpiry:
+    """How a queue is to expire one message.
+
+    Args:
+        time_to_be_received: after which the queue discards it; ``None``: never.
+        dead_letter: whether the queue then keeps it among its dead letters.
+    """
+
+    time_to_be_received: timedelta | None
+    dead_letter: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiryRules:
+    """The rules of MSMQ, where the first message of a transaction sets the time to be received of all its messages.
+
+    A send with a time to be received in a transaction would so lose messages that should live: it is refused, or, with
+    ``disable_native_time_to_be_received_in_transactions``, sent without a native one. The header is always kept.
+
+    Args:
+        one_per_transaction: whether that limit holds here.
+        disable_native_time_to_be_received_in_transactions: rather leave it to the receiver than refuse.
+        use_dead_letter_queue: keep messages that cannot be received among the dead letters.
+        use_dead_letter_queue_for_messages_with_time_to_be_received: the same for messages with a native time to be
+            received, which are meant to vanish.
+    """
+
+    one_per_transaction: bool = True
+    disable_native_time_to_be_received_in_transactions: bool = False
+    use_dead_letter_queue: bool = True
+    use_dead_letter_queue_for_messages_with_time_to_be_received: bool = False
+
+    def native(self, envelope: Envelope, *, in_transaction: bool, address: str | None = None) -> NativeExpiry:
+        """Return how the queue is to expire a message.
+
+        Args:
+            envelope: to be sent.
+            in_transaction: the send is part of a native transaction: a handler's in the atomic modes, or the caller's.
+            address: of the queue as its users write it; default: the destination of the envelope.
+
+        Raises:
+            TimeToBeReceivedInTransaction: see the class; nothing is to be sent.
+        """
+        span = envelope.time_to_be_received
+        if span is not None and in_transaction and self.one_per_transaction:
+            if not self.disable_native_time_to_be_received_in_transactions:
+                raise TimeToBeReceivedInTransaction(
+                    f"failed to send message {envelope.message_id!r} to {address or envelope.destination}: it has a "
+                    f"time to be received of {span}; send it isolated or in another transaction mode, or set "
+                    f"disable_native_time_to_be_received_in_transactions. "
+                    f"Sending messages with a custom TimeToBeReceived is not supported on transactional MSMQ."
+                )
+            span = None
+        return NativeExpiry(span, self.keeps(envelope, expires=span is not None))
+
+    def keeps(self, envelope: Envelope, *, expires: bool) -> bool:
+        """Return whether the queue is to keep a message among its dead letters.
+
+        Args:
+            envelope: to be sent; its own setting wins.
+            expires: the queue itself expires it.
+        """
+        if envelope.use_dead_letter_queue is not None:
+            return envelope.use_dead_letter_queue
+        if expires:
+            return self.use_dead_letter_queue_for_messages_with_time_to_be_received
+        return self.use_dead_letter_queue
+
+
+# --- queues through which programs without Postdate delay messages (ADR 0009) -----------------------------------------
+
+
+_LONGEST_NAME: Final = 150
+"""Characters; so that there is room for a routing key beside it in a destination."""
+
+DUE_EXCHANGE_TYPES: Final = ("topic", "direct", "fanout", "headers")
+
+Read = Callable[[Envelope, datetime], DelayedMessage]
+"""Returns the delayed message to be stored for an envelope that arrived at this instant; raises ``MessageError`` if
+there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelayExchange:
+    """An exchange to which any program publishes messages to be delayed.
+
+    Args:
+        name: of the exchange; beside it there are a queue ``{name}.intake`` and an exchange ``{name}.due``.
+        due_type: type of ``{name}.due``: one of :data:`DUE_EXCHANGE_TYPES`. One that exists must be of it, unless it is
+            of the type of a plugin, which is left as it is.
+
+    Raises:
+        ConfigurationError: the name or the type is not allowed.
+    """
+
+    name: str = "postdate"
+    due_type: str = "topic"
+
+    def __post_init__(self) -> None:
+        if not self.name.strip() or len(self.name) > _LONGEST_NAME or self.name.startswith("amq."):
+            raise ConfigurationError(
+                f"the name of an exchange must have 1 to {_LONGEST_NAME} characters and not begin with 'amq.', "
+                f"not be {self.name[:60]!r}"
+            )
+        if self.due_type not in DUE_EXCHANGE_TYPES:
+            raise ConfigurationError(
+                f"due_type must be one of {', '.join(DUE_EXCHANGE_TYPES)}, not {self.due_type!r}; to use another type, "
+                f"declare the exchange {self.name + '.due'!r} yourself: one that exists is left as it is"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeQueue:
+    """A queue of messages to be delayed.
+
+    Args:
+        name: of the queue, to which messages that could not be stored can be returned.
+        receiver: of the queue.
+        read: see :data:`Read`; pure.
+    """
+
+    name: str
+    receiver: Receiver
+    read: Read
+
+
+class ForeignIntake(ABC):
+    """A transport through which programs without Postdate delay messages."""
+
+    @abstractmethod
+    async def create_intake(self, exchange: DelayExchange) -> None:
+        """Create what does not exist yet: exchanges, queues and bindings; idempotent.
+
+        Raises:
+            ConfigurationError: there is something else of that name; says what to do.
+            TransportError: permission is missing.
+            TransportUnavailable: transient.
+        """
+
+    @abstractmethod
+    def intake_queues(self, exchange: DelayExchange) -> Sequence[IntakeQueue]:
+        """Return the queues to be received from; they must exist when that begins. Connects to nothing."""
+
+
+# --- queues that can publish ------------------------------------------------------------------------------------------
+
+
+class PublishingTransport(ABC):
+    """Queues whose server delivers one message to all its subscribers."""
+
+    @abstractmethod
+    def event_address(self, event: str) -> str:
+        """Return the destination that stands for all subscribers of these events, of which there may be none.
+
+        Args:
+            event: name of a message type.
+
+        Raises:
+            ConfigurationError: no address can have this name.
+
+        Guarantees:
+            integration/test_publishing.py::test_what_nobody_wants_is_published_all_the_same.
+        """
+
+    @abstractmethod
+    async def subscribe(self, queue: str, events: Sequence[str]) -> None:
+        """Subscribe a queue, which must exist, to events; idempotent. It lasts until it is undone on the server.
+
+        Guarantees:
+            integration/test_publishing.py::test_all_subscribers_receive_an_event_and_nobody_else.
+        """

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from postdate.errors import PostdateError
-from postdate.runtime.outage_log import OutageLog
+from postdate.runtime.reporting import OutageLog
 
 log = logging.getLogger("postdate.housekeeping")
 

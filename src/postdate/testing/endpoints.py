@@ -13,17 +13,16 @@ from typing import Any, Self, TypeVar
 import msgspec
 from typing_extensions import override
 
-from postdate.backends.memory.sagas import MemorySagaStore
+from postdate.backends.memory.database import MemorySagaStore
 from postdate.backends.memory.store import MemoryStore
 from postdate.backends.memory.transport import MemoryReceiver, MemoryTransport
 from postdate.core.recoverability import Recoverability
 from postdate.endpoint.delayed_delivery import timeouts_queue
-from postdate.endpoint.endings import MessageEndings
 from postdate.endpoint.endpoint import Endpoint
+from postdate.endpoint.handling import MessageEndings
 from postdate.endpoint.outbox import Outbox
-from postdate.endpoint.outgoing import Outgoing, OutgoingMessages
+from postdate.endpoint.outgoing import Outgoing, OutgoingMessages, SendOptions, reply_options
 from postdate.endpoint.sagas import Saga, as_text
-from postdate.endpoint.sending import SendOptions, reply_options
 from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import ConfigurationError, InvalidMessage, PostdateError
 from postdate.messages import Envelope, Headers

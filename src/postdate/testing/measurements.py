@@ -8,7 +8,7 @@ from datetime import timedelta
 
 
 class RecordedMetrics:
-    """Counts, and keeps what was measured; implements :class:`postdate.runtime.metrics.Metrics`."""
+    """Counts, and keeps what was measured; implements :class:`postdate.runtime.reporting.Metrics`."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()

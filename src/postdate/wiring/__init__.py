@@ -10,7 +10,6 @@ from postdate.wiring.adapters import (
     open_transport,
     taken_by_store,
 )
-from postdate.wiring.application import is_wanted, open_outbox, open_saga_store, place_of
 from postdate.wiring.causes import advice_for, naming, placing_errors
 from postdate.wiring.deployment import (
     OpenDeployment,
@@ -19,15 +18,22 @@ from postdate.wiring.deployment import (
     check_addresses,
     delay_exchange,
     delayed_delivery,
+    dispatcher_queues,
     intake_queues,
+    is_wanted,
+    managed_endpoints,
+    open_outbox,
+    open_saga_store,
+    open_timeouts,
     opened,
     own_queues,
+    place_of,
     store_observer,
     store_settings,
+    timeout_manager,
     transport_settings,
 )
 from postdate.wiring.scripts import setup_sql
-from postdate.wiring.timeouts import dispatcher_queues, managed_endpoints, open_timeouts, timeout_manager
 
 __all__ = [
     "OpenDeployment",

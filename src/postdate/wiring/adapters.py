@@ -1,4 +1,4 @@
-"""Finds the adapter of an address, and imports it, with its driver, at first use."""
+"""Finds the adapter of an address, and imports it, with its driver, at first use; shares databases (ADR 0021)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from postdate.backends.registry import backends, place_of, schemes
 from postdate.config import SECTIONS, Address, SectionValues, Settings, check_server, definitions, resolved
@@ -18,7 +18,6 @@ from postdate.errors import ConfigurationError
 from postdate.ports import ClaimingStore, FileFacts, Recording, Transport
 from postdate.ports.backends import ROLES, Adapter, Addresses, Backend, LibraryFacts, Place, Role
 from postdate.ports.settings import HowMuchIsRecorded, Wrong, setting
-from postdate.wiring.databases import Databases, SharedDatabase
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +144,9 @@ def chosen_for(section: str, kind: AdapterRole, settings: Settings, /, **given: 
     Raises `ConfigurationError` when a setting was given that this adapter does not have.
     """
     chosen: SectionValues = getattr(settings, section)
-    possible = _of_adapters(section)
+    role = SECTIONS[section].role
+    known = set[str]() if role is None else {name for each in kinds(role).values() for name in each.adapter.own}
+    possible = [name for name in definitions(section) if name in known]
     for name in possible:
         key = f"{section}.{name}"
         if name not in kind.takes and settings.origins.get(key, "default") != "default":
@@ -157,13 +158,6 @@ def chosen_for(section: str, kind: AdapterRole, settings: Settings, /, **given: 
     return {
         name: value for name, value in {**of_store, **own, **given}.items() if name in kind.takes and value is not None
     }
-
-
-def _of_adapters(section: str) -> list[str]:
-    """Return the names of a section's settings that only some adapters have."""
-    role = SECTIONS[section].role
-    known = set[str]() if role is None else {name for kind in kinds(role).values() for name in kind.adapter.own}
-    return [name for name in definitions(section) if name in known]
 
 
 def open_store(address: str, databases: Databases | None = None, /, **settings: Any) -> ClaimingStore:
@@ -238,3 +232,48 @@ def loaded(kind: AdapterRole) -> Callable[..., object]:
         ) from error
     except AttributeError as error:
         raise ConfigurationError(f"{kind.product} cannot be used: {reference} refers to nothing") from error
+
+
+# --- databases that several adapters of one process share: one object for equal addresses -----------------------------
+
+
+class SharedDatabase(Protocol):
+    """A database object, as used here."""
+
+    def expect(self, concurrency: int) -> None:
+        """Open connections for an endpoint that handles so many messages at once."""
+        ...
+
+
+class Databases:
+    """The database objects of adapters that are opened together; each is closed with the last adapter made from it."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Backend, str, Mapping[str, Any], SharedDatabase]] = []
+
+    def of(
+        self,
+        backend: Backend,
+        adapter: Adapter,
+        address: str,
+        settings: Mapping[str, Any],
+        opened: Callable[..., SharedDatabase],
+    ) -> SharedDatabase:
+        """Return the object for an adapter; ``opened`` makes one of an address and settings.
+
+        Adapters share one when they have the same address and the same settings of the database itself.
+        """
+        own = adapter.takes if backend.database is None else backend.database.takes & adapter.takes
+        if adapter is backend.timeouts:  # their tables are in upstream's schema
+            own -= {"schema"}
+        for other, place, theirs, database in self._known:
+            if (other, place) == (backend, address) and all(theirs.get(each) == settings.get(each) for each in own):
+                return database
+        given = {name: value for name, value in settings.items() if name in own}
+        database = opened(address, **given)
+        self._known.append((backend, address, given, database))
+        return database
+
+    def expect(self, concurrency: int) -> None:
+        for *_, database in self._known:
+            database.expect(concurrency)

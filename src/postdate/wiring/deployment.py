@@ -1,25 +1,33 @@
-"""From settings to an open store and queues, and to the endpoint of ``postdate run``."""
+"""From settings to an open store and queues, to their parts, and to the endpoint of ``postdate run``."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from datetime import timedelta
+from typing import Any, Final, Literal, cast
 
-from postdate.backends.registry import place_of
+from postdate.backends import registry
 from postdate.clock import Clock, SystemClock
-from postdate.config import Address, Settings
+from postdate.config import Address, SectionValues, Settings
+from postdate.core.guard import Guard
 from postdate.endpoint.delayed_delivery import timeouts_dispatcher_queue, timeouts_queue
-from postdate.endpoint.endpoint import Endpoint, log_critical_error
-from postdate.endpoint.settings import DelayedDelivery
-from postdate.errors import ConfigurationError, StoreNotSetUp
+from postdate.endpoint.endpoint import Endpoint
+from postdate.endpoint.service import log_critical_error
+from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, TimeoutManager
+from postdate.endpoint.timeout_manager import timeout_dispatcher_queue, timeout_manager_queue
+from postdate.errors import ConfigurationError, StoreNotSetUp, StoreUnreachable
+from postdate.persistence.timeouts import table_name
 from postdate.ports import (
     AdministrableStore,
     ClaimingStore,
     DelayExchange,
     ForeignIntake,
     Observer,
+    OutboxStore,
+    SagaStore,
     TransactionMode,
     Transport,
     TransportCapabilities,
@@ -28,25 +36,197 @@ from postdate.ports.backends import Place
 from postdate.ports.timeouts import TimeoutPersister
 from postdate.wiring.adapters import (
     AdapterRole,
+    Databases,
     check_store,
     check_transport,
     chosen_for,
     example_of,
     file_of,
+    kind_of,
+    kinds,
+    open_adapter,
     open_store,
     open_transport,
 )
 from postdate.wiring.causes import naming, placing_errors
-from postdate.wiring.closing import close
-from postdate.wiring.databases import Databases
-from postdate.wiring.timeouts import (
-    check_timeout_managers,
-    dispatcher_queues,
-    managed_endpoints,
-    open_timeouts,
-    timeout_manager,
-    timeout_queues,
-)
+
+# --- closing at the end, without waiting for one that never answers ---------------------------------------------------
+
+
+log = logging.getLogger("postdate.wiring")
+
+CLOSES_WITHIN: Final = timedelta(seconds=10)
+"""For each adapter. Its claims are free once the process has ended, closed or not."""
+
+
+async def close(name: str, closing: Callable[[], Awaitable[None]]) -> None:
+    """Close an adapter; one that takes too long is abandoned, which is logged."""
+    guard = Guard.of_store(getattr(closing, "__self__", closing), SystemClock(), CLOSES_WITHIN)
+    try:
+        await guard.call(closing)
+    except StoreUnreachable as error:
+        log.warning("%s was not closed: %s", name, error)
+
+
+# --- saga store and outbox; by default in the database of the delayed messages ----------------------------------------
+
+
+def open_saga_store(settings: Settings, databases: Databases | None = None) -> SagaStore:
+    """Return the saga store of the settings: by default in the file of the store, or its schema.
+
+    It connects at first use. Give it to ``Endpoint(sagas=…)``, which creates its tables with the queues.
+
+    Args:
+        settings: with the section ``sagas``.
+        databases: that it may share with other adapters, as :attr:`OpenDeployment.databases`.
+
+    Raises:
+        ConfigurationError: there is no saga store of that kind.
+    """
+    return cast("SagaStore", _opened("sagas", settings.sagas, settings, databases))
+
+
+def open_outbox(settings: Settings, databases: Databases | None = None) -> OutboxStore:
+    """Return the outbox store of the settings: by default in the file of the store, or its schema of PostgreSQL.
+
+    It connects at first use. Give it to ``Endpoint(outbox=Outbox(…))``, which creates its table with the queues.
+
+    Args:
+        settings: with the section ``outbox``.
+        databases: see :func:`open_saga_store`.
+
+    Raises:
+        ConfigurationError: there is no outbox of that kind.
+    """
+    return cast("OutboxStore", _opened("outbox", settings.outbox, settings, databases))
+
+
+def _opened(
+    section: Literal["sagas", "outbox"], chosen: SectionValues, settings: Settings, databases: Databases | None
+) -> object:
+    address = place_of(chosen, settings)
+    key = f"{section}.address" if chosen.address is not None else "store.address"
+    try:
+        kind = kind_of(address, section, section)
+    except ConfigurationError as error:
+        what = "the outbox is" if section == "outbox" else "sagas are"
+        products = " or ".join(dict.fromkeys(each.product for each in kinds(section).values()))
+        raise ConfigurationError(
+            f"{what} kept in {products}; {key} is {address!r}: name such a database with {section}.address, "
+            f"or pass one of your own to the endpoint"
+        ) from error
+    schema = chosen.schema or (settings.store.schema if chosen.address is None else None)
+    given = chosen_for(section, kind, settings, schema=schema)
+    with naming(key, address, settings):
+        return open_adapter(kind, address, given, databases)
+
+
+def place_of(chosen: SectionValues, settings: Settings) -> Address:
+    """Return a section's address; by default the store's."""
+    return settings.store.address if chosen.address is None else chosen.address
+
+
+def is_wanted(chosen: SectionValues, asked: bool) -> bool:
+    """Return whether setup creates the tables of a section: when it has a place of its own, or when asked to."""
+    return asked or chosen.address is not None or chosen.schema is not None
+
+
+# --- timeout managers and the storages of their timeouts --------------------------------------------------------------
+
+
+def check_timeout_managers(settings: Settings) -> None:
+    """Refuse settings of timeout managers that do not fit together."""
+    chosen, delays = settings.timeout_manager, settings.delayed_delivery
+    if chosen.external_address is not None:
+        origin = settings.origins.get("timeout_manager.external_address", "default")
+        if chosen.address is not None:
+            raise ConfigurationError(
+                f"timeout_manager.external_address ({origin}) is for endpoints that have no timeout manager of their "
+                f"own, and timeout_manager.address says where one keeps its timeouts: remove one of them"
+            )
+        if delays.enabled:
+            raise ConfigurationError(
+                f"timeout_manager.external_address ({origin}) and a delayed delivery of its own exclude each other: "
+                f"remove it, or set delayed_delivery.enabled = false"
+            )
+    if chosen.address is None:
+        for name in ("schema", "table_prefix", "endpoints"):
+            if f"timeout_manager.{name}" in settings.origins:
+                origin = settings.origins[f"timeout_manager.{name}"]
+                raise ConfigurationError(
+                    f"timeout_manager.{name} ({origin}) is set, and nothing says where timeouts are kept: add "
+                    f"timeout_manager.address, such as {example_of('timeouts', 'postgresql')}"
+                )
+        return
+    _storage(settings)
+    _check_apart(settings)
+    if chosen.table_prefix is not None and len(managed_endpoints(settings)) > 1:
+        origin = settings.origins.get("timeout_manager.table_prefix", "default")
+        raise ConfigurationError(
+            f"timeout_manager.table_prefix ({origin}) names one table, and timeout_manager.endpoints are several, each "
+            f"with a table of its own: run one service for each, or leave the prefix out"
+        )
+
+
+def _check_apart(settings: Settings) -> None:
+    """Refuse endpoints that would share a table or a queue, since names ignore case and points."""
+    seen: dict[str, str] = {}
+    own = [settings.endpoint.name] if settings.delayed_delivery.enabled else []
+    for name in dict.fromkeys([*own, *managed_endpoints(settings)]):
+        other = seen.setdefault(table_name(name).lower(), name)
+        if other != name:
+            origin = settings.origins.get("timeout_manager.endpoints", "default")
+            raise ConfigurationError(
+                f"timeout_manager.endpoints ({origin}): {name!r} and {other!r} "
+                f"have one table, or one queue on some servers: write the name in one way, endpoint.name included, or "
+                f"run a service for each"
+            )
+
+
+def _storage(settings: Settings) -> tuple[AdapterRole, dict[str, Any]]:
+    chosen = settings.timeout_manager
+    assert chosen.address is not None
+    with naming("timeout_manager.address", chosen.address, settings):
+        kind = kind_of(chosen.address, "storage of timeouts", "timeouts")
+    return kind, chosen_for("timeout_manager", kind, settings)
+
+
+def managed_endpoints(settings: Settings) -> tuple[str, ...]:
+    """Return the endpoints whose timeouts are managed here; none without a storage."""
+    chosen = settings.timeout_manager
+    return () if chosen.address is None else tuple(dict.fromkeys(chosen.endpoints)) or (settings.endpoint.name,)
+
+
+def open_timeouts(settings: Settings, databases: Databases | None = None) -> dict[str, TimeoutPersister]:
+    """Return the storage of each managed endpoint's timeouts; all connect at first use."""
+    endpoints = managed_endpoints(settings)
+    if not endpoints:
+        return {}
+    kind, given = _storage(settings)
+    address = settings.timeout_manager.address
+    assert address is not None
+    with naming("timeout_manager.address", address, settings):
+        return {name: cast("TimeoutPersister", open_adapter(kind, address, given, databases)) for name in endpoints}
+
+
+def timeout_manager(
+    settings: Settings, endpoint: str, timeouts: Mapping[str, TimeoutPersister]
+) -> TimeoutManager | ExternalTimeoutManager | None:
+    """Return the settings of an endpoint's timeout manager; ``timeouts`` as from :func:`open_timeouts`."""
+    chosen = settings.timeout_manager
+    if chosen.external_address is not None:
+        return ExternalTimeoutManager(chosen.external_address)
+    if endpoint not in timeouts:
+        return None
+    return TimeoutManager(timeouts[endpoint], **chosen.of(TimeoutManager))
+
+
+def dispatcher_queues(settings: Settings, can: TransportCapabilities) -> list[str]:
+    """Return the queues in which the managed endpoints' due timeouts are announced."""
+    return [timeout_dispatcher_queue(name, can) for name in managed_endpoints(settings)]
+
+
+# --- the deployment ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +361,7 @@ def check_addresses(settings: Settings) -> None:
                 f"they are with transport.address, such as {example_of('transport', 'amqp')}"
             )
     timeouts = settings.timeout_manager.address
-    is_server = timeouts is not None and place_of(timeouts.scheme) is Place.SERVER
+    is_server = timeouts is not None and registry.place_of(timeouts.scheme) is Place.SERVER
     if is_server and "transport.address" not in settings.origins:
         origin = settings.origins.get("timeout_manager.address", "default")
         raise ConfigurationError(
@@ -236,13 +416,13 @@ def own_queues(settings: Settings, can: TransportCapabilities) -> list[str]:
 
 
 def intake_queues(settings: Settings, can: TransportCapabilities) -> list[str]:
-    """Return the queues from which the service takes messages to delay."""
+    """Return the queues from which the service takes messages to delay, those of managed endpoints' timeouts last."""
     own: list[str] = []
     if settings.delayed_delivery.enabled:
         own.append(timeouts_queue(settings.endpoint.name))
         if settings.delayed_delivery.drain_timeout_manager:
             own.append(timeouts_dispatcher_queue(settings.endpoint.name))
-    return [*own, *timeout_queues(settings, can)]
+    return [*own, *(timeout_manager_queue(name, can) for name in managed_endpoints(settings))]
 
 
 def delay_exchange(settings: Settings, transport: Transport) -> DelayExchange | None:

@@ -11,9 +11,18 @@ from postdate.config import Address, Settings
 from postdate.errors import ConfigurationError
 from postdate.ports import FileScripts, Scripted
 from postdate.wiring.adapters import file_of, kinds, loaded, open_store, open_transport
-from postdate.wiring.application import is_wanted, open_outbox, open_saga_store, place_of
-from postdate.wiring.deployment import own_queues, store_settings, transport_settings
-from postdate.wiring.timeouts import check_timeout_managers, managed_endpoints, open_timeouts
+from postdate.wiring.deployment import (
+    check_timeout_managers,
+    is_wanted,
+    managed_endpoints,
+    open_outbox,
+    open_saga_store,
+    open_timeouts,
+    own_queues,
+    place_of,
+    store_settings,
+    transport_settings,
+)
 
 
 def setup_sql(settings: Settings, queues: Sequence[str] = (), *, sagas: bool = False, outbox: bool = False) -> str:

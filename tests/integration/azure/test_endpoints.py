@@ -29,7 +29,7 @@ from postdate.backends.azure.table_names import default_table
 from postdate.backends.azure.transport import AzureStorageQueueTransport
 from postdate.clock import SystemClock
 from postdate.config import load_settings
-from postdate.endpoint.serialization import type_name
+from postdate.endpoint.message_types import type_name
 from postdate.errors import ConfigurationError, DelayedDeliveryNotConfigured, ErrorQueueNotConfigured
 from postdate.messages import format_timestamp
 from postdate.operations.error_queue import return_all

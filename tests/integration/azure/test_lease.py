@@ -169,7 +169,7 @@ async def test_whoever_sends_is_told_when_the_lease_is_over_by_our_own_clock_and
     place: TablePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("postdate.backends.azure.lease.RENEWED_AFTER_SECONDS", 0.0)
-    monkeypatch.setattr("postdate.backends.azure.keeper.ROUND_SECONDS", 0.1)
+    monkeypatch.setattr("postdate.backends.azure.lease.ROUND_SECONDS", 0.1)
     asked = anyio.Event()
 
     async def no_answer(_lease: ContainerLease, _of: object) -> bool:
@@ -214,7 +214,7 @@ async def test_what_is_released_until_later_is_left_alone_and_costs_no_request(p
 
 async def test_the_lease_is_renewed_while_a_page_is_dispatched(place: TablePlace, monkeypatch) -> None:
     monkeypatch.setattr("postdate.backends.azure.lease.RENEWED_AFTER_SECONDS", 0.0)
-    monkeypatch.setattr("postdate.backends.azure.keeper.ROUND_SECONDS", 0.05)
+    monkeypatch.setattr("postdate.backends.azure.lease.ROUND_SECONDS", 0.05)
     store = await filled(place, 1)
     (claim,) = await store.claim_due(LATER, 10)
     lease = store._opened.lease
@@ -234,7 +234,7 @@ async def test_a_container_that_others_have_leased_out_holds_up_storing_in_no_wa
 
 
 async def test_a_process_that_waits_for_the_lease_takes_it_and_wakes_its_poller(place: TablePlace, monkeypatch) -> None:
-    monkeypatch.setattr("postdate.backends.azure.keeper.ROUND_SECONDS", 0.05)
+    monkeypatch.setattr("postdate.backends.azure.lease.ROUND_SECONDS", 0.05)
     first = await filled(place, 1)
     assert len(await first.claim_due(LATER, 10)) == 1
     second = await place.open()
@@ -252,7 +252,7 @@ async def test_row_79_the_lease_of_a_process_that_died_goes_with_what_it_had_in_
     place: TablePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody gives it up: Azure ends it, 15 s after it was renewed last. Here it is broken, which leaves the same."""
-    monkeypatch.setattr("postdate.backends.azure.keeper.ROUND_SECONDS", 0.05)
+    monkeypatch.setattr("postdate.backends.azure.lease.ROUND_SECONDS", 0.05)
     dead = await filled(place, 3)
     assert len(await dead.claim_due(LATER, 10)) == 3
     monkeypatch.setattr(dead._opened.lease, "_ask", anyio.sleep_forever)

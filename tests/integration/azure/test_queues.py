@@ -26,10 +26,9 @@ from tests.waiting import until
 from postdate import DelayedDelivery, Endpoint, Envelope, HandlerContext, Headers, MemoryStore, Recoverability
 from postdate.backends.azure.envelope import UNREADABLE
 from postdate.backends.azure.login import AzureLogin, parse_login
-from postdate.backends.azure.receiving import AzureQueueReceiver
-from postdate.backends.azure.transport import AzureStorageQueueTransport
+from postdate.backends.azure.transport import AzureQueueReceiver, AzureStorageQueueTransport
 from postdate.clock import SystemClock
-from postdate.endpoint.serialization import type_name
+from postdate.endpoint.message_types import type_name
 from postdate.errors import (
     ClaimLost,
     ConfigurationError,
@@ -329,7 +328,7 @@ async def test_the_queue_of_timeouts_is_called_as_upstream_calls_it(
 async def test_what_is_held_is_hidden_anew_before_its_time_has_run_out(
     login: AzureLogin, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postdate.backends.azure.receiving._RENEWALS_IN_A_HOLD", 600)  # it looks every 50 ms
+    monkeypatch.setattr("postdate.backends.azure.transport._RENEWALS_IN_A_HOLD", 600)  # it looks every 50 ms
     async with transport_at(login) as transport:
         await send(transport, envelope(queue, "long"))
         receiver = transport.receiver(queue)

@@ -11,7 +11,7 @@ from tests.integration.endpoints.places import MILLISECOND, Pay, Place, now
 from tests.waiting import until
 
 from postdate import Envelope, HandlerContext, Headers, Recoverability
-from postdate.endpoint.serialization import type_name
+from postdate.endpoint.message_types import type_name
 from postdate.errors import DelayConflict, InvalidMessage
 from postdate.messages import format_timestamp
 

@@ -25,7 +25,7 @@ from postdate.pipeline.audit import AuditResult, audit, reading
 from postdate.pipeline.audit.reading import AuditedStore, without_pruned
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import Outcome
-from postdate.ports.archives import ArchivableStore
+from postdate.ports.scanning import ArchivableStore
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 LATER = START + timedelta(minutes=10)

@@ -29,7 +29,7 @@ from postdate import (
     started_by,
 )
 from postdate.config import load_settings
-from postdate.endpoint.saga_timeouts import PendingTimeout, SagaDetails, decoded, encoded
+from postdate.endpoint.saga_handling import PendingTimeout, SagaDetails, decoded, encoded
 from postdate.errors import ConfigurationError, InvalidMessage, MessageError, UnsupportedTransactionMode
 from postdate.testing import VirtualClock
 from postdate.wiring import open_outbox, open_saga_store

@@ -24,7 +24,7 @@ from postdate import (
     handles_timeout,
     started_by,
 )
-from postdate.endpoint.saga_timeouts import SagaDetails, decoded
+from postdate.endpoint.saga_handling import SagaDetails, decoded
 from postdate.errors import InvalidMessage
 from postdate.ports import Correlation
 from postdate.testing import EndpointTest, VirtualClock

@@ -23,7 +23,7 @@ from postdate import (
 )
 from postdate.errors import StoreError, StoreTroubled, StoreUnreachable
 from postdate.ports import Correlation, SagaChange, SagaFate
-from postdate.ports.expiry import ExpiryRules
+from postdate.ports.transports import ExpiryRules
 from postdate.testing import VirtualClock
 
 

@@ -16,7 +16,7 @@ from azure.storage.queue import QueueServiceClient
 from typing_extensions import override
 
 from postdate.backends.azure.login import CONNECTS_WITHIN_SECONDS, AzureLogin, parse_login
-from postdate.backends.azure.queue_names import queue_name, sanitizer_of
+from postdate.backends.azure.queues import queue_name, sanitizer_of
 from postdate.backends.azure.table_names import records_table
 from postdate.errors import StoreUnavailable
 from postdate.ports.benchmarks import BenchmarkRun, BenchmarkTarget

@@ -7,7 +7,7 @@ from functools import cached_property
 from postdate.backends.azure.login import AzureLogin, parse_login
 from postdate.backends.azure.store import AzureTableStore
 from postdate.backends.azure.transport import AzureStorageQueueTransport
-from postdate.persistence.databases import DatabaseObject
+from postdate.ports.backends import DatabaseObject
 
 
 class AzureStorage(DatabaseObject):

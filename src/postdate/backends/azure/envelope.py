@@ -87,8 +87,7 @@ def _texts(envelope: Envelope) -> Iterator[str]:
     if Headers.FAILED_QUEUE not in envelope.headers:
         return
     for headers in _shorter(envelope.headers):
-        shorter = replace(envelope, headers=headers)
-        yield base64.b64encode(_as_json(shorter)).decode("ascii")
+        yield base64.b64encode(_as_json(replace(envelope, headers=headers))).decode("ascii")
     if UNREADABLE in envelope.headers:
         yield envelope.body.decode(errors="replace")
     else:

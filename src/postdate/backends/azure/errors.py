@@ -96,7 +96,9 @@ def translate(error: AzureError, meanings: Meanings, what: str) -> PostdateError
         )
     if status in {408, 429} or status >= 500:
         state = "is throttled" if status in {429, 503} else "cannot answer now"
-        return meanings.unreachable(f"{what} {state} ({said}){_asked_to_wait(error)}")
+        pause = retry_after(error)
+        asked = "" if pause is None else f"; it asks to be left alone for {pause.total_seconds():g} s"
+        return meanings.unreachable(f"{what} {state} ({said}){asked}")
     if code in _TO_CREATE:
         return meanings.missing(f"{what} does not exist ({said}); create it: {_TO_CREATE[code]}")
     return _refusal(meanings, code, status, f"{what}: {said}: {first_line(error)}")
@@ -118,9 +120,14 @@ def _refusal(meanings: Meanings, code: str, status: int, text: str) -> PostdateE
     return by_code.get(code, by_status.get(status, meanings.other))(text)
 
 
-def _asked_to_wait(error: AzureError) -> str:
-    pause = retry_after(error)
-    return "" if pause is None else f"; it asks to be left alone for {pause.total_seconds():g} s"
+@contextmanager
+def creating(exists: str) -> Generator[None]:
+    """Let it pass when what is created is there already: the service says so with the code ``exists``."""
+    try:
+        yield
+    except HttpResponseError as error:
+        if code_of(error) != exists:
+            raise
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from azure.core import MatchConditions
 from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
 from azure.data.tables import UpdateMode
 
-from postdate.backends.azure.connections import at_once
-from postdate.backends.azure.errors import TABLES, code_of, translated
+from postdate.backends.azure.errors import TABLES, code_of, creating, translated
+from postdate.backends.azure.login import at_once
 from postdate.errors import StoreNotSetUp, StoreUnreachable
 
 if TYPE_CHECKING:
@@ -67,12 +67,8 @@ class Table:
         self.what = f"table {client.table_name!r} of {place}"
 
     async def create(self) -> None:
-        with translated(TABLES, self.what):
-            try:
-                await self._client.create_table()
-            except HttpResponseError as error:
-                if code_of(error) != "TableAlreadyExists":
-                    raise
+        with translated(TABLES, self.what), creating("TableAlreadyExists"):
+            await self._client.create_table()
 
     async def exists(self) -> bool:
         try:

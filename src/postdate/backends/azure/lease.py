@@ -1,7 +1,8 @@
-"""The lease on a blob container, which one process at a time holds and renews: the right to dispatch.
+"""The lease on a blob container, which one process at a time holds and renews: the right to dispatch; and its claims.
 
 It lasts fifteen seconds from its last renewal. A process that is unsure renews first. Its claims are void once another
-has the lease, and also after fifteen seconds of its own clock without a renewal (a frozen process).
+has the lease, and also after fifteen seconds of its own clock without a renewal (a frozen process). They are in memory
+only, as nobody else dispatches under the lease.
 
 Source: specification 3.4; ADR 0013, 0019.
 """
@@ -12,14 +13,21 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 import anyio
 from azure.core.exceptions import AzureError, HttpResponseError
 from azure.storage.blob.aio import BlobLeaseClient
 
-from postdate.backends.azure.errors import TABLES, code_of, translate, translated
+from postdate.backends.azure.errors import TABLES, code_of, creating, translate, translated
+from postdate.backends.azure.layout import DelayedEntity
+from postdate.backends.azure.pages import BackOff
+from postdate.errors import PostdateError
+from postdate.ports import Claim
+from postdate.runtime.reporting import OutageLog
 
 if TYPE_CHECKING:
     from azure.storage.blob.aio import ContainerClient
@@ -178,12 +186,8 @@ class ContainerLease:
             await lease.acquire(LASTS_SECONDS, read_timeout=_ANSWERED_WITHIN_SECONDS)
 
     async def create(self) -> None:
-        with translated(TABLES, self.what):
-            try:
-                await self._container.create_container()
-            except HttpResponseError as error:
-                if code_of(error) != "ContainerAlreadyExists":
-                    raise
+        with translated(TABLES, self.what), creating("ContainerAlreadyExists"):
+            await self._container.create_container()
 
     async def give_up(self) -> None:
         """Release it; without an answer it expires."""
@@ -203,3 +207,215 @@ def _now() -> float:
     """Return monotonic seconds that include the machine's sleep where the platform has them: leases end meanwhile."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
+# --- the store's task, which keeps the lease and looks for messages of other processes --------------------------------
+
+
+ROUND_SECONDS: Final = 0.5
+"""A free lease is taken within this: with its 15 s, a first look and a send, a takeover takes 16 s."""
+
+log_of_keeper = logging.getLogger("postdate.azure.keeper")
+
+
+class Keeper:
+    """Runs in the event loop of its first caller, until it is stopped.
+
+    ``took`` is called when the lease was taken anew; ``look`` looks for messages that other processes stored.
+    """
+
+    def __init__(
+        self,
+        lease: ContainerLease,
+        took: Callable[[], None],
+        look: Callable[[], Awaitable[None]],
+        back_off: BackOff,
+    ) -> None:
+        self._lease, self._took, self._look, self._back_off = lease, took, look, back_off
+        self._task: asyncio.Task[None] | None = None
+        self._outage = OutageLog(log_of_keeper, "the lease cannot be kept", "the store is", logging.WARNING)
+        self.is_listening = False
+        """Whether a poller waits: only then a free lease is taken, and looks are made."""
+
+    def start(self) -> None:
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="postdate-azure-keeper")
+
+    async def begin(self) -> None:
+        """As `start`, but tries to take the lease before it returns, so that no wake-up is needed for that."""
+        if self._task is None or self._task.done():
+            await self._safely(self._round)
+        self.start()
+
+    async def stop(self, until: float) -> None:
+        """End the task and give up the lease; after ``until`` (loop's clock) the lease is left to expire."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.wait([task])
+        with anyio.CancelScope(deadline=until) as giving_up:
+            await self._lease.give_up()
+        if giving_up.cancelled_caught:
+            log_of_keeper.info("the lease of this process could not be given up and ends within %d s", LASTS_SECONDS)
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        next_round = next_look = loop.time()
+        while True:
+            if loop.time() >= next_round:
+                await self._safely(self._round)
+                next_round = loop.time() + ROUND_SECONDS
+            if loop.time() >= next_look:
+                if self.is_listening and self._lease.is_held:
+                    await self._safely(self._look)
+                next_look = loop.time() + self._back_off.longer().total_seconds()
+            await asyncio.sleep(max(min(next_round, next_look) - loop.time(), 0.0))
+
+    async def _safely(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Do a step and log any error: if the task ended, the lease would be lost."""
+        now = asyncio.get_running_loop().time()
+        try:
+            await step()
+        except PostdateError as error:
+            self._outage.failed(error, now)
+        except Exception:
+            log_of_keeper.exception("the lease cannot be kept for a reason that nobody thought of")
+        else:
+            if self._outage.is_out:
+                self._outage.succeeded(now)
+
+    async def _round(self) -> None:
+        self._lease.look()
+        was_held = self._lease.is_held
+        if not self.is_listening:
+            await self._lease.renew()
+        elif await self._lease.hold() and not was_held:
+            self._back_off.reset()
+            self._took()
+
+
+# --- claims of this process -------------------------------------------------------------------------------------------
+
+
+_SLOW_SECONDS: Final = 0.8
+_SHORTEST: Final = 16
+_PIECES_IN_HAND: Final = 4
+_KNOWN_FOR_SECONDS: Final = 2.0
+
+
+class ClaimLimit:
+    """How many messages `claim_due` returns at once: fewer while finishing them takes long.
+
+    A destination that takes more than a second counts as hanging, and its other messages are released, at four writes
+    each. Large claims against an account that is merely slow would be released over and over.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self._longest = self._length = longest
+        self._known_until = 0.0
+
+    def room(self, held: int, now: float) -> int:
+        """Return how many more messages to claim while ``held`` are in progress; ``now`` by the event loop's clock.
+
+        After some seconds without a finished batch, the full limit again: one hanging destination must not stop the
+        others.
+        """
+        if now >= self._known_until:
+            self._length = self._longest
+        if self._length == self._longest:
+            return self._longest
+        return max(min(self._length, _PIECES_IN_HAND * self._length - held), 0)
+
+    def done(self, now: float, seconds: float) -> None:
+        """Adjust the limit: a batch took ``seconds`` from claim to finish."""
+        self._known_until = now + _KNOWN_FOR_SECONDS
+        if seconds > _SLOW_SECONDS:
+            self._length = min(max(self._length // 2, _SHORTEST), self._longest)
+        elif seconds < _SLOW_SECONDS / 2:
+            self._length = min(self._length + max(self._length // 4, 1), self._longest)
+
+
+@dataclass(eq=False, slots=True)
+class Held:
+    """A claimed message; the token of its `Claim`.
+
+    ``since`` is by the clock of the event loop. One that ``is_removed`` from the table already (mode ``none``) stays
+    ours when the lease is lost; any other only during the ``term`` of the lease.
+    """
+
+    waiting: DelayedEntity
+    term: int
+    is_removed: bool = False
+    since: float = 0.0
+
+
+class AzureClaims:
+    """All claims of this process in one store, and the messages that it leaves alone until a given time."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Held] = {}
+        self.deferred: dict[str, datetime] = {}
+        """Until when messages are not claimed; not written to the table, as only this process claims."""
+        self._when_lost: list[Callable[[Collection[str]], None]] = []
+
+    def __contains__(self, message_id: object) -> bool:
+        return message_id in self._held
+
+    def of(self, message_id: str) -> Held | None:
+        return self._held.get(message_id)
+
+    def hold(self, held: Held) -> Claim:
+        self._held[held.waiting.message.message_id] = held
+        return Claim(held.waiting.message, held)
+
+    def let_go(self, held: Iterable[Held]) -> None:
+        """Drop these claims; a newer claim of the same message stays."""
+        for each in held:
+            if self._held.get(each.waiting.message.message_id) is each:
+                del self._held[each.waiting.message.message_id]
+
+    def end_deferring(self, now: datetime) -> bool:
+        """Stop deferring messages whose time has come; return whether there were any."""
+        over = [id_ for id_, attempt_at in self.deferred.items() if attempt_at < now]
+        for id_ in over:
+            del self.deferred[id_]
+        return bool(over)
+
+    def forget(self) -> None:
+        self._held.clear()
+        self.deferred.clear()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def lose(self) -> None:
+        """Drop the claims that a new holder of the lease may take, and tell the listeners of `when_lost`."""
+        ids = [id_ for id_, held in self._held.items() if not held.is_removed]
+        for id_ in ids:
+            del self._held[id_]
+        for lost in list(self._when_lost) if ids else ():
+            lost(ids)
+
+    def still_holds(self, claim: Claim, lease: ContainerLease) -> bool:
+        return bool(self._ours([claim], lease))
+
+    def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
+        self._when_lost.append(lost)
+        return lambda: self._when_lost.remove(lost)
+
+    async def still_held(self, claims: Sequence[Claim], lease: ContainerLease) -> list[Held]:
+        """Return the claims that are certainly ours: a lease that may have ended is renewed first."""
+        if any(not held.is_removed for held in self._ours(claims, lease)):
+            await lease.sure()
+        return self._ours(claims, lease)
+
+    def _ours(self, claims: Sequence[Claim], lease: ContainerLease) -> list[Held]:
+        ours: list[Held] = []
+        for claim in claims:
+            held = self._held.get(claim.message.message_id)
+            if held is None or held is not claim.token:
+                continue
+            if held.is_removed or lease.is_held_since(held.term):
+                ours.append(held)
+        return ours

@@ -1,19 +1,28 @@
-"""Reads due messages in pages, in key order, and finds the next attempt. Source: ADR 0013."""
+"""Reads due messages in pages, in key order, finds the next attempt, and answers questions. Source: ADR 0013."""
 
 from __future__ import annotations
 
-import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from postdate.backends.azure.groups import Table
-from postdate.backends.azure.layout import KEY_COLUMNS, DelayedEntity, attempt_of, partition_of, read_entity, second_key
+from postdate.backends.azure.layout import (
+    KEY_COLUMNS,
+    DelayedEntity,
+    attempt_of,
+    instant_of,
+    partition_of,
+    read_entity,
+    second_key,
+)
 from postdate.clock import later
 from postdate.errors import ConfigurationError, InvalidMessage, MessageError
+from postdate.messages import DelayedMessage
+from postdate.ports import MessageFilter, StoreStatistics
 
 READ_AT_ONCE: Final = 1_000
 """Azure's most entities in one answer."""
@@ -25,8 +34,6 @@ _BEHIND_ALL_TIMES: Final = ":"
 """Sorts after every digit: keys that are no times are others' entities."""
 
 _LOOKED_AT_ONCE: Final = 250
-
-log = logging.getLogger("postdate.azure.pages")
 
 Entity = Mapping[str, Any]
 
@@ -190,6 +197,51 @@ class Pages:
                     break
         return found
 
+    # --- an administrator's questions, answered from the columns of all entities ---------------------------------
+
+    async def next_due(self) -> datetime | None:
+        """Return the earliest due time; reads every message that has failed before."""
+        dues: list[datetime] = []
+        async with aclosing(self.entities(select=KEY_COLUMNS, at_once=1)) as entities:
+            async for entity in entities:
+                due = _due_of(entity)
+                if due is not None:
+                    dues.append(due)
+                    break
+        failing = self.entities(select=KEY_COLUMNS, also="Failures gt 0")
+        found = [*dues, *[_due_of(entity) async for entity in failing]]
+        return min((due for due in found if due is not None), default=None)
+
+    async def statistics(self, holding: Container[object], now: datetime) -> StoreStatistics:
+        """Count the messages; those in ``holding`` are claimed."""
+        pending = overdue = claimed = failing = 0
+        earliest: datetime | None = None
+        async for entity in self.entities(select=(*KEY_COLUMNS, "Failures")):
+            due, is_held = _due_of(entity), entity.get("MessageId") in holding
+            pending, claimed = pending + 1, claimed + is_held
+            failing += bool(entity.get("Failures"))
+            if due is not None:
+                overdue += due < now and not is_held
+                earliest = due if earliest is None else min(earliest, due)
+        return StoreStatistics(pending, overdue, claimed, failing, earliest)
+
+    async def pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
+        """List messages; one that has failed stands at its next attempt."""
+        found: list[DelayedMessage] = []
+        # Sorts before all keys of that second, even the one without a GUID.
+        since = "" if where.due_from is None else second_key(where.due_from)[:-1]
+        async with aclosing(self.entities(since)) as entities:
+            async for entity in entities:
+                try:
+                    message = read_entity(entity).message
+                except MessageError:  # quarantined when it is due
+                    continue
+                if where.matches(message):
+                    found.append(message)
+                    if len(found) == limit:
+                        break
+        return sorted(found, key=lambda message: message.due)
+
 
 def _attempt(entity: Entity) -> datetime | None:
     """Return the attempt time of an entity; ``None`` when it is no message."""
@@ -201,3 +253,12 @@ def _attempt(entity: Entity) -> datetime | None:
 
 def _quoted(key: str) -> str:
     return key.replace("'", "''")
+
+
+def _due_of(entity: Entity) -> datetime | None:
+    """Return the due time of an entity; ``None`` when it cannot be read: it is quarantined when it is due."""
+    due = entity.get("Due")
+    try:
+        return attempt_of(entity["RowKey"], is_ours=False) if due is None else instant_of(due)
+    except (InvalidMessage, ValueError, TypeError, OverflowError):
+        return None

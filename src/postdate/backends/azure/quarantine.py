@@ -3,7 +3,7 @@
 They keep their row keys, so quarantining twice is idempotent. Both directions copy first and delete then, so that no
 entity is ever lost; after an interruption the copy is found and the step repeated.
 
-Source: :mod:`postdate.ports.quarantine`; ADR 0013, 0019.
+Source: :mod:`postdate.ports.observation`; ADR 0013, 0019.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from typing_extensions import override
 from postdate.backends.azure.groups import Operation, Table
 from postdate.backends.azure.layout import DelayedEntity, changed_at, read_entity, row_key, text_of
 from postdate.backends.azure.pages import Entity
-from postdate.backends.azure.records import Records
-from postdate.backends.azure.storing import Storing
+from postdate.backends.azure.records import Records, Storing
 from postdate.errors import InvalidMessage, MessageError, MessageNotFound, StoreError
 from postdate.messages import MESSAGE_ID_LIMIT, check_text, encode_headers
 from postdate.ports import Mending, Quarantine, Quarantined
@@ -86,8 +85,7 @@ class TableQuarantine(Quarantine):
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
         """Copies back, then deletes: no transaction spans both tables."""
         entity = await self._find(number)
-        waiting = mended(entity, mending)
-        stored = await self._storing.store_returned(waiting.message, now)
+        stored = await self._storing.store_returned(mended(entity, mending).message, now)
         await self._forget(entity)
         self._returned(stored)
 

@@ -1,18 +1,25 @@
-"""Known ids and their records, in a table beside that of the messages.
+"""Known ids and their records, in a table beside that of the messages; storing each message once; the account's clock.
 
 An id has one row: how the message was scheduled, where it waits, how it ended. Rarer records are rows behind it. So a
-message normally costs two changes of one row, in batches. Source: ADR 0004, 0013.
+message normally costs two changes of one row, in batches. A message is stored after its id, so that an interruption can
+be detected. Source: ADR 0004, 0013.
 """
 
 from __future__ import annotations
 
-import logging
+import os
+import platform
+import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from postdate.backends.azure.groups import Operation, Rounds, Table
-from postdate.backends.azure.layout import DelayedEntity, etag_of, id_hash, instant_of, text_of
+from postdate.backends.azure.layout import DelayedEntity, changed_at, etag_of, id_hash, instant_of, read_entity, text_of
+from postdate.backends.azure.pages import Pages
+from postdate.errors import DuplicateMessage, MessageError, StoreUnavailable
+from postdate.messages import DelayedMessage
 from postdate.ports import Record, RecordKind
 
 _BUCKETS: Final = 4
@@ -20,7 +27,13 @@ _BUCKETS: Final = 4
 
 _LONGEST_DETAIL: Final = 30_000
 
-log = logging.getLogger("postdate.azure.records")
+_CLOCK: Final = "clock"
+_AHEAD: Final = "AheadMicroseconds"
+_MICROSECOND: Final = timedelta(microseconds=1)
+_LIVES_FOR: Final = timedelta(minutes=2)
+"""Every half minute each process looks at the clock, and so writes its row."""
+
+_NOT_IN_KEYS: Final = re.compile(r"[/\\#?\x00-\x1f\x7f-\x9f']")
 
 Row = Mapping[str, Any]
 
@@ -66,7 +79,9 @@ class Records:
     """The records of one store's messages."""
 
     def __init__(self, table: Table, *, keeps_retries: bool) -> None:
-        self.table, self._keeps_retries = table, keeps_retries
+        self.table, self.keeps_retries = table, keeps_retries
+        name = _NOT_IN_KEYS.sub("_", f"{platform.node()}:{os.getpid()}")
+        self._clock_keys = {"PartitionKey": _CLOCK, "RowKey": name}
         self.rounds = Rounds(table)
         """For the ends of messages."""
 
@@ -134,16 +149,11 @@ class Records:
         message = old.message
         entry = {**self._base(new), "Location": new.row, "Former": old.row, "Ended": 0}
         operations = [Operation("merge", entry)]
-        if self._keeps_retries:
+        if self.keeps_retries:
             entry["Records"] = new.records
             record = Record(RecordKind.RETRIED, message.message_id, now, message.due, None, reason)
             operations.append(Operation("upsert", _row(record, message.destination, new.records)))
         await self.table.atomically(operations)
-
-    @property
-    def records_of_a_retry(self) -> int:
-        """Number of rows that a retry adds."""
-        return int(self._keeps_retries)
 
     async def end(self, messages: Sequence[DelayedEntity], kind: RecordKind, now: datetime, detail: str = "") -> None:
         """Record the ends of messages; called before they are deleted, so that none is ever gone without a record."""
@@ -188,8 +198,7 @@ class Records:
         if not rows or "_" in rows[0]["RowKey"]:
             return []
         known = Known(rows[0])
-        between = [_record(row) for row in rows[1:]]
-        return [*known.scheduled(), *between, *known.ended()]
+        return [*known.scheduled(), *map(_record, rows[1:]), *known.ended()]
 
     async def counts(self) -> Mapping[RecordKind, int]:
         counts: dict[RecordKind, int] = {}
@@ -200,6 +209,30 @@ class Records:
                 if kind:
                     counts[RecordKind(kind)] = counts.get(RecordKind(kind), 0) + 1
         return counts
+
+    # --- the account's clock, and how far processes deviate from it ----------------------------------------------
+    # The header ``Date`` has whole seconds, too coarse for due times; the timestamp of a row is finer than a
+    # microsecond. So each process writes a row beside the records. Source: postdate.ports.stores; ADR 0019.
+
+    async def server_now(self) -> datetime:
+        """Return the server's UTC time to the microsecond: the timestamp of a write, read by a second request."""
+        await self.table.atomically([Operation("merge", self._clock_keys)])
+        row = await self.table.get(self._clock_keys)
+        if row is None:  # another process deleted it as a dead one's
+            raise StoreUnavailable(f"the row with the time of this process in {self.table.what} is gone")
+        return changed_at(row).astimezone(UTC)
+
+    async def report_clock(self, ahead: timedelta) -> None:
+        await self.table.atomically([Operation("merge", {**self._clock_keys, _AHEAD: str(ahead // _MICROSECOND)})])
+
+    async def reported_clocks(self) -> Mapping[str, timedelta]:
+        """Deletes the rows of dead processes."""
+        now = await self.server_now()
+        rows: list[Mapping[str, Any]] = [row async for row in self.table.query(f"PartitionKey eq '{_CLOCK}'")]
+        dead = [row for row in rows if changed_at(row) < now - _LIVES_FOR]
+        await self.table.each([Operation("delete", {**self._clock_keys, "RowKey": row["RowKey"]}) for row in dead])
+        living = [row for row in rows if row not in dead and row.get(_AHEAD) is not None]
+        return {row["RowKey"]: int(row[_AHEAD]) * _MICROSECOND for row in living}
 
 
 def _row(record: Record, destination: str, number: int) -> dict[str, Any]:
@@ -224,3 +257,85 @@ def _record(row: Row) -> Record:
         row["Destination"],
         row.get("Detail") or "",
     )
+
+
+# --- storing ----------------------------------------------------------------------------------------------------------
+
+
+class Storing:
+    """Puts messages into a table, and finds waiting messages by id."""
+
+    def __init__(self, table: Table, records: Records, pages: Pages) -> None:
+        self._table, self._records, self._pages = table, records, pages
+
+    async def store(self, message: DelayedMessage, now: datetime) -> DelayedEntity:
+        """Store a message and return its entity.
+
+        Raises:
+            DuplicateMessage: it was stored before, and has not come back from the error queue.
+            StoreUnavailable: it may have been stored; storing it again finds out.
+        """
+        waiting = DelayedEntity.new(message)
+        (is_new,) = await self._records.enter([waiting], now)
+        if not is_new:
+            return await self._store_again(waiting, now, may_come_back=True)
+        if not await self._put(waiting):
+            raise DuplicateMessage.of(message.message_id)  # another process found the id without its message
+        return waiting
+
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> list[DelayedEntity]:
+        """Store the new messages, the first of each id; return their entities."""
+        unique = {message.message_id: message for message in reversed(messages)}
+        waiting = [DelayedEntity.new(message) for message in reversed(unique.values())]  # the first of each, in order
+        entered = await self._records.enter(waiting, now)
+        fresh = [each for each, is_new in zip(waiting, entered, strict=True) if is_new]
+        put = await self._table.each([Operation("create", each.entity()) for each in fresh])
+        stored = [each for each, is_put in zip(fresh, put, strict=True) if is_put]
+        for each in (each for each, is_new in zip(waiting, entered, strict=True) if not is_new):
+            try:
+                stored.append(await self._store_again(each, now, may_come_back=False))
+            except DuplicateMessage:
+                continue
+        return stored
+
+    async def store_returned(self, message: DelayedMessage, now: datetime) -> DelayedEntity:
+        """Store a repaired message from the quarantine, and record that."""
+        waiting = DelayedEntity.new(message)
+        return await self._store_again(waiting, now, may_come_back=True, back=RecordKind.RETURNED)
+
+    async def _store_again(
+        self, waiting: DelayedEntity, now: datetime, *, may_come_back: bool, back: RecordKind = RecordKind.RESCHEDULED
+    ) -> DelayedEntity:
+        """Store a message whose id is known: its message is missing, or has failed and ``may_come_back``."""
+        records, id_ = self._records, waiting.message.message_id
+        known = await records.find(id_)
+        if known is None:  # it left a moment ago, and nothing is kept of it
+            (taken,) = await records.enter([waiting], now)
+        elif known.end is RecordKind.FAILED and may_come_back:
+            taken = not await self._is_there(known) and await records.come_back(known, waiting, now, back)
+            waiting = DelayedEntity.new(waiting.message, known.records + 2)
+        else:  # an id without a message: storing was interrupted, or upstream's poller took it
+            taken = known.end is None and not await self._is_there(known) and await records.take_over(known, waiting)
+        if not (taken and await self._put(waiting)):
+            raise DuplicateMessage.of(id_)
+        return waiting
+
+    async def _put(self, waiting: DelayedEntity) -> bool:
+        return await self._table.atomically([Operation("create", waiting.entity())])
+
+    async def find(self, message_id: str) -> tuple[Known, DelayedEntity] | None:
+        """Return a waiting message and its id's row; ``None`` when it does not wait."""
+        known = await self._records.find(message_id)
+        waiting = None if known is None else await self._at_one_of(known)
+        return None if known is None or waiting is None else (known, waiting)
+
+    async def _is_there(self, known: Known) -> bool:
+        return await self._at_one_of(known) is not None
+
+    async def _at_one_of(self, known: Known) -> DelayedEntity | None:
+        for row in known.places:
+            entity = await self._pages.at(row)
+            if entity is not None:
+                with suppress(MessageError):  # quarantined when it is due
+                    return read_entity(entity)
+        return None

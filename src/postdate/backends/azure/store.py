@@ -14,21 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 from typing_extensions import override
 
-from postdate.backends.azure import questions
-from postdate.backends.azure.claims import AzureClaims, ClaimLimit, Held
-from postdate.backends.azure.connections import at_once
 from postdate.backends.azure.errors import TABLES, translated
 from postdate.backends.azure.groups import Operation, Rounds, Table
-from postdate.backends.azure.keeper import Keeper
 from postdate.backends.azure.layout import LARGEST_BODY, DelayedEntity, check_size
-from postdate.backends.azure.lease import LASTS_SECONDS, ContainerLease
-from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS, AzureLogin, parse_login
+from postdate.backends.azure.lease import LASTS_SECONDS, AzureClaims, ClaimLimit, ContainerLease, Held, Keeper
+from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS, AzureLogin, at_once, headers_of, parse_login
 from postdate.backends.azure.pages import BackOff, Entity, Pages, Polling
 from postdate.backends.azure.quarantine import TableQuarantine
-from postdate.backends.azure.records import Records
-from postdate.backends.azure.storing import Storing
+from postdate.backends.azure.records import Records, Storing
 from postdate.backends.azure.table_names import checked_table, default_table, records_table
-from postdate.backends.azure.timekeeping import Timekeeping
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import (
     ConfigurationError,
@@ -193,8 +187,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         pages = Pages(table, set_aside)
         storing = Storing(table, records, pages)
         quarantine = TableQuarantine(table, records, storing, self._returned)
-        clocks = Timekeeping(records.table)
-        return _Rooms(table, Rounds(table), records, lease, pages, storing, quarantine, clocks, keeper)
+        return _Rooms(table, Rounds(table), records, lease, pages, storing, quarantine, keeper)
 
     # --- storing ------------------------------------------------------------------------------------------------
 
@@ -245,7 +238,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
             return await self._claimed(rooms, found if rooms.lease.is_held else [])
 
     def _is_free(self, message_id: object) -> bool:
-        return message_id not in self._holding and not self._holding.is_deferred(message_id)
+        return message_id not in self._holding and message_id not in self._holding.deferred
 
     async def _claimed(self, rooms: _Rooms, found: Sequence[DelayedEntity]) -> list[Claim]:
         """Hold messages; in mode ``none`` they leave the table first, so that none is ever sent twice (row 85)."""
@@ -279,7 +272,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         self._holding.let_go(held)
         for each in held:
             if attempt_at is not None:
-                self._holding.defer(each.waiting.message.message_id, attempt_at)
+                self._holding.deferred[each.waiting.message.message_id] = attempt_at
         if held:
             rooms.pages.forget()
         if attempt_at is None or self._waits_for_room:
@@ -315,8 +308,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         await rooms.records.end(messages, kind, now, detail)
         removed = {each.waiting.row for each in held if each.is_removed}
         there = [each for each in messages if each.row not in removed]
-        gone = await rooms.removals.each([_deletion(each) for each in there])
-        return len(removed) + sum(gone)
+        return len(removed) + sum(await rooms.removals.each([_deletion(each) for each in there]))
 
     @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
@@ -328,14 +320,13 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
     async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
         held = await self._holding.still_held([claim], self._opened.lease)
         for each in held:
-            entity = each.waiting.entity()
-            await self._opened.quarantine.set_aside(entity, InvalidMessage(reason), now)
+            await self._opened.quarantine.set_aside(each.waiting.entity(), InvalidMessage(reason), now)
         self._holding.let_go(held)
         return bool(held)
 
     async def _retry(self, held: Held, attempt_at: datetime, now: datetime, reason: str) -> bool:
         rooms, old = self._opened, held.waiting
-        new = old.after_failure(attempt_at, old.records + rooms.records.records_of_a_retry)
+        new = old.after_failure(attempt_at, old.records + int(rooms.records.keeps_retries))
         await rooms.records.retried(old, new, now, reason)
         if held.is_removed:
             await rooms.table.atomically([Operation("upsert", new.entity())])
@@ -373,7 +364,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         rooms = self._opened
         if rooms.lease.was_just_refused and rooms.keeper.is_listening:
             return None
-        deferred = self._holding.next_deferred
+        deferred = min(self._holding.deferred.values(), default=None)
         if rooms.lease.is_held and rooms.pages.next_ahead is not None:
             return _sooner(rooms.pages.next_ahead, deferred)
         first = await rooms.pages.first(lambda entity: self._is_free(entity.get("MessageId")))
@@ -426,8 +417,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
         held = self._holding.of(message_id)
         if held is not None:
-            claim = Claim(held.waiting.message, held)
-            return await self.retry_later(claim, held.waiting.message.due, now, "")
+            return await self.retry_later(Claim(held.waiting.message, held), held.waiting.message.due, now, "")
         waiting = await self._free(message_id, now)
         if waiting is None:
             return False
@@ -436,7 +426,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
     @override
     async def next_due(self) -> datetime | None:
         """Reads every message that has failed before."""
-        return await questions.next_due(self._opened.pages)
+        return await self._opened.pages.next_due()
 
     # --- administration -----------------------------------------------------------------------------------------
 
@@ -480,7 +470,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
             record = Record(RecordKind.RESCHEDULED, message_id, now, new.message.due, old.message.destination)
             done = await records.append(known, new, record) and await self._move(old, new)
         if done:
-            self._holding.no_longer_defer(message_id)
+            self._holding.deferred.pop(message_id, None)
             self._opened.pages.forget()
             self._next_due.heard(to_microseconds(new.attempt_at))
         return done
@@ -488,7 +478,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
     @override
     async def statistics(self, now: datetime) -> StoreStatistics:
         """Reads the keys of all messages; claims are those of this process."""
-        found = await questions.statistics(self._opened.pages, self._holding, now)
+        found = await self._opened.pages.statistics(self._holding, now)
         return replace(found, quarantined=await self.quarantined_count())
 
     @override
@@ -498,7 +488,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
     @override
     async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
         """A message that has failed stands at its next attempt."""
-        return await questions.pending(self._opened.pages, where, limit)
+        return await self._opened.pages.pending(where, limit)
 
     @override
     async def get(self, message_id: str) -> DelayedMessage | None:
@@ -513,30 +503,24 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
     @override
     async def server_now(self) -> datetime:
         """Two round trips; works after :meth:`setup`."""
-        return await self._opened.clocks.now()
+        return await self._opened.records.server_now()
 
     @override
     async def report_clock(self, ahead: timedelta) -> None:
-        await self._opened.clocks.report(ahead)
+        await self._opened.records.report_clock(ahead)
 
     @override
     async def reported_clocks(self) -> Mapping[str, timedelta]:
         """Of processes that reported within two minutes."""
-        return await self._opened.clocks.reported()
+        return await self._opened.records.reported_clocks()
 
     @override
     async def server_facts(self) -> ServerFacts:
         """The clock has whole seconds."""
-        headers: dict[str, str] = {}
-
-        def keep(response: Any) -> None:
-            headers.update({name.lower(): value for name, value in response.http_response.headers.items()})
-
-        rooms, place = self._opened, self._login.place("table")
+        rooms = self._opened
         assert self._services is not None
-        service: Any = self._services[0]  # the SDK leaves the types of its keyword arguments open
-        with translated(TABLES, place):
-            await service.get_service_properties(raw_response_hook=keep)
+        with translated(TABLES, self._login.place("table")):
+            headers = await headers_of(self._services[0])
         now = parsedate_to_datetime(headers["date"]) if "date" in headers else None
         version = headers.get("x-ms-version", "without a version")
         return ServerFacts("Azure Storage", version, now, int(await rooms.table.exists()), newest_schema_version=1)
@@ -553,7 +537,6 @@ class _Rooms:
     pages: Pages
     storing: Storing
     quarantine: TableQuarantine
-    clocks: Timekeeping
     keeper: Keeper
 
 

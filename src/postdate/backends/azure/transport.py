@@ -1,44 +1,46 @@
 """Queues of Azure Storage, in upstream's envelope, so that both kinds of endpoint can share them.
 
 A received message is hidden while it is handled, and deleted once the messages sent with it have arrived: at least
-once, with stable message ids. Messages may overtake each other. Source: specification 2.5, 3.
+once, with stable message ids. Messages may overtake each other. Every answer about a message brings a new pop receipt,
+and only the latest is valid, so requests about one message wait for each other. Source: specification 2.5, 3.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
-from azure.core.exceptions import ResourceExistsError
+import anyio
 from typing_extensions import override
 
-from postdate.backends.azure.envelope import LARGEST_MESSAGE_BYTES
-from postdate.backends.azure.errors import QUEUES, code_of, translated
-from postdate.backends.azure.login import AzureLogin, parse_login
-from postdate.backends.azure.queue_names import Sanitizer, sanitizer_of
-from postdate.backends.azure.receiving import (
-    LARGEST_BATCH,
-    LONGEST_HOLD,
-    SHORTEST_HOLD,
-    AzureQueueReceiver,
-    ReceiverSettings,
-)
-from postdate.backends.azure.sending import EncodedMessage, QueueSender
-from postdate.backends.azure.service import QueueService
-from postdate.backends.azure.time_to_live import PRECISION
-from postdate.errors import (
-    ConfigurationError,
-    PostdateError,
-    QueueNotFound,
-)
+from postdate.backends.azure.envelope import LARGEST_MESSAGE_BYTES, UNREADABLE, from_text, given_back, returns_in
+from postdate.backends.azure.errors import QUEUES, creating, translated
+from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS, AzureLogin, at_once, headers_of, parse_login
+from postdate.backends.azure.queues import PRECISION, EncodedMessage, QueueSender, QueueService, Sanitizer, sanitizer_of
+from postdate.errors import ClaimLost, ConfigurationError, PostdateError, QueueNotFound, TransportError
 from postdate.messages import Envelope
-from postdate.ports import ServerFacts, TransactionMode, Transport, TransportCapabilities, Work, refuse_work
+from postdate.ports import (
+    HANDLED,
+    End,
+    Received,
+    Receiver,
+    ServerFacts,
+    TransactionMode,
+    Transport,
+    TransportCapabilities,
+    Work,
+    refuse_work,
+)
 from postdate.runtime.bounded import Bounded
 
-_ALREADY_THERE: Final = "QueueAlreadyExists"
+if TYPE_CHECKING:
+    from azure.storage.queue import QueueMessage
 
 
 class AzureStorageQueueTransport(Transport):
@@ -47,7 +49,7 @@ class AzureStorageQueueTransport(Transport):
     Args:
         address: of the account, or its connection string; see :mod:`postdate.backends.azure.login`.
         sanitizer: for names that Azure does not take: ``dashes``, ``strict``, ``legacy``, or a function; see
-            :mod:`postdate.backends.azure.queue_names`.
+            :mod:`postdate.backends.azure.queues`.
         largest_message_bytes: of headers and body together; default and maximum: the size that always fits.
         concurrent_sends: requests on their way at once; with 1 a queue gets messages in the order of sending.
         hold_for: how long a received message is hidden; renewed while it is held, so the messages of a dead process are
@@ -99,13 +101,8 @@ class AzureStorageQueueTransport(Transport):
     @override
     async def create_queues(self, names: Sequence[str]) -> None:
         for name in names:
-            what = self.service.what(name)
-            with translated(QUEUES, what):
-                try:
-                    await self.service.queue(name).create_queue()
-                except ResourceExistsError as error:
-                    if code_of(error) != _ALREADY_THERE:
-                        raise
+            with translated(QUEUES, self.service.what(name)), creating("QueueAlreadyExists"):
+                await self.service.queue(name).create_queue()
 
     @override
     async def send(
@@ -154,13 +151,8 @@ class AzureStorageQueueTransport(Transport):
     @override
     async def server_facts(self) -> ServerFacts:
         """The time has whole seconds and decides about expiry only, so it is given as a setting, not as the clock."""
-        headers: dict[str, str] = {}
-
-        def keep(response: Any) -> None:
-            headers.update({name.lower(): value for name, value in response.http_response.headers.items()})
-
         with translated(QUEUES, self.service.place):
-            await self.service.client.get_service_properties(raw_response_hook=keep)
+            headers = await headers_of(self.service.client)
         told = {name: headers[name] for name in ("date", "server") if name in headers}
         return ServerFacts("Azure Storage", headers.get("x-ms-version", "without a version"), settings=told)
 
@@ -173,3 +165,296 @@ class AzureStorageQueueTransport(Transport):
             for outcome in await asyncio.gather(*receivers, return_exceptions=True):
                 if isinstance(outcome, BaseException):
                     raise outcome
+
+
+# --- receiving: a message is hidden from others again and again until it is deleted -----------------------------------
+
+
+log = logging.getLogger("postdate.azure")
+
+LARGEST_BATCH: Final = 32
+"""Azure's limit of one request."""
+
+SHORTEST_HOLD, LONGEST_HOLD = timedelta(seconds=1), timedelta(days=7)
+
+_SECOND: Final = timedelta(seconds=1)
+_RENEWALS_IN_A_HOLD: Final = 3
+_CLOCK_GRAIN_SECONDS: Final = 1.0
+"""Azure tells times in whole seconds."""
+
+SendAll = Callable[[Sequence[Envelope], datetime], Awaitable[None]]
+"""Sends all, or raises the error of one."""
+
+
+@dataclass(eq=False, slots=True)
+class MessageWithReceipt:
+    """A message that this process holds.
+
+    Args:
+        native_id: Azure's id.
+        receipt: the latest pop receipt.
+        until: when it becomes visible again, by the loop's clock.
+        expires: when the queue drops it, by the same clock, give or take a second; infinite: never.
+        received: the object handed to the endpoint.
+        given_out: number of deliveries, including this one.
+        text: of the message.
+        lost: why it is no longer held.
+    """
+
+    native_id: str
+    receipt: str
+    until: float
+    expires: float
+    received: Received
+    given_out: int
+    text: str
+    lost: str = ""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverSettings:
+    """How long a message is hidden at a time (``hold``), and how pauses between looks at an empty queue grow."""
+
+    hold: timedelta = timedelta(seconds=30)
+    peek_interval: timedelta = timedelta(milliseconds=125)
+    longest_idle_wait: timedelta = timedelta(seconds=1)
+
+
+class AzureQueueReceiver(Receiver):
+    """Receives from one queue; ``memory``, of all receivers: what was handled and could not be deleted."""
+
+    def __init__(
+        self,
+        service: QueueService,
+        queue: str,
+        pace: ReceiverSettings,
+        memory: Bounded[tuple[str, str], None],
+        send: SendAll,
+        at_end: Callable[[AzureQueueReceiver], None],
+    ) -> None:
+        self._service, self._queue, self._pace, self._memory = service, queue, pace, memory
+        self._send, self._at_end = send, at_end
+        self._held: dict[object, MessageWithReceipt] = {}
+        self._renewing: asyncio.Task[None] | None = None
+        self._returning: set[asyncio.Task[None]] = set()
+        self._has_failed = False
+
+    # --- receiving ----------------------------------------------------------------------------------------------------
+
+    @override
+    async def receive(self, limit: int) -> Sequence[Received]:
+        """An empty queue is asked less and less often."""
+        wait = timedelta(0)
+        with self._service.listening(self._queue) as news:
+            while True:
+                news.clear()
+                try:
+                    holds = await self._fetch(min(limit, LARGEST_BATCH))
+                except PostdateError:
+                    self._has_failed = True
+                    raise
+                if holds or self._has_failed:
+                    self._has_failed = False
+                    return [hold.received for hold in holds]
+                wait = min(wait + self._pace.peek_interval, self._pace.longest_idle_wait)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(news.wait(), wait / _SECOND)
+
+    async def _fetch(self, count: int) -> list[MessageWithReceipt]:
+        """Ask once; if cancelled, give back at once any message that the request still brings."""
+        asking = asyncio.ensure_future(self._ask(count))
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            task = asyncio.ensure_future(self._give_back_what_comes(asking))
+            self._returning.add(task)
+            task.add_done_callback(self._returning.discard)
+            raise
+
+    async def _ask(self, count: int) -> list[MessageWithReceipt]:
+        began, seconds = asyncio.get_running_loop().time(), round(self._pace.hold / _SECOND)
+        with self._service.asking(self._queue):
+            pages = self._service.queue(self._queue).receive_messages(
+                messages_per_page=count, visibility_timeout=seconds
+            )
+            messages: list[QueueMessage] = []
+            async for page in pages.by_page():
+                messages = [message async for message in page]
+                break
+        holds = [self._hold(message, began + seconds, seconds) for message in messages]
+        finished = [hold for hold in holds if (self._queue, hold.native_id) in self._memory]
+        if finished:
+            await at_once([partial(self._delete_finished, hold) for hold in finished])
+        if self._held and self._renewing is None:
+            self._renewing = asyncio.ensure_future(self._renew_until_done())
+        return [hold for hold in holds if hold not in finished]
+
+    def _hold(self, message: QueueMessage, until: float, seconds: int) -> MessageWithReceipt:
+        native_id, receipt, text = str(message.id), str(message.pop_receipt), str(message.content)
+        envelope, given_out = from_text(self._queue, native_id, text), message.dequeue_count or 1
+        failures, unanswered = returns_in(text, given_out - 1) if given_out > 1 else (0, 0)
+        expires = float("inf")
+        if message.expires_on is not None and message.next_visible_on is not None:
+            # Both times are by Azure's clock, so ours may differ.
+            expires = until + (message.expires_on - message.next_visible_on) / _SECOND
+        received = Received(envelope, failures, object(), unanswered)
+        hold = MessageWithReceipt(native_id, receipt, until, expires, received, given_out, text)
+        self._held[hold.received.token] = hold
+        return hold
+
+    async def _delete_finished(self, hold: MessageWithReceipt) -> None:
+        """Delete a message that was handled before but could not be deleted."""
+        try:
+            await self._delete(hold)
+        except TransportError as error:
+            log.warning(
+                "message %s in %s, handled before, cannot be deleted now: %s", hold.native_id, self._queue, error
+            )
+        self._drop(hold)
+
+    async def _give_back_what_comes(self, asking: asyncio.Future[list[MessageWithReceipt]]) -> None:
+        with suppress(PostdateError):
+            await at_once([partial(self._give_back, hold, failed=False) for hold in await asking])
+
+    # --- holding ------------------------------------------------------------------------------------------------------
+
+    async def _renew_until_done(self) -> None:
+        interval = self._pace.hold / _SECOND / _RENEWALS_IN_A_HOLD
+        try:
+            while self._held:
+                await asyncio.sleep(interval)
+                latest = asyncio.get_running_loop().time() + 2 * interval
+                await at_once([partial(self._renew, hold) for hold in self._held.values() if hold.until < latest])
+        finally:
+            self._renewing = None
+
+    async def _renew(self, hold: MessageWithReceipt) -> None:
+        """Hide a message for longer, unless it has expired: then nobody receives it any more.
+
+        Azure hides nothing beyond its expiry and counts in whole seconds: in its last two seconds a held message may be
+        delivered once more.
+        """
+        async with hold.turn:
+            now = asyncio.get_running_loop().time()
+            if hold.lost or hold.received.token not in self._held or hold.expires <= hold.until:
+                return
+            seconds = int(min(round(self._pace.hold / _SECOND), hold.expires - now - _CLOCK_GRAIN_SECONDS))
+            if now + seconds <= hold.until:
+                return
+            try:
+                await self._hide(hold, seconds)
+                hold.until = now + seconds
+            except (ClaimLost, QueueNotFound) as error:
+                hold.lost = str(error)
+                log.warning("message %s in %s is no longer held: %s", hold.native_id, self._queue, error)
+            except TransportError as error:  # retried until another receiver has it
+                log.warning("message %s in %s cannot be held for longer now: %s", hold.native_id, self._queue, error)
+
+    async def _hide(self, hold: MessageWithReceipt, seconds: int, text: str | None = None) -> None:
+        with self._service.asking(self._queue):
+            answer = await self._service.queue(self._queue).update_message(
+                hold.native_id, hold.receipt, text, visibility_timeout=seconds
+            )
+        hold.receipt = str(answer.pop_receipt)
+
+    def _what_holds(self, received: Received) -> MessageWithReceipt:
+        hold = self._held.get(received.token)
+        if hold is None or hold.received is not received or hold.lost:
+            reason = "" if hold is None else hold.lost
+            raise ClaimLost.of(received.envelope.message_id, queue=self._queue, reason=reason)
+        return hold
+
+    def _drop(self, hold: MessageWithReceipt) -> None:
+        self._held.pop(hold.received.token, None)
+
+    # --- ending -------------------------------------------------------------------------------------------------------
+
+    @override
+    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+        """Sends the outgoing messages first, then deletes the message.
+
+        After an interruption in between, this process only deletes the message on its next receive; another process
+        handles it a second time.
+        """
+        refuse_work(end.work, "of Azure Storage")
+        hold = self._what_holds(received)
+        if end.outgoing:
+            await self._send(end.outgoing, now)
+        try:
+            await self._delete(hold)
+        except TransportError as error:
+            self._memory[self._queue, hold.native_id] = None
+            if not error.transient:
+                self._drop(hold)
+            raise
+        self._drop(hold)
+        self._memory.pop((self._queue, hold.native_id), None)
+
+    async def _delete(self, hold: MessageWithReceipt) -> None:
+        async with hold.turn:
+            if hold.lost:
+                raise ClaimLost.of(hold.native_id, queue=self._queue, reason=hold.lost)
+            try:
+                with self._service.asking(self._queue):
+                    await self._service.queue(self._queue).delete_message(hold.native_id, hold.receipt)
+            except QueueNotFound as error:  # the message, or the queue
+                if asyncio.get_running_loop().time() < hold.expires - _CLOCK_GRAIN_SECONDS:
+                    raise ClaimLost(f"message {hold.native_id} in {self._queue!r} is gone: {error}") from error
+
+    @override
+    async def roll_back(self, received: Received, *, failed: bool = True) -> None:
+        """A message that is no longer held is visible already."""
+        with suppress(ClaimLost):
+            await self._give_back(self._what_holds(received), failed=failed)
+
+    async def _give_back(self, hold: MessageWithReceipt, *, failed: bool) -> None:
+        text, received = None, hold.received
+        if set(received.envelope.headers) != {UNREADABLE}:  # an undecodable text stays as it is
+            text = given_back(hold.text, hold.given_out, received.failures + failed, received.unanswered)
+        async with hold.turn:
+            if not hold.lost:
+                with suppress(ClaimLost, QueueNotFound):
+                    await self._hide(hold, 0, text)
+            self._drop(hold)
+        self._service.announce(self._queue)
+
+    @override
+    async def close(self) -> None:
+        """A message that cannot be given back becomes visible when its time has run out."""
+        closing = asyncio.ensure_future(self._close())
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await closing
+            raise
+
+    async def _close(self) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._renewing
+        with anyio.move_on_after(LEAVES_WITHIN_SECONDS) as leaving:
+            while self._returning:
+                await asyncio.wait(self._returning)
+            await at_once([partial(self._give_back_at_end, hold) for hold in self._held.values()])
+        for task in list(self._returning):
+            task.cancel()
+        if leaving.cancelled_caught:
+            log.warning(
+                "what is held of %s cannot be given back now; it is free within %s", self._queue, self._pace.hold
+            )
+        self._held.clear()
+        self._at_end(self)
+
+    async def _give_back_at_end(self, hold: MessageWithReceipt) -> None:
+        try:
+            await self._give_back(hold, failed=False)
+        except TransportError as error:
+            log.warning(
+                "message %s in %s cannot be given back now (%s); it is free within %s",
+                hold.native_id,
+                self._queue,
+                error,
+                self._pace.hold,
+            )

@@ -19,7 +19,7 @@ from postdate.backends.rowlocks.names import RowLockNames
 from postdate.backends.rowlocks.parts import in_pieces
 from postdate.backends.rowlocks.store import LockingStore
 from postdate.ports import OldSnapshot, Recording, RecordKind, ScanPart
-from postdate.ports.archives import ARCHIVED, ArchivableStore, StoredRecord
+from postdate.ports.scanning import ARCHIVED, ArchivableStore, StoredRecord
 
 _ROWS_AT_ONCE: Final = 2_000
 """Numbers or records in one statement, at most: well below what servers take in a packet."""

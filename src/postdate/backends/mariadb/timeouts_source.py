@@ -11,8 +11,7 @@ from typing_extensions import override
 from postdate.backends.mariadb.connection import MariaDbServer
 from postdate.backends.mariadb.schema import MariaDbNames, check_name, quoted
 from postdate.errors import ConfigurationError, StoreUnavailable
-from postdate.migrating.dialect import TURN_SECONDS, Dialect, Session
-from postdate.migrating.names import NUMBER
+from postdate.migrating.dialect import NUMBER, TURN_SECONDS, Dialect, Session
 from postdate.persistence.timeouts import ID
 
 

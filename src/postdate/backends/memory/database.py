@@ -1,16 +1,138 @@
-"""The memory of this process as one object, for tests and trials. Source: ADR 0021."""
+"""The memory of this process as one object, for tests and trials; its sagas and timeouts. Source: ADR 0021."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
 from functools import cached_property
 
-from postdate.backends.memory.sagas import MemorySagaStore
+from typing_extensions import override
+
 from postdate.backends.memory.store import MemoryStore
-from postdate.backends.memory.timeouts import MemoryTimeouts
 from postdate.backends.memory.transport import MemoryTransport
 from postdate.clock import Clock
-from postdate.persistence.databases import DatabaseObject
-from postdate.ports import Recording
+from postdate.errors import SagaConflict
+from postdate.persistence.timeouts import checked, in_order, normal_id, normal_saga
+from postdate.ports import Correlation, Recording, SagaChange, SagaFate, SagaRecord, SagaStore, SagaStoreCapabilities
+from postdate.ports.backends import DatabaseObject
+from postdate.ports.timeouts import DueChunk, DueTimeout, Timeout, TimeoutClaim, TimeoutPersister
+
+
+class MemorySagaStore(SagaStore):
+    """Keeps saga instances in memory; they are lost with the process."""
+
+    _capabilities = SagaStoreCapabilities(durable=False, shared=False)
+
+    def __init__(self) -> None:
+        self._records: dict[tuple[str, str], SagaRecord] = {}
+
+    @override
+    async def setup(self) -> None: ...
+
+    @override
+    async def find(self, saga_type: str, correlation: Correlation) -> SagaRecord | None:
+        return _found(self._records, saga_type, correlation)
+
+    @override
+    async def load(self, saga_type: str, saga_id: str) -> SagaRecord | None:
+        return self._records.get((saga_type, saga_id))
+
+    @override
+    async def apply(self, changes: Sequence[SagaChange]) -> None:
+        records = dict(self._records)
+        for change in changes:
+            _apply(records, change)
+        self._records = records
+
+    @override
+    async def close(self) -> None: ...
+
+
+def _found(records: dict[tuple[str, str], SagaRecord], saga_type: str, correlation: Correlation) -> SagaRecord | None:
+    for record in records.values():
+        if (record.saga_type, record.correlation) == (saga_type, correlation):
+            return record
+    return None
+
+
+def _apply(records: dict[tuple[str, str], SagaRecord], change: SagaChange) -> None:
+    given = change.record
+    key = (given.saga_type, given.saga_id)
+    if change.fate is SagaFate.CREATED:
+        is_right = key not in records and _found(records, given.saga_type, given.correlation) is None
+    else:
+        is_right = key in records and records[key].version == given.version
+    if not is_right:
+        raise SagaConflict(f"{given.saga_type} {given.saga_id} was created, changed or completed meanwhile")
+    if change.fate is SagaFate.COMPLETED:
+        del records[key]
+    else:
+        records[key] = replace(given, version=given.version + 1)
+
+
+class MemoryTimeouts(TimeoutPersister):
+    """Keeps timeouts in memory; they are lost with the process."""
+
+    def __init__(self) -> None:
+        self._timeouts: dict[str, Timeout] = {}
+        self._claimed: set[str] = set()
+
+    @override
+    async def initialize(self, endpoint: str) -> None: ...
+
+    @override
+    async def setup(self) -> None: ...
+
+    @override
+    async def add(self, timeout: Timeout) -> bool:
+        timeout = checked(timeout)
+        return self._timeouts.setdefault(timeout.timeout_id, timeout) is timeout
+
+    @override
+    async def peek(self, timeout_id: str) -> Timeout | None:
+        return self._timeouts.get(normal_id(timeout_id) or "")
+
+    @override
+    async def claim(self, timeout_id: str) -> TimeoutClaim | None:
+        found = await self.peek(timeout_id)
+        if found is None or found.timeout_id in self._claimed:
+            return None
+        self._claimed.add(found.timeout_id)
+
+        async def remove() -> bool:
+            await release()
+            return await self.try_remove(found.timeout_id)
+
+        async def release() -> None:
+            self._claimed.discard(found.timeout_id)
+
+        return TimeoutClaim(found, remove, release)
+
+    @override
+    async def try_remove(self, timeout_id: str) -> bool:
+        return self._timeouts.pop(normal_id(timeout_id) or "", None) is not None
+
+    @override
+    async def remove_by_saga(self, saga_id: str) -> int:
+        saga = normal_saga(saga_id)
+        theirs = [each.timeout_id for each in self._timeouts.values() if saga is not None and each.saga_id == saga]
+        for timeout_id in theirs:
+            del self._timeouts[timeout_id]
+        return len(theirs)
+
+    @override
+    async def next_chunk(self, start: datetime, now: datetime, limit: int) -> DueChunk:
+        stored = [DueTimeout(each.timeout_id, each.due) for each in self._timeouts.values()]
+        found = in_order(each for each in stored if start < each.due <= now)
+        last = found[: max(limit, 1)][-1].due if found else now
+        chunk = [each for each in found if each.due <= last]
+        if len(chunk) < len(found):
+            return DueChunk(chunk, now)
+        return DueChunk(chunk, min((each.due for each in stored if each.due > now), default=None))
+
+    @override
+    async def close(self) -> None: ...
 
 
 class Memory(DatabaseObject):

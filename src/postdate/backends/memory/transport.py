@@ -27,8 +27,8 @@ from postdate.ports import (
     Work,
     refuse_work,
 )
-from postdate.ports.expiry import end_in_queue
-from postdate.runtime.wakeup import Alarm
+from postdate.ports.transports import end_in_queue
+from postdate.runtime.threads import Alarm
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,6 @@ class _ExpiringEnvelope(Envelope):
     """A queued message that is not received after ``ends_at``, in microseconds since 1970 UTC."""
 
     ends_at: int = field(kw_only=True)
-
-
-def _with_end(envelope: Envelope, ends_at: int | None) -> Envelope:
-    return envelope if ends_at is None else _ExpiringEnvelope(**_fields(envelope), ends_at=ends_at)
-
-
-def _without_end(envelope: Envelope) -> Envelope:
-    return Envelope(**_fields(envelope)) if isinstance(envelope, _ExpiringEnvelope) else envelope
 
 
 def _fields(envelope: Envelope) -> dict[str, Any]:
@@ -124,7 +116,7 @@ class MemoryTransport(Transport):
     def ending(self, envelope: Envelope, now: datetime) -> Envelope:
         """Return the envelope with its expiry; it was sent at ``now`` by the sender's clock."""
         ends_at = end_in_queue(envelope.time_left(now), self._clock.now())
-        return _with_end(envelope, ends_at)
+        return envelope if ends_at is None else _ExpiringEnvelope(**_fields(envelope), ends_at=ends_at)
 
     def alive(self, name: str) -> _Queue:
         """Drop the expired messages of a queue and return it."""
@@ -182,7 +174,8 @@ class MemoryReceiver(Receiver):
 
     def _take(self, queue: _Queue) -> Received:
         envelope, failures = queue.take()
-        received = Received(_without_end(envelope), failures, self._next_token)
+        plain = Envelope(**_fields(envelope)) if isinstance(envelope, _ExpiringEnvelope) else envelope
+        received = Received(plain, failures, self._next_token)
         self._held[self._next_token] = (received, envelope)
         self._next_token += 1
         queue.held += 1
@@ -201,8 +194,7 @@ class MemoryReceiver(Receiver):
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-        envelope = self._let_go(received)
-        self._queue.put(envelope, received.failures + int(failed), first=True)
+        self._queue.put(self._let_go(received), received.failures + int(failed), first=True)
 
     @override
     async def close(self) -> None:

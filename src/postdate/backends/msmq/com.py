@@ -1,16 +1,24 @@
 """The COM objects of MSMQ, as pywin32 shows them; imports pywin32 at first use, and is the only module that does.
 
-The protocols have the members that Postdate uses, with every parameter: automation has no other way to leave one out
-that works with early and late binding alike. Source: Microsoft's reference "Message Queuing COM Components", and
-[MC-MQAC].
+Its objects have no types here, as pywin32 has none for them. Calls give every parameter: automation has no other way to
+leave one out that works with early and late binding alike. Source: Microsoft's reference "Message Queuing COM
+Components", and [MC-MQAC].
 """
 
 from __future__ import annotations
 
 import platform
+import traceback
 from typing import Any, Final, Protocol
 
-from postdate.errors import ConfigurationError
+from postdate.errors import (
+    ConfigurationError,
+    DestinationUnavailable,
+    PostdateError,
+    QueueNotFound,
+    TransportError,
+    TransportUnreachable,
+)
 
 QUEUE_INFO: Final = "MSMQ.MSMQQueueInfo"
 MESSAGE: Final = "MSMQ.MSMQMessage"
@@ -35,104 +43,22 @@ ID_BYTES: Final = 20
 ByteArray = Any
 """Automation's array of bytes."""
 
+MsmqTransaction = Any
+"""``MSMQTransaction``: an internal transaction of MSMQ, which no other resource can join. After ``Abort`` received
+messages are back in their places."""
 
-class MsmqTransaction(Protocol):
-    """``MSMQTransaction``: an internal transaction of MSMQ; no other resource can join it."""
+Dispenser = Any
+"""``MSMQTransactionDispenser``."""
 
-    def Commit(self) -> None:  # noqa: N802 - as COM has it
-        ...
+Message = Any
+"""``MSMQMessage``. ``LookupId``, its place in its queue, stays the same when a receive is undone."""
 
-    def Abort(self) -> None:  # noqa: N802
-        """Undo all: received messages are back in their places."""
-        ...
+Queue = Any
+"""``MSMQQueue``: an open queue, for one kind of access, with a cursor. ``Receive`` and ``Peek`` return ``None`` when no
+message comes in time; ``PeekCurrent`` and ``PeekNext`` look at the cursor, which ``Reset`` puts before the first."""
 
-
-class Dispenser(Protocol):
-    """``MSMQTransactionDispenser``."""
-
-    def BeginTransaction(self) -> MsmqTransaction:  # noqa: N802
-        ...
-
-
-class Message(Protocol):
-    """``MSMQMessage``."""
-
-    Body: Any
-    Extension: ByteArray
-    CorrelationId: ByteArray
-    Label: str
-    Delivery: int
-    Journal: int
-    MaxTimeToReceive: int
-
-    @property
-    def Id(self) -> ByteArray:  # noqa: N802
-        ...
-
-    @property
-    def LookupId(self) -> Any:  # noqa: N802
-        """The message's place in its queue; stays the same when a receive is undone."""
-        ...
-
-    def Send(self, queue: Queue, transaction: MsmqTransaction | int) -> None:  # noqa: N802
-        ...
-
-
-class Queue(Protocol):
-    """``MSMQQueue``: an open queue, for one kind of access, with a cursor."""
-
-    def Receive(  # noqa: N802
-        self, transaction: MsmqTransaction | int, want_destination: bool, want_body: bool, milliseconds: int
-    ) -> Message | None:
-        """Take the first message; ``None`` when none comes in time."""
-        ...
-
-    def ReceiveByLookupId(  # noqa: N802
-        self, lookup_id: Any, transaction: MsmqTransaction | int, want_destination: bool, want_body: bool
-    ) -> Message: ...
-
-    def Peek(self, want_destination: bool, want_body: bool, milliseconds: int) -> Message | None:  # noqa: N802
-        """Look at the first message; ``None`` when none comes in time."""
-        ...
-
-    def PeekCurrent(self, want_destination: bool, want_body: bool, milliseconds: int) -> Message | None:  # noqa: N802
-        """Look at the message at the cursor."""
-        ...
-
-    def PeekNext(self, want_destination: bool, want_body: bool, milliseconds: int) -> Message | None:  # noqa: N802
-        """Move the cursor on and look at its message."""
-        ...
-
-    def Reset(self) -> None:  # noqa: N802
-        """Put the cursor before the first message."""
-        ...
-
-    def Close(self) -> None:  # noqa: N802
-        ...
-
-
-class QueueInfo(Protocol):
-    """``MSMQQueueInfo``."""
-
-    PathName: str
-    FormatName: str
-    Label: str
-
-    @property
-    def IsTransactional(self) -> int:  # noqa: N802
-        """Known after :meth:`Refresh`."""
-        ...
-
-    def Create(self, transactional: bool, world_readable: bool) -> None:  # noqa: N802
-        """Create the queue of the path name."""
-        ...
-
-    def Refresh(self) -> None:  # noqa: N802
-        """Read the queue's properties."""
-        ...
-
-    def Open(self, access: int, share_mode: int) -> Queue:  # noqa: N802
-        ...
+QueueInfo = Any
+"""``MSMQQueueInfo``; ``IsTransactional`` is known after ``Refresh``."""
 
 
 class Com(Protocol):
@@ -198,3 +124,92 @@ class PyWin32:
     def byte_array(self, content: bytes) -> ByteArray:
         """With its type, since versions of pywin32 differ in what they make of bytes."""
         return self._client.VARIANT(self._pythoncom.VT_ARRAY | self._pythoncom.VT_UI1, content)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+QUEUE_EXISTS: Final = 0xC00E0005
+IO_TIMEOUT: Final = 0xC00E001B
+MESSAGE_ALREADY_RECEIVED: Final = 0xC00E001D
+MESSAGE_NOT_FOUND: Final = 0xC00E0088
+ACCESS_DENIED: Final = 0xC00E0025
+INSUFFICIENT_RESOURCES: Final = 0xC00E0027
+TRANSACTION_USAGE: Final = 0xC00E0050
+
+_EXCEPTION_OCCURRED: Final = 0x80020009
+_SCODE: Final = 5
+
+_MEANINGS: Final[tuple[tuple[type[TransportError], frozenset[int], str], ...]] = (
+    (
+        QueueNotFound,
+        # Queue not found, illegal path name, illegal format name, machine not found, queue deleted.
+        frozenset({0xC00E0003, 0xC00E0014, 0xC00E001E, 0xC00E000D, 0xC00E005A}),
+        "there is no queue {where} ({said}); create it on its machine: postdate setup",
+    ),
+    (
+        TransportUnreachable,
+        # Service not available, stale or invalid handle (the service was restarted), remote machine not available,
+        # a transaction that is not known any more; the same in the words of RPC: server unavailable, call failed, call
+        # failed and not executed, disconnected.
+        frozenset(
+            {0xC00E000B, 0xC00E0056, 0xC00E0007, 0xC00E0069, 0x8004D00E, 0x800706BA, 0x800706BE, 0x800706BF, 0x80010108}
+        ),
+        "MSMQ does not answer for {where} ({said}); is the service MSMQ running?",
+    ),
+    (
+        DestinationUnavailable,
+        frozenset({INSUFFICIENT_RESOURCES, 0xC00E002A}),  # a reached quota, too
+        "MSMQ has no room for {where} ({said}); look at the quotas of the queue and of the machine, and its disk",
+    ),
+    (
+        DestinationUnavailable,
+        frozenset({IO_TIMEOUT, 0xC00E0008, 0xC00E0009}),  # too late, cancelled, sharing violation
+        "MSMQ cannot do that to {where} now: {said}",
+    ),
+    (
+        TransportError,
+        frozenset({ACCESS_DENIED, 0xC00E0026}),
+        "MSMQ refuses {where} ({said}); give this user the right to create, send to or receive from it",
+    ),
+    (
+        TransportError,
+        frozenset({TRANSACTION_USAGE}),
+        "{where} is transactional and this transport is not, or the reverse ({said}); set transactional accordingly",
+    ),
+)
+
+
+def code_of(error: BaseException) -> int:
+    """Return the HRESULT of a COM error; 0 for any other.
+
+    Automation wraps errors: then it is the wrapped error's.
+    """
+    hresult: Any = getattr(error, "hresult", 0)
+    details: Any = getattr(error, "excepinfo", None)
+    if hresult & 0xFFFFFFFF == _EXCEPTION_OCCURRED and details and len(details) > _SCODE and details[_SCODE]:
+        hresult = details[_SCODE]
+    return hresult & 0xFFFFFFFF
+
+
+def translate(error: BaseException, where: str) -> PostdateError:
+    """Return the error for the queue ``where``, with advice."""
+    code = code_of(error)
+    said = f"{_words(error)}, 0x{code:08X}"
+    for meaning, codes, text in _MEANINGS:
+        if code in codes:
+            return meaning(text.format(where=where, said=said))
+    return TransportError(f"MSMQ failed with {where}: {said}")
+
+
+def _words(error: BaseException) -> str:
+    details: Any = getattr(error, "excepinfo", None)
+    words = (details[2] if details and len(details) > 2 else None) or getattr(error, "strerror", None) or str(error)
+    return str(words).strip().rstrip(".") or type(error).__name__
+
+
+def release_objects(error: BaseException | None) -> None:
+    """Release an error's COM objects in their thread: the error itself may be freed in another."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

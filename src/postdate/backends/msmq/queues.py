@@ -6,23 +6,31 @@ sent in it. Source: specification 1.5, 6.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, TypeVarTuple, Unpack, cast
+
+import anyio
 
 from postdate.backends.msmq.address import QueueAddress
 from postdate.backends.msmq.com import (
     INFINITE,
+    IO_TIMEOUT,
     MESSAGE,
+    MESSAGE_ALREADY_RECEIVED,
+    MESSAGE_NOT_FOUND,
     MQ_DENY_NONE,
     MQ_NO_TRANSACTION,
     MQ_RECEIVE_ACCESS,
     MQ_SEND_ACCESS,
     MQ_SINGLE_MESSAGE,
     MQMSG_DELIVERY_RECOVERABLE,
+    QUEUE_EXISTS,
     QUEUE_INFO,
     TRANSACTION_DISPENSER,
     Com,
@@ -31,17 +39,11 @@ from postdate.backends.msmq.com import (
     MsmqTransaction,
     Queue,
     QueueInfo,
-)
-from postdate.backends.msmq.content import MessageProperties, arrived, id_of
-from postdate.backends.msmq.errors import (
-    IO_TIMEOUT,
-    MESSAGE_ALREADY_RECEIVED,
-    MESSAGE_NOT_FOUND,
-    QUEUE_EXISTS,
     code_of,
     release_objects,
     translate,
 )
+from postdate.backends.msmq.content import MessageProperties, arrived, id_of
 from postdate.errors import ConfigurationError, PostdateError
 from postdate.messages import Envelope
 
@@ -187,17 +189,9 @@ class Desk:
     def take(self, address: QueueAddress, name: str, transactional: bool) -> MessageInHand | None:
         """Take the first message, if there is one now; ``name`` is the envelope's destination."""
         queue = self._queue(address, MQ_RECEIVE_ACCESS)
-        transaction = self._begin(address) if transactional else None
-        try:
-            with self._calling(address, nothing=IO_TIMEOUT):
-                message = queue.Receive(_or_none(transaction), False, True, _AT_ONCE)
-                if message is not None:
-                    return _hold(address, name, message, transaction)
-        except BaseException:
-            self._abort(transaction)
-            raise
-        self._abort(transaction)
-        return None
+        return self._received(
+            address, name, transactional, IO_TIMEOUT, lambda how: queue.Receive(how, False, True, _AT_ONCE)
+        )
 
     def take_by_id(
         self, address: QueueAddress, name: str, message_id: str, transactional: bool
@@ -209,11 +203,30 @@ class Desk:
             if found is None:
                 return None
             lookup_id = found.LookupId
+        return self._received(
+            address,
+            name,
+            transactional,
+            MESSAGE_NOT_FOUND,
+            lambda how: queue.ReceiveByLookupId(lookup_id, how, False, True),
+        )
+
+    def _received(
+        self,
+        address: QueueAddress,
+        name: str,
+        transactional: bool,
+        nothing: int,
+        receive: Callable[[MsmqTransaction | int], Message | None],
+    ) -> MessageInHand | None:
+        """Take the message that ``receive`` returns, in a new transaction; the code ``nothing``: there is none."""
         transaction = self._begin(address) if transactional else None
         try:
-            with self._calling(address, nothing=MESSAGE_NOT_FOUND):
-                message = queue.ReceiveByLookupId(lookup_id, _or_none(transaction), False, True)
-                return _hold(address, name, message, transaction)
+            with self._calling(address, nothing=nothing):
+                message = receive(MQ_NO_TRANSACTION if transaction is None else transaction)
+                if message is not None:
+                    kept = message if transaction is None else None
+                    return MessageInHand(address, arrived(name, message), message.LookupId, transaction, kept)
         except BaseException:
             self._abort(transaction)
             raise
@@ -352,10 +365,52 @@ class Desk:
         return address.shown(self._com.machine)
 
 
-def _hold(address: QueueAddress, name: str, message: Message, transaction: MsmqTransaction | None) -> MessageInHand:
-    kept = message if transaction is None else None
-    return MessageInHand(address, arrived(name, message), message.LookupId, transaction, kept)
+# --- threads for COM objects, with the queues that are open in them ---------------------------------------------------
 
 
-def _or_none(transaction: MsmqTransaction | None) -> MsmqTransaction | int:
-    return MQ_NO_TRANSACTION if transaction is None else transaction
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
+
+
+class Apartment:
+    """A thread with a `Desk`: COM objects are used only in the thread that made them."""
+
+    def __init__(self, com: Com, name: str) -> None:
+        self._com = com
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"postdate-msmq-{name}")
+        self._desk: Desk | None = None
+        self.held = 0
+        """Messages that are held here; for choosing among apartments."""
+
+    def start(self, work: Callable[[Desk, Unpack[Arguments]], T], *arguments: *Arguments) -> Future[T]:
+        """Run ``work`` at the desk after all earlier work."""
+        return self._thread.submit(self._do, work, *arguments)
+
+    async def do(self, work: Callable[[Desk, Unpack[Arguments]], T], *arguments: *Arguments) -> T:
+        """As `start`, for short work; a cancelled caller waits for its end."""
+        future = asyncio.wrap_future(self.start(work, *arguments))
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([future])
+        return future.result()
+
+    def _do(self, work: Callable[[Desk, Unpack[Arguments]], T], *arguments: *Arguments) -> T:
+        try:
+            if self._desk is None:
+                self._com.enter()
+                self._desk = Desk(self._com)
+            return work(self._desk, *arguments)
+        except BaseException as error:
+            release_objects(error)
+            raise
+
+    def end(self) -> None:
+        """Close the desk and end the thread after all earlier work; does not wait."""
+        self._thread.submit(self._leave)
+        self._thread.shutdown(wait=False)
+
+    def _leave(self) -> None:
+        desk, self._desk = self._desk, None
+        if desk is not None:
+            desk.close()
+            del desk
+            self._com.leave()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import anyio
@@ -19,7 +20,6 @@ from typing_extensions import override
 
 from postdate.backends.msmq import BACKEND
 from postdate.backends.msmq.address import QueueAddress, parse_address, parse_place, receiving_address
-from postdate.backends.msmq.apartment import Apartment
 from postdate.backends.msmq.com import Com, PyWin32
 from postdate.backends.msmq.content import (
     LARGEST_MESSAGE_BYTES,
@@ -28,7 +28,7 @@ from postdate.backends.msmq.content import (
     SendingRules,
     outgoing,
 )
-from postdate.backends.msmq.queues import Desk, MessageInHand
+from postdate.backends.msmq.queues import Apartment, Desk, MessageInHand
 from postdate.errors import (
     ClaimLost,
     ConfigurationError,
@@ -51,6 +51,7 @@ from postdate.ports import (
     Work,
     refuse_work,
 )
+from postdate.ports.backends import DatabaseObject
 from postdate.runtime.bounded import Bounded
 
 log = logging.getLogger("postdate.msmq")
@@ -372,3 +373,21 @@ def _put_back(apartment: Apartment, taken: Future[MessageInHand | None]) -> None
     hold = taken.result()
     if hold is not None:
         apartment.start(Desk.give_back, hold)
+
+
+class Msmq(DatabaseObject):
+    """The message queues of a Windows machine. They keep no messages until these are due: give an endpoint a store.
+
+    Args:
+        address: ``msmq:`` for this machine, or ``msmq://machine``.
+        transactional: whether queues and sends are.
+    """
+
+    def __init__(self, address: str = "msmq:", *, transactional: bool = True) -> None:
+        super().__init__()
+        self._address, self._transactional = address, transactional
+
+    @cached_property
+    def queues(self) -> MsmqTransport:
+        """The transport."""
+        return self.made(MsmqTransport(self._address, transactional=self._transactional))

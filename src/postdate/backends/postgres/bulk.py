@@ -29,8 +29,7 @@ from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import NotSupported, PipelineError, StoreNotSetUp
 from postdate.persistence.migrations import setup_command
 from postdate.ports import RecordKind, RecordStreamStore, Scan, ScanPart
-from postdate.ports.archives import ARCHIVED, ArchivableStore, StoredRecord
-from postdate.ports.scanning import TIMES, check_scanned, shares
+from postdate.ports.scanning import ARCHIVED, TIMES, ArchivableStore, StoredRecord, check_scanned, shares
 
 _ELSEWHERE: Final[Mapping[str, str]] = {
     "headers": "c.headers",
@@ -174,7 +173,7 @@ class _Awaited:
 
 
 class PostgresRecordStream(RecordStreamStore):
-    """See :class:`postdate.ports.record_streams.RecordStreamStore`.
+    """See :class:`postdate.ports.scanning.RecordStreamStore`.
 
     A transaction that has drawn a number and stays open keeps :meth:`safe_end` where it is until it ends.
 

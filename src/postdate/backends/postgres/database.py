@@ -12,7 +12,7 @@ from postdate.backends.postgres.sagas import PostgresSagaStore
 from postdate.backends.postgres.store import PostgresStore
 from postdate.backends.postgres.timeouts import PostgresTimeouts
 from postdate.backends.postgres.transport import PostgresTransport
-from postdate.persistence.databases import DatabaseObject
+from postdate.ports.backends import DatabaseObject
 
 
 class Postgres(OpenDatabase, DatabaseObject):

@@ -32,7 +32,7 @@ from postdate.backends.postgres.expiring import Reaper
 from postdate.backends.postgres.names import SchemaNames, sql
 from postdate.backends.postgres.sessions import carries
 from postdate.errors import ConfigurationError, PostdateError, StoreUnavailable, StoreUnreachable
-from postdate.runtime.outage_log import OutageLog
+from postdate.runtime.reporting import OutageLog
 
 Connection = psycopg.Connection[Any]
 Heard = Callable[[str, int, int], None]

@@ -1,7 +1,7 @@
 """The quarantine: unreadable rows are moved to it unchanged, and back once they are repaired.
 
 The move is one statement, so no byte passes through Python. The tables and indexes of deliveries stay as they are.
-Source: :mod:`postdate.ports.quarantine`; ADR 0019, point 6.
+Source: :mod:`postdate.ports.observation`; ADR 0019, point 6.
 """
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ from postdate.backends.postgres.names import SchemaNames, array, sql
 from postdate.backends.postgres.rows import QUEUED
 from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, StoreUnreachable
 from postdate.ports import Work, do_works
-from postdate.runtime.group_commit import GroupCommit, do_jobs, in_parts
-from postdate.runtime.threads import in_thread
+from postdate.runtime.threads import GroupCommit, do_jobs, in_parts, in_thread
 
 
 class QueueStatements:

@@ -70,8 +70,7 @@ from postdate.ports import (
     Wake,
     Work,
 )
-from postdate.runtime.group_commit import do_jobs, group_of
-from postdate.runtime.threads import in_thread
+from postdate.runtime.threads import do_jobs, group_of, in_thread
 
 if TYPE_CHECKING:
     from postdate.backends.postgres.columnar import Columns

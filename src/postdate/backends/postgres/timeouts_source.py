@@ -14,8 +14,7 @@ from postdate.backends.postgres.names import DEFAULT_SCHEMA as STORE_SCHEMA
 from postdate.backends.postgres.names import quoted
 from postdate.backends.postgres.names import sql as bytes_of
 from postdate.errors import PostdateError, StoreError, StoreUnavailable, StoreUnreachable
-from postdate.migrating.dialect import TURN_SECONDS, Dialect, Hiding, Session
-from postdate.migrating.names import NUMBER
+from postdate.migrating.dialect import NUMBER, TURN_SECONDS, Dialect, Hiding, Session
 from postdate.persistence.timeouts import ID, TIME
 
 DEFAULT_SCHEMA: Final = "public"

@@ -68,9 +68,7 @@ from postdate.ports import (
     Work,
     do_works,
 )
-from postdate.runtime.group_commit import do_jobs, group_of
-from postdate.runtime.threads import in_thread
-from postdate.runtime.wakeup import Alarm
+from postdate.runtime.threads import Alarm, do_jobs, group_of, in_thread
 
 _POLL_FLOOR_SECONDS: Final = 1.0
 """A receiver looks this often without a wake-up, as one may be lost."""

@@ -10,8 +10,8 @@ import anyio
 from typing_extensions import override
 
 from postdate.backends.rabbitmq import wire
+from postdate.backends.rabbitmq.address import parse_url
 from postdate.backends.rabbitmq.connection import AmqpConnection
-from postdate.backends.rabbitmq.login import parse_url
 from postdate.ports.benchmarks import BenchmarkTarget
 
 _QUEUE_DELETE: Final = (50, 40)

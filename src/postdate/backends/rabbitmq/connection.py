@@ -12,11 +12,11 @@ import anyio
 from typing_extensions import override
 
 from postdate.backends.rabbitmq import wire
-from postdate.backends.rabbitmq.login import Login
+from postdate.backends.rabbitmq.address import Login
 from postdate.backends.rabbitmq.stream import READ_WITHIN_SECONDS, Stream
 from postdate.backends.rabbitmq.wire import Arguments, FrameReader, MalformedFrame, Method, method_frame
 from postdate.errors import DestinationUnavailable, PostdateError, TransportUnavailable, TransportUnreachable
-from postdate.runtime.outage_log import OutageLog
+from postdate.runtime.reporting import OutageLog
 
 ANSWERS_WITHIN_SECONDS = 15.0
 """A quorum queue that elects a leader takes a while."""

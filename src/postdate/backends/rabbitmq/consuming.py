@@ -258,11 +258,11 @@ class Attempts:
 
     A quorum queue counts returns of a message for whatever reason, and from RabbitMQ 4.3 on how many of them were
     without an answer; a classic queue only says that there was one. This process remembers what it returned itself, and
-    why, for the last ``limit`` messages.
+    why, for the last 10,000 messages.
     """
 
-    def __init__(self, limit: int = 10_000) -> None:
-        self._known = Bounded[bytes, tuple[int, int]](limit)
+    def __init__(self) -> None:
+        self._known = Bounded[bytes, tuple[int, int]](10_000)
 
     def failures(self, queue: str, arrived: Arrived, *, redelivered: bool) -> tuple[int, int]:
         """Return how often handling failed, and how many of these attempts certainly ended without an answer."""

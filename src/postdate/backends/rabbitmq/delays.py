@@ -14,7 +14,6 @@ queue, to the queue that the key names. Pure: bytes in, values out. Source: ADR 
 
 from __future__ import annotations
 
-import base64
 import math
 import re
 from collections.abc import Mapping
@@ -25,7 +24,15 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from postdate.backends.rabbitmq.address import exchange_address, queue_address
 from postdate.backends.rabbitmq.content import ONLY_TO, as_they_came, joined, kept_as_they_came, parts_of
-from postdate.backends.rabbitmq.properties import COUNTS, DELIVERY_COUNT, Arrived, arrived, readable
+from postdate.backends.rabbitmq.properties import (
+    BASE64,
+    COUNTS,
+    DELIVERY_COUNT,
+    Arrived,
+    arrived,
+    as_header,
+    readable,
+)
 from postdate.backends.rabbitmq.wire import Arguments, MalformedFrame, elements_of, fields_of, long_bytes, short_bytes
 from postdate.clock import EARLIEST
 from postdate.errors import InvalidHeaders, InvalidMessage, InvalidTimestamp
@@ -41,7 +48,6 @@ ID: Final = "x-delay-id"
 
 EXCHANGE: Final = "amqp.exchange"
 ROUTING_KEY: Final = "amqp.routing_key"
-_BASE64: Final = ".base64"
 _DEATHS: Final = b"x-death"
 _FIRST_DEATH: Final = b"x-first-death-"
 _FIRST_DEATH_QUEUE: Final = b"x-first-death-queue"
@@ -89,16 +95,10 @@ def came_to_be_delayed(intake: str, queue: str, delivery: Delivery) -> Arrived:
         if exchange == expired_queue(intake).encode():
             properties, exchange = _as_it_was_before_it_expired(properties, intake_queue(intake))
         headers = readable(properties)
-    headers |= {**_as_header(EXCHANGE, exchange), **_as_header(ROUTING_KEY, key), **kept_as_they_came(properties)}
+    route_headers = dict([as_header(EXCHANGE, exchange), as_header(ROUTING_KEY, key)])
+    headers |= route_headers | kept_as_they_came(properties)
     envelope = Envelope(queue, new_message_id(), headers, delivery.body)
     return Arrived(envelope, max(counts.values(), default=None), has_id=False, counted=counts.get(DELIVERY_COUNT, 0))
-
-
-def _as_header(name: str, content: bytes) -> dict[str, str]:
-    try:
-        return {name: content.decode()}
-    except UnicodeDecodeError:
-        return {name + _BASE64: base64.b64encode(content).decode()}
 
 
 def _without_counts(properties: bytes) -> tuple[bytes, dict[bytes, int]]:
@@ -226,7 +226,7 @@ def _destination(exchange: str, envelope: Envelope, fields: Mapping[str, Any]) -
     if key is None:
         if came_with is None:
             raise InvalidMessage(
-                f"its routing key is not UTF-8 ({envelope.headers.get(ROUTING_KEY + _BASE64)} in base64); say where it "
+                f"its routing key is not UTF-8 ({envelope.headers.get(ROUTING_KEY + BASE64)} in base64); say where it "
                 f"goes with the headers {TO_EXCHANGE!r} and {TO_ROUTING_KEY!r}"
             )
         key = came_with

@@ -42,6 +42,7 @@ from postdate.backends.rabbitmq.wire import (
     Field,
     MalformedFrame,
     fields_of,
+    long_bytes,
     short_bytes,
     short_text,
 )
@@ -53,7 +54,7 @@ PREFIX: Final = "amqp."
 TABLE: Final = "amqp.table"
 BARE: Final = "amqp.bare"
 UNREADABLE: Final = "amqp.unreadable"
-_BASE64: Final = ".base64"
+BASE64: Final = ".base64"
 _EXPIRATION: Final = "amqp.expiration"
 _EXPIRATION_BEFORE: Final = "amqp.expiration.before"
 _NONE: Final = "none"
@@ -78,11 +79,9 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 _LONGEST_MILLISECONDS: Final = _LONGEST_TIME_TO_LIVE // _MILLISECOND
 
 _PERSISTENT: Final = 2
-_NUMBER_BYTES: Final = NUMBER_BYTES
-_BITS: Final = BITS
 
-_PLAIN: Final = (_BITS["headers"] | _BITS["delivery_mode"] | _BITS["message_id"]).to_bytes(2, "big")
-_EXPIRING: Final = (int.from_bytes(_PLAIN, "big") | _BITS["expiration"]).to_bytes(2, "big")
+_PLAIN: Final = (BITS["headers"] | BITS["delivery_mode"] | BITS["message_id"]).to_bytes(2, "big")
+_EXPIRING: Final = (int.from_bytes(_PLAIN, "big") | BITS["expiration"]).to_bytes(2, "big")
 _PLAIN_BITS: Final = int.from_bytes(_PLAIN, "big")
 _EXPIRING_BITS: Final = int.from_bytes(_EXPIRING, "big")
 
@@ -196,9 +195,9 @@ def _odd_properties(envelope: Envelope, now: datetime, user: str) -> bytes:
     if "message_id" not in values:
         values["message_id"] = short_bytes(_at_most(message_id, SHORT_TEXT_LIMIT))
         if len(message_id) > SHORT_TEXT_LIMIT:
-            own.append(short_bytes(_ID) + b"S" + _long(message_id))
+            own.append(short_bytes(_ID) + b"S" + long_bytes(message_id))
     elif not bare:
-        own.append(short_bytes(_ID) + b"S" + _long(message_id))
+        own.append(short_bytes(_ID) + b"S" + long_bytes(message_id))
     if envelope.due is not None:
         own.append(_DUE_FIELD + _INT64(_microseconds(envelope.due)))
     ends = _fields_of_ends(envelope)
@@ -214,23 +213,19 @@ def _odd_properties(envelope: Envelope, now: datetime, user: str) -> bytes:
     if not has_table and (merged or own or overflow):
         overflow[TABLE] = _NONE
     if overflow:
-        own.append(short_bytes(_HEADERS) + b"S" + _long(msgspec.json.encode(overflow)))
+        own.append(short_bytes(_HEADERS) + b"S" + long_bytes(msgspec.json.encode(overflow)))
     fields = b"".join([*merged, *([] if bare else own)])
     if fields or has_table:
-        values["headers"] = _long(fields)
+        values["headers"] = long_bytes(fields)
     values.setdefault("delivery_mode", bytes((_PERSISTENT,)))
-    present = [name for name in _BITS if values.get(name) is not None]
-    flags = sum(_BITS[name] for name in present)
+    present = [name for name in BITS if values.get(name) is not None]
+    flags = sum(BITS[name] for name in present)
     return flags.to_bytes(2, "big") + b"".join(values[name] or b"" for name in present)
 
 
 def _sooner(theirs: bytes | None, ours: bytes) -> bytes:
     """Return the property of the lesser time to live; ``theirs`` is encoded already."""
     return short_bytes(ours if theirs is None else min(theirs[1:], ours, key=int))
-
-
-def _long(content: bytes) -> bytes:
-    return _UINT32(len(content)) + content
 
 
 def _at_most(text: bytes, count: int) -> bytes:
@@ -269,16 +264,16 @@ def _property(
         content = base64.b64decode(text, validate=True)
         _fields_or_error(content)
         return {name: content}
-    if name in _NUMBER_BYTES:
+    if name in NUMBER_BYTES:
         return {
-            name: _encoded_number(text, _NUMBER_BYTES[name], not_this=_PERSISTENT if name == "delivery_mode" else -1)
+            name: _encoded_number(text, NUMBER_BYTES[name], not_this=_PERSISTENT if name == "delivery_mode" else -1)
         }
     content = text.encode()
-    if name.endswith(_BASE64):
-        name, content = name.removesuffix(_BASE64), base64.b64decode(text, validate=True)
+    if name.endswith(BASE64):
+        name, content = name.removesuffix(BASE64), base64.b64decode(text, validate=True)
         if content.decode(errors="replace").encode() == content:
             raise ValueError(text)
-    if name not in _BITS or name == "headers" or name in _NUMBER_BYTES or name in others:
+    if name not in BITS or name == "headers" or name in NUMBER_BYTES or name in others:
         raise ValueError(name)
     if (name == "user_id" and text != user) or (name == "message_id" and text == message_id):
         raise ValueError(text)
@@ -315,11 +310,11 @@ def _merged(plain: dict[str, str], content: bytes | None) -> list[bytes]:
             fields.append(short_bytes(field.name) + field.raw)
             plain.pop(name or "", None)
         elif name in plain and _encoded_name(name):
-            fields.append(short_bytes(field.name) + b"S" + _long(plain.pop(name).encode()))
+            fields.append(short_bytes(field.name) + b"S" + long_bytes(plain.pop(name).encode()))
     for name in list(plain):
         encoded = _encoded_name(name)
         if encoded:
-            fields.append(encoded + _long(plain.pop(name).encode()))
+            fields.append(encoded + long_bytes(plain.pop(name).encode()))
     return fields
 
 
@@ -410,8 +405,7 @@ def _arrived_oddly(queue: str, properties: bytes, body: bytes, *, redelivered: b
     expires_at = _instant(ours, _EXPIRES_AT)
     if expires_at is not None or _TO_BE_RECEIVED in ours:
         values.pop("expiration", None)
-    message_id = ours.get(_ID, values.get("message_id"))
-    text = _as_id(message_id)
+    text = _as_id(ours.get(_ID, values.get("message_id")))
     has_id = text is not None
     if has_id and _ID not in ours:
         del values["message_id"]
@@ -421,8 +415,9 @@ def _arrived_oddly(queue: str, properties: bytes, body: bytes, *, redelivered: b
         del values["message_id"]
     if values.setdefault("delivery_mode", None) == _PERSISTENT:
         del values["delivery_mode"]
-    headers.update(entry for name, value in values.items() for entry in _property_headers(name, value))
-    headers.update(_overflow(ours))
+    headers.update(_property_header(name, value) for name, value in values.items())
+    if _HEADERS in ours:
+        headers.update(msgspec.json.decode(ours[_HEADERS], type=dict[str, str]))
     envelope = Envelope(queue, text or new_message_id(), headers, body, expires_at, _instant(ours, _DUE))
     return Arrived(envelope, max(counts.values(), default=None), has_id, counts.get(DELIVERY_COUNT, 0))
 
@@ -458,10 +453,6 @@ def _is_sound(field: Field) -> bool:
     return True
 
 
-def _overflow(ours: dict[bytes, Any]) -> dict[str, str]:
-    return msgspec.json.decode(ours[_HEADERS], type=dict[str, str]) if _HEADERS in ours else {}
-
-
 def _instant(ours: dict[bytes, Any], name: bytes) -> datetime | None:
     return from_microseconds(ours[name]) if name in ours else None
 
@@ -476,16 +467,18 @@ def _as_id(content: bytes | None) -> str | None:
     return text
 
 
-def _property_headers(name: str, value: Any) -> Iterable[tuple[str, str]]:
-    if value is None:
-        yield PREFIX + name, _NONE
-    elif isinstance(value, int):
-        yield PREFIX + name, str(value)
-    else:
-        try:
-            yield PREFIX + name, value.decode()
-        except UnicodeDecodeError:
-            yield PREFIX + name + _BASE64, base64.b64encode(value).decode()
+def _property_header(name: str, value: Any) -> tuple[str, str]:
+    if value is None or isinstance(value, int):
+        return PREFIX + name, _NONE if value is None else str(value)
+    return as_header(PREFIX + name, value)
+
+
+def as_header(name: str, content: bytes) -> tuple[str, str]:
+    """Return a header with a text; in base64, and named so, where it is not UTF-8."""
+    try:
+        return name, content.decode()
+    except UnicodeDecodeError:
+        return name + BASE64, base64.b64encode(content).decode()
 
 
 def seconds_to_live(properties: bytes) -> float:
@@ -500,7 +493,7 @@ def readable(properties: bytes) -> dict[str, str]:
     values = values_of(properties)
     headers = _readable(fields_of(values.pop("headers", b"")))
     headers.pop(TABLE, None)
-    headers.update(entry for name, value in values.items() for entry in _property_headers(name, value))
+    headers.update(_property_header(name, value) for name, value in values.items())
     return headers
 
 

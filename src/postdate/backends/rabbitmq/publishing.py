@@ -16,7 +16,7 @@ from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.address import PublishAddress, parse_address
 from postdate.backends.rabbitmq.connection import AmqpConnection, Channel
 from postdate.backends.rabbitmq.properties import properties_of
-from postdate.backends.rabbitmq.wire import FRAME, FRAME_END, FRAME_OVERHEAD, HEADER_FRAME, Arguments, Method
+from postdate.backends.rabbitmq.wire import FRAME, FRAME_OVERHEAD, HEADER_FRAME, Arguments, Method
 from postdate.errors import (
     DestinationUnavailable,
     MessageTooLarge,
@@ -36,7 +36,6 @@ _GIVEN_UP_KEPT = 100_000
 """Given-up messages that are remembered; older ones, if returned, may be taken for others."""
 
 _MANDATORY: Final = b"\x01"
-_END: Final = bytes((FRAME_END,))
 _JSON_GROWTH: Final = 6
 """The most bytes of JSON for one byte of a header; messages are measured in JSON."""
 
@@ -279,7 +278,7 @@ class PublishingChannel(Channel):
         parts: list[bytes] = []
         for start in range(0, len(body), limit):
             part = body[start : start + limit]
-            parts += (_END, FRAME.pack(wire.BODY, self.number, len(part)), part)
+            parts += (wire.END, FRAME.pack(wire.BODY, self.number, len(part)), part)
         return parts
 
     def _method_frame(self, destination: str) -> bytes:

@@ -16,7 +16,7 @@ from typing import Final, cast
 import anyio
 
 from postdate.backends.rabbitmq import wire
-from postdate.backends.rabbitmq.login import Login
+from postdate.backends.rabbitmq.address import Login
 from postdate.errors import PostdateError, TransportUnreachable
 from postdate.runtime.housekeeping import Chore, Housekeeping
 

@@ -16,7 +16,7 @@ from postdate.backends.rabbitmq.connection import (
 from postdate.backends.rabbitmq.delays import due_exchange, expired_queue, intake_queue
 from postdate.errors import ConfigurationError
 from postdate.ports import DelayExchange
-from postdate.ports.intake import DUE_EXCHANGE_TYPES
+from postdate.ports.transports import DUE_EXCHANGE_TYPES
 
 log = logging.getLogger("postdate.rabbitmq")
 

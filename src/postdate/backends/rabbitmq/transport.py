@@ -24,19 +24,24 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import Final, NamedTuple
 
 import anyio
 from typing_extensions import override
 
-from postdate.backends.rabbitmq.address import EVENT_PREFIX, PREFIXES, parse_address
+from postdate.backends.rabbitmq.address import EVENT_PREFIX, PREFIXES, parse_address, parse_url
 from postdate.backends.rabbitmq.connection import LARGEST_FRAME, ChannelClosed, PersistentConnection
 from postdate.backends.rabbitmq.consuming import Attempts, ConsumingChannel, Delivery
 from postdate.backends.rabbitmq.delays import came_to_be_delayed, expired_queue, intake_queue, to_be_delayed
-from postdate.backends.rabbitmq.limits import DELIVERY_LIMIT, TIME_TO_LIVE, delivery_limit, read_limits
-from postdate.backends.rabbitmq.login import parse_url
-from postdate.backends.rabbitmq.observation import lengths_of, server_facts
+from postdate.backends.rabbitmq.observation import (
+    DELIVERY_LIMIT,
+    TIME_TO_LIVE,
+    delivery_limit,
+    lengths_of,
+    read_limits,
+    server_facts,
+)
 from postdate.backends.rabbitmq.properties import Arrived, arrived, unreadable
 from postdate.backends.rabbitmq.publisher import Publisher
 from postdate.backends.rabbitmq.publishing import largest_headers, why_not
@@ -66,6 +71,7 @@ from postdate.ports import (
     Work,
     refuse_work,
 )
+from postdate.ports.backends import DatabaseObject
 from postdate.runtime.threads import in_thread
 
 log = logging.getLogger("postdate.rabbitmq")
@@ -84,7 +90,7 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
 
     Args:
         url: ``amqp://user:password@host:port/vhost?heartbeat=20``, or ``amqps``; see
-            :mod:`postdate.backends.rabbitmq.login`.
+            :mod:`postdate.backends.rabbitmq.address`.
         queue_type: of the queues that it creates: ``quorum`` (replicated, counts returns) or ``classic``.
         largest_message_bytes: of headers and body together.
         prefetch: messages that the broker pushes to a receiver beyond what it asked for; they are hidden from others,
@@ -259,7 +265,9 @@ class RabbitMqReceiver(Receiver):
         self, transport: RabbitMqTransport, queue: str, read: Callable[[Delivery], Arrived] | None = None
     ) -> None:
         self._transport, self._queue = transport, queue
-        self._read = read or self._as_envelope
+        self._read: Callable[[Delivery], Arrived] = read or (
+            lambda it: arrived(queue, it.properties, it.body, redelivered=it.redelivered)
+        )
         self._channel: ConsumingChannel | None = None
         self._held: dict[object, _HeldDelivery] = {}
         self._has_failed = False
@@ -304,9 +312,6 @@ class RabbitMqReceiver(Receiver):
         held = self._seen(channel, delivery)
         self._held[held.received.token] = held
         return held.received
-
-    def _as_envelope(self, delivery: Delivery) -> Arrived:
-        return arrived(self._queue, delivery.properties, delivery.body, redelivered=delivery.redelivered)
 
     def _seen(self, channel: ConsumingChannel, delivery: Delivery) -> _HeldDelivery:
         try:
@@ -395,3 +400,26 @@ class RabbitMqReceiver(Receiver):
                 self._give_back(held, held.received.failures)
             await channel.close_in_good_order()
         self._held.clear()
+
+
+class RabbitMq(DatabaseObject):
+    """The queues of a virtual host. It cannot keep messages until they are due: give an endpoint a store besides.
+
+    ``Endpoint("sales", RabbitMq(url), delayed_delivery=DelayedDelivery(Postgres(other).store))``.
+
+    Args:
+        url: ``amqp://user:password@host:port/vhost``, or ``amqps://…`` for TLS.
+        queue_type: of queues that are created: ``quorum`` or ``classic``.
+
+    Raises:
+        ConfigurationError: the address or the type of queues is not valid; at first use of the queues.
+    """
+
+    def __init__(self, url: str, *, queue_type: str = "quorum") -> None:
+        super().__init__()
+        self._url, self._queue_type = url, queue_type
+
+    @cached_property
+    def queues(self) -> RabbitMqTransport:
+        """The transport."""
+        return self.made(RabbitMqTransport(self._url, queue_type=self._queue_type))

@@ -101,8 +101,7 @@ def uint32(number: int) -> bytes:
 
 def table(fields: Mapping[str, str | bool | int | Mapping[str, bool]]) -> bytes:
     """Return a table of the types that our arguments need: text, truth, whole numbers, tables of truth."""
-    content = b"".join(short_text(name) + _field(value) for name, value in fields.items())
-    return long_bytes(content)
+    return long_bytes(b"".join(short_text(name) + _field(value) for name, value in fields.items()))
 
 
 def _field(value: str | bool | int | Mapping[str, bool]) -> bytes:
@@ -237,10 +236,6 @@ def _read_value(arguments: Arguments) -> tuple[bytes, Any]:
     return kind, read(arguments)
 
 
-def _read_array(arguments: Arguments) -> list[Any]:
-    return [value for _, value in elements_of(arguments.long_bytes())]
-
-
 def _read_table(arguments: Arguments) -> dict[str, Any]:
     fields = fields_of(arguments.long_bytes())
     return {field.name.decode(errors="backslashreplace"): field.value for field in fields}
@@ -275,7 +270,7 @@ _READ: Final[Mapping[bytes, Callable[[Arguments], Any]]] = {
     b"D": _read_decimal,
     b"S": Arguments.long_bytes,
     b"x": Arguments.long_bytes,
-    b"A": _read_array,
+    b"A": lambda arguments: [value for _, value in elements_of(arguments.long_bytes())],
     b"T": _read_timestamp,
     b"F": _read_table,
     b"V": lambda _arguments: None,

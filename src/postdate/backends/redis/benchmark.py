@@ -13,8 +13,8 @@ from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 from typing_extensions import override
 
-from postdate.backends.redis.errors import STORE, translate
 from postdate.backends.redis.login import RedisLogin, parse_address
+from postdate.backends.redis.server import STORE, translate
 from postdate.ports.benchmarks import BareRow, BenchmarkRun, BenchmarkTarget, Inserter, Mover, Taker
 
 T = TypeVar("T")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 from functools import cached_property
 
+from postdate.backends.redis.liveness import OpenRedis
 from postdate.backends.redis.login import RedisLogin
-from postdate.backends.redis.opened import OpenRedis
 from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
-from postdate.persistence.databases import DatabaseObject
 from postdate.ports import Recording
+from postdate.ports.backends import DatabaseObject
 
 
 class Redis(OpenRedis, DatabaseObject):

@@ -13,19 +13,146 @@ import logging
 import os
 import platform
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, cast
 
+from redis.asyncio.connection import Connection
 from redis.exceptions import RedisError
 
-from postdate.backends.redis.errors import STORE, translate
 from postdate.backends.redis.layout import written
-from postdate.backends.redis.listening import Listening
-from postdate.backends.redis.server import RedisConnections
+from postdate.backends.redis.login import RedisLogin, parse_address
+from postdate.backends.redis.server import STORE, RedisConnections, RedisServer, ended, translate
 from postdate.clock import SystemClock
+from postdate.errors import ConfigurationError, PostdateError
 from postdate.runtime.housekeeping import Chore, Housekeeping
 from postdate.runtime.threads import in_thread
+
+# --- subscriptions, on one connection that is renewed as long as somebody listens -------------------------------------
+
+
+Heard = Callable[[bytes | None], None]
+"""Called with the text of a message; with ``None`` when some may have been missed."""
+
+_SPEAK_EVERY_SECONDS: Final = 5.0
+_CONNECT_AGAIN_AFTER_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
+
+log = logging.getLogger("postdate.redis")
+
+
+class Listening:
+    def __init__(self, connections: RedisConnections) -> None:
+        self._connections = connections
+        self._heard: dict[bytes, list[Heard]] = {}
+        self._subscribed: dict[bytes, asyncio.Event] = {}
+        self._connection: Connection | None = None
+        self._was_connected = False
+        self._task: asyncio.Task[None] | None = None
+        self._failure: RedisError | OSError | None = None
+
+    async def listen(self, channel: str, heard: Heard) -> Callable[[], None]:
+        """Call ``heard`` with each message on a channel from now on; return a function that stops it."""
+        name = channel.encode()
+        self._heard.setdefault(name, []).append(heard)
+        subscribed = self._subscribed.setdefault(name, asyncio.Event())
+        if self._task is None or self._task.done():
+            self._failure = None
+            self._task = asyncio.create_task(self._run(), name="postdate-redis-listening")
+        try:
+            if not subscribed.is_set():
+                await self._subscribe(name)  # perhaps again: an earlier caller may have given up
+            await self._wait(subscribed)
+        except BaseException:
+            self._stop(name, heard)
+            raise
+        return lambda: self._stop(name, heard)
+
+    async def _wait(self, subscribed: asyncio.Event) -> None:
+        try:
+            async with asyncio.timeout(self._connections.answers_within.total_seconds()):
+                await subscribed.wait()
+        except TimeoutError as error:
+            raise self._failure or TimeoutError("a subscription was not answered") from error
+
+    def _stop(self, name: bytes, heard: Heard) -> None:
+        listeners = self._heard.get(name, [])
+        if heard in listeners:
+            listeners.remove(heard)
+        if not listeners:  # later messages are ignored until the connection is renewed
+            self._heard.pop(name, None)
+
+    async def close(self) -> None:
+        task, self._task = self._task, None
+        await ended(task)
+        self._heard.clear()
+        self._subscribed.clear()
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            try:
+                await self._serve()
+            except (RedisError, OSError) as error:
+                failures = 0 if self._was_connected else failures + 1
+                if failures == 0:
+                    log.info("not listening to %s for now: %s", self._connections.login.place, error)
+                self._failure = error
+            pauses = _CONNECT_AGAIN_AFTER_SECONDS
+            await asyncio.sleep(pauses[min(failures, len(pauses) - 1)])
+
+    async def _serve(self) -> None:
+        """Read from one connection until it is lost."""
+        self._was_connected = False
+        connection = await self._connections.lone_connection()
+        try:
+            self._was_connected, self._connection = True, connection
+            self._subscribed = {name: self._subscribed.get(name, asyncio.Event()) for name in self._heard}
+            await self._subscribe(*self._heard)
+            await self._read(connection)
+        finally:
+            self._connection = None
+            await connection.disconnect(nowait=True)
+
+    async def _read(self, connection: Connection) -> None:
+        clock = asyncio.get_running_loop().time
+        last_heard = clock()
+        while True:
+            message = await cast("Any", connection).read_response(timeout=_SPEAK_EVERY_SECONDS)
+            if message is not None:
+                last_heard = clock()
+                self._hear(message)
+            elif clock() - last_heard > self._connections.answers_within.total_seconds():
+                raise ConnectionError(f"nothing was heard for {clock() - last_heard:.0f} s")
+            else:
+                await connection.send_command("PING")
+
+    def _hear(self, message: Sequence[Any]) -> None:
+        if len(message) < 3:
+            return  # the answer to PING
+        kind, name, text = message[:3]
+        if kind == b"subscribe":
+            self._subscribed.setdefault(name, asyncio.Event()).set()
+            text = None  # no message is missed from here on; listeners must look again once
+        elif kind != b"message":
+            return
+        for heard in list(self._heard.get(name, ())):
+            heard(text)
+
+    async def _subscribe(self, *names: bytes) -> None:
+        """Subscribe if connected; otherwise the next connection does it."""
+        connection = self._connection
+        if connection is None or not names:
+            return
+        if not connection.is_connected:  # it would reconnect without a reader
+            return
+        try:
+            await connection.send_command("SUBSCRIBE", *names)
+        except (RedisError, OSError) as error:  # the reader notices, too, and subscribes again
+            log.debug("a subscription could not be sent: %s", error)
+
+
+# --- signs of life ----------------------------------------------------------------------------------------------------
+
 
 HOLDS_AT_MOST: Final = timedelta(seconds=60)
 _BEATS_EVERY_SECONDS: Final = 1.0
@@ -36,8 +163,6 @@ Undo = tuple[str, str, int, int]
 """Holder, claimant, first and last number: see ``undo.lua``."""
 
 _MICROSECOND: Final = timedelta(microseconds=1)
-
-log = logging.getLogger("postdate.redis")
 
 
 class RedisLiveness:
@@ -161,3 +286,123 @@ class RedisLiveness:
 
 def _nothing(_text: bytes | None) -> None:
     """The subscription itself is the sign of life; its messages do not matter."""
+
+
+# --- claims in the name of a holder -----------------------------------------------------------------------------------
+
+
+class Claimant:
+    """Claims for a store or one receiver, one claim at a time.
+
+    A claim whose answer is lost, or whose caller was cancelled, may hold messages that this process does not know of.
+    It is declared void before the next claim; the server then releases its messages, even if the claim arrives later.
+    """
+
+    def __init__(self, server: RedisServer, liveness: RedisLiveness) -> None:
+        self._server, self._liveness = server, liveness
+        self._name = secrets.token_hex(4)
+        self._number = 0
+        self._doubtful: dict[str, int] = {}
+        self._claiming = asyncio.Lock()
+
+    async def claim(self, name: str, where: str, *arguments: Any) -> tuple[str, Any]:
+        """Run a script that takes ``where`` (store or queue), holder, token, ``arguments``; return token and answer.
+
+        After an error no message stays claimed.
+        """
+        async with self._claiming:
+            for _ in range(2):
+                holder = await self._server.calling(self._liveness.holder())
+                await self._settle_doubts(holder)
+                self._number += 1
+                token = f"{holder}:{self._name}:{self._number}"
+                self._doubtful[token] = self._number
+                answer = await self._server.run(name, where, holder, token, *arguments)
+                del self._doubtful[token]
+                if answer is not None:
+                    return token, answer
+                self._liveness.lose(holder)
+            raise self._server.meanings.unreachable(f"{self._server.login.place} forgot this process twice in a row")
+
+    def made(self, token: str) -> bool:
+        """Return whether a token is from this claimant, whether still valid or not."""
+        return token.split(":")[1] == self._name
+
+    def doubt(self, token: str) -> None:
+        """Void a claim before the next one: its messages did not reach the caller."""
+        self._doubtful[token] = int(token.rpartition(":")[2])
+
+    async def _settle_doubts(self, holder: str) -> None:
+        for token, number in list(self._doubtful.items()):
+            if token.startswith(f"{holder}:"):
+                await self._server.run("undo", holder, self._name, number, number + 1)
+            self._doubtful.pop(token, None)
+
+    async def close(self) -> None:
+        """Release all its messages; if that fails, a later beat does it."""
+        async with self._claiming:
+            holder = self._liveness.holder_now
+            if not holder or not self._number:
+                return
+            undo = (holder, self._name, 0, self._number + 1)
+            try:
+                await self._server.run("undo", *undo)
+            except BaseException:
+                self._liveness.undo_later(undo)
+                raise
+
+    async def close_soon(self) -> None:
+        """As `close`, but only logs when the server does not answer."""
+        try:
+            await self.close()
+        except PostdateError as error:
+            log.info("what was held in %r is given back later: %s", self._server, error)
+
+
+# --- one database, which a store and queues share ---------------------------------------------------------------------
+
+
+_TIMES: Final = "give it to the database object, not to what is made from it"
+
+
+class OpenRedis:
+    """One database of a server, opened at first use and closed by its last user. See :class:`Redis`."""
+
+    def __init__(
+        self,
+        address: str | RedisLogin,
+        *,
+        holds_at_most: timedelta | None = None,
+        answers_within: timedelta | None = None,
+    ) -> None:
+        self.login = address if isinstance(address, RedisLogin) else parse_address(address)
+        self.connections = RedisConnections(self.login, answers_within)
+        self.listening = Listening(self.connections)
+        self.liveness = RedisLiveness(self.connections, self.listening, holds_at_most or HOLDS_AT_MOST)
+        self._users = set[object]()
+
+    @classmethod
+    def of(
+        cls, address: str | RedisLogin | OpenRedis, holds_at_most: timedelta | None, answers_within: timedelta | None
+    ) -> OpenRedis:
+        """Return the given database, or a new one at the address; times must not differ from the given database's."""
+        if not isinstance(address, OpenRedis):
+            return cls(address, holds_at_most=holds_at_most, answers_within=answers_within)
+        if holds_at_most not in {None, address.liveness.holds_at_most}:
+            raise ConfigurationError(f"holds_at_most={holds_at_most!r} is for all of {address.login.place}: {_TIMES}")
+        if answers_within not in {None, address.connections.answers_within}:
+            raise ConfigurationError(f"answers_within={answers_within!r} is for all of {address.login.place}: {_TIMES}")
+        return address
+
+    def used_by(self, user: object) -> None:
+        self._users.add(user)
+
+    async def left_by(self, user: object) -> bool:
+        """Note that an adapter is closed; the last one closes the database: then return ``True``."""
+        self._users.discard(user)
+        if self._users:
+            return False
+        await self.liveness.close()
+        await self.listening.close()
+        await self.connections.close()
+        return True

@@ -60,8 +60,7 @@ class _SetAside(Quarantine):
 class StoreQuarantine(_SetAside):
     @override
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        mended = _with(await self._fields(number), mending)
-        message = _checked(mended)
+        message = _checked(_with(await self._fields(number), mending))
         call = (self.place, written(now), number)
         match await self._server.run("put_back", *call, *message_parts(message), message.number_of_failures):
             case 0:

@@ -1,21 +1,43 @@
-"""An operator's questions about a store: statistics, lists, histories."""
+"""An operator's questions about a store and queues: statistics, lists, histories, who holds what."""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import platform
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from typing_extensions import override
 
-from postdate.backends.redis.layout import instant_of, read_message, read_record, written
-from postdate.backends.redis.server import RedisServer
-from postdate.errors import MessageError
-from postdate.messages import DelayedMessage
-from postdate.ports import AdministrableStore, MessageFilter, Record, RecordKind, StoreStatistics
+from postdate.backends.redis.layout import (
+    instant_of,
+    pairs,
+    read_envelope,
+    read_instant,
+    read_message,
+    read_record,
+    written,
+)
+from postdate.backends.redis.liveness import RedisLiveness
+from postdate.backends.redis.server import RedisServer, server_now
+from postdate.errors import MessageError, QueueNotFound
+from postdate.messages import DelayedMessage, Headers
+from postdate.ports import (
+    AdministrableStore,
+    MessageFilter,
+    Observer,
+    Process,
+    Queued,
+    Record,
+    RecordKind,
+    Standing,
+    StoreStatistics,
+)
 
 _PAGE: Final = 500
 
@@ -109,3 +131,193 @@ def _row(message_id: bytes, fields: Sequence[Any]) -> WaitingMessage | None:
     except MessageError as error:
         log.debug("message %r cannot be read, and is set aside when it is due: %s", message_id, error)
         return None
+
+
+# --- how far the clocks of the processes under a prefix deviate from the server's (ADR 0019) --------------------------
+
+
+_LIVES_FOR: Final = timedelta(minutes=2)
+"""Every half minute each process looks at the clock, and so writes its line."""
+
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+async def report_clock(server: RedisServer, ahead: timedelta) -> None:
+    name = f"{platform.node()}:{os.getpid()}"
+    now = written(await server_now(server))
+    await server.run("little", "HSET", f"{server.login.tag}:clocks", name, f"{now} {ahead // _MICROSECOND}")
+
+
+async def reported_clocks(server: RedisServer) -> Mapping[str, timedelta]:
+    """Deletes the fields of dead processes."""
+    key, now = f"{server.login.tag}:clocks", await server_now(server)
+    living: dict[str, timedelta] = {}
+    for name, line in pairs(await server.command("HGETALL", key)).items():
+        at, _, ahead = line.partition(b" ")
+        if read_instant(at, "the time of a report") < now - _LIVES_FOR:
+            await server.command("HDEL", key, name)
+        else:
+            living[name.decode()] = int(ahead) * _MICROSECOND
+    return living
+
+
+# --- an operator's view; changes nothing ------------------------------------------------------------------------------
+
+
+class _Holders:
+    """The processes that hold messages under a prefix."""
+
+    def __init__(self, server: RedisServer, liveness: RedisLiveness) -> None:
+        self._server, self._own = server, liveness
+
+    async def about(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return each holder's description of itself, by its name."""
+        reply = await self._server.command("HGETALL", f"{self._server.login.tag}:about")
+        return {holder.decode(): json.loads(said) for holder, said in pairs(reply).items()}
+
+    async def pid(self, holder: str) -> int | None:
+        about = await self.about()
+        return about[holder]["pid"] if holder in about else None
+
+    async def others(self) -> Sequence[Process]:
+        """Return the other processes on this machine: process numbers of another machine mean nothing here."""
+        found: dict[int, Process] = {}
+        for holder, said in (await self.about()).items():
+            pid: int = said["pid"]
+            if holder == self._own.holder_now or pid == os.getpid() or said["machine"] != platform.node():
+                continue
+            before = found.get(pid)
+            receives = {*said.get("receives", ()), *(before.receives if before else ())}
+            delivers = bool(said.get("delivers")) or (before is not None and before.delivers)
+            started = read_instant(str(said["started"]).encode(), "the start of a process")
+            found[pid] = Process(pid, started, await self._lives(holder), delivers, tuple(sorted(receives)))
+        return list(found.values())
+
+    async def _lives(self, holder: str) -> bool:
+        channel = f"{self._server.login.tag}:alive:{holder}"
+        reply: list[Any] = await self._server.command("PUBSUB", "NUMSUB", channel)
+        return reply[1] > 0
+
+
+class RedisStoreObserver(Observer):
+    def __init__(self, server: RedisServer, store: Questions, liveness: RedisLiveness) -> None:
+        self._server, self._store, self._holders = server, store, _Holders(server, liveness)
+
+    @override
+    async def standing(self, message_id: str) -> Standing | None:
+        row = await self._store.row(message_id)
+        return None if row is None else await self._stands(row)
+
+    async def _stands(self, row: WaitingMessage) -> Standing:
+        if not row.is_held:
+            return Standing(row.message, instant_of(row.member))
+        token: bytes | None = await self._server.command("HGET", f"{self._store.place}:m:{row.message.message_id}", "t")
+        holder = (token or b"").partition(b":")[0].decode()
+        return Standing(row.message, None, await self._holders.pid(holder))
+
+    @override
+    async def retries_of(self, message_id: str) -> Sequence[Standing]:
+        found: list[Standing] = []
+        async for row in self._store.rows(MessageFilter()):
+            message = row.message
+            if message.message_id != message_id and message.headers.get(Headers.MESSAGE_ID) == message_id:
+                found.append(await self._stands(row))
+        return found
+
+    @override
+    async def last_delivered_at(self) -> datetime | None:
+        at: bytes | None = await self._server.command("GET", f"{self._store.place}:last")
+        return None if at is None else instant_of(at)
+
+    @override
+    async def processes(self) -> Sequence[Process]:
+        return await self._holders.others()
+
+    @override
+    async def next_destinations(self, messages: int) -> Sequence[str]:
+        found: set[str] = set()
+        looked = 0
+        async for row in self._store.rows(MessageFilter()):
+            if looked == messages:
+                break
+            looked += 1
+            found.add(row.message.destination)
+        return sorted(found)
+
+
+class RedisQueueObserver(Observer):
+    def __init__(self, server: RedisServer, liveness: RedisLiveness) -> None:
+        self._server, self._holders = server, _Holders(server, liveness)
+
+    async def _names(self) -> list[str]:
+        names: list[bytes] = await self._server.command("SMEMBERS", f"{self._server.login.tag}:queues")
+        return sorted(name.decode() for name in names)
+
+    @override
+    async def processes(self) -> Sequence[Process]:
+        return await self._holders.others()
+
+    @override
+    async def queue_lengths(self) -> Mapping[str, int]:
+        names = await self._names()
+        found = dict(zip(names, await self._server.run("lengths", *names), strict=True)) if names else {}
+        for queue, _, _ in await self._held():
+            if queue in found:
+                found[queue] += 1
+        return found
+
+    async def _held(self) -> list[tuple[str, int, Queued | None]]:
+        """Return queue, number and message of each held message; ``None`` for one that cannot be read."""
+        about = await self._holders.about()
+        rows = await self._server.run("held")
+        found: list[tuple[str, int, Queued | None]] = []
+        for holder, number, queue, *fields in rows:
+            name = queue.decode()
+            pid = about.get(holder.decode(), {}).get("pid")
+            found.append((name, int(number), _queued(name, fields, pid)))
+        return found
+
+    @override
+    async def browse(self, queue: str, limit: int) -> Sequence[Queued]:
+        if queue not in await self._names():
+            raise QueueNotFound.of(queue)
+        held = {number: each for name, number, each in await self._held() if name == queue and each is not None}
+        free: dict[int, Queued] = {}
+        async for number, each in self._free(queue):
+            if len(free) == limit:
+                break
+            free[number] = each
+        return [each for _, each in sorted({**held, **free}.items())][:limit]
+
+    async def _free(self, queue: str) -> AsyncGenerator[tuple[int, Queued]]:
+        last = 0
+        while True:
+            rows = await self._server.run("look", queue, last, _PAGE)
+            for number, *fields in rows:
+                last = int(number)
+                found = _queued(queue, fields, None)
+                if found is not None:
+                    yield last, found
+            if len(rows) < _PAGE:
+                return
+
+    @override
+    async def find_in_queues(self, message_id: str) -> Sequence[Queued]:
+        found = [each for _, _, each in await self._held() if each is not None and _is(each, message_id)]
+        for queue in await self._names():
+            found += [each async for _, each in self._free(queue) if _is(each, message_id)]
+        return found
+
+
+def _is(queued: Queued, message_id: str) -> bool:
+    envelope = queued.envelope
+    return message_id in {envelope.message_id, envelope.headers.get(Headers.MESSAGE_ID)}
+
+
+def _queued(queue: str, fields: Sequence[Any], held_by: int | None) -> Queued | None:
+    """Return a queued message; ``None`` when it cannot be read: it is quarantined when it is received."""
+    try:
+        envelope, failures = read_envelope(queue, fields)
+    except MessageError:
+        return None
+    return Queued(queue, envelope, failures, held_by)

@@ -1,22 +1,137 @@
-"""Connections to a server: scripts and commands with a deadline, and translated errors."""
+"""A server: its scripts, translated errors, connections with a deadline, what it says of itself; transactions."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from datetime import timedelta
+import hashlib
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cache
+from importlib.resources import files
 from typing import Any, Final, TypeVar, cast
 
+from redis import exceptions
 from redis.asyncio import Redis
 from redis.asyncio.connection import BlockingConnectionPool, Connection, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
+from redis.exceptions import NoScriptError, OutOfMemoryError, ReadOnlyError, RedisError
 
-from postdate.backends.redis.errors import RedisMeanings, translate
-from postdate.backends.redis.layout import Part
+from postdate.backends.redis.layout import Part, size_of
 from postdate.backends.redis.login import RedisLogin
-from postdate.backends.redis.scripts import script
+from postdate.clock import from_microseconds
+from postdate.errors import (
+    ClaimLost,
+    ConfigurationError,
+    DuplicateMessage,
+    PostdateError,
+    QueueNotFound,
+    StoreError,
+    StoreFull,
+    StoreUnreachable,
+    TransportError,
+    TransportUnreachable,
+    UnsupportedTransactionMode,
+    first_line,
+)
+from postdate.messages import DelayedMessage, Envelope
+from postdate.ports import Claim, ServerFacts
+
+# --- scripts: files of ``lua``, each after the functions of ``common.lua`` --------------------------------------------
+
+
+_FOLDER: Final = "lua"
+_ALSO_WHEN_FULL: Final = "#!lua flags=allow-oom\n"
+_NOT_WHEN_FULL: Final = "#!lua\n"
+"""Refused before it begins when the memory is full. A script without flags goes on if it removes something first."""
+
+_MAKE_ROOM: Final = frozenset(
+    {"aside", "discard", "finish", "move", "release", "remove", "roll_back", "settle", "undo"}
+)
+_LET_MAKE_ROOM: Final = frozenset({"beat", "claim", "little", "receive", "register", "retry", "unregister"})
+"""The others need these first. When the memory is full, the server refuses every other script."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script, and its SHA-1 in hexadecimal digits, by which a server knows it after its first run."""
+
+    text: str
+    digest: str
+
+
+@cache
+def script(name: str) -> Script:
+    """Return a script; ``settle`` is ``transact`` for ending messages, which is allowed when the memory is full."""
+    folder = files("postdate.backends.redis") / _FOLDER
+    file = "transact" if name == "settle" else name
+    parts = [(folder / f"{each}.lua").read_text(encoding="utf-8") for each in ("common", file)]
+    also = _ALSO_WHEN_FULL if name in _MAKE_ROOM | _LET_MAKE_ROOM else _NOT_WHEN_FULL if name == "transact" else ""
+    text = also + "\n".join(parts)
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RedisMeanings:
+    """Which errors the server's answers become, for a store or for queues.
+
+    ``unreachable``: no answer, or the server says that it cannot work now; ``full``: its memory or disk is.
+    """
+
+    unreachable: type[PostdateError]
+    full: type[PostdateError]
+    other: type[PostdateError]
+
+
+STORE: Final = RedisMeanings(StoreUnreachable, StoreFull, StoreError)
+QUEUES: Final = RedisMeanings(TransportUnreachable, TransportUnreachable, TransportError)
+
+_ELSEWHERE: Final = (exceptions.MovedError, exceptions.AskError)
+_OUTAGES: Final = (
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+    exceptions.TryAgainError,
+    exceptions.ClusterDownError,
+    exceptions.MasterDownError,
+    exceptions.InvalidResponse,
+)
+_OF_ITSELF: Final = re.compile("(?!WRONGTYPE|BUSYKEY|BUSYGROUP|NOGROUP)[A-Z]{4,} ")
+"""Errors about the server begin like this; the driver has exceptions of their own for those about the command."""
+
+
+def translate(error: Exception, meanings: RedisMeanings, place: str) -> PostdateError:
+    """Return the error for a :class:`redis.exceptions.RedisError` or an :class:`OSError`."""
+    said = first_line(error)
+    if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError):
+        kind, text = meanings.unreachable, f"refuses us: {said}; check user and password of the address"
+    elif isinstance(error, exceptions.NoPermissionError):
+        kind, text = meanings.unreachable, f"refuses us: {said}; our user needs all commands on keys of the prefix"
+    elif isinstance(error, _ELSEWHERE):
+        kind, text = meanings.other, f"is a node of a cluster, and the keys of this prefix are on another: {said}"
+    elif isinstance(error, exceptions.OutOfMemoryError):
+        kind, text = meanings.full, f"has no memory left (maxmemory) and takes nothing until there is room: {said}"
+    elif said.startswith("MISCONF"):
+        kind, text = meanings.full, f"cannot write to its disk and takes nothing until it can: {said}"
+    elif isinstance(error, exceptions.ReadOnlyError):
+        kind, text = meanings.unreachable, "is a read-only replica, maybe after a fail-over; name the master's address"
+    elif said.startswith("BUSY "):
+        kind, text = meanings.unreachable, f"is busy with a script of somebody else: {said}"
+    elif isinstance(error, (*_OUTAGES, OSError)):
+        kind, text = meanings.unreachable, f"cannot be reached: {said}"
+    elif _OF_ITSELF.match(said):
+        kind, text = meanings.unreachable, f"does not work for us now: {said}"
+    else:
+        kind, text = meanings.other, f"does not do what was asked: {said}"
+    return kind(f"{place} {text}")
+
+
+# --- connections ------------------------------------------------------------------------------------------------------
+
 
 _CONNECTS_WITHIN_SECONDS: Final = 5.0
 _CONNECTIONS: Final = 16
@@ -144,3 +259,134 @@ async def ended(task: asyncio.Task[None] | None) -> None:
     while task is not None and not task.done():
         task.cancel()
         await cast("Any", asyncio.wait({task}, timeout=_CANCELLED_AGAIN_AFTER_SECONDS))
+
+
+# --- the server's clock, version, and the settings that decide about durability ---------------------------------------
+
+
+_OLDEST: Final = (7, 0)
+_TOLD: Final = (
+    "aof_enabled",
+    "aof_last_write_status",
+    "maxmemory",
+    "maxmemory_policy",
+    "rdb_last_bgsave_status",
+    "role",
+    "connected_slaves",
+    "redis_mode",
+)
+
+
+async def server_now(server: RedisServer) -> datetime:
+    seconds, microseconds = await server.command("TIME")
+    return from_microseconds(int(seconds) * 1_000_000 + int(microseconds))
+
+
+async def _info(server: RedisServer) -> dict[str, str]:
+    reply: bytes = await server.command("INFO")
+    lines = reply.decode(errors="replace").splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
+
+
+async def server_facts(server: RedisServer) -> ServerFacts:
+    info = await _info(server)
+    settings = {name: info[name] for name in _TOLD if name in info}
+    return ServerFacts(
+        "Redis", info.get("redis_version", "without a version"), await server_now(server), None, None, settings
+    )
+
+
+async def check_eviction(server: RedisServer) -> None:
+    """Raise `ConfigurationError` when the server is too old, or evicts keys without a time to live."""
+    info = await _info(server)
+    version = info.get("redis_version", "")
+    numbers = tuple(int(number) for number in re.findall("[0-9]+", version)[:2])
+    if numbers and numbers < _OLDEST:
+        raise ConfigurationError(f"{server.login.place} is version {version}; Redis 7.0 or newer is needed")
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy.startswith("allkeys") and info.get("maxmemory", "0") != "0":
+        raise ConfigurationError(
+            f"{server.login.place} throws keys away when its memory is full (maxmemory-policy {policy}): messages "
+            f"would be lost; set maxmemory-policy noeviction"
+        )
+
+
+# --- parts that one script does atomically: the native transaction of these queues ------------------------------------
+
+
+_EACH_BYTES: Final = 512
+"""Estimate of a message's memory besides headers and body."""
+
+_MOST_OVERDRAWN_BYTES: Final = 1024 * 1024
+
+
+class RedisTransaction:
+    """Parts of ``transact.lua``; nothing is changed before :meth:`commit`."""
+
+    def __init__(self, database: object) -> None:
+        self.database = database
+        self.afterwards: list[Callable[[], None]] = []
+        """Called after a successful commit; not when it is refused, or its answer is lost."""
+        self.ended: list[DelayedMessage | Envelope] = []
+        """Messages that it ends: allowed even when the memory is full, unless it adds much more than it ends."""
+        self._parts: list[Part] = []
+        self._added: list[DelayedMessage | Envelope] = []
+
+    def add(self, *parts: Part, messages: Sequence[DelayedMessage | Envelope] = ()) -> None:
+        """Add one part, as ``transact.lua`` describes them, and the messages that it adds."""
+        self._parts += parts
+        self._added += messages
+
+    async def commit(self, server: RedisServer) -> Sequence[int]:
+        """Do everything; return the indexes of messages without a queue, of a send that is not strict.
+
+        After `ClaimLost`, `DuplicateMessage` and `QueueNotFound` nothing was done.
+        """
+        kind, *rest = await self._answer(server)
+        match kind:
+            case b"done":
+                for each in self.afterwards:
+                    each()
+                return rest[0]
+            case b"queue":
+                raise QueueNotFound.of(rest[0].decode())
+            case b"known":
+                raise DuplicateMessage.of(rest[0].decode(errors="replace"))
+            case b"claim":
+                raise ClaimLost.of(rest[0].decode(errors="replace"))
+            case _:
+                raise ClaimLost("the message is no longer held here")
+
+    async def _answer(self, server: RedisServer) -> Sequence[Any]:
+        if self.ended and not self._added:
+            return await server.run("settle", *self._parts)
+        try:
+            answer = await server.run("transact", *self._parts)
+        except PostdateError as error:
+            more = max(0, _bytes_of(self._added) - _bytes_of(self.ended))
+            is_full = isinstance(error.__cause__, OutOfMemoryError)
+            if not (self.ended and is_full and server.overdrawn + more <= _MOST_OVERDRAWN_BYTES):
+                raise
+            server.overdrawn += more  # before anything is awaited: others are near the limit, too
+            answer = await server.run("settle", *self._parts)
+            if answer[0] != b"done":
+                server.overdrawn = max(0, server.overdrawn - more)
+        else:
+            server.overdrawn = 0
+        return answer
+
+
+def _bytes_of(messages: Sequence[DelayedMessage | Envelope]) -> int:
+    return sum(_EACH_BYTES + size_of(each) for each in messages)
+
+
+def transaction_of(transaction: Any, database: object) -> RedisTransaction:
+    """Return the transaction; raises `UnsupportedTransactionMode` unless it is one of this database."""
+    if not isinstance(transaction, RedisTransaction) or transaction.database != database:
+        raise UnsupportedTransactionMode("a store in Redis shares transactions with queues of its own database only")
+    return transaction
+
+
+def finish_parts(claims: Sequence[Claim]) -> list[Part]:
+    """Return claims as script arguments: their number, then id and token of each."""
+    return [len(claims), *(part for claim in claims for part in (claim.message.message_id, str(claim.token)))]

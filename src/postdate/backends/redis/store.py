@@ -12,19 +12,22 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from postdate.backends.redis.claimant import Claimant
-from postdate.backends.redis.clocks import Clocks
-from postdate.backends.redis.errors import STORE
-from postdate.backends.redis.facts import check_eviction, server_facts, server_now
 from postdate.backends.redis.layout import Part, instant_of, message_parts, microseconds_of, read_message
 from postdate.backends.redis.layout import written as instant
+from postdate.backends.redis.liveness import Claimant, OpenRedis
 from postdate.backends.redis.login import RedisLogin
-from postdate.backends.redis.observation import RedisStoreObserver
-from postdate.backends.redis.opened import OpenRedis
 from postdate.backends.redis.quarantine import StoreQuarantine
-from postdate.backends.redis.questions import Questions
-from postdate.backends.redis.server import RedisServer
-from postdate.backends.redis.transaction import RedisTransaction, finish_parts, transaction_of
+from postdate.backends.redis.questions import Questions, RedisStoreObserver, report_clock, reported_clocks
+from postdate.backends.redis.server import (
+    STORE,
+    RedisServer,
+    RedisTransaction,
+    check_eviction,
+    finish_parts,
+    server_facts,
+    server_now,
+    transaction_of,
+)
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import ConfigurationError, DuplicateMessage, MessageError
 from postdate.messages import DelayedMessage, encode_headers, rescheduled, stored_headers
@@ -179,8 +182,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
 
     @override
     def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
-        kind = OUTCOME_RECORDS[outcome]
-        head: tuple[Part, ...] = ("finish", self.place, int(kind), instant(now), detail)
+        head: tuple[Part, ...] = ("finish", self.place, int(OUTCOME_RECORDS[outcome]), instant(now), detail)
 
         def work(transaction: NativeTransaction) -> None:
             native = self._transaction(transaction)
@@ -227,8 +229,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
 
     @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
-        kind = OUTCOME_RECORDS[outcome]
-        head = (self.place, int(kind), instant(now), detail)
+        head = (self.place, int(OUTCOME_RECORDS[outcome]), instant(now), detail)
         done: int = await self._server.run("finish", *head, *finish_parts(self._own(claims)))
         self._let_go(claims)
         return done
@@ -399,11 +400,11 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
 
     @override
     async def report_clock(self, ahead: timedelta) -> None:
-        await Clocks(self._server).report(ahead)
+        await report_clock(self._server, ahead)
 
     @override
     async def reported_clocks(self) -> Mapping[str, timedelta]:
-        return await Clocks(self._server).reported()
+        return await reported_clocks(self._server)
 
     @override
     async def server_facts(self) -> ServerFacts:

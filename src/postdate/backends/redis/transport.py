@@ -8,26 +8,33 @@ Source: docs/guides/redis.md, ``lua/common.lua`` (the keys); ADR 0019 (outages, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Final, NamedTuple
 
+import anyio
 from typing_extensions import override
 
-from postdate.backends.redis.errors import QUEUES
-from postdate.backends.redis.facts import check_eviction, server_facts
-from postdate.backends.redis.layout import envelope_parts, written
+from postdate.backends.redis.layout import envelope_parts, read_envelope, written
+from postdate.backends.redis.liveness import Claimant, OpenRedis
 from postdate.backends.redis.login import RedisLogin
-from postdate.backends.redis.observation import RedisQueueObserver
-from postdate.backends.redis.opened import OpenRedis
 from postdate.backends.redis.quarantine import QueueQuarantine
-from postdate.backends.redis.receiver import RedisReceiver
-from postdate.backends.redis.server import RedisServer
-from postdate.backends.redis.transaction import RedisTransaction
-from postdate.errors import PostdateError, QueueNotFound
+from postdate.backends.redis.questions import RedisQueueObserver
+from postdate.backends.redis.server import (
+    QUEUES,
+    RedisServer,
+    RedisTransaction,
+    check_eviction,
+    server_facts,
+    server_now,
+)
+from postdate.errors import ClaimLost, MessageError, PostdateError, QueueNotFound
 from postdate.messages import Envelope, check_headers, encode_headers, why_too_large
 from postdate.ports import (
+    HANDLED,
     End,
     Observer,
+    Received,
     Receiver,
     Recording,
     RecordKind,
@@ -38,6 +45,7 @@ from postdate.ports import (
     Work,
     do_works,
 )
+from postdate.runtime.threads import Alarm
 
 log = logging.getLogger("postdate.redis")
 
@@ -67,7 +75,7 @@ class RedisTransport(QueueQuarantine, Transport):
     ) -> None:
         self._opened = OpenRedis.of(address, holds_at_most, answers_within)
         self._server = RedisServer(self._opened.connections, QUEUES)
-        self._recording = recording
+        self.recording = recording
         self._capabilities = TransportCapabilities(
             durable=True,
             transaction_modes=frozenset(TransactionMode),
@@ -143,21 +151,6 @@ class RedisTransport(QueueQuarantine, Transport):
         parts = [part for envelope in envelopes for part in envelope_parts(envelope)]
         transaction.add("send", int(strict), written(now), len(envelopes), *parts, messages=envelopes)
 
-    async def commit(self, number: bytes, token: str, envelope: Envelope, now: datetime, end: End) -> None:
-        """End a held message, with everything in ``end``, in one script."""
-        for each in end.outgoing:
-            refused = self.why_not(each)
-            if refused is not None:
-                raise refused
-        transaction = self.transaction(end.work)
-        is_recorded = end.record is not RecordKind.HANDLED or self._recording is Recording.ALL
-        kind = "" if end.record is None or not is_recorded else int(end.record)
-        transaction.ended.append(envelope)
-        transaction.add("hold", number, token, kind, end.detail, written(now))
-        if end.outgoing:
-            self.add_send(transaction, end.outgoing, now, strict=True)
-        await transaction.commit(self._server)
-
     @override
     def receiver(self, queue: str) -> Receiver:
         return RedisReceiver(self, self._server, self._opened, queue)
@@ -195,3 +188,152 @@ class RedisTransport(QueueQuarantine, Transport):
     @override
     async def server_facts(self) -> ServerFacts:
         return await server_facts(self._server)
+
+
+# --- receiving from one queue -----------------------------------------------------------------------------------------
+
+
+_LOOKS_AGAIN_AFTER_SECONDS: Final = 30.0
+"""Without a wake-up: the channel announces every message, but only to connected listeners."""
+
+_MOST_BYTES_AT_ONCE: Final = 16 * 1024 * 1024
+
+
+class _HoldToken(NamedTuple):
+    """A message's number in its queue, and the token of the claim."""
+
+    number: bytes
+    token: str
+
+
+class RedisReceiver(Receiver):
+    """Holds received messages until they are committed, rolled back, or the process is dead.
+
+    Only the server knows whether a message is held, by the claim's token. Nothing is noted here: a message that was
+    rolled back may be received again under the same number before the answer to the roll-back arrives.
+    """
+
+    def __init__(self, transport: RedisTransport, server: RedisServer, opened: OpenRedis, queue: str) -> None:
+        self._transport, self._server, self._opened = transport, server, opened
+        self.queue = queue
+        self._claimant = Claimant(server, opened.liveness)
+        self._alarm: Alarm | None = None
+        self._stops_hearing: Callable[[], None] | None = None
+        self._has_failed = False
+
+    @override
+    async def receive(self, limit: int) -> Sequence[Received]:
+        try:
+            alarm = await self._listen()
+            while True:
+                alarm.reset()
+                found = await self._take(limit, "")
+                if found or self._has_failed:
+                    self._has_failed = False
+                    return found
+                with anyio.move_on_after(_LOOKS_AGAIN_AFTER_SECONDS):
+                    await alarm.wait()
+        except PostdateError:
+            self._has_failed = True
+            raise
+
+    async def _listen(self) -> Alarm:
+        if self._alarm is None:
+            self._alarm = Alarm()
+            self._transport.opened(self)
+        if self._stops_hearing is None:
+            alarm = self._alarm
+            channel = f"{self._server.login.tag}:q:{self.queue}:wake"
+            listening = self._opened.listening.listen(channel, lambda _text: alarm.ring())
+            self._stops_hearing = await self._server.calling(listening)
+        return self._alarm
+
+    @override
+    async def take(self, message_id: str) -> Received | None:
+        found = await self._take(1, message_id)
+        return found[0] if found else None
+
+    async def _take(self, limit: int, message_id: str) -> Sequence[Received]:
+        """Claim messages; unreadable ones are quarantined and replaced by others."""
+        while True:
+            token, rows = await self._claimant.claim("receive", self.queue, limit, _MOST_BYTES_AT_ONCE, message_id)
+            if rows == 1:
+                await self._transport.make_again(self.queue)
+                continue
+            found: list[Received] = []
+            unread: list[tuple[bytes, MessageError]] = []
+            for number, *fields in rows:
+                try:
+                    envelope, failures = read_envelope(self.queue, fields)
+                except MessageError as error:
+                    unread.append((number, error))
+                    continue
+                found.append(Received(envelope, failures, _HoldToken(number, token)))
+            try:
+                for number, error in unread:
+                    await self._set_aside(number, token, error)
+            except BaseException:
+                self._claimant.doubt(token)
+                raise
+            if found or not rows or message_id:
+                return found
+
+    async def _set_aside(self, number: bytes, token: str, error: MessageError) -> None:
+        key = f"{self._server.login.tag}:qm:".encode() + number
+        at = written(await server_now(self._server))
+        await self._server.run("aside", "q", at, key, "", token, str(error))
+        text = "a message of queue %r cannot be read and was set aside (%s); `postdate errors` shows what is to be done"
+        log.error(text, self.queue, error)
+
+    @override
+    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+        """In one script, with everything in ``end``."""
+        (number, token), transport = self._hold(received), self._transport
+        for each in end.outgoing:
+            refused = transport.why_not(each)
+            if refused is not None:
+                raise refused
+        transaction = transport.transaction(end.work)
+        is_recorded = end.record is not RecordKind.HANDLED or transport.recording is Recording.ALL
+        kind = "" if end.record is None or not is_recorded else int(end.record)
+        transaction.ended.append(received.envelope)
+        transaction.add("hold", number, token, kind, end.detail, written(now))
+        if end.outgoing:
+            transport.add_send(transaction, end.outgoing, now, strict=True)
+        await transaction.commit(self._server)
+
+    @override
+    async def roll_back(self, received: Received, *, failed: bool = True) -> None:
+        number, token = self._hold(received)
+        if not await self._server.run("roll_back", number, token, int(failed)):
+            raise self._lost_hold(received)
+
+    def _hold(self, received: Received) -> _HoldToken:
+        hold = received.token
+        if not isinstance(hold, _HoldToken) or not self._claimant.made(hold.token):
+            raise self._lost_hold(received)
+        return hold
+
+    def _lost_hold(self, received: Received) -> ClaimLost:
+        return ClaimLost.of(received.envelope.message_id, queue=self.queue)
+
+    def lost(self) -> None:
+        """Look at the queue again: the messages that were held may be back in it."""
+        if self._alarm is not None:
+            self._alarm.ring()
+
+    @override
+    async def close(self) -> None:
+        self._end()
+        await self._claimant.close()
+
+    async def close_soon(self) -> None:
+        self._end()
+        await self._claimant.close_soon()
+
+    def _end(self) -> None:
+        if self._stops_hearing is not None:
+            self._stops_hearing()
+            self._stops_hearing = None
+        self._transport.ended(self)
+        self._alarm = None

@@ -16,9 +16,9 @@ from postdate.backends.rowlocks.pool import Connections, Pool
 from postdate.backends.sql.dialect import SqlDialect
 from postdate.backends.sql.sagas import SqlSagaStore
 from postdate.errors import ConfigurationError
-from postdate.persistence.databases import DatabaseObject
 from postdate.persistence.migrations import Step
 from postdate.ports import Scripted
+from postdate.ports.backends import DatabaseObject
 from postdate.runtime.threads import in_thread
 
 HOLDS_AT_MOST: Final = timedelta(seconds=60)

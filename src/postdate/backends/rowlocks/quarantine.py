@@ -9,7 +9,7 @@
 4. Where the move is refused (missing rights or tables), claims leave such rows out for a minute and go on with the
    others; that is logged once, with the remedy.
 
-Source: :mod:`postdate.ports.quarantine`; ADR 0019.
+Source: :mod:`postdate.ports.observation`; ADR 0019.
 """
 
 from __future__ import annotations

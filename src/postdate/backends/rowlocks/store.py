@@ -54,9 +54,8 @@ from postdate.ports import (
     Wake,
 )
 from postdate.ports.scanning import check_scanned, shares
-from postdate.runtime.group_commit import do_jobs, group_of
 from postdate.runtime.next_due import NextDue
-from postdate.runtime.threads import in_thread
+from postdate.runtime.threads import do_jobs, group_of, in_thread
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 _CLOSE_WITHIN_SECONDS: Final = 5.0

@@ -26,9 +26,8 @@ from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import ConfigurationError, StoreError, StoreUnreachable
 from postdate.messages import DelayedMessage, Envelope
 from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Work, do_works
-from postdate.ports.outbox import Operation, OutboxRecord
-from postdate.runtime.group_commit import Job, do_jobs, group_of
-from postdate.runtime.threads import in_thread
+from postdate.ports.endpoint import Operation, OutboxRecord
+from postdate.runtime.threads import Job, do_jobs, group_of, in_thread
 
 _VERSION: Final = 1
 _MICROSECOND: Final = timedelta(microseconds=1)

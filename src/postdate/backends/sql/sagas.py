@@ -20,8 +20,8 @@ from postdate.ports import (
     SagaStoreCapabilities,
     Work,
 )
-from postdate.ports.sagas import SET_UP
-from postdate.runtime.group_commit import Job, do_jobs, group_of
+from postdate.ports.endpoint import SET_UP
+from postdate.runtime.threads import Job, do_jobs, group_of
 
 Values = Mapping[str, Any]
 

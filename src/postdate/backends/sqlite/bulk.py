@@ -18,8 +18,7 @@ from postdate.backends.sqlite.rows import Transaction, is_undecodable, shown
 from postdate.clock import to_microseconds
 from postdate.errors import StoreNotSetUp
 from postdate.ports import Recording, RecordKind, RecordStreamStore, Scan, ScanFilter, ScanPart
-from postdate.ports.archives import ARCHIVED, ArchivableStore, StoredRecord
-from postdate.ports.scanning import check_scanned, shares
+from postdate.ports.scanning import ARCHIVED, ArchivableStore, StoredRecord, check_scanned, shares
 
 
 def read_scan(file: SqliteFile, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
@@ -118,7 +117,7 @@ _ELSEWHERE: Final = {
 
 
 class SqliteRecordStream(RecordStreamStore):
-    """See :class:`postdate.ports.record_streams.RecordStreamStore`. A missing file is not created.
+    """See :class:`postdate.ports.scanning.RecordStreamStore`. A missing file is not created.
 
     Args:
         path: of the file.

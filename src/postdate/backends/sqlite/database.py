@@ -13,8 +13,8 @@ from postdate.backends.sqlite.sagas import SqliteSagaStore
 from postdate.backends.sqlite.store import SqliteStore
 from postdate.backends.sqlite.timeouts import SqliteTimeouts, setup_statements
 from postdate.backends.sqlite.transport import LocalTransport
-from postdate.persistence.databases import DatabaseObject
 from postdate.ports import FileScripts, Recording
+from postdate.ports.backends import DatabaseObject
 
 
 class Sqlite(DatabaseObject):

@@ -64,9 +64,8 @@ from postdate.errors import (
     StoreUnreachable,
 )
 from postdate.ports import Recording, Wake
-from postdate.runtime.group_commit import Job, group_of
 from postdate.runtime.housekeeping import Chore, Housekeeping
-from postdate.runtime.threads import in_thread
+from postdate.runtime.threads import Job, group_of, in_thread
 
 _DEFAULT_RULES = QueueRules()
 _JOBS_IN_ONE_COMMIT = 500

@@ -1,7 +1,7 @@
 """The quarantine of a file: unreadable rows are moved to it byte for byte, and back once they are repaired.
 
 A claim, a receiver or a look that meets such a row moves it in its own transaction, so the tables and indexes of
-deliveries stay as they are. Source: :mod:`postdate.ports.quarantine`; ADR 0019.
+deliveries stay as they are. Source: :mod:`postdate.ports.observation`; ADR 0019.
 """
 
 from __future__ import annotations

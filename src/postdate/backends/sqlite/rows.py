@@ -21,7 +21,7 @@ from postdate.clock import Clock, SystemClock, from_microseconds, nearest_instan
 from postdate.errors import InvalidHeaders, InvalidMessage
 from postdate.messages import DelayedMessage, Envelope, decode_headers, stored_headers
 from postdate.ports import Recording, RecordKind, StoreReport
-from postdate.ports.expiry import ExpiryRules
+from postdate.ports.transports import ExpiryRules
 
 DUE: Final = "due"
 """Topic: a message was stored that is due before all others."""

@@ -14,8 +14,7 @@ from postdate.backends.sqlite.connection import connect, patiently, translated
 from postdate.backends.sqlite.rows import SqliteSqlDialect
 from postdate.clock import Clock, SystemClock
 from postdate.errors import PostdateError, StoreNotSetUp
-from postdate.migrating.dialect import Dialect, Hiding, Session
-from postdate.migrating.names import NUMBER
+from postdate.migrating.dialect import NUMBER, Dialect, Hiding, Session
 from postdate.persistence.timeouts import ID, TIME, text_time
 
 _spelled: Final = SqliteSqlDialect().spelled

@@ -63,8 +63,8 @@ from postdate.ports import (
     Work,
     do_works,
 )
-from postdate.ports.expiry import ExpiryRules, end_in_queue
-from postdate.runtime.wakeup import Alarm
+from postdate.ports.transports import ExpiryRules, end_in_queue
+from postdate.runtime.threads import Alarm
 
 __all__ = ["DEAD_LETTERS", "LocalReceiver", "LocalTransport"]
 

@@ -16,14 +16,20 @@ from typing_extensions import override
 
 from postdate.clock import Clock
 from postdate.core.circuit_breaker import PAUSE_ARMED, FailureRate, RepeatedFailures
-from postdate.core.failure import Allowed, ErrorQueue, Way, way_after
 from postdate.core.outages import Suspects
-from postdate.core.recoverability import ImmediateRetry, Recoverability, after_handling_failed
+from postdate.core.recoverability import (
+    Allowed,
+    ErrorQueue,
+    ImmediateRetry,
+    Recoverability,
+    Way,
+    after_handling_failed,
+    way_after,
+)
 from postdate.errors import PostdateError, StoreError
 from postdate.messages import Envelope
 from postdate.ports import End, Received
-from postdate.runtime.metrics import NO_METRICS, Metrics
-from postdate.runtime.outage_log import OutageLog
+from postdate.runtime.reporting import NO_METRICS, Metrics, OutageLog
 
 log = logging.getLogger("postdate.recoverability")
 
@@ -86,7 +92,7 @@ class Recovery(ABC):
     failure_rate: FailureRate | None = None
 
     def way(self, received: Received, failed: Failed | None, error: PostdateError) -> Way:
-        """Note a failure and decide about its message; see :func:`postdate.core.failure.way_after`."""
+        """Note a failure and decide about its message; see :func:`postdate.core.recoverability.way_after`."""
         gone = None if failed is None else failed.way
         met, others_are_well, suspects = 0, False, self.suspects
         if gone is None and suspects is not None:

@@ -14,17 +14,14 @@ import anyio
 
 from postdate.clock import Clock, in_real_time
 from postdate.core.circuit_breaker import PAUSE_ARMED, RepeatedFailures
-from postdate.core.failure import Way
-from postdate.core.guard import LETTING_GO, GuardedCall, calling_transport, raise_of_transport
-from postdate.core.left_behind import leave_behind
+from postdate.core.guard import LETTING_GO, OF_TRANSPORTS, GuardedCall, is_ending, leave_behind, ours, raise_ours
 from postdate.core.receive.outcomes import BACK, UNCOUNTED, Failed, Step, StepOutcome
-from postdate.core.receive.settling import Ended, Settler
-from postdate.core.receive.watching import WatchedReceiver
-from postdate.core.recoverability import is_outage, retry_delay, text_of
+from postdate.core.receive.settling import Ended, Settler, WatchedReceiver
+from postdate.core.recoverability import Way, is_outage, retry_delay, text_of
 from postdate.errors import ClaimLost, PostdateError, TransportUnavailable
 from postdate.ports import Received, Receiver
 from postdate.runtime.bounded import Bounded
-from postdate.runtime.outage_log import OutageLog
+from postdate.runtime.reporting import OutageLog
 
 log = logging.getLogger("postdate.pump")
 
@@ -69,7 +66,8 @@ class MessagePump:
         self._lost = Bounded[str, int](_LOSSES_REMEMBERED)
         self._clock, self._breaker, self._queue = clock, breaker, queue
         self._letting_go = in_real_time(clock, LETTING_GO)
-        self._stop = anyio.Event()
+        self._stop, self._told = anyio.Event(), anyio.Event()
+        """``_told``: set when it is to end, or has ended."""
         self.listening = anyio.Event()
         """Set once a first call to receive has begun to wait for its answer, or has ended, be it with an error."""
         self._ready: deque[Received] = deque()
@@ -89,9 +87,13 @@ class MessagePump:
         Queues that have fallen silent are not waited for: calls that they do not answer are left behind.
         """
         pump = GuardedCall(self._run)
+        self._told = pump.told
+        if self._stop.is_set():
+            pump.told.set()
         task = asyncio.get_running_loop().create_task(pump.run())
         try:
-            await self._stop_or_end(pump)
+            await pump.told.wait()
+            await self._end(pump)
         except BaseException:
             pump.scope.cancel()
             with anyio.CancelScope(shield=True):
@@ -102,17 +104,6 @@ class MessagePump:
                 leave_behind(task)
         if pump.error is not None:
             raise pump.error
-
-    async def _stop_or_end(self, pump: GuardedCall[None]) -> None:
-        async with anyio.create_task_group() as waiting:
-            waiting.start_soon(self._tell_at_stop, pump)
-            await pump.told.wait()
-            waiting.cancel_scope.cancel()
-        await self._end(pump)
-
-    async def _tell_at_stop(self, pump: GuardedCall[None]) -> None:
-        await self._stop.wait()
-        pump.told.set()
 
     async def _end(self, pump: GuardedCall[None]) -> None:
         """Wait for the end, unless all that keeps it from ending are calls that its queue does not answer."""
@@ -169,13 +160,14 @@ class MessagePump:
         while (room := self._room()) <= 0:
             await self._room_made()
         try:
-            with calling_transport(self._receiver):
-                received = await self._receiver.receive(room)
+            received = await self._receiver.receive(room)
         except PostdateError as error:
             self._outage.failed(error, self._clock.monotonic())
             await self._pause_after(error)
             return
-        self._is_well()
+        self._breaker.success()
+        if self._outage.is_out:
+            self._outage.succeeded(self._clock.monotonic())
         if self._reading is not None and self._stop.is_set():
             return  # closing the receiver gives them back
         self._ready.extend(received)
@@ -237,7 +229,7 @@ class MessagePump:
         try:
             await self._handle_ready(messages)
         except anyio.get_cancelled_exc_class():
-            if _is_ending():
+            if is_ending():
                 raise
             # Let out, the cancellation would end the whole pump.
         finally:
@@ -319,14 +311,14 @@ class MessagePump:
     async def _carry_out(self, received: Received, outcome: StepOutcome) -> PostdateError | None:
         """End a message or give it back; return the error if that cannot be."""
         if outcome.end is None and outcome.failed is not None:
-            return self._ours(outcome.failed.error)
+            return ours(self._receiver, outcome.failed.error, OF_TRANSPORTS)
         try:
             if outcome.end is None:
                 await self._receiver.roll_back(received, failed=outcome is not UNCOUNTED)
                 return None
             await self._receiver.commit(received, self._clock.now(), outcome.end)
         except Exception as raised:  # whosever it is: as where ends go in batches
-            error = self._ours(raised)
+            error = ours(self._receiver, raised, OF_TRANSPORTS)
             self._note_loss(received, error)
             if outcome.end is None:
                 raise
@@ -371,7 +363,7 @@ class MessagePump:
             if raised is None:
                 self._unended.append(partial(self._after_end, received, outcome))
                 continue
-            error = self._ours(raised)
+            error = ours(self._receiver, raised, OF_TRANSPORTS)
             self._note_loss(received, error)
             failure = received, outcome, error, outcome.way(received, error)
             if failure[-1] in _WAITS:
@@ -414,18 +406,12 @@ class MessagePump:
             self._busy -= 1
             self._made_room()
 
-    def _ours(self, error: BaseException) -> PostdateError:
-        try:
-            raise_of_transport(self._receiver, error)
-        except PostdateError as ours:
-            return ours
-
     async def _not_handled(self, received: Received, failure: BaseException) -> None:
         """Give a message back that could not be dealt with, after a pause."""
         try:
-            raise_of_transport(self._receiver, failure)
+            raise_ours(self._receiver, failure, OF_TRANSPORTS)
         except anyio.get_cancelled_exc_class():
-            if not _is_ending():
+            if not is_ending():
                 await self._after_stray_cancellation(received)
             raise
         except PostdateError as error:
@@ -439,8 +425,7 @@ class MessagePump:
         self._not_done(received, "was not finished", error)
         await self._pause_after(error)
         try:
-            with calling_transport(self._receiver):
-                await self._receiver.roll_back(received, failed=True)
+            await self._receiver.roll_back(received, failed=True)
         except PostdateError as failure:
             self._not_done(received, "cannot be given back", failure)
 
@@ -450,17 +435,11 @@ class MessagePump:
         else:
             log.error("message %s %s: %s", received.envelope.message_id, what, error)
 
-    def _is_well(self) -> None:
-        self._breaker.success()
-        if self._outage.is_out:
-            self._outage.succeeded(self._clock.monotonic())
-
     async def _give_back(self, received: Received, *, failed: bool) -> None:
         """Give a message back, however often it takes: one that stays held is received by nobody."""
         while True:
             try:
-                with calling_transport(self._receiver):
-                    await self._receiver.roll_back(received, failed=failed)
+                await self._receiver.roll_back(received, failed=failed)
             except ClaimLost:
                 return
             except PostdateError as error:
@@ -478,6 +457,7 @@ class MessagePump:
     def stop(self) -> None:
         """Stop receiving. Messages that were received ahead go back."""
         self._stop.set()
+        self._told.set()
         self._receiver.stop()
         if self._reading is not None:
             self._left.extend(self._ready)
@@ -513,8 +493,3 @@ class Prefetch:
             self._since, self.handled = now, 0
             self._most = max(self._concurrency, min(int(pace * self._AHEAD_SECONDS), self._MOST))
         return self._most
-
-
-def _is_ending() -> bool:
-    """Return whether the pump, or what it runs in, is being cancelled."""
-    return anyio.current_effective_deadline() == -math.inf

@@ -26,13 +26,13 @@ from postdate.errors import PipelineError
 from postdate.messages import aware_utc
 from postdate.pipeline.archive.folder import COLUMNS, ArchiveFolder
 from postdate.pipeline.audit.reading import is_sent_again, kept, named
-from postdate.pipeline.frames import PAGE_ROWS, held_snapshot, part_frame, scan_frame, scan_parts
+from postdate.pipeline.frames import held_snapshot, part_frame, scan_frame, scan_parts
 from postdate.pipeline.plain import plain
 from postdate.pipeline.rows import arrow_schema, spark_schema, to_batch
 from postdate.pipeline.session import require_utc
-from postdate.pipeline.stores import OpenStore, StoreSpec, opened
+from postdate.pipeline.stores import PAGE_ROWS, OpenStore, StoreSpec, opened
 from postdate.ports import Scan, ScanPart
-from postdate.ports.archives import ARCHIVED, ArchivableStore
+from postdate.ports.scanning import ARCHIVED, ArchivableStore
 
 # --- results ----------------------------------------------------------------------------------------------------------
 

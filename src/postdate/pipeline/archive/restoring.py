@@ -21,7 +21,7 @@ from postdate.pipeline.archive.job import RestoreResult, changed, is_marked, kee
 from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import RecordKind
-from postdate.ports.archives import ArchivableStore, StoredRecord
+from postdate.ports.scanning import ArchivableStore, StoredRecord
 
 _RECORDS_AT_ONCE = 5_000
 """Records in one transaction; a message's records are never split."""

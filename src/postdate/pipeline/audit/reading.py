@@ -35,8 +35,8 @@ from postdate.pipeline.frames import held_snapshot, scan_frame, scan_parts
 from postdate.pipeline.rows import LEDGER_ARROW, spark_schema, spark_types
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import ScanFilter, ScanPart
-from postdate.ports.archives import ARCHIVED, ArchivableStore
 from postdate.ports.migrating import GIVEN_BACK
+from postdate.ports.scanning import ARCHIVED, ArchivableStore
 
 KEPT = StorageLevel.MEMORY_AND_DISK
 """Storage of frames that must not be read again: the store would be in another state."""

@@ -62,10 +62,10 @@ from postdate.ports import (
     Scan,
     ScannableStore,
 )
-from postdate.ports.archives import ARCHIVED, ArchivableStore
 from postdate.ports.backends import Place
 from postdate.ports.migrating import MOVED_AWAY, BatchStatus, MigrationBatch, MigrationRun, MigrationStatus
-from postdate.wiring.migration_sources import moves_of_older_versions
+from postdate.ports.scanning import ARCHIVED, ArchivableStore
+from postdate.wiring.sources import moves_of_older_versions
 
 INTENTS: Final = "postdate.migration"
 """The destination of intents: no queue, for nothing ever delivers them."""

@@ -30,9 +30,9 @@ from postdate.ports import (
     ScannableStore,
     ScanPart,
 )
-from postdate.ports.archives import ARCHIVED
 from postdate.ports.migrating import MOVED_AWAY
-from postdate.wiring.migration_sources import migration_source
+from postdate.ports.scanning import ARCHIVED
+from postdate.wiring.sources import migration_source
 
 # --- where messages come from -----------------------------------------------------------------------------------------
 
@@ -42,7 +42,7 @@ class OriginSpec:
     """A timeout manager's storage, as a value: no connection, picklable, no password when shown.
 
     Args:
-        address: as :mod:`postdate.wiring.migration_sources` takes it; or ``env:NAME`` or ``file:PATH``, which is
+        address: as :mod:`postdate.wiring.sources` takes it; or ``env:NAME`` or ``file:PATH``, which is
             followed in each process that opens it. A relative path is made absolute where the value is made.
         schema: of the tables; ``None``: the database's default.
         prefixes: of a timeout manager's tables, by endpoint; ``None``: found by the source.

@@ -20,7 +20,6 @@ from pyspark.sql.types import StructType
 
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.errors import PipelineError
-from postdate.pipeline.frames import PAGE_ROWS
 from postdate.pipeline.rows import to_batch
 from postdate.pipeline.source.options import (
     DEFAULT_PARTITIONS,
@@ -31,10 +30,10 @@ from postdate.pipeline.source.options import (
     SourceOptions,
 )
 from postdate.pipeline.source.reading import columns_wanted
-from postdate.pipeline.stores import StoreSpec
+from postdate.pipeline.stores import PAGE_ROWS, StoreSpec
 from postdate.ports import Recording
-from postdate.ports.record_streams import RecordStreamStore
-from postdate.wiring.record_streams import open_record_stream
+from postdate.ports.scanning import RecordStreamStore
+from postdate.wiring.sources import open_record_stream
 
 WRITERS_ARE_AWAITED_SECONDS: Final = 10.0
 """How long a run over the available records waits for transactions that were open when it began."""

@@ -9,7 +9,7 @@ from datetime import datetime
 import anyio
 
 from postdate.ports import ClaimingStore, MovingStore, Outcome, Transport
-from postdate.runtime.wakeup import Alarm
+from postdate.runtime.threads import Alarm
 from postdate.testing.conformance import Topic, expect, expect_equal, in_time
 from postdate.testing.store_suite.subject import (
     MICROSECOND,

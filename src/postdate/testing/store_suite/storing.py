@@ -9,7 +9,7 @@ from functools import partial
 import anyio
 from anyio import to_thread
 
-from postdate.core.repetitions import is_stored
+from postdate.core.receive.settling import is_stored
 from postdate.errors import DuplicateMessage, MessageTooLarge, PostdateError
 from postdate.messages import DelayedMessage, Headers, encode_headers, format_timestamp
 from postdate.ports import ClaimingStore, Outcome, RecordKind, capabilities_of

@@ -1,17 +1,37 @@
-"""From an address to the source of a migration. Source: specification 4.12; ADR 0015."""
+"""From an address to the records of a store as they are written, and to the source of a migration (ADR 0015)."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from typing import cast
+from typing import Any, cast
 
 from postdate.config import Address, resolved
-from postdate.errors import ConfigurationError
+from postdate.errors import ConfigurationError, NotSupported
 from postdate.migrating.dialect import Dialect
 from postdate.migrating.tables import MigrationSource
-from postdate.wiring.adapters import AdapterRole, kind_of, kinds, loaded, open_adapter
+from postdate.ports.scanning import RecordStreamStore
+from postdate.wiring.adapters import AdapterRole, check_store, kind_of, kinds, loaded, open_adapter
+
+
+def open_record_stream(address: str, **settings: Any) -> RecordStreamStore:
+    """Return the records of the store at ``address``; it connects at first use.
+
+    Ignores ``settings`` that are ``None`` or that this store does not have. Raises `NotSupported` for a store whose
+    records cannot be followed.
+    """
+    place = resolved(address, os.environ)
+    store = check_store(place)
+    kind = kinds("records").get(store.scheme)
+    if kind is None:
+        raise NotSupported(
+            f"the records of {store.product} cannot be followed: their numbers are not in the order of commits, and "
+            f"the server does not tell which transactions may still write lower ones; read what='records' again and "
+            f"again instead, or keep the store in PostgreSQL or SQLite"
+        )
+    taken = {each: value for each, value in settings.items() if each in kind.takes and value is not None}
+    return cast("RecordStreamStore", open_adapter(kind, place, taken))
 
 
 def migration_source(

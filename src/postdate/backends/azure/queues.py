@@ -1,0 +1,304 @@
+"""The queues of one account: names, clients, wake-ups, the pause that the account asked for; sending to them.
+
+Azure takes names of 3 to 63 lower-case letters, digits and dashes, with no dash at either end and no two in a row.
+Names are lower-cased; all endpoints that share queues must choose the same sanitizer for the rest:
+
+``strict``
+    Refuses other characters. Only the dots in the names of an endpoint's own queues, which are not the user's, become
+    dashes as with upstream: ``sales-timeouts``, ``sales-timeoutsdispatcher``.
+``dashes``
+    Dots become dashes: ``sales.timeouts`` is ``sales-timeouts``, as with upstream. Otherwise like ``strict``.
+``legacy``
+    As version 7 of upstream: every other character becomes a dash, runs of dashes become one, and a name that is too
+    long is cut and gets a hash of all of it.
+
+Source: specification 2.5, 3.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import re
+import uuid
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from azure.core.exceptions import AzureError
+
+from postdate.backends.azure.envelope import to_text
+from postdate.backends.azure.errors import QUEUES, retry_after, translated
+from postdate.backends.azure.login import AzureLogin
+from postdate.errors import (
+    ConfigurationError,
+    InvalidMessage,
+    MessageError,
+    PostdateError,
+    QueueNotFound,
+    TransportUnreachable,
+)
+from postdate.messages import Envelope, Headers, encode_headers, why_too_large
+
+if TYPE_CHECKING:
+    from azure.storage.queue.aio import QueueClient, QueueServiceClient
+
+Sanitizer = Callable[[str], str]
+"""From a name in lower case to the name of the queue."""
+
+SHORTEST, LONGEST = 3, 63
+_NAME: Final = re.compile(r"[a-z0-9](?:-?[a-z0-9])*")
+_NOT_TAKEN: Final = re.compile(r"[^a-z0-9-]")
+_DASHES: Final = re.compile(r"-{2,}")
+_NUMBER_LENGTH: Final = 36
+_OWN_QUEUE: Final = re.compile(r"\.(timeouts|timeoutsdispatcher)$")
+
+
+def _strict(name: str) -> str:
+    return _OWN_QUEUE.sub(r"-\1", name)
+
+
+def _dashes(name: str) -> str:
+    return name.replace(".", "-")
+
+
+def _legacy(name: str) -> str:
+    clean = _DASHES.sub("-", _NOT_TAKEN.sub("-", name))
+    if len(clean) <= LONGEST:
+        return clean
+    # Upstream makes a GUID of the digest: its first three parts are numbers, lowest byte first.
+    digest = hashlib.md5(name.encode(), usedforsecurity=False).digest()
+    return f"{clean[: LONGEST - _NUMBER_LENGTH - 1]}-{uuid.UUID(bytes_le=digest)}"
+
+
+SANITIZERS: Final[Mapping[str, Sanitizer]] = {"strict": _strict, "dashes": _dashes, "legacy": _legacy}
+
+
+def sanitizer_of(choice: str | Sanitizer) -> Sanitizer:
+    if callable(choice):
+        return choice
+    if choice not in SANITIZERS:
+        raise ConfigurationError(f"sanitizer must be one of {', '.join(SANITIZERS)}, or a function, not {choice!r}")
+    return SANITIZERS[choice]
+
+
+def queue_name(name: str, sanitizer: Sanitizer) -> str:
+    """Return Azure's name of a queue; raises `ConfigurationError` for a name that Azure does not take."""
+    try:
+        clean = sanitizer(name.lower())
+    except Exception as error:
+        raise ConfigurationError(f"the sanitizer of queue names failed for {name!r}: {error}") from error
+    if _is_taken(clean):
+        return clean
+    shown = repr(name) if clean == name else f"{name!r}, which becomes {clean!r},"
+    raise ConfigurationError(
+        f"{shown} cannot be the name of a queue in Azure: {SHORTEST} to {LONGEST} letters, digits and single dashes, "
+        f"beginning and ending with a letter or digit; {_mending(name)}"
+    )
+
+
+def _mending(name: str) -> str:
+    """Return advice for a name that Azure does not take."""
+    for choice in ("dashes", "legacy"):
+        clean = SANITIZERS[choice](name.lower())
+        if _is_taken(clean):
+            return f"choose another, or sanitizer={choice!r}, which makes {clean!r} of it"
+    return "choose another"
+
+
+def _is_taken(name: str) -> bool:
+    return SHORTEST <= len(name) <= LONGEST and _NAME.fullmatch(name) is not None
+
+
+# --- clients, and who waits for a message -----------------------------------------------------------------------------
+
+
+_SECOND: Final = timedelta(seconds=1)
+
+
+class QueueService:
+    """The queues of one account, by their names among endpoints."""
+
+    def __init__(self, login: AzureLogin, sanitizer: Sanitizer) -> None:
+        self.login = login
+        self._sanitizer = sanitizer
+        self._service: QueueServiceClient | None = None
+        self._clients: dict[str, QueueClient] = {}
+        self._waiting: dict[str, set[asyncio.Event]] = {}
+        self._quiet_until = 0.0
+
+    @property
+    def place(self) -> str:
+        return self.login.place("queue")
+
+    def what(self, queue: str) -> str:
+        """Return a queue's name for error messages."""
+        return f"queue {queue_name(queue, self._sanitizer)!r} of {self.place}"
+
+    @property
+    def client(self) -> QueueServiceClient:
+        """Made at first use, in the event loop that uses it."""
+        if self._service is None:
+            self._service = self.login.queue_service()
+        return self._service
+
+    def queue(self, name: str) -> QueueClient:
+        """Return the client of a queue; raises `QueueNotFound` when no queue can have this name."""
+        found = self._clients.get(name)
+        if found is None:
+            try:
+                clean = queue_name(name, self._sanitizer)
+            except ConfigurationError as error:
+                raise QueueNotFound(str(error)) from error
+            found = self._clients[name] = self.client.get_queue_client(clean)
+        return found
+
+    @contextmanager
+    def asking(self, queue: str) -> Generator[None]:
+        """Wrap a request to a queue: translate errors, and refuse it during a pause that the account asked for."""
+        self.queue(queue)
+        what = self.what(queue)
+        wait = self._quiet_until - asyncio.get_running_loop().time()
+        if wait > 0:
+            raise TransportUnreachable(f"{what} is throttled; it asked to be left alone for another {wait:.1f} s")
+        try:
+            with translated(QUEUES, what):
+                yield
+        except PostdateError as error:
+            pause = retry_after(error) if isinstance(error.__cause__, AzureError) else None
+            if pause is not None:
+                self._quiet_until = asyncio.get_running_loop().time() + pause / _SECOND
+            raise
+
+    # --- who waits for a message --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def listening(self, queue: str) -> Generator[asyncio.Event]:
+        """Yield an event that is set whenever this process sends to the queue."""
+        news = asyncio.Event()
+        waiting = self._waiting.setdefault(queue, set())
+        waiting.add(news)
+        try:
+            yield news
+        finally:
+            waiting.discard(news)
+
+    def announce(self, queue: str) -> None:
+        for news in self._waiting.get(queue, ()):
+            news.set()
+
+    async def close(self) -> None:
+        service, self._service = self._service, None
+        self._clients.clear()
+        if service is not None:
+            await service.close()
+
+
+# --- how long a queue keeps a message ---------------------------------------------------------------------------------
+
+
+LONGEST: Final = timedelta(days=30)
+"""Upstream's limit, and its default."""
+
+FOR_EVER: Final = -1
+"""Azure's value."""
+
+PRECISION: Final = timedelta(seconds=1)
+
+
+def time_to_live(envelope: Envelope, now: datetime) -> int | None:
+    """Return the queue's time to live in seconds, rounded up; ``None``: it has expired and is not sent.
+
+    Copies in an error queue never expire. Raises `InvalidMessage` for more than 30 days.
+    """
+    if Headers.FAILED_QUEUE in envelope.headers:
+        return FOR_EVER
+    span = envelope.time_to_be_received
+    if span is not None and span > LONGEST:
+        raise InvalidMessage(
+            f"message {envelope.message_id!r} to {envelope.destination} has a time to be received of {span}; a queue "
+            f"in Azure must not be told more than 30 days: send it with less, or without"
+        )
+    left = envelope.time_left(now)
+    shortest = LONGEST if left is None else min(LONGEST, left)
+    return None if shortest <= timedelta(0) else -(-shortest // PRECISION)
+
+
+# --- sending: one request a message, many on their way at once --------------------------------------------------------
+
+
+log = logging.getLogger("postdate.azure")
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedMessage:
+    """A message ready to be sent; ``time_to_live`` in seconds, -1: for ever, ``None``: it has expired, is not sent."""
+
+    text: str
+    time_to_live: int | None
+
+
+class QueueSender:
+    """Sends to the queues of an account, with up to ``at_once`` requests over all calls; with 1 they stay in order.
+
+    ``limit`` is in bytes of headers and body together, besides Azure's own limit.
+    """
+
+    def __init__(self, service: QueueService, at_once: int, limit: int | None) -> None:
+        self._service, self._limit = service, limit
+        self._places = asyncio.Semaphore(at_once)
+
+    async def send(self, envelopes: Sequence[Envelope], now: datetime) -> list[PostdateError | None]:
+        """A message that cannot be encoded costs no request."""
+        parcels = [self.packed(envelope, now) for envelope in envelopes]
+        outage: list[PostdateError] = []
+        sending = [
+            asyncio.ensure_future(self._send(envelope, parcel, outage))
+            for envelope, parcel in zip(envelopes, parcels, strict=True)
+        ]
+        try:
+            return list(await asyncio.gather(*sending))
+        finally:
+            for task in sending:
+                task.cancel()
+
+    def packed(self, envelope: Envelope, now: datetime) -> EncodedMessage | PostdateError:
+        """Return a message ready to be sent, or the error that forbids it."""
+        try:
+            self._service.queue(envelope.destination)
+            if self._limit is not None and (
+                refused := why_too_large(envelope, encode_headers(envelope.headers), self._limit)
+            ):
+                return refused
+            return EncodedMessage(to_text(envelope), time_to_live(envelope, now))
+        except (MessageError, QueueNotFound) as error:
+            return error
+
+    async def _send(
+        self, envelope: Envelope, parcel: EncodedMessage | PostdateError, outage: list[PostdateError]
+    ) -> PostdateError | None:
+        if isinstance(parcel, PostdateError):
+            return parcel
+        if parcel.time_to_live is None:
+            log.warning(
+                "message %s to %s was not sent: its time to be received had run out",
+                envelope.message_id,
+                envelope.destination,
+            )
+            return None
+        async with self._places:
+            if outage:  # the others would wait as long for the same error
+                return TransportUnreachable(f"not sent: {outage[0]}")
+            try:
+                with self._service.asking(envelope.destination):
+                    queue = self._service.queue(envelope.destination)
+                    await queue.send_message(parcel.text, time_to_live=parcel.time_to_live)
+            except PostdateError as error:
+                if isinstance(error, TransportUnreachable):
+                    outage.append(error)
+                return error
+        self._service.announce(envelope.destination)
+        return None

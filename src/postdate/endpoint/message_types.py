@@ -1,0 +1,221 @@
+"""Types of messages: to bytes and back, as JSON, and how long they are wanted.
+
+A message type is a dataclass, a ``msgspec.Struct``, a model of pydantic, which reads and writes itself, or anything
+else that msgspec reads and writes. Its name on the wire is ``module.Class`` unless the endpoint is told another. How
+long messages of a type are wanted says a decorator, or a convention (specification 2.1, row 74).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from postdate.errors import ConfigurationError, InvalidMessage, UnknownMessageType
+from postdate.messages import LONGEST_TIME_TO_BE_RECEIVED, Headers, parse_time_span
+
+JSON_CONTENT_TYPE = "application/json"
+
+_KEPT: Final = 1_000
+"""Decoders at most."""
+
+
+@runtime_checkable
+class _Model(Protocol):
+    """The methods of a pydantic model that are used; pydantic itself is not imported."""
+
+    def model_dump_json(self) -> str: ...
+
+    @classmethod
+    def model_validate_json(cls, json_data: bytes) -> Self: ...
+
+
+_ENCODE: Final = msgspec.json.Encoder().encode
+
+
+def _encode_model(message: _Model) -> bytes:
+    return message.model_dump_json().encode()
+
+
+def type_name(message_type: type[Any]) -> str:
+    """Return the default name of a message type on the wire."""
+    return f"{message_type.__module__}.{message_type.__qualname__}"
+
+
+class MessageTypes:
+    """Message types by the names under which they travel."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, type[Any]] = {}
+        self._names: dict[type[Any], str] = {}
+        self._decoders: dict[str, Callable[[bytes], object]] = {}
+        """By the header that names a message's types: nearly all messages have one of a few."""
+        self._encoders: WeakKeyDictionary[type[Any], Callable[[Any], bytes]] = WeakKeyDictionary()
+
+    def add(self, message_type: type[Any], name: str | None = None) -> str:
+        known = name or self._names.get(message_type) or type_name(message_type)
+        self._by_name[known] = message_type
+        self._decoders.clear()
+        self._names.setdefault(message_type, known)
+        return known
+
+    def name_of(self, message_type: type[Any]) -> str:
+        """Return the name of a type, registered or not."""
+        return self._names.get(message_type) or type_name(message_type)
+
+    def encode(self, message: object) -> tuple[dict[str, str], bytes]:
+        """Return content headers and body."""
+        message_type = type(message)
+        name, encode = self.name_of(message_type), self._encoders.get(message_type)
+        try:
+            if encode is None:
+                is_model = issubclass(message_type, _Model)
+                encode = self._encoders[message_type] = _encode_model if is_model else _ENCODE
+            body = encode(message)
+        except (TypeError, ValueError, msgspec.MsgspecError) as error:
+            raise InvalidMessage(f"a message of type {name} cannot be written as JSON: {error}") from error
+        return {Headers.ENCLOSED_MESSAGE_TYPES: name, Headers.CONTENT_TYPE: JSON_CONTENT_TYPE}, body
+
+    def decode(self, headers: Mapping[str, str], body: bytes) -> object:
+        """Return the message; of one that names no type its body, if ``bytes`` are handled here.
+
+        Several names may be enclosed, separated by semicolons, the most specific first; a name may be followed by
+        assembly details after a comma, as .NET endpoints write them.
+        """
+        enclosed = headers.get(Headers.ENCLOSED_MESSAGE_TYPES, "")
+        decode = self._decoders.get(enclosed)
+        if decode is None:
+            if not enclosed and bytes in self._names:
+                return body
+            decode = self._decoder(enclosed)
+        try:
+            return decode(body)
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise InvalidMessage(f"the body is no {self._first_known(enclosed)}: {error}") from error
+
+    def _decoder(self, enclosed: str) -> Callable[[bytes], object]:
+        message_type = self._by_name[self._first_known(enclosed)]
+        decode = (
+            message_type.model_validate_json
+            if issubclass(message_type, _Model)
+            else msgspec.json.Decoder(message_type).decode
+        )
+        if len(self._decoders) < _KEPT:  # whoever sends can write what they like after a comma
+            self._decoders[enclosed] = decode
+        return decode
+
+    def _first_known(self, enclosed: str) -> str:
+        names = [name.split(",")[0].strip() for name in enclosed.split(";")]
+        for name in names:
+            if name in self._by_name:
+                return name
+        known = ", ".join(sorted(self._by_name)) or "none"
+        raise UnknownMessageType(f"no handler here for message type {names[0]!r}; handled types: {known}")
+
+
+Convention: TypeAlias = Callable[[type[Any]], timedelta | None]
+"""From a message type to how long its messages are wanted; ``None``: as the type itself says, or for ever."""
+
+INFINITE: Final = timedelta.max
+"""A time to be received that never ends; it overrides the type or the convention."""
+
+_ATTRIBUTE: Final = "__postdate_time_to_be_received__"
+_INFINITE_TEXT: Final = "10675199.02:48:05.4775807"
+"""The longest time span of the wire format: how .NET writes "infinite"."""
+
+# An attribute stays with a type that a decorator such as dataclass(slots=True) makes anew. To a protocol it would be
+# one more thing that its types must have.
+_PROTOCOLS: Final = WeakKeyDictionary[type[Any], timedelta]()
+
+T = TypeVar("T", bound=type[Any])
+
+
+def time_to_be_received(span: timedelta | str) -> Callable[[T], T]:
+    """Say on a message type how long after it was sent a message is wanted; then it is discarded.
+
+    Types below inherit it, and may say otherwise: the most derived type wins. ``timedelta.max`` means for ever.
+
+    Args:
+        span: above zero; as text ``[d.]hh:mm:ss[.fffffff]``.
+
+    Raises:
+        ConfigurationError: raised where the type is defined: the text is no time span, or the span is not above zero.
+
+    Source: specification 2.1.
+    """
+    if isinstance(span, type):
+        raise ConfigurationError(
+            f"@time_to_be_received on {type_name(span)} says no time: write @time_to_be_received('00:00:30')"
+        )
+
+    def decorate(message_type: T) -> T:
+        checked = _checked(span, message_type, "its time to be received")
+        if getattr(message_type, "_is_protocol", False):
+            _PROTOCOLS[message_type] = checked
+        else:
+            setattr(message_type, _ATTRIBUTE, checked)
+        return message_type
+
+    return decorate
+
+
+class TimesToBeReceived:
+    """How long the messages of each type are wanted: as the convention says, or else the type."""
+
+    def __init__(self, convention: Convention | None = None) -> None:
+        self._convention = convention
+        self._known: dict[type[Any], timedelta | None] = {}
+
+    def of(self, message_type: type[Any]) -> timedelta | None:
+        """Return how long messages of a type are wanted, or ``None`` for ever."""
+        if message_type not in self._known:
+            span = None if self._convention is None else self._convention(message_type)
+            if span is None:
+                span = _said_by(message_type)
+            else:
+                span = _checked(span, message_type, "the time to be received that the convention returns for it")
+            self._known[message_type] = finite(span)
+        return self._known[message_type]
+
+    def expiring(self) -> list[str]:
+        """Return the names of the types known so far whose messages expire."""
+        return sorted(type_name(message_type) for message_type, span in self._known.items() if span is not None)
+
+
+def finite(span: timedelta | None) -> timedelta | None:
+    """Return the span, or ``None`` for one that means for ever."""
+    return None if span == INFINITE else span
+
+
+def checked_span(span: object, what: str) -> timedelta:
+    """Return a span as a duration; a text needs a colon, as a bare number means days to some and seconds to others."""
+    if isinstance(span, str):
+        parsed = INFINITE if span.strip() == _INFINITE_TEXT else parse_time_span(span)
+        if parsed is None or ":" not in span:
+            raise ConfigurationError(f"{what} is no time span: {span!r}; write [d.]hh:mm:ss, for example '00:00:30'")
+    elif isinstance(span, timedelta):
+        parsed = span
+    else:
+        raise ConfigurationError(f"{what} must be a timedelta or text, not {type(span).__name__} {span!r}")
+    if parsed <= timedelta(0):
+        raise ConfigurationError(f"{what} must be greater than 0, not {span}")
+    if LONGEST_TIME_TO_BE_RECEIVED < parsed < INFINITE:
+        raise ConfigurationError(
+            f"{what} is longer than {LONGEST_TIME_TO_BE_RECEIVED.days:,} days: {parsed}; for ever is timedelta.max"
+        )
+    return parsed
+
+
+def _checked(span: object, message_type: type[Any], what: str) -> timedelta:
+    return checked_span(span, f"message type {type_name(message_type)}: {what}")
+
+
+def _said_by(message_type: type[Any]) -> timedelta | None:
+    for each in message_type.__mro__:
+        span = _PROTOCOLS.get(each) or vars(each).get(_ATTRIBUTE)
+        if span is not None:
+            return span
+    return None
