@@ -83,13 +83,14 @@ def test_a_second_signal_ends_at_once(own_folder, cli):
     blocker = sqlite3.connect(own_folder / "postdate.db", isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
     script = (
-        "import os, sys, signal, threading\n"
+        "import os, sys, signal\n"
         "from postdate.cli import service\n"
-        "listen = service._Service._listen_to_signals\n"
-        "def listen_and_say(self):\n"
-        "    listen(self)\n"
-        "    os.write(1, b'listening')\n"
-        "service._Service._listen_to_signals = listen_and_say\n"
+        "listen = signal.signal\n"
+        "def listen_and_say(number, handler):\n"
+        "    listen(number, handler)\n"
+        "    if number == signal.SIGTERM:\n"
+        "        os.write(1, b'listening')\n"
+        "signal.signal = listen_and_say\n"
         "service.ONE_ORDER_SECONDS = 0\n"
         "from postdate.cli.entry import run\n"
         "sys.exit(run(['run']))\n"

@@ -707,7 +707,7 @@ async def test_exactly_once_is_refused_across_databases_row_29(clock: VirtualClo
     with pytest.raises(UnsupportedTransactionMode, match="transaction_scope"):
         around.endpoint(transaction_mode=TransactionMode.TRANSACTION_SCOPE)
     other = LocalTransport(tmp_path / "two.db")
-    with pytest.raises(UnsupportedTransactionMode, match="same file"):
+    with pytest.raises(UnsupportedTransactionMode, match="same one for both"):
         around.endpoint(transaction_mode=TransactionMode.TRANSACTION_SCOPE, transport=other)
     await store.close()
     await other.close()

@@ -36,7 +36,7 @@ class _Model(Protocol):
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
-def _encode_model(message: _Model) -> bytes:
+def _encode_model(message: Any) -> bytes:
     return message.model_dump_json().encode()
 
 

@@ -135,6 +135,10 @@ def curve_chart(points: Sequence[CurvePoint], width_seconds: int) -> str:
     return done[0]
 
 
+def _duration_label(seconds: float, _position: float | None) -> str:
+    return duration(seconds)
+
+
 def lateness_chart(bins: Sequence[LatenessBin], lateness: Lateness) -> str:
     """Return the distribution of lateness on a logarithmic scale, with percentiles, as one SVG element."""
     with svg_axes("lateness", _CSS_COLOURS) as (axes, done):
@@ -142,7 +146,7 @@ def lateness_chart(bins: Sequence[LatenessBin], lateness: Lateness) -> str:
         widths = [each.to_seconds - each.from_seconds for each in bins]
         axes.bar(left, [each.count for each in bins], widths, align="edge", color=_DELIVERED, alpha=0.75, linewidth=0)
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _position: duration(seconds)))
+        axes.xaxis.set_major_formatter(FuncFormatter(_duration_label))
         axes.minorticks_off()
         axes.set_xlabel("late by")
         _mark_percentiles(axes, lateness)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 Sanitizer = Callable[[str], str]
 """From a name in lower case to the name of the queue."""
 
-SHORTEST, LONGEST = 3, 63
+SHORTEST_NAME, LONGEST_NAME = 3, 63
 _NAME: Final = re.compile(r"[a-z0-9](?:-?[a-z0-9])*")
 _NOT_TAKEN: Final = re.compile(r"[^a-z0-9-]")
 _DASHES: Final = re.compile(r"-{2,}")
@@ -67,11 +67,11 @@ def _dashes(name: str) -> str:
 
 def _legacy(name: str) -> str:
     clean = _DASHES.sub("-", _NOT_TAKEN.sub("-", name))
-    if len(clean) <= LONGEST:
+    if len(clean) <= LONGEST_NAME:
         return clean
     # Upstream makes a GUID of the digest: its first three parts are numbers, lowest byte first.
     digest = hashlib.md5(name.encode(), usedforsecurity=False).digest()
-    return f"{clean[: LONGEST - _NUMBER_LENGTH - 1]}-{uuid.UUID(bytes_le=digest)}"
+    return f"{clean[: LONGEST_NAME - _NUMBER_LENGTH - 1]}-{uuid.UUID(bytes_le=digest)}"
 
 
 SANITIZERS: Final[Mapping[str, Sanitizer]] = {"strict": _strict, "dashes": _dashes, "legacy": _legacy}
@@ -95,8 +95,8 @@ def queue_name(name: str, sanitizer: Sanitizer) -> str:
         return clean
     shown = repr(name) if clean == name else f"{name!r}, which becomes {clean!r},"
     raise ConfigurationError(
-        f"{shown} cannot be the name of a queue in Azure: {SHORTEST} to {LONGEST} letters, digits and single dashes, "
-        f"beginning and ending with a letter or digit; {_mending(name)}"
+        f"{shown} cannot be the name of a queue in Azure: {SHORTEST_NAME} to {LONGEST_NAME} letters, digits and single "
+        f"dashes, beginning and ending with a letter or digit; {_mending(name)}"
     )
 
 
@@ -110,7 +110,7 @@ def _mending(name: str) -> str:
 
 
 def _is_taken(name: str) -> bool:
-    return SHORTEST <= len(name) <= LONGEST and _NAME.fullmatch(name) is not None
+    return SHORTEST_NAME <= len(name) <= LONGEST_NAME and _NAME.fullmatch(name) is not None
 
 
 # --- clients, and who waits for a message -----------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class QueueService:
 # --- how long a queue keeps a message ---------------------------------------------------------------------------------
 
 
-LONGEST: Final = timedelta(days=30)
+LONGEST_LIFE: Final = timedelta(days=30)
 """Upstream's limit, and its default."""
 
 FOR_EVER: Final = -1
@@ -217,13 +217,13 @@ def time_to_live(envelope: Envelope, now: datetime) -> int | None:
     if Headers.FAILED_QUEUE in envelope.headers:
         return FOR_EVER
     span = envelope.time_to_be_received
-    if span is not None and span > LONGEST:
+    if span is not None and span > LONGEST_LIFE:
         raise InvalidMessage(
             f"message {envelope.message_id!r} to {envelope.destination} has a time to be received of {span}; a queue "
             f"in Azure must not be told more than 30 days: send it with less, or without"
         )
     left = envelope.time_left(now)
-    shortest = LONGEST if left is None else min(LONGEST, left)
+    shortest = LONGEST_LIFE if left is None else min(LONGEST_LIFE, left)
     return None if shortest <= timedelta(0) else -(-shortest // PRECISION)
 
 

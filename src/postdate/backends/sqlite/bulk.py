@@ -184,7 +184,8 @@ class BulkOnFile(OnFile, ArchivableStore):
     def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
         check_scanned(what)
         bounds = f"SELECT coalesce(min(seq), 0), coalesce(max(seq), -1) + 1 FROM {_SCANNED[what].table}"
-        return shares(*self.file.read_blocking(lambda c: c.execute(bounds).fetchone()), parts)
+        first, end = self.file.read_blocking(lambda c: c.execute(bounds).fetchone())
+        return shares(first, end, parts)
 
     @override
     def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
