@@ -190,7 +190,7 @@ BROKEN: dict[str, tuple[type[Any], str]] = {
     "ends exclusively": (EndsExclusively, "due.the_start_is_exclusive_and_now_inclusive"),
     "cuts between equal times": (CutsBetweenEqualTimes, "due.a_chunk_does_not_end_between_equal_due_times"),
     "loses equal times": (CutsBetweenEqualTimes, "due.going_on_finds_each_one_once"),
-    "latest first": (LatestFirst, "due.a_chunk_that_was_cut_is_followed_at_once"),
+    "latest first": (LatestFirst, "due.the_next_query_after_a_cut_chunk_is_now"),
     "asks in a minute": (AsksInAMinute, "due.the_next_query_is_the_earliest_to_come"),
     "asks at the end of time": (AsksInAMinute, "due.any_start_will_do"),
     "shares one table": (SharesOneTable, "timeouts.each_endpoint_has_its_own"),

@@ -264,14 +264,8 @@ def test_row_116_a_move_that_has_lost_its_claims_while_it_stood_still_moves_noth
     assert (new.waiting(), old.intents(), move.run().endpoints[0].moved) == ([], [], 2)
 
 
-@pytest.mark.parametrize("ends", [PAIRS[5]], ids="-".join, indirect=True)
-def test_row_116_what_is_recorded_as_moved_and_was_not_removed_is_still_with_the_old_store(
-    ends: tuple[StorePlace, StorePlace],
-) -> None:
-    """Azure tables have no transaction over both: the process ended between the two."""
-    old, new = ends
-    found = messages(3)
-    old.add(found)
+def recorded_and_not_removed(old: StorePlace, new: StorePlace) -> None:
+    """Begin a move out of an Azure table that ends between the two: no transaction is over both."""
 
     async def half(store: Any, claims: Any, outcome: Outcome, now: Any, detail: str) -> int:
         held = await store._holding.still_held(claims, store._opened.lease)
@@ -282,10 +276,45 @@ def test_row_116_what_is_recorded_as_moved_and_was_not_removed_is_still_with_the
         patch.setattr(AzureTableStore, "finish", half)
         with pytest.raises(Ended):
             old.move_to(new).run()
+
+
+@pytest.mark.parametrize("ends", [PAIRS[5]], ids="-".join, indirect=True)
+def test_row_116_what_is_recorded_as_moved_and_was_not_removed_is_still_with_the_old_store(
+    ends: tuple[StorePlace, StorePlace],
+) -> None:
+    old, new = ends
+    found = messages(3)
+    old.add(found)
+    recorded_and_not_removed(old, new)
     (aborted,) = old.move_to(new).abort().endpoints
     assert (aborted.moved, aborted.returned, new.waiting(), by_id(old.waiting())) == (0, 3, [], by_id(found))
     assert old.move_to(new).run().complete
     assert (old.waiting(), by_id(new.waiting())) == ([], by_id(found))
+
+
+@pytest.mark.parametrize("ends", [PAIRS[5]], ids="-".join, indirect=True)
+def test_row_116_what_stayed_and_was_delivered_before_its_intent_was_gone_is_not_moved(
+    ends: tuple[StorePlace, StorePlace],
+) -> None:
+    """Whoever ended the batch found that all of it had stayed, and ended itself before it cancelled the intent."""
+    old, new = ends
+    found = messages(3)
+    old.add(found)
+    recorded_and_not_removed(old, new)
+    ask = TargetStore.ask
+
+    def ending(store: TargetStore, question: Any) -> Any:
+        if "cancel" in question.__code__.co_names:
+            raise Ended
+        return ask(store, question)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TargetStore, "ask", ending)
+        with pytest.raises(Ended):
+            old.move_to(new).abort()
+    assert (sorted(old.deliver()), len(old.intents())) == (ids(found), 1)
+    (moved,) = old.move_to(new).run().endpoints
+    assert (moved.moved, new.waiting(), old.intents()) == (0, [], [])
 
 
 @dataclass
@@ -428,6 +457,23 @@ def test_row_115_nothing_moves_back_to_where_it_came_from(files: tuple[StorePlac
         new.move_to(old).run()
     assert ", ".join(ids(found)) in str(refused.value)
     assert (by_id(new.waiting()), new.intents()) == (by_id(found), [])
+
+
+@pytest.mark.parametrize("ends", [PAIRS[2], ("sqlite", "redis")], ids="-".join, indirect=True)
+def test_row_115_nor_where_one_of_the_two_cannot_be_scanned(
+    ends: tuple[StorePlace, StorePlace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ids cannot be looked for before, so each message is when it is claimed, and stays where it is."""
+    monkeypatch.setattr(between_stores, "_LOOKS", 1)
+    old, new = ends
+    found = messages(3)
+    old.add(found)
+    assert old.move_to(new).run().complete
+    (back,) = new.move_to(old).run().endpoints
+    assert (back.moved, back.refused, old.waiting(), new.intents()) == (0, 3, [], [])
+    assert "was moved out of the target before" in back.problems[0]
+    assert by_id(new.waiting()) == by_id(found)
+    assert sorted(new.deliver()) == ids(found)
 
 
 def test_row_115_what_the_target_does_not_take_or_nobody_can_read_stays_and_is_named(

@@ -216,6 +216,8 @@ async def test_a_locked_table_ends_no_call_later_than_the_silence_it_may_keep(pl
         other.execute(f'LOCK TABLE "{TABLE}"')
         with impatient(store), pytest.raises(StoreUnreachable, match=r"did not answer within 0\.5 s"):
             await store.store(place.work(2, now() + 60 * SECOND), now())
+        with impatient(store), pytest.raises(StoreUnreachable, match=r"did not answer within 0\.5 s"):
+            await store.get("nobody")  # which reads one row, and not the table
         assert await store.history("nobody") == []  # a connection that works, which ends the session that waits
         waiting = (
             "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%record%' "

@@ -69,8 +69,8 @@ def through(link: FaultyLink, url: str) -> str:
 async def expect_heartbeats_soon(transport: RabbitMqTransport) -> None:
     """Take a broker for dead that is silent for two seconds from now on."""
     link = await transport.consuming.link()
-    assert link._listening is not None
-    link._listening.cancel()
+    assert link._silence_check is not None
+    link._silence_check.cancel()
     link._listen(0.5)
 
 

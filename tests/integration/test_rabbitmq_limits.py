@@ -312,14 +312,14 @@ def test_an_odd_answer_is_read_as_far_as_it_says_something(told: object, limits:
 def test_an_answer_that_cannot_be_one_of_the_broker_tells_no_limits(told: object) -> None:
     with management({"q": told}) as port:
         login = parse_url(f"amqp://127.0.0.1?management={port}")
-        with pytest.raises(TransportUnreachable, match=f"at 127.0.0.1:{port} does not tell them"):
+        with pytest.raises(TransportUnreachable, match=f"at 127.0.0.1:{port} does not tell the limits of queues"):
             read_limits(login, "4.2.1", ["q"])
 
 
 def test_where_nobody_listens_or_somebody_who_speaks_no_http_no_limits_are_told() -> None:
     with management({"q": {}}, status=1_000) as nonsense:
         for port in (1, nonsense):
-            with pytest.raises(TransportUnreachable, match="does not tell them"):
+            with pytest.raises(TransportUnreachable, match="does not tell the limits of queues"):
                 read_limits(parse_url(f"amqp://127.0.0.1?management={port}"), "4.2.1", ["q"])
 
 

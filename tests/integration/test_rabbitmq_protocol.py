@@ -6,7 +6,7 @@ import re
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +21,13 @@ from tests.waiting import patience, until
 from postdate import Envelope, SystemClock
 from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.address import parse_url
-from postdate.backends.rabbitmq.connection import AmqpConnection, Channel, ChannelClosed
+from postdate.backends.rabbitmq.connection import (
+    NOT_FOUND,
+    PRECONDITION_FAILED,
+    AmqpConnection,
+    Channel,
+    ChannelClosed,
+)
 from postdate.backends.rabbitmq.consuming import ConsumingChannel, Delivery
 from postdate.backends.rabbitmq.properties import UNREADABLE, Arrived, arrived
 from postdate.backends.rabbitmq.publishing import PublishingChannel, Sending
@@ -205,6 +211,35 @@ async def test_a_connection_that_is_made_too_late_for_its_transport_is_left(
             await until(lambda: made[0].ended)
         finally:
             await made[0].abort()
+
+
+async def test_a_connection_that_was_aborted_here_was_not_closed_by_the_server() -> None:
+    async with broker(lambda method, channel, send: None) as url:
+        link = await AmqpConnection.open(parse_url(url), 60)
+        channel = await link.open_channel(Channel)
+        await link.abort()
+    assert str(channel.ended) == str(link.ended) == "the connection was closed here"
+
+
+@pytest.mark.parametrize("came", [False, True], ids=["no more queues are allowed", "it came meanwhile"])
+async def test_a_new_queue_that_is_refused_is_an_error_unless_it_came_meanwhile(*, came: bool) -> None:
+    """The broker has one code for a limit of queues and for another queue of that name."""
+    codes = [NOT_FOUND, PRECONDITION_FAILED, *([] if came else [NOT_FOUND])]
+
+    def script(method: Method, channel: int, send: Send) -> None:
+        if method == wire.QUEUE_DECLARE and codes:
+            send(method_frame(channel, wire.CHANNEL_CLOSE, wire.uint16(codes.pop(0)) + short_text("no") + bytes(4)))
+        elif method == wire.QUEUE_DECLARE:
+            send(method_frame(channel, wire.QUEUE_DECLARE_OK, short_text("q") + bytes(8)))
+
+    async with broker(script) as url:
+        transport = RabbitMqTransport(url)
+        refused = pytest.raises(TransportError, match=r"'q' cannot be created: .* 406 no")
+        expected: AbstractContextManager[object] = nullcontext() if came else refused
+        with expected:
+            await transport.create_queues(["q"])
+        await transport.close()
+    assert codes == []
 
 
 async def test_what_a_server_says_before_tls_breaks_is_told_with_that_and_so_is_the_server(tmp_path: Path) -> None:

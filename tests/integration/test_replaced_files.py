@@ -15,8 +15,8 @@ import pytest
 from tests.conftest import as_another_process
 from tests.waiting import patience
 
-from postdate import DelayedMessage, Envelope, LocalTransport, SqliteStore
-from postdate.backends.sqlite.processes import Wakeups
+from postdate import DelayedMessage, Envelope, LocalTransport, SqliteOutbox, SqliteStore
+from postdate.backends.sqlite.processes import Wakeups, presence_folder
 from postdate.errors import NotADatabase, PostdateError, StoreReplaced, StoreUnreachable
 from postdate.ports import MessageFilter, Outcome
 from postdate.runtime.threads import Alarm
@@ -173,6 +173,29 @@ async def test_a_receiver_is_told_and_takes_nothing_out_of_the_queue_of_its_name
     await again.close()
 
 
+async def test_an_outbox_commits_nothing_into_the_file_before(tmp_path: Path) -> None:
+    path, away, saved = (tmp_path / name for name in ("shop.db", "away.db", "saved.db"))
+    other, outbox = SqliteOutbox(saved), SqliteOutbox(path)
+    await other.setup()
+    await other.close()
+    await outbox.setup()
+    assert await outbox.transaction("sales", "m-1").commit([], NOW)
+    transaction = outbox.transaction("sales", "m-2")
+    await transaction.begin()
+    path.rename(away)
+    saved.rename(path)
+    for call in (transaction.commit([], NOW), outbox.find("sales", "m-1")):
+        with pytest.raises(StoreReplaced, match="start them again"):
+            await call
+    await transaction.roll_back()
+    with pytest.raises(StoreReplaced):
+        await outbox.transaction("sales", "m-3").commit([], NOW)
+    await outbox.close()
+    for place, expected in ((away, [("m-1",)]), (path, [])):
+        with closing(sqlite3.connect(place)) as file:
+            assert file.execute("SELECT message_id FROM postdate_outbox").fetchall() == expected
+
+
 async def test_a_file_that_was_removed_is_not_begun_anew_until_somebody_says_so(tmp_path: Path) -> None:
     """Nothing is stored in a file that nobody can find any more, and no empty one is made in its place."""
     path, away = tmp_path / "a.db", tmp_path / "away.db"
@@ -191,6 +214,17 @@ async def test_a_file_that_was_removed_is_not_begun_anew_until_somebody_says_so(
     assert len(await pending(again)) == 100
     await again.store(DelayedMessage("after", NOW, "q"), NOW)
     await again.close()
+
+
+async def test_the_second_name_that_an_earlier_version_gave_the_file_goes_with_the_log(tmp_path: Path) -> None:
+    """It was killed: nobody else would ever remove the name, and a file that is removed would keep its room."""
+    path = await backup(tmp_path / "a.db", 1, ["q"])
+    store = SqliteStore(path)
+    await store.setup()
+    pinned = presence_folder(path) / "file-of-log"
+    os.link(path, pinned)
+    await store.close()
+    assert not pinned.exists()
 
 
 async def test_the_log_that_a_killed_process_left_is_of_its_file_only(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def family_cpu_seconds(pid: int) -> float:
 
 
 def parent_of(pid: int, name: str) -> int | None:
-    """Return the parent of a process, if both run on this machine under ``name``."""
+    """Return the parent of a process; ``None`` unless both are seen on this machine as processes called ``name``."""
     fields = _stat(pid)
     if fields is None or _name(pid) != name:
         return None

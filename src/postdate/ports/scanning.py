@@ -296,12 +296,13 @@ class RecordStreamStore(ABC):
 
     @abstractmethod
     def safe_end(self) -> int:
-        """Return a number below which nothing will be written any more, at once and without waiting for writers.
+        """Return, without waiting for writers, a number below which nothing will be written any more.
 
-        Each call checks whether the transactions that were writing at an earlier call have ended, so the answer grows
-        from call to call only. It never shrinks. The first answer may be 0.
+        Each call checks whether the transactions that were writing at an earlier call have ended: call again until it
+        is high enough. The answer never shrinks; the first may be 0.
 
         Raises:
+            StoreNotSetUp: the store is a file, and there is none.
             StoreUnavailable: transient; the next call goes on from the last answer.
 
         Guarantees:

@@ -380,10 +380,10 @@ class MovingStore(ClaimingStore):
 
     @abstractmethod
     def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
-        """Return the work that stores ``messages``; it raises ``DuplicateMessage`` when an id is there already.
+        """Return the work that stores ``messages``.
 
-        Then nothing of the transaction is kept. A message that went to the error queue may come back, as in
-        :meth:`store`.
+        Its transaction fails with ``DuplicateMessage`` when an id is there already: then nothing of it is kept. A
+        message that went to the error queue may come back, as in :meth:`store`.
 
         Guarantees:
             capabilities.storing_is_part_of_the_transaction, storing_refuses_an_id_that_was_used,
@@ -392,7 +392,9 @@ class MovingStore(ClaimingStore):
 
     @abstractmethod
     def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
-        """Return the work that finishes ``claims``; it raises ``ClaimLost`` when one is no longer held.
+        """Return the work that removes ``claims`` and records how they ended, as :meth:`finish` does.
+
+        Its transaction fails with ``ClaimLost`` when one is no longer held.
 
         Guarantees:
             capabilities.finishing_is_part_of_the_transaction.

@@ -151,7 +151,7 @@ class TimeoutPersister(ABC):
 
         Guarantees:
             due.the_start_is_exclusive_and_now_inclusive, the_next_query_is_the_earliest_to_come,
-            a_chunk_that_was_cut_is_followed_at_once, a_chunk_does_not_end_between_equal_due_times,
+            the_next_query_after_a_cut_chunk_is_now, a_chunk_does_not_end_between_equal_due_times,
             going_on_finds_each_one_once, any_start_will_do.
         """
 

@@ -99,7 +99,7 @@ class _Turn(Generic[W, T]):
         """Whether that thread has done them."""
 
 
-_GROUPS: RunVar[WeakKeyDictionary[object, GroupCommit[Any, Any]]] = RunVar("postdate.runtime.threads")
+_GROUPS: RunVar[WeakKeyDictionary[object, GroupCommit[Any, Any]]] = RunVar("postdate.runtime.threads.groups")
 
 
 def group_of(owner: object, at_once: int) -> GroupCommit[Any, Any]:

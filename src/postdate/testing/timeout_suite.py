@@ -346,8 +346,8 @@ async def the_next_query_is_the_earliest_to_come(persister: TimeoutPersister) ->
 
 
 @looking.given(storage)
-async def a_chunk_that_was_cut_is_followed_at_once(persister: TimeoutPersister) -> None:
-    """When the limit has cut a chunk, the next query is ``now``, and the chunk has the earliest timeouts (row 95)."""
+async def the_next_query_after_a_cut_chunk_is_now(persister: TimeoutPersister) -> None:
+    """A chunk cut by the limit has the earliest timeouts, and ``next_query`` is ``now`` (specification, row 95)."""
     for number in (3, 1, 2):
         await persister.add(timeout(number, NOW + number * SECOND))
     now = NOW + 5 * SECOND

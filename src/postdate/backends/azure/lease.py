@@ -234,7 +234,7 @@ class Keeper:
         self._lease, self._took, self._look, self._back_off = lease, took, look, back_off
         self._task: asyncio.Task[None] | None = None
         self._outage = OutageLog(log_of_keeper, "the lease cannot be kept", "the store is", logging.WARNING)
-        self.is_listening = False
+        self.is_wanted = False
         """Whether a poller waits: only then a free lease is taken, and looks are made."""
 
     def start(self) -> None:
@@ -267,7 +267,7 @@ class Keeper:
                 await self._safely(self._round)
                 next_round = loop.time() + ROUND_SECONDS
             if loop.time() >= next_look:
-                if self.is_listening and self._lease.is_held:
+                if self.is_wanted and self._lease.is_held:
                     await self._safely(self._look)
                 next_look = loop.time() + self._back_off.longer().total_seconds()
             await asyncio.sleep(max(min(next_round, next_look) - loop.time(), 0.0))
@@ -288,7 +288,7 @@ class Keeper:
     async def _round(self) -> None:
         self._lease.look()
         was_held = self._lease.is_held
-        if not self.is_listening:
+        if not self.is_wanted:
             await self._lease.renew()
         elif await self._lease.hold() and not was_held:
             self._back_off.reset()

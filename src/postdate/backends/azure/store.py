@@ -362,7 +362,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     async def _first_attempt(self) -> datetime | None:
         rooms = self._opened
-        if rooms.lease.was_just_refused and rooms.keeper.is_listening:
+        if rooms.lease.was_just_refused and rooms.keeper.is_wanted:
             return None
         deferred = min(self._holding.deferred.values(), default=None)
         if rooms.lease.is_held and rooms.pages.next_ahead is not None:
@@ -372,16 +372,20 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
-        """Messages of other processes are noticed within the pause between looks."""
+        """Tries to take the lease first; never fails for it.
+
+        While there is a listener, a free lease is taken and messages of other processes are looked for: they are
+        noticed within the pause between looks.
+        """
         keeper = self._opened.keeper
-        keeper.is_listening = True
+        keeper.is_wanted = True
         self._back_off.reset()
         await keeper.begin()
         stop_listening = self._next_due.listen(wake)
 
         def stop() -> None:
             stop_listening()
-            keeper.is_listening = self._next_due.is_listened_to
+            keeper.is_wanted = self._next_due.is_listened_to
 
         return stop
 

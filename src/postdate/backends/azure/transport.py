@@ -132,7 +132,7 @@ class AzureStorageQueueTransport(Transport):
 
     @override
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
-        """Exact up to 31 messages, without received ones; Azure's estimate for longer queues includes them."""
+        """Exact while fewer than 32 messages are visible; beyond, Azure's estimate, which counts received ones, too."""
         lengths: dict[str, int] = {}
         for name in names:
             with suppress(QueueNotFound):
@@ -409,13 +409,17 @@ class AzureQueueReceiver(Receiver):
             await self._give_back(self._what_holds(received), failed=failed)
 
     async def _give_back(self, hold: MessageWithReceipt, *, failed: bool) -> None:
+        """Make a message visible now, with its returns in its text; do nothing with one that is not held any more.
+
+        Raises `TransportError`, and then it is still held.
+        """
         text, received = None, hold.received
         if set(received.envelope.headers) != {UNREADABLE}:  # an undecodable text stays as it is
             text = given_back(hold.text, hold.given_out, received.failures + failed, received.unanswered)
         async with hold.turn:
             if not hold.lost:
                 with suppress(ClaimLost, QueueNotFound):
-                    await self._hide(hold, 0, text)
+                    await self._hide(hold, 0, text)  # visible at once
             self._drop(hold)
         self._service.announce(self._queue)
 

@@ -67,7 +67,11 @@ def _raise_for_doubles(ids: Sequence[str]) -> None:
 
 
 def _rendered(statement: bytes, parameter: Callable[[str], str], text: Callable[[str], str]) -> str:
-    """Return a statement in another style: ``parameter`` renders a name, ``text`` the SQL between names."""
+    """Return a statement in the style of a driver, each parameter cast to its type in :data:`PARAMETERS`.
+
+    ``statement`` is in psycopg's style: ``%(name)s``, a percent sign doubled. ``parameter`` renders a name, ``text``
+    the SQL between, percent signs still doubled.
+    """
     return "".join(
         text(token[0]) if token[1] is None else f"CAST({parameter(token[1])} AS {PARAMETERS[token[1]]})"
         for token in _TOKEN.finditer(statement.decode())

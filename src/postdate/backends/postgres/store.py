@@ -570,7 +570,8 @@ class PostgresStore(SqlQuestions, MovingStore, PostgresBulk, DelegatedQuarantine
 
     @override
     async def _messages(self, statement: bytes, values: Mapping[str, Any]) -> list[DelayedMessage]:
-        return await self.database.run(lambda c: self._found(c, statement, values), patiently=True)
+        whole = statement is self._sql.list_pending  # which may read the whole table
+        return await self.database.run(lambda c: self._found(c, statement, values), patiently=whole)
 
     def _found(self, connection: Connection, statement: bytes, values: Mapping[str, Any]) -> list[DelayedMessage]:
         found = connection.execute(statement, {**values, **self._of_store(connection)}, binary=True)

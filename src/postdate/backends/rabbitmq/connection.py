@@ -119,7 +119,7 @@ class AmqpConnection(Stream):
         with anyio.CancelScope(shield=True):
             self.write(method_frame(0, wire.CONNECTION_CLOSE, _CLOSE_ARGUMENTS))
             with anyio.move_on_after(CLOSES_WITHIN_SECONDS):
-                await asyncio.shield(self._over)
+                await asyncio.shield(self._lost)
             await self.abort()
 
     # --- what the server says

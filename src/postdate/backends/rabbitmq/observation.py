@@ -131,7 +131,13 @@ _ANSWERS_WITHIN_SECONDS: Final = 2.0
 
 
 def read_limits(login: Login, version: str, queues: Sequence[str]) -> dict[str, dict[str, int] | None]:
-    """Ask the management interface; blocks."""
+    """Ask the management interface for the limits at which queues drop messages; blocks.
+
+    Returns them by queue and RabbitMQ's name for the limit, in its units (numbers, bytes, milliseconds); ``None``: not
+    known yet. Queues that do not exist are left out. ``version`` of the broker: it decides the default. Raises
+    `TransportError` when there is no such interface or the user may not ask, `TransportUnreachable` when it does not
+    answer.
+    """
     port, place = login.management_port, f"the management interface at {login.host}:{login.management_port}"
     if not port:
         raise TransportError(f"{login.place} needs rabbitmq_management to tell: add ?management=15672 to the address")
@@ -150,7 +156,7 @@ def read_limits(login: Login, version: str, queues: Sequence[str]) -> dict[str, 
                 elif answer.status != HTTPStatus.NOT_FOUND or answer.headers.get_content_type() != "application/json":
                     raise _management_refusal(answer, place, login.user)
             except (OSError, HTTPException, ValueError, TypeError) as error:
-                raise TransportUnreachable(f"{place} does not tell them: {error}") from error
+                raise TransportUnreachable(f"{place} does not tell the limits of queues: {error}") from error
     return found
 
 

@@ -297,14 +297,14 @@ class PublishingChannel(Channel):
     def on_method(self, method: Method, payload: bytes) -> None:
         if method not in {wire.BASIC_ACK, wire.BASIC_NACK}:
             return
-        tag, multiple = int.from_bytes(payload[4:12], "big"), payload[12] & 1 == 1
+        tag, multiple = int.from_bytes(payload[4:12], "big"), payload[12] & 1 == 1  # behind class and method
         if method == wire.BASIC_NACK:
             error = DestinationUnavailable("the queue takes no message now (nack): it is full, or has no leader")
             for flight in self._flights:
                 for each in flight.unsettled():
                     if each == tag or (multiple and each < tag):
                         flight.fail(each, error)
-        self._settle(tag, multiple=multiple)
+        self._settle(tag, multiple=multiple)  # after fail: a settled message takes no error
 
     def _settle(self, tag: int, *, multiple: bool) -> None:
         landed: list[Flight] = []

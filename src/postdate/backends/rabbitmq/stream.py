@@ -41,7 +41,7 @@ class Stream(asyncio.BufferedProtocol):
         self.login, self.loop = login, asyncio.get_running_loop()
         self.ended: PostdateError | None = None
         self.heard_at = self.loop.time()
-        self._over: asyncio.Future[None] = self.loop.create_future()
+        self._lost: asyncio.Future[None] = self.loop.create_future()
         self._room = memoryview(bytearray(_READ_AT_ONCE))
         self._may_go_on = asyncio.Event()
         self._may_go_on.set()
@@ -51,7 +51,7 @@ class Stream(asyncio.BufferedProtocol):
         self._writing = threading.Lock()
         self._unsent, self._wrote = b"", True
         self._alive_within = _SILENT_SECONDS
-        self._listening: asyncio.TimerHandle | None = None
+        self._silence_check: asyncio.TimerHandle | None = None
         self._beats: Housekeeping | None = None
 
     # --- for subclasses
@@ -75,13 +75,13 @@ class Stream(asyncio.BufferedProtocol):
         self._end(
             TransportUnreachable(f"the connection to {self.login.place} was lost: {exc or 'closed by the server'}")
         )
-        if self._listening is not None:
-            self._listening.cancel()
+        if self._silence_check is not None:
+            self._silence_check.cancel()
         with self._writing:  # the thread must not write to the socket, which is closed next
             if self._beats is not None:
                 self._beats.stop()
-        if not self._over.done():
-            self._over.set_result(None)
+        if not self._lost.done():
+            self._lost.set_result(None)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """The same buffer each time: a new one of that size costs more than a copy."""
@@ -151,9 +151,10 @@ class Stream(asyncio.BufferedProtocol):
 
     async def abort(self) -> None:
         """End the connection at once."""
+        self._end(TransportUnreachable("the connection was closed here"))
         with anyio.CancelScope(shield=True):
             self._transport.abort()
-            await asyncio.shield(self._over)
+            await asyncio.shield(self._lost)
 
     def abandon(self, error: PostdateError) -> None:
         """End the connection at once, without waiting: callers open another one."""
@@ -203,9 +204,9 @@ class Stream(asyncio.BufferedProtocol):
     def _listen(self, seconds: float, heard_at: float | None = None) -> None:
         """Check that the server lives; bytes that came while the event loop was blocked are read first."""
         if self.loop.time() - self.heard_at < 4 * seconds:
-            self._listening = self.loop.call_later(seconds, self._listen, seconds)
+            self._silence_check = self.loop.call_later(seconds, self._listen, seconds)
         elif heard_at != self.heard_at:
-            self._listening = self.loop.call_later(READ_WITHIN_SECONDS, self._listen, seconds, self.heard_at)
+            self._silence_check = self.loop.call_later(READ_WITHIN_SECONDS, self._listen, seconds, self.heard_at)
         else:
             self.abandon(TransportUnreachable(f"{self.login.place} has been silent for {4 * seconds:g} s"))
 

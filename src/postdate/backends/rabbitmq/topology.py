@@ -109,14 +109,12 @@ async def _declare_exchange(link: AmqpConnection, exchange: str, kind: str) -> N
 
 
 async def declare_queue(link: AmqpConnection, queue: str, queue_type: str, **more: str) -> None:
-    """Create a durable queue; an existing one stays as it is.
+    """Create a durable queue; an existing one stays as it is, with a warning if it is of another type.
 
-    ``more``: arguments of the declaration, with underscores for hyphens.
+    An existing one needs no permission to configure it. Raises `ChannelClosed` when a new one is refused. ``more``:
+    arguments of the declaration, with underscores for hyphens.
     """
-    is_there = False
-    with suppress(ChannelClosed):
-        await queue_length(link, queue)
-        is_there = True
+    is_there = await _is_there(link, queue)
     named = {name.replace("_", "-"): more[name] for name in more}
     table = wire.table({"x-queue-type": queue_type, **({} if is_there else named)})
     arguments = b"\0\0" + wire.short_text(queue) + _DURABLE + table
@@ -125,8 +123,15 @@ async def declare_queue(link: AmqpConnection, queue: str, queue_type: str, **mor
     except ChannelClosed as error:  # an existing queue stays with its messages
         if is_there and error.reply_code == PRECONDITION_FAILED and "'x-queue-type'" in error.text:
             log.warning("queue %s exists and is not of the type %s: left as it is (%s)", queue, queue_type, error.text)
-        elif not is_there and error.reply_code != PRECONDITION_FAILED:
+        elif not is_there and not await _is_there(link, queue):  # nor did it come meanwhile
             raise
+
+
+async def _is_there(link: AmqpConnection, queue: str) -> bool:
+    with suppress(ChannelClosed):
+        await queue_length(link, queue)
+        return True
+    return False
 
 
 async def queue_length(link: AmqpConnection, queue: str) -> int:

@@ -133,6 +133,7 @@ class ServerSession(ABC):
             self.limit(before)
 
     def is_alive(self, at_most: float | None = None) -> bool:
+        """``None``: two seconds, whatever the session's limit is."""
         try:
             with self._limited(_ALIVE_WITHIN_SECONDS if at_most is None else min(self.seconds, at_most)):
                 self.ping()

@@ -252,7 +252,7 @@ class RowLockTables(ABC):
 
     @abstractmethod
     def _insert_records(self, session: Any, rows: Sequence[MessageRow], at: int) -> Mapping[str, int]:
-        """Write the *scheduled* records of new ids; return number by id, in the order of ``rows``."""
+        """Write the *scheduled* records of new ids, at ``at`` (microseconds); return the number of each new id."""
 
     @abstractmethod
     def _insert_messages(self, session: Any, numbered: Sequence[tuple[int, MessageRow]]) -> None: ...

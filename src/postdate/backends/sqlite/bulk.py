@@ -56,11 +56,12 @@ def read_scan(file: SqliteFile, scan: Scan, part: ScanPart, page: int) -> Iterab
 
 
 def _conditions(source: _Scanned, where: ScanFilter) -> dict[str, Any]:
+    """Return conditions to be joined with AND: SQL, and the value of its one parameter."""
     conditions = dict[str, Any]()
     if where.message_ids is not None:
-        conditions[source.with_ids] = _list(where.message_ids)
+        conditions[source.with_ids] = _json_list(where.message_ids)
     if where.destinations is not None:
-        conditions[f"{source.destination} IN (SELECT value FROM json_each(?))"] = _list(where.destinations)
+        conditions[f"{source.destination} IN (SELECT value FROM json_each(?))"] = _json_list(where.destinations)
     if where.due_from is not None:
         conditions["t.due >= ?"] = to_microseconds(where.due_from)
     if where.due_to is not None:
@@ -68,7 +69,7 @@ def _conditions(source: _Scanned, where: ScanFilter) -> dict[str, Any]:
     return conditions
 
 
-def _list(texts: Sequence[str]) -> str:
+def _json_list(texts: Sequence[str]) -> str:
     """Return texts as one value; SQLite ends a text of JSON at a NUL, which no text of ours has."""
     return json.dumps([text for text in texts if "\0" not in text])
 

@@ -107,6 +107,8 @@ Identity = tuple[int, int]
 _LOCK: Final = "opening.lock"
 _OPENING_SECONDS: Final = 10.0
 _NAME: Final = "log-of"
+_PINNED: Final = "file-of-log"
+"""A second name of the file while it had a log, made by earlier versions: it would keep the room of a removed file."""
 
 
 def identity_of(path: Path) -> Identity | None:
@@ -142,6 +144,19 @@ def refuse_leftover(path: Path) -> None:
     raise StoreReplaced(
         f"{path} was replaced while it was in use, and {name} belongs to the file before: stop every process that uses "
         f"it. If {name} stays, one was killed: move it beside the file before, if you have that, or remove it"
+    )
+
+
+def first_opened(path: Path, before: Identity | None) -> Identity | None:
+    """Return which file was opened at ``path`` just now; ``before``, if it may have been replaced meanwhile."""
+    after = identity_of(path)
+    return after if before in {None, after} else before
+
+
+def replaced(path: Path) -> StoreReplaced:
+    return StoreReplaced(
+        f"{path} was replaced, removed or moved away while this process had it open: stop every process that uses it, "
+        f"see to it that the right file is there, and start them again"
     )
 
 
@@ -185,6 +200,7 @@ def forget_log(path: Path) -> None:
                 beside.unlink()
             if identity_of(beside) is None:
                 _note_path(path).unlink(missing_ok=True)
+                (folder / _PINNED).unlink(missing_ok=True)
 
 
 def _note(path: Path) -> None:

@@ -26,10 +26,12 @@ from postdate.backends.sqlite.connection import (
     check_schema,
     connect,
     create_schema,
+    first_opened,
     forget_log,
     identity_of,
     lock_patience,
     patiently,
+    replaced,
     translate,
     translated,
 )
@@ -59,7 +61,6 @@ from postdate.errors import (
     PostdateError,
     StoreError,
     StoreNotSetUp,
-    StoreReplaced,
     StoreUnavailable,
     StoreUnreachable,
 )
@@ -358,9 +359,14 @@ class SqliteFile:
     def snapshot(self) -> sqlite3.Connection:
         """Return a connection in a read transaction, which the caller closes. Blocking."""
         connection = connect(self.path, read_only=True)
-        with translated(self.path):
+        try:
+            self._check_in_place()
             check_schema(connection, self.path)
-            connection.execute("BEGIN")
+            with translated(self.path):
+                connection.execute("BEGIN")
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def when_fenced(self, fenced: Callable[[int], None]) -> Callable[[], None]:
@@ -523,10 +529,7 @@ class SqliteFile:
         Nothing that was committed is lost: it is in the file before, or in its log, which no other file is opened with.
         """
         if self._is_replaced():
-            raise StoreReplaced(
-                f"{self.path} was replaced, removed or moved away while this process had it open: stop every process "
-                f"that uses it, see to it that the right file is there, and start them again"
-            )
+            raise replaced(self.path)
 
     def _is_replaced(self) -> bool:
         """Once it is, that is for good, and what this process holds is void."""
@@ -556,9 +559,7 @@ class SqliteFile:
 
     def _note_identity(self, before: Identity | None) -> None:
         """Note which file was opened first; if it may be another than ``before``, the next use finds it replaced."""
-        if self._opened is None:
-            after = identity_of(self.path)
-            self._opened = after if before in {None, after} else before
+        self._opened = self._opened or first_opened(self.path, before)
 
     def _register(self, connection: sqlite3.Connection) -> None:
         """Take a number and its lock file, and listen under it. After a failure the state is as before."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +17,17 @@ from typing import Any, TypeVar
 from typing_extensions import override
 
 from postdate.backends.sql.outbox import OutboxStep, SqlOutbox, Values, places
-from postdate.backends.sqlite.connection import bring_up_to_date, connect, patiently, steps, translated
+from postdate.backends.sqlite.connection import (
+    Identity,
+    bring_up_to_date,
+    connect,
+    first_opened,
+    identity_of,
+    patiently,
+    replaced,
+    steps,
+    translated,
+)
 from postdate.backends.sqlite.rows import QueueRules, SqliteSqlDialect, Transaction
 from postdate.errors import ConfigurationError, StoreError, StoreNotSetUp
 from postdate.ports import Recording, Work
@@ -47,6 +58,7 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
         self._synchronous = synchronous
         self._connection: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
+        self._file: Identity | None = None
         self._using, self._reading = threading.Lock(), threading.Lock()
         self._guarded = False
         self._closed = False
@@ -77,6 +89,10 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
                 self._reader.close()
                 self._reader = None
             if self._connection is not None:
+                if self._is_replaced():  # a log that stayed would be taken for that of the other file
+                    with suppress(sqlite3.Error):
+                        self._end(self._connection.rollback)
+                        self._connection.execute("PRAGMA wal_checkpoint(truncate)")
                 self._connection.close()
                 self._connection = None
 
@@ -98,11 +114,12 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
     @override
     def looking(self, work: Callable[[Any], T]) -> T:
         with self._reading, translated(self.path):
+            self._check_in_place()
             if self._reader is None:
                 self._check_open()
                 if not self.path.exists():
                     raise StoreNotSetUp(f"there is no file {self.path} for the outbox: let the endpoint create it")
-                self._reader = connect(self.path, synchronous=self._synchronous)  # only a writer may create the log
+                self._reader = self._connected()  # only a writer may create the log
             return work(self._reader)
 
     @override
@@ -144,6 +161,7 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
     def _commit(self, connection: sqlite3.Connection, row: Values, work: Sequence[Work]) -> bool:
         if not connection.in_transaction:  # as a full disk does it
             raise StoreError(f"{self.path}: the transaction has ended before its commit")
+        self._check_in_place()
         as_opened(connection)
         is_new = self.write(_transaction(connection), row, work)
         self._end(connection.commit if is_new else connection.rollback)
@@ -166,7 +184,7 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
             self._check_open()
-            self._connection = connect(self.path, synchronous=self._synchronous)
+            self._connection = self._connected()
             self._connection.set_authorizer(self._may)
         return self._connection
 
@@ -175,8 +193,26 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
         if connection.in_transaction:  # of one that was cancelled while it began
             self._end(connection.rollback)
         as_opened(connection)
+        self._check_in_place()
         patiently(connection, "BEGIN IMMEDIATE")
+        if self._is_replaced():  # it may have waited long for its turn
+            self._end(connection.rollback)
+            raise replaced(self.path)
         return connection
+
+    def _connected(self) -> sqlite3.Connection:
+        before = identity_of(self.path)
+        connection = connect(self.path, synchronous=self._synchronous)
+        self._file = self._file or first_opened(self.path, before)
+        return connection
+
+    def _is_replaced(self) -> bool:
+        return self._file is not None and identity_of(self.path) != self._file
+
+    def _check_in_place(self) -> None:
+        """Raise `StoreReplaced` once another file, or none, is at the path: SQLite would write to the one before."""
+        if self._is_replaced():
+            raise replaced(self.path)
 
     def _may(self, action: int, *_: object) -> int:
         """SQLite's authorizer: handlers must not end their transaction, which would commit without the record."""

@@ -216,9 +216,10 @@ def _short(value: object) -> str:
 
 
 def read_rows(connection: sqlite3.Connection, sql: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Row]:
-    """Return the rows of a statement that may write; a text that is no UTF-8 comes as bytes, not as an error.
+    """Return the rows of a statement that may write, in the caller's transaction; text that is no UTF-8 comes as bytes.
 
-    By default one such text makes all rows unreadable. Asking for bytes always would cost every row.
+    By default one such text makes all rows unreadable: then the statement is undone and run again. Reading all texts
+    that way from the start would cost a call for each.
     """
     connection.execute("SAVEPOINT reading")
     try:

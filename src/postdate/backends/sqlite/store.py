@@ -62,7 +62,7 @@ from postdate.ports import (
     Work,
 )
 
-_RETIME: Final = """
+_REPLACE_IN_HEADERS: Final = """
     UPDATE content SET headers = replace(headers, ?, ?)
     WHERE seq = (SELECT content FROM delayed_message WHERE seq = ?)"""
 
@@ -351,7 +351,7 @@ class SqliteStore(SqlQuestions, FileQuarantine, BulkOnFile, MovingStore):
     async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
         new_due, at = to_microseconds(due), to_microseconds(now)
 
-        def reschedule(tx: Transaction) -> bool:
+        def change(tx: Transaction) -> bool:
             row = _find(tx, message_id, free=True)
             if row is None:
                 return False
@@ -361,11 +361,11 @@ class SqliteStore(SqlQuestions, FileQuarantine, BulkOnFile, MovingStore):
             tx.execute("UPDATE delayed_message SET due = ?, attempt_at = ? WHERE seq = ?", (new_due, new_due, seq))
             old = time_of(old_due)
             if old is not None:
-                tx.execute(_RETIME, (encoded_deliver_at(old), encoded_deliver_at(due), seq))
+                tx.execute(_REPLACE_IN_HEADERS, (encoded_deliver_at(old), encoded_deliver_at(due), seq))
             record(tx, RecordKind.RESCHEDULED, (message_id, new_due, destination), at)
             return True
 
-        return await self.file.write(reschedule)
+        return await self.file.write(change)
 
     @property
     @override

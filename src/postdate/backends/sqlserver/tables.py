@@ -50,6 +50,7 @@ class SqlServerTables(RowLockTables):
             for position, row in enumerate(rows)
         ]
         # By id: two writers lock the gaps between ids in one order, and wait for each other instead of deadlocking.
+        # Numbers follow ``position``, that is ``rows``, within one statement.
         keys.sort(key=lambda key: str(key["message_id"]))
         numbers = dict[str, int]()
         for part in _json_lists(keys):

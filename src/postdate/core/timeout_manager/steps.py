@@ -276,7 +276,7 @@ class DispatchStep:
         self._sent = Bounded[str, None](SENT_REMEMBERED)
 
     async def handle(self, received: Received) -> StepOutcome:
-        """A timeout that is gone is success."""
+        """A timeout that is gone, or in other hands, before it is sent, is success."""
         try:
             end, afterwards = await self._dispatch(received.envelope)
         except Exception as error:  # noqa: BLE001 - whatever it is: just given back, it would come for ever

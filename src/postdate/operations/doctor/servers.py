@@ -88,6 +88,7 @@ async def limits_on_server(transport: Transport, names: Sequence[str]) -> Sequen
 
 
 def version(name: str, facts: ServerFacts) -> Probe:
+    """Judge whether the server is new enough; a product or version that is not known passes."""
     found = f"{facts.product} {facts.version} answers"
     oldest = next((each.oldest_version for each in backends() if each.product == facts.product), ())
     digits = re.match(r"\d+(?:\.\d+)*", facts.version)

@@ -53,6 +53,7 @@ from postdate.pipeline.migrate.verifying import look_closer, only
 from postdate.pipeline.rows import MESSAGE_COLUMNS, checked, restored, to_columns
 from postdate.pipeline.stores import PAGE_ROWS, StoreSpec
 from postdate.ports import (
+    OUTCOME_RECORDS,
     Claim,
     ClaimingStore,
     MessageFilter,
@@ -79,6 +80,9 @@ _ALL: Final = datetime(9000, 1, 1, tzinfo=UTC)
 _INTENT_BYTES: Final = 8 * 1024 * 1024
 _BESIDE_BYTES: Final = 8_000
 """Size of an intent besides the content of its messages, if there is only one."""
+
+_ENDS: Final = frozenset(OUTCOME_RECORDS.values())
+"""Records of how a message left its store."""
 
 _LOOKS: Final = 6
 """How often waiting but claimed messages are looked for, half a second apart: the claims may be of a dead process."""
@@ -265,6 +269,8 @@ class _Passage:
     _refused: int = 0
     _stayed: int = 0
     _kept: set[str] = field(default_factory=set[str])
+    _has_cancelled: bool | None = None
+    _gone: set[str] = field(default_factory=set[str])
 
     # --- looking -------------------------------------------------------------------------------------------------
 
@@ -302,6 +308,19 @@ class _Passage:
             return set()
         rows = _rows(self.target, "records", "message_id", "detail")
         return {id_ for id_, detail in rows if (detail or "").startswith(MOVED_AWAY)}
+
+    def _came_from_target(self, ids: Sequence[str]) -> set[str]:
+        """Return the ids of messages that were moved out of the target, where :meth:`preview` could not find them."""
+        can_scan = [isinstance(each.itself, ScannableStore) for each in (self.source, self.target)]
+        if all(can_scan):
+            return set()
+        if self._has_cancelled is None:
+            counts = self.target.ask(lambda store: store.record_counts())
+            self._has_cancelled = bool(counts.get(RecordKind.CANCELLED))
+            self._gone = self._given_away()
+        if not self._has_cancelled or can_scan[1]:
+            return self._gone.intersection(ids)
+        return {each.message_id for each in self.target.recorded(ids) if each.is_moved_away}
 
     def _in_the_way(self, intents: Sequence[DelayedMessage]) -> list[str]:
         """Return why nothing can move from the one into the other."""
@@ -360,6 +379,12 @@ class _Passage:
         messages = to_columns([claim.message for claim in claims])
         largest = min(self.target.largest_message_bytes, self.source.largest_message_bytes - _BESIDE_BYTES)
         bad = {row.position: row.detail for row in checked(messages, largest)[1]}
+        back = self._came_from_target([claim.message.message_id for claim in claims])
+        bad |= {
+            place: "was moved out of the target before, which would not take it back"
+            for place, claim in enumerate(claims)
+            if claim.message.message_id in back
+        }
         for place, why in bad.items():
             self._refuse(1, f"cannot move: {claims[place].message.message_id!r}: {why}")
         taken = [claim for place, claim in enumerate(claims) if place not in bad]
@@ -466,6 +491,7 @@ class _Passage:
         return self.source.ask(lambda store: store.get(id_))
 
     def _has_left(self, intent: DelayedMessage, id_: str) -> bool:
-        is_recorded = any(each.detail == _moved_by(intent) for each in _history(self.source, id_))
-        # A store without transactions may have recorded it, and not removed it.
-        return is_recorded and self._waiting(id_) is None
+        # A store without transactions may have recorded it, and not removed it. If such a message has ended since, its
+        # last end says so: delivered, it must not go to the new store as well.
+        ends = [each for each in _history(self.source, id_) if each.kind in _ENDS]
+        return bool(ends) and ends[-1].detail == _moved_by(intent) and self._waiting(id_) is None

@@ -25,9 +25,9 @@ from postdate.pipeline.migrate.ends import TargetStore, opened_target
 from postdate.pipeline.migrate.looking import (
     MigrateJob,
     going_on,
-    look,
     nothing_new,
     on_their_way,
+    preview_open,
     same_parameters,
     selected,
     status_of,
@@ -119,7 +119,7 @@ def resume(spark: SparkSession, job: MigrateJob) -> MigrateResult:
 
 def _unhindered(source: MigrationSource, job: MigrateJob, names: Sequence[str]) -> dict[str, int]:
     """Return the number of messages to hide by endpoint; raise PipelineError if one of them cannot move."""
-    looked = look(source, job, names, SystemClock().now())
+    looked = preview_open(source, job, names, SystemClock().now())
     nothing_new(looked)
     return {each.endpoint: each.count for each in looked.endpoints}
 

@@ -146,11 +146,12 @@ def preview(job: MigrateJob, now: datetime) -> PreviewResult:
 
     Raises:
         StoreError: the source or the target is missing or unreachable.
+        NotSupported: the target does not show what is in it.
         PipelineError: there is no such endpoint.
     """
     with job.origin.opened() as source:
         names = selected(source, job.endpoints, source.history())
-        return look(source, job, names, now)
+        return preview_open(source, job, names, now)
 
 
 def nothing_new(looked: PreviewResult) -> None:
@@ -161,10 +162,10 @@ def nothing_new(looked: PreviewResult) -> None:
         raise PipelineError(f"nothing new is moved, for {problems[0]}{more}; see `postdate pipeline migrate preview`")
 
 
-def look(source: MigrationSource, job: MigrateJob, names: Sequence[str], now: datetime) -> PreviewResult:
-    """Do the same as :func:`preview` with an open source."""
+def preview_open(source: MigrationSource, job: MigrateJob, names: Sequence[str], now: datetime) -> PreviewResult:
+    """Return the preview of these endpoints of an open source; :func:`preview` opens it first, and raises the same."""
     with opened_target(job.target) as store:
-        store.overdue(now)  # its tables are there
+        store.overdue(now)  # asked only because it raises when the tables are missing
         largest = store.largest_message_bytes
     found = (source.preview(name, job.cutoff) for name in names)
     previews = tuple(_previewed(each, largest, now, job.margin) for each in found)
