@@ -72,7 +72,7 @@ def _statements(names: SqlServerNames) -> Iterator[str]:
     yield schema.TAKE_TURN
     database = SqlServer("mssql://nobody@nowhere/shop", schema=names.schema)
     sagas, outbox = database.sagas, database.outbox
-    yield from (sagas._find, sagas._load, sagas._create, *sagas._change.values())
+    yield from (*sagas._questions.values(), *sagas._statements.values())
     yield from (outbox._find, outbox._insert, outbox._mark, outbox._remove)
 
 

@@ -8,6 +8,7 @@ Source: specification 1.1 and 6; design.md sections 3 and 4; ADR 0002 (claims), 
 
 from postdate.ports.common import (
     OUTCOME_RECORDS,
+    BatchedWork,
     NativeTransaction,
     Outcome,
     Record,
@@ -16,6 +17,7 @@ from postdate.ports.common import (
     TransactionMode,
     Wake,
     Work,
+    do_works,
 )
 from postdate.ports.endpoint import (
     Correlation,
@@ -100,6 +102,7 @@ __all__ = [
     "AdministrableStore",
     "ArchivableStore",
     "ArrowBatch",
+    "BatchedWork",
     "Claim",
     "ClaimingStore",
     "Correlation",
@@ -161,5 +164,6 @@ __all__ = [
     "Wake",
     "Work",
     "capabilities_of",
+    "do_works",
     "refuse_work",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar
@@ -91,6 +91,36 @@ NativeTransaction = Any
 
 Work = Callable[[NativeTransaction], None]
 """Something to be done inside another adapter's native transaction. Raising rolls the whole transaction back."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchedWork(Generic[C]):
+    """A :data:`Work` of which many are done in one go, where a transaction has those of several messages.
+
+    Args:
+        do: does the items of many works, or raises; equal in works that belong together.
+        item: what is to be done.
+    """
+
+    do: Callable[[NativeTransaction, Sequence[C]], None]
+    item: C
+
+    def __call__(self, transaction: NativeTransaction) -> None:
+        """Do it alone."""
+        self.do(transaction, [self.item])
+
+
+def do_works(transaction: NativeTransaction, works: Iterable[Work]) -> None:
+    """Do works of one or several messages in a transaction; batched ones come last, each batch in one go."""
+    together = dict[Callable[[NativeTransaction, Sequence[Any]], None], list[Any]]()
+    for work in works:
+        if isinstance(work, BatchedWork):
+            together.setdefault(work.do, []).append(work.item)
+        else:
+            work(transaction)
+    for do, items in together.items():
+        do(transaction, items)
+
 
 Wake = Callable[[], None]
 """Called from any thread to say: look again now. Never blocks."""

@@ -97,9 +97,9 @@ class PostgresOutbox(SqlOutbox[_Lent], Scripted):
     # --- on connections of our own ------------------------------------------------------------------------------------
 
     @override
-    def do(self, step: OutboxStep, rows: Sequence[Values]) -> Sequence[Any]:
+    def do(self, session: BoundedConnection, step: OutboxStep, rows: Sequence[Values]) -> Sequence[Any]:
         columns = {name: [row[name] for row in rows] for name in rows[0]}
-        found = self._database.run_blocking(lambda c: c.execute(self._of_many[step], columns, prepare=True).fetchall())
+        found = session.execute(self._of_many[step], columns, prepare=True).fetchall()
         if step is OutboxStep.FIND:
             return [rest if is_there else None for is_there, *rest in found]
         if step is OutboxStep.MARK:
@@ -115,6 +115,10 @@ class PostgresOutbox(SqlOutbox[_Lent], Scripted):
     @override
     def looking(self, work: Callable[[Any], T]) -> T:
         return self._database.run_blocking(work)
+
+    @override
+    def changing(self, work: Callable[[Any], T]) -> T:
+        return self._database.run_blocking(work)  # one statement needs no transaction
 
     @override
     def writing(self, work: Callable[[Any], T]) -> T:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from typing import Any, Final
 
 import psycopg
@@ -19,7 +20,7 @@ from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.names import SchemaNames, array, sql
 from postdate.backends.postgres.rows import QUEUED
 from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, StoreUnreachable
-from postdate.ports import Work
+from postdate.ports import Work, do_works
 from postdate.runtime.threads import GroupCommit, do_jobs, in_parts, in_thread
 
 
@@ -191,9 +192,7 @@ class Acknowledgements:
         if len(works) > 1:
             connection.execute(_NO_LONG_WAIT)
         try:
-            for work in works:
-                for each in work:
-                    each(connection)
+            do_works(connection, chain.from_iterable(works))
             if len(works) > 1:  # commits that notify go one after the other, which on a slow disk takes longer
                 connection.execute(_AS_LONG_AS_IT_TAKES)
         except psycopg.errors.LockNotAvailable as error:

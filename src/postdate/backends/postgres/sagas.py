@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from typing_extensions import override
 
-from postdate.backends.postgres.access import Access, OpenDatabase
-from postdate.backends.postgres.names import part_script, part_steps
+from postdate.backends.postgres.access import Access, Connection, OpenDatabase
+from postdate.backends.postgres.names import part_script, part_steps, sql
 from postdate.backends.postgres.statements import PostgresSqlDialect
-from postdate.backends.sql.sagas import SqlSagaStore
-from postdate.ports import Scripted
+from postdate.backends.sql.sagas import SqlSagaStore, Values
+from postdate.ports import SagaFate, Scripted
 from postdate.runtime.threads import in_thread
 
 _TABLE: Final = "saga"
@@ -38,6 +39,16 @@ class PostgresSagaStore(SqlSagaStore, Scripted):
         self.database = Access(database, schema, answers_within=answers_within)
         table, identity = self.database.names.of(_TABLE), self.database.identity
         super().__init__(self.database, PostgresSqlDialect(), table, identity)
+        self._of_many = _statements_of_many(table)
+
+    @override
+    def rows_of(self, session: Connection, question: str, places: Sequence[Values]) -> Sequence[tuple[Any, ...] | None]:
+        found = session.execute(self._of_many[question], _columns(places), prepare=True).fetchall()
+        return [None if row[0] is None else row for row in found]
+
+    @override
+    def change(self, transaction: Connection, fate: SagaFate, rows: Sequence[Values]) -> int:
+        return transaction.execute(self._of_many[fate], _columns(rows), prepare=True).rowcount
 
     @override
     def setup_statements(self, endpoint: str) -> str:
@@ -51,3 +62,36 @@ class PostgresSagaStore(SqlSagaStore, Scripted):
     @override
     async def close(self) -> None:
         await in_thread(self.database.close_blocking)
+
+
+def _columns(rows: Sequence[Values]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def _statements_of_many(table: str) -> dict[str | SagaFate, bytes]:
+    """Return the statements of :class:`SqlSagaStore`, each for many instances: a column is an array."""
+    row = "s.saga_id, s.saga_type, s.property, s.value, s.state, s.details, s.version"
+    types = "%(saga_type)s::text[]"
+    held = f"unnest({types}, %(saga_id)s::text[], %(version)s::bigint[], %(state)s::text[], %(details)s::text[])"
+    is_held = "s.saga_type = k.saga_type AND s.saga_id = k.saga_id AND s.version = k.version"
+    return {
+        "find": sql(f"""
+            SELECT {row} FROM unnest({types}, %(property)s::text[], %(value)s::text[])
+                WITH ORDINALITY AS k(saga_type, property, value, position)
+                LEFT JOIN {table} AS s USING (saga_type, property, value)
+            ORDER BY k.position"""),
+        "load": sql(f"""
+            SELECT {row} FROM unnest({types}, %(saga_id)s::text[]) WITH ORDINALITY AS k(saga_type, saga_id, position)
+                LEFT JOIN {table} AS s USING (saga_type, saga_id)
+            ORDER BY k.position"""),
+        SagaFate.COMPLETED: sql(f"""
+            DELETE FROM {table} AS s USING {held} AS k(saga_type, saga_id, version, state, details) WHERE {is_held}"""),
+        SagaFate.UPDATED: sql(f"""
+            UPDATE {table} AS s SET state = k.state, details = k.details, version = s.version + 1
+            FROM {held} AS k(saga_type, saga_id, version, state, details) WHERE {is_held}"""),
+        SagaFate.CREATED: sql(f"""
+            INSERT INTO {table} (saga_id, saga_type, property, value, state, details, version)
+            SELECT * FROM unnest(%(saga_id)s::text[], {types}, %(property)s::text[], %(value)s::text[],
+                %(state)s::text[], %(details)s::text[], %(version)s::bigint[])
+            ON CONFLICT DO NOTHING"""),
+    }

@@ -66,6 +66,7 @@ from postdate.ports import (
     Transport,
     TransportCapabilities,
     Work,
+    do_works,
 )
 from postdate.runtime.threads import Alarm, do_jobs, group_of, in_thread
 
@@ -172,8 +173,7 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
         errors = self.insert(connection, rows)
         if work:
             raise_first(errors)
-            for each in work:
-                each(connection)
+            do_works(connection, work)
         return errors
 
     def _sent(self, works: Sequence[_Rows]) -> Sequence[Sequence[PostdateError | None]]:

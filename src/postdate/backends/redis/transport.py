@@ -43,6 +43,7 @@ from postdate.ports import (
     Transport,
     TransportCapabilities,
     Work,
+    do_works,
 )
 from postdate.runtime.threads import Alarm
 
@@ -140,8 +141,7 @@ class RedisTransport(QueueQuarantine, Transport):
     def transaction(self, work: Sequence[Work]) -> RedisTransaction:
         """Return a transaction that contains ``work``; if that raises, nothing was done."""
         transaction = RedisTransaction(self._capabilities.database)
-        for each in work:
-            each(transaction)
+        do_works(transaction, work)
         return transaction
 
     def add_send(

@@ -195,6 +195,9 @@ class Pool:
     async def run(self, work: Callable[[Any], T], *, patiently: bool = False) -> T:
         return await in_thread(partial(self.run_blocking, patiently=patiently), work)
 
+    def look_blocking(self, work: Callable[[Any], T]) -> T:
+        return self.run_blocking(work)
+
     async def look(self, work: Callable[[Any], T], *, patiently: bool = False) -> T:
         return await self.run(work, patiently=patiently)
 

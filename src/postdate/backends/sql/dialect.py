@@ -23,6 +23,10 @@ class Sessions(Protocol):
         """The database in words, without secrets."""
         ...
 
+    def look_blocking(self, work: Callable[[Any], T], /) -> T:
+        """Run ``work``, which reads, in the calling thread."""
+        ...
+
     def look(self, work: Callable[[Any], T], /, *, patiently: bool = False) -> Awaitable[T]:
         """Run ``work``, which reads; ``patiently``: whole tables, which may take minutes."""
         ...

@@ -25,7 +25,7 @@ from postdate.backends.sql.dialect import SqlDialect
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import ConfigurationError, StoreError, StoreUnreachable
 from postdate.messages import DelayedMessage, Envelope
-from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Work
+from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Work, do_works
 from postdate.ports.endpoint import Operation, OutboxRecord
 from postdate.runtime.threads import Job, do_jobs, group_of, in_thread
 
@@ -185,36 +185,47 @@ class SqlOutbox(OutboxStore, ABC, Generic[C]):
     def write(self, session: Any, row: Values, work: Sequence[Work]) -> bool:
         """Write a record and run ``work``, in the transaction of ``session``; ``False``: the record is there."""
         is_new = self._dialect.insert_new(session, self._insert, row)
-        for each in work if is_new else ():
-            each(session)
+        if is_new:
+            do_works(session, work)
         return is_new
 
     async def add(self, row: Values, work: Sequence[Work]) -> bool:
         """:meth:`write` in a transaction of our own, for a message whose handler used none."""
-        if work:
-            return await self.alone(partial(self.write, row=row, work=work))
-        return await self.done(OutboxStep.INSERT, row)
+        return await self.done(OutboxStep.INSERT, row, work)
 
     # --- what comes at the same time is done together -----------------------------------------------------------------
 
-    async def done(self, step: OutboxStep, values: Values) -> Any:
+    async def done(self, step: OutboxStep, values: Values, work: Sequence[Work] = ()) -> Any:
         """Run a step together with those of other messages, and return its result."""
-        return await group_of(self, _AT_ONCE).run(self._do_jobs, (step, values))
+        return await group_of(self, _AT_ONCE).run(self._do_jobs, (step, values, work))
 
-    def _do_jobs(self, jobs: Sequence[Job[tuple[OutboxStep, Values], Any]]) -> None:
+    def _do_jobs(self, jobs: Sequence[Job[tuple[OutboxStep, Values, Sequence[Work]], Any]]) -> None:
         for step in OutboxStep:
             some = [job for job in jobs if job.work[0] is step]
             if some:
-                do_jobs(some, lambda works, step=step: self.do(step, [row for _, row in works]), StoreUnreachable)
+                do_jobs(some, partial(self._do, step), StoreUnreachable)
 
-    def do(self, step: OutboxStep, rows: Sequence[Values]) -> Sequence[Any]:
+    def _do(self, step: OutboxStep, jobs: Sequence[tuple[OutboxStep, Values, Sequence[Work]]]) -> Sequence[Any]:
         """Run a step for several records, all or none; return the result of each. Blocks."""
+        rows, run = [row for _, row, _ in jobs], self.looking if step is OutboxStep.FIND else self.changing
+        if not any(work for *_, work in jobs):
+            return run(lambda session: self.do(session, step, rows))
+
+        def insert(session: Any) -> Sequence[bool]:
+            is_new = self.do(session, step, rows)
+            do_works(session, [each for new, (*_, work) in zip(is_new, jobs, strict=True) if new for each in work])
+            return is_new
+
+        return self.writing(insert)
+
+    def do(self, session: Any, step: OutboxStep, rows: Sequence[Values]) -> Sequence[Any]:
+        """Run the statements of a step; return the result of each record. Blocks."""
         dialect = self._dialect
         if step is OutboxStep.FIND:
-            return self.looking(lambda session: [dialect.row(session, self._find, row) for row in rows])
+            return [dialect.row(session, self._find, row) for row in rows]
         if step is OutboxStep.INSERT:
-            return self.writing(lambda session: [dialect.insert_new(session, self._insert, row) for row in rows])
-        return self.writing(lambda session: [dialect.change(session, self._mark, row) for row in rows])
+            return [dialect.insert_new(session, self._insert, row) for row in rows]
+        return [dialect.change(session, self._mark, row) for row in rows]
 
     # --- what a database gives ----------------------------------------------------------------------------------------
 
@@ -225,6 +236,10 @@ class SqlOutbox(OutboxStore, ABC, Generic[C]):
     @abstractmethod
     def writing(self, work: Callable[[Any], T]) -> T:
         """Run ``work`` in a transaction of our own. Blocks."""
+
+    def changing(self, work: Callable[[Any], T]) -> T:
+        """Run ``work``, which is one :meth:`do`, all or nothing of it. Blocks."""
+        return self.writing(work)
 
     async def alone(self, work: Callable[[Any], T]) -> T:
         """:meth:`writing` in a thread."""

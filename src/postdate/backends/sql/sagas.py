@@ -9,11 +9,24 @@ from typing import Any, Final
 from typing_extensions import override
 
 from postdate.backends.sql.dialect import Sessions, SqlDialect
-from postdate.errors import SagaConflict, StoreNotSetUp
-from postdate.ports import Correlation, SagaChange, SagaFate, SagaRecord, SagaStore, SagaStoreCapabilities, Work
+from postdate.errors import SagaConflict, StoreNotSetUp, StoreUnreachable
+from postdate.ports import (
+    BatchedWork,
+    Correlation,
+    SagaChange,
+    SagaFate,
+    SagaRecord,
+    SagaStore,
+    SagaStoreCapabilities,
+    Work,
+)
 from postdate.ports.endpoint import SET_UP
+from postdate.runtime.threads import Job, do_jobs, group_of
+
+Values = Mapping[str, Any]
 
 _COLUMNS: Final[Sequence[str]] = ("saga_id", "saga_type", "property", "value", "state", "details", "version")
+_AT_ONCE: Final = 500
 
 
 class SqlSagaStore(SagaStore, ABC):
@@ -32,26 +45,28 @@ class SqlSagaStore(SagaStore, ABC):
         same, read = dialect.equal("saga_type", "saga_id"), f"SELECT {', '.join(_COLUMNS)} FROM {table} WHERE"
         new = f"state = {dialect.value('state')}, details = {dialect.value('details')}, version = version + 1"
         held = f"WHERE {same} AND version = %(version)s"
-        self._find = dialect.spelled(f"{read} {dialect.equal('saga_type', 'property', 'value')}")
-        self._load = dialect.spelled(f"{read} {same}")
-        self._create = dialect.insert(table, _COLUMNS, ("saga_type", "property", "value"))
-        self._change = {
-            SagaFate.UPDATED: dialect.spelled(f"UPDATE {table} SET {new} {held}"),
+        self._questions = {
+            "find": dialect.spelled(f"{read} {dialect.equal('saga_type', 'property', 'value')}"),
+            "load": dialect.spelled(f"{read} {same}"),
+        }
+        self._statements = {
             SagaFate.COMPLETED: dialect.spelled(f"DELETE FROM {table} {held}"),
+            SagaFate.UPDATED: dialect.spelled(f"UPDATE {table} SET {new} {held}"),
+            SagaFate.CREATED: dialect.insert(table, _COLUMNS, ("saga_type", "property", "value")),
         }
 
     @override
     async def find(self, saga_type: str, correlation: Correlation) -> SagaRecord | None:
         place = {"saga_type": saga_type, "property": correlation.property, "value": correlation.value}
-        return await self._read(self._find, place)
+        return await self._read("find", place)
 
     @override
     async def load(self, saga_type: str, saga_id: str) -> SagaRecord | None:
-        return await self._read(self._load, {"saga_type": saga_type, "saga_id": saga_id})
+        return await self._read("load", {"saga_type": saga_type, "saga_id": saga_id})
 
-    async def _read(self, statement: Any, values: Mapping[str, Any]) -> SagaRecord | None:
+    async def _read(self, question: str, place: Values) -> SagaRecord | None:
         try:
-            row = await self._sessions.look(lambda session: self._dialect.row(session, statement, values))
+            row = await group_of(self, _AT_ONCE).run(self._do_jobs, (question, place))
         except StoreNotSetUp as error:
             raise StoreNotSetUp(f"{self._sessions.where} has no table of sagas; {SET_UP}") from error
         if row is None:
@@ -59,30 +74,45 @@ class SqlSagaStore(SagaStore, ABC):
         saga_id, kind, name, value, state, details, version = row
         return SagaRecord(saga_id, kind, Correlation(name, value), state, details, version)
 
+    def _do_jobs(self, jobs: Sequence[Job[tuple[str, Values], Any]]) -> None:
+        for question in self._questions:
+            some = [job for job in jobs if job.work[0] == question]
+            if some:
+                do_jobs(some, self._rows, StoreUnreachable)
+
+    def _rows(self, works: Sequence[tuple[str, Values]]) -> Sequence[tuple[Any, ...] | None]:
+        question, places = works[0][0], [place for _, place in works]
+        return self._sessions.look_blocking(lambda session: self.rows_of(session, question, places))
+
+    def rows_of(self, session: Any, question: str, places: Sequence[Values]) -> Sequence[tuple[Any, ...] | None]:
+        """Return the row of each place, in order."""
+        return [self._dialect.row(session, self._questions[question], place) for place in places]
+
     @override
     async def apply(self, changes: Sequence[SagaChange]) -> None:
         await self._sessions.transaction(self.applying(changes))
 
     @override
     def applying(self, changes: Sequence[SagaChange]) -> Work:
-        def apply(transaction: Any) -> None:
-            for change in changes:
-                if not self._applied(transaction, change):
-                    record = change.record
-                    raise SagaConflict(
-                        f"{record.saga_type} {record.saga_id} was created, changed or completed meanwhile"
-                    )
+        return BatchedWork(self._apply, changes)
 
-        return apply
+    def _apply(self, transaction: Any, works: Sequence[Sequence[SagaChange]]) -> None:
+        """Apply the changes of messages; a completed instance goes first, as another may take its correlation."""
+        changes = [change for work in works for change in work]
+        for fate in (SagaFate.COMPLETED, SagaFate.UPDATED, SagaFate.CREATED):
+            rows = [_row(change) for change in changes if change.fate is fate]
+            if rows and self.change(transaction, fate, rows) < len(rows):
+                told = ", ".join(f"{each['saga_type']} {each['saga_id']}" for each in rows[:3])
+                raise SagaConflict(f"{told} was created, changed or completed meanwhile")
 
-    def _applied(self, transaction: Any, change: SagaChange) -> bool:
-        record, place = change.record, change.record.correlation
-        values = (record.saga_id, record.saga_type, place.property, place.value, record.state, record.details)
-        if change.fate is SagaFate.CREATED:
-            return self._dialect.insert_new(transaction, self._create, _row(*values, 1))
-        row = _row(*values, record.version)
-        return self._dialect.change(transaction, self._change[change.fate], row) == 1
+    def change(self, transaction: Any, fate: SagaFate, rows: Sequence[Values]) -> int:
+        """Write instances, each of which was not changed meanwhile; return how many."""
+        change = self._dialect.insert_new if fate is SagaFate.CREATED else self._dialect.change
+        return sum(change(transaction, self._statements[fate], row) for row in rows)
 
 
-def _row(*values: str | int) -> dict[str, Any]:
+def _row(change: SagaChange) -> Values:
+    record, place = change.record, change.record.correlation
+    version = 1 if change.fate is SagaFate.CREATED else record.version
+    values = (record.saga_id, record.saga_type, place.property, place.value, record.state, record.details, version)
     return dict(zip(_COLUMNS, values, strict=True))

@@ -341,6 +341,9 @@ class SqliteFile:
         """Return the result of ``work`` on one consistent snapshot, however long it takes."""
         return await in_thread(self.read_blocking, work)
 
+    def look_blocking(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return self.read_blocking(work)
+
     async def look(self, work: Callable[[sqlite3.Connection], T], *, patiently: bool = False) -> T:
         return await self.read(work)
 

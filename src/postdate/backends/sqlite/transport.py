@@ -61,6 +61,7 @@ from postdate.ports import (
     Transport,
     TransportCapabilities,
     Work,
+    do_works,
 )
 from postdate.ports.transports import ExpiryRules, end_in_queue
 from postdate.runtime.threads import Alarm
@@ -318,8 +319,7 @@ class LocalReceiver(Receiver):
         tx.execute(_DROPPED, (json.dumps([content for _, content, _ in gone]),))
         records = [_record_of(tx, *each) for each in endings]
         tx.executemany(_RECORD, [record for record in records if record is not None])
-        for each, sent in zip(endings, rows, strict=True):
-            _send_and_work(tx, sent, each.end.work)
+        _send_and_work(tx, [row for sent in rows for row in sent], [work for each in endings for work in each.end.work])
 
     def _is_held(self, received: Received, tx: Transaction) -> bool:
         return self._held.get(received.token) is received and _fence(received, tx)[1] != 0
@@ -403,8 +403,7 @@ def _send_and_work(tx: Transaction, rows: Sequence[_Row], work: Sequence[Work]) 
         error = _send(tx, row)
         if error is not None:
             raise error
-    for each in work:
-        each(tx)
+    do_works(tx, work)
 
 
 def _record_of(tx: Transaction, received: Received, at: datetime, end: End) -> tuple[object, ...] | None:
