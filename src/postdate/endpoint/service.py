@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -50,7 +51,7 @@ class _Runs(_Stops, Protocol):
     async def run(self) -> None: ...
 
 
-class Service:
+class Service(ABC):
     """A part of an endpoint that runs beside others. Start :meth:`run` as a task; :meth:`stop` ends it."""
 
     def __init__(self, context: EndpointContext) -> None:
@@ -60,9 +61,9 @@ class Service:
         self._runs: list[_Runs] = []
         self._breakers: list[Breaker] = []
 
+    @abstractmethod
     async def prepare(self, *, set_up: bool) -> None:
         """Make pumps and poller for one run; with ``set_up``, set up databases and create queues."""
-        raise NotImplementedError
 
     async def run(self) -> None:
         """Run until :meth:`stop`, then finish messages in hand; once after each :meth:`prepare`."""

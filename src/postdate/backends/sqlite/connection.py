@@ -32,6 +32,7 @@ from postdate.errors import (
     StoreNotWritable,
     StoreReplaced,
     StoreTroubled,
+    StoreUnavailable,
     StoreUnreachable,
 )
 from postdate.persistence.migrations import Step, from_newer, migrations, run
@@ -112,11 +113,13 @@ _PINNED: Final = "file-of-log"
 
 
 def identity_of(path: Path) -> Identity | None:
-    """Return the identity of the file at ``path``; ``None``: there is no file, or it may not be read."""
+    """Return the identity of the file at ``path``; ``None``: there is no file. Raises `StoreUnavailable`: who knows."""
     try:
         found = os.stat(path)  # noqa: PTH116 - once for every transaction
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise StoreUnavailable(f"cannot look at {path}: {error}") from error
     return found.st_dev, found.st_ino
 
 

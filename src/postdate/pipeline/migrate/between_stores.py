@@ -84,6 +84,8 @@ _BESIDE_BYTES: Final = 8_000
 _ENDS: Final = frozenset(OUTCOME_RECORDS.values())
 """Records of how a message left its store."""
 
+_WITH_THAT: Final = "resume or abort it with that version"
+
 _LOOKS: Final = 6
 """How often waiting but claimed messages are looked for, half a second apart: the claims may be of a dead process."""
 
@@ -193,10 +195,7 @@ def _chosen(source: StoreSpec, endpoints: Sequence[str] | None) -> dict[str, Sto
     endpoint, or if none was named and the stores there cannot be listed.
     """
     for run_id in moves_of_older_versions(source.address, source.schema):
-        raise MigrationConflict(
-            f"migration {run_id} is on its way out of {source.shown}, begun by an older version of Postdate, which has "
-            f"hidden its messages: resume or abort it with that version"
-        )
+        raise MigrationConflict(f"{_by_an_older_version(run_id, source)}, which has hidden its messages: {_WITH_THAT}")
     address = resolved(source.address, os.environ)
     with opened_target(source) as store:
         if place_of(address.scheme) is Place.FILE:
@@ -210,6 +209,10 @@ def _chosen(source: StoreSpec, endpoints: Sequence[str] | None) -> dict[str, Sto
             raise PipelineError(f"the stores in {source.shown} cannot be listed; name each with --endpoint")
     names = known if endpoints is None else [meant_by(each, sorted(known)) for each in endpoints]
     return {name: known[name] for name in names}
+
+
+def _by_an_older_version(run_id: str, store: StoreSpec) -> str:
+    return f"migration {run_id} is on its way out of {store.shown}, begun by an older version of Postdate"
 
 
 def _rows(store: TargetStore, what: str, *columns: str) -> Iterator[tuple[Any, ...]]:
@@ -335,6 +338,8 @@ class _Passage:
                 return ["its messages wait in the target already: source and target are the same store"]
         if _intents(self.target):
             return ["the target itself is being emptied by a migration: end that one first"]
+        for run_id in moves_of_older_versions(self.plan.target.address, self.plan.target.schema):
+            return [f"the target itself is being emptied: {_by_an_older_version(run_id, self.plan.target)}: {_WITH_THAT}"]
         elsewhere = [each for each in intents if _target(each) != target_of(self.plan.target)]
         return [f"a batch is on its way, begun with {begun_with(_target(each))}" for each in elsewhere[:1]]
 
