@@ -339,7 +339,9 @@ class _Passage:
         if _intents(self.target):
             return ["the target itself is being emptied by a migration: end that one first"]
         for run_id in moves_of_older_versions(self.plan.target.address, self.plan.target.schema):
-            return [f"the target itself is being emptied: {_by_an_older_version(run_id, self.plan.target)}: {_WITH_THAT}"]
+            return [
+                f"the target itself is being emptied: {_by_an_older_version(run_id, self.plan.target)}: {_WITH_THAT}"
+            ]
         elsewhere = [each for each in intents if _target(each) != target_of(self.plan.target)]
         return [f"a batch is on its way, begun with {begun_with(_target(each))}" for each in elsewhere[:1]]
 
