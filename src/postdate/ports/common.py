@@ -115,7 +115,8 @@ def do_works(transaction: NativeTransaction, works: Iterable[Work]) -> None:
     together = dict[Callable[[NativeTransaction, Sequence[Any]], None], list[Any]]()
     for work in works:
         if isinstance(work, BatchedWork):
-            together.setdefault(work.do, []).append(work.item)
+            batched: BatchedWork[Any] = work
+            together.setdefault(batched.do, []).append(batched.item)
         else:
             work(transaction)
     for do, items in together.items():

@@ -17,6 +17,8 @@ import anyio
 from anyio import to_thread
 from anyio.lowlevel import RunVar, current_token
 
+from postdate.errors import StoreUnreachable
+
 T = TypeVar("T")
 W = TypeVar("W")
 Arguments = TypeVarTuple("Arguments")
@@ -115,6 +117,13 @@ def group_of(owner: object, at_once: int) -> GroupCommit[Any, Any]:
     return found
 
 
+async def together(
+    owner: object, do: Callable[[Sequence[W]], Sequence[T | Exception]], work: W, at_once: int = 500
+) -> T:
+    """Have ``do`` do ``work`` with what comes to the group of ``owner`` meanwhile, as :func:`do_jobs` says."""
+    return await group_of(owner, at_once).run(lambda jobs: do_jobs(jobs, do), work)
+
+
 class GroupCommit(Generic[W, T]):
     """Does work that is handed to :meth:`run`, at most ``at_once`` pieces in one call."""
 
@@ -193,31 +202,27 @@ class GroupCommit(Generic[W, T]):
             turn.end.set()
 
 
-def in_parts(
-    works: Sequence[W], do: Callable[[Sequence[W]], Sequence[T]], in_doubt: type[Exception]
-) -> list[T | Exception]:
+def in_parts(works: Sequence[W], do: Callable[[Sequence[W]], Sequence[T]]) -> list[T | Exception]:
     """Do works together; where that fails, each half of them, so that the one to blame is alone in the end.
 
-    ``do`` does all or nothing. An error of type ``in_doubt`` says nothing about any of them, which are then not tried
+    ``do`` does all or nothing. :class:`StoreUnreachable` says nothing about any of them, which are then not tried
     again. Returns the result or the error of each.
     """
     try:
         return list(do(works))
-    except in_doubt as error:
+    except StoreUnreachable as error:
         return [error] * len(works)
     except Exception as error:  # noqa: BLE001 - told to the one whose fault it is
         if len(works) == 1:
             return [error]
     half = len(works) // 2
-    return [*in_parts(works[:half], do, in_doubt), *in_parts(works[half:], do, in_doubt)]
+    return [*in_parts(works[:half], do), *in_parts(works[half:], do)]
 
 
-def do_jobs(
-    jobs: Sequence[Job[W, T]], do: Callable[[Sequence[W]], Sequence[T | Exception]], in_doubt: type[Exception]
-) -> None:
+def do_jobs(jobs: Sequence[Job[W, T]], do: Callable[[Sequence[W]], Sequence[T | Exception]]) -> None:
     """Do jobs as :func:`in_parts` does, and fill in what became of each; raises nothing."""
     try:
-        found: Sequence[T | BaseException] = in_parts([job.work for job in jobs], do, in_doubt)
+        found: Sequence[T | BaseException] = in_parts([job.work for job in jobs], do)
     except BaseException as error:  # noqa: BLE001 - handed to each caller, whose thread this is not
         found = [error] * len(jobs)
     for job, each in zip(jobs, found, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,7 +14,19 @@ import anyio
 
 from postdate.errors import SagaConflict
 from postdate.messages import Envelope
-from postdate.ports import Correlation, OutboxStore, SagaChange, SagaFate, SagaRecord, SagaStore, Transport
+from postdate.ports import (
+    Correlation,
+    End,
+    Ending,
+    OutboxStore,
+    Received,
+    SagaChange,
+    SagaFate,
+    SagaRecord,
+    SagaStore,
+    Transport,
+    Work,
+)
 from postdate.testing.conformance import Check, Topic, expect, expect_equal, expect_error
 
 _NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
@@ -263,9 +275,20 @@ async def applying_is_part_of_a_transaction_of_the_queues(subject: SagaStoreSubj
             await transport.send([Envelope(_QUEUE, "m-1")], _NOW, work=work)
             with expect_error(SagaConflict, "a send together with a conflict"):
                 await transport.send([Envelope(_QUEUE, "m-2")], _NOW, work=work)
-            received = await transport.receiver(_QUEUE).receive(2)
+            receiver = transport.receiver(_QUEUE)
+            received = await receiver.receive(2)
             expect_equal([each.envelope.message_id for each in received], ["m-1"], "messages sent")
             expect_equal((await _kept(store)).saga_id, record.saga_id, "the instance")
+
+            async def settle(works: Sequence[Work]) -> Sequence[object]:
+                await transport.send([Envelope(_QUEUE, f"n-{number}") for number in range(len(works))], _NOW)
+                arrived = list[Received]()
+                while len(arrived) < len(works):
+                    arrived += await receiver.receive(len(works) - len(arrived))
+                ends = zip(arrived, works, strict=True)
+                return await receiver.settle([Ending(each, _NOW, End(work=[work])) for each, work in ends])
+
+            await _told_apart(store, settle)
         finally:
             await transport.close()
 
@@ -295,5 +318,42 @@ async def applying_is_part_of_the_commit_of_an_outbox(subject: SagaStoreSubject)
                 await second.roll_back()
                 expect_equal((await _kept(store)).saga_id, record.saga_id, "the instance")
                 expect_equal(await outbox.find("sales", f"m-2-{begins}"), None, "the record of the second")
+
+            async def commit(works: Sequence[Work]) -> Sequence[object]:
+                found = list[object](works)
+
+                async def commit_one(number: int) -> None:
+                    transaction = outbox.transaction("sales", f"n-{number}")
+                    try:
+                        found[number] = await transaction.commit([], _NOW, [works[number]])
+                    except SagaConflict as error:
+                        await transaction.roll_back()
+                        found[number] = error
+
+                async with anyio.create_task_group() as tasks:
+                    for number in range(len(works)):
+                        tasks.start_soon(commit_one, number)
+                return found
+
+            await _told_apart(store, commit)
+            unused = store.applying([_created(_record("o-5"))])
+            expect(not await outbox.transaction("sales", "n-2").commit([], _NOW, [unused]), "it was handled before")
+            expect_equal(await store.find("Order", Correlation("order_id", "o-5")), None, "an instance of a duplicate")
         finally:
             await outbox.close()
+
+
+async def _told_apart(store: SagaStore, commit: Callable[[Sequence[Work]], Awaitable[Sequence[object]]]) -> None:
+    """Of changes by messages that end at once, each is kept, or its own message is told of a conflict."""
+    kept, records = await _kept(store), [_record(f"o-{number}") for number in (2, 2, 3, 4)]
+    updated = replace(kept, state='{"n":1}')
+    changes = [
+        *map(_created, records),
+        *(SagaChange(SagaFate.UPDATED, each) for each in (replace(kept, version=7), updated)),
+    ]
+    conflicts = [isinstance(each, SagaConflict) for each in await commit([store.applying([each]) for each in changes])]
+    expect_equal(conflicts, [conflicts[0], not conflicts[0], False, False, True, False], "messages told of a conflict")
+    for number, record in ((int(conflicts[0]), records[int(conflicts[0])]), (2, records[2]), (3, records[3])):
+        found = await store.find("Order", record.correlation)
+        expect_equal(found and found.saga_id, record.saga_id, f"the instance that message {number} has made")
+    expect_equal(await _kept(store), replace(updated, version=kept.version + 1), "the updated instance")

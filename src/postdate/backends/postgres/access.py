@@ -275,8 +275,7 @@ class Access:
         """:meth:`run_blocking` in a thread; a cancelled caller waits for its end."""
         return await in_thread(partial(self.run_blocking, patiently=patiently), work)
 
-    def look_blocking(self, work: Callable[[Connection], T]) -> T:
-        return self.run_blocking(work)
+    look_blocking = run_blocking
 
     async def look(self, work: Callable[[Connection], T], *, patiently: bool = False) -> T:
         return await self.run(work, patiently=patiently)

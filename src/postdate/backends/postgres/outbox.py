@@ -22,8 +22,10 @@ from postdate.backends.postgres.answering import BoundedAsyncConnection, Bounded
 from postdate.backends.postgres.errors import is_conflict, translate
 from postdate.backends.postgres.names import part_script, part_steps, sql
 from postdate.backends.postgres.pool import as_opened
-from postdate.backends.postgres.statements import PostgresSqlDialect
-from postdate.backends.sql.outbox import OutboxStep, SqlOutbox, Values, places
+from postdate.backends.postgres.queues import do_works_of
+from postdate.backends.postgres.statements import PostgresSqlDialect, columns_of
+from postdate.backends.sql.dialect import Values
+from postdate.backends.sql.outbox import OutboxStep, SqlOutbox, places
 from postdate.errors import StoreError, StoreUnavailable, StoreUnreachable
 from postdate.ports import NativeTransaction, Scripted, Work
 from postdate.runtime.threads import in_thread
@@ -98,8 +100,7 @@ class PostgresOutbox(SqlOutbox[_Lent], Scripted):
 
     @override
     def do(self, session: BoundedConnection, step: OutboxStep, rows: Sequence[Values]) -> Sequence[Any]:
-        columns = {name: [row[name] for row in rows] for name in rows[0]}
-        found = session.execute(self._of_many[step], columns, prepare=True).fetchall()
+        found = session.execute(self._of_many[step], columns_of(rows), prepare=True).fetchall()
         if step is OutboxStep.FIND:
             return [rest if is_there else None for is_there, *rest in found]
         if step is OutboxStep.MARK:
@@ -115,6 +116,10 @@ class PostgresOutbox(SqlOutbox[_Lent], Scripted):
     @override
     def looking(self, work: Callable[[Any], T]) -> T:
         return self._database.run_blocking(work)
+
+    @override
+    def do_works(self, transaction: BoundedConnection, works: Sequence[Sequence[Work]]) -> None:
+        do_works_of(transaction, works)
 
     @override
     def changing(self, work: Callable[[Any], T]) -> T:

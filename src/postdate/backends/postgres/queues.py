@@ -19,7 +19,7 @@ import psycopg
 from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.names import SchemaNames, array, sql
 from postdate.backends.postgres.rows import QUEUED
-from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, StoreUnreachable
+from postdate.errors import ClaimLost, MessageTooLarge, PostdateError
 from postdate.ports import Work, do_works
 from postdate.runtime.threads import GroupCommit, do_jobs, in_parts, in_thread
 
@@ -156,6 +156,20 @@ class _NotTogether(Exception):
     """These messages cannot share a transaction: they have several holders, or their works may deadlock with others."""
 
 
+def do_works_of(connection: Connection, works: Sequence[Sequence[Work]]) -> None:
+    """Run works; those of several messages wait 50 ms for a lock, as its owner may wait for another of them."""
+    if len(works) > 1:
+        connection.execute(_NO_LONG_WAIT)
+    try:
+        do_works(connection, chain.from_iterable(works))
+        if len(works) > 1:  # commits that notify go one after the other, which on a slow disk takes longer
+            connection.execute(_AS_LONG_AS_IT_TAKES)
+    except psycopg.errors.LockNotAvailable as error:
+        if len(works) > 1:
+            raise _NotTogether from error
+        raise
+
+
 class Acknowledgements:
     """Settles the messages of one receiver."""
 
@@ -164,10 +178,10 @@ class Acknowledgements:
         self._together = GroupCommit[Acknowledgement, None](_AT_ONCE)
 
     async def end(self, ending: Acknowledgement) -> None:
-        await self._together.run(lambda jobs: do_jobs(jobs, self._ended, StoreUnreachable), ending)
+        await self._together.run(lambda jobs: do_jobs(jobs, self._ended), ending)
 
     async def end_all(self, endings: Sequence[Acknowledgement]) -> Sequence[Exception | None]:
-        return await in_thread(lambda: in_parts(endings, self._ended, StoreUnreachable))
+        return await in_thread(lambda: in_parts(endings, self._ended))
 
     def _ended(self, endings: Sequence[Acknowledgement]) -> Sequence[Exception | None]:
         """Settle messages in one transaction; return `ClaimLost` for each that was no longer held."""
@@ -184,21 +198,8 @@ class Acknowledgements:
             gone = self._remove(connection, endings)
             held = [ending for ending in endings if ending.number in gone]
             raise_first(self._insert(connection, [row for ending in held for row in ending.rows]))
-            self._do_works(connection, [ending.work for ending in held if ending.work])
+            do_works_of(connection, [ending.work for ending in held if ending.work])
         return gone
-
-    def _do_works(self, connection: Connection, works: Sequence[Sequence[Work]]) -> None:
-        """Run the works; those of several messages wait 50 ms for a lock, as its owner may wait for another of them."""
-        if len(works) > 1:
-            connection.execute(_NO_LONG_WAIT)
-        try:
-            do_works(connection, chain.from_iterable(works))
-            if len(works) > 1:  # commits that notify go one after the other, which on a slow disk takes longer
-                connection.execute(_AS_LONG_AS_IT_TAKES)
-        except psycopg.errors.LockNotAvailable as error:
-            if len(works) > 1:
-                raise _NotTogether from error
-            raise
 
     def _remove(self, connection: Connection, endings: Sequence[Acknowledgement]) -> set[int]:
         """Delete messages of one holder and write their records; return the numbers of the deleted ones."""

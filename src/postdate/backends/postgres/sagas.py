@@ -10,8 +10,9 @@ from typing_extensions import override
 
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
 from postdate.backends.postgres.names import part_script, part_steps, sql
-from postdate.backends.postgres.statements import PostgresSqlDialect
-from postdate.backends.sql.sagas import SqlSagaStore, Values
+from postdate.backends.postgres.statements import PostgresSqlDialect, columns_of
+from postdate.backends.sql.dialect import Values
+from postdate.backends.sql.sagas import SqlSagaStore
 from postdate.ports import SagaFate, Scripted
 from postdate.runtime.threads import in_thread
 
@@ -43,12 +44,12 @@ class PostgresSagaStore(SqlSagaStore, Scripted):
 
     @override
     def rows_of(self, session: Connection, question: str, places: Sequence[Values]) -> Sequence[tuple[Any, ...] | None]:
-        found = session.execute(self._of_many[question], _columns(places), prepare=True).fetchall()
+        found = session.execute(self._of_many[question], columns_of(places), prepare=True).fetchall()
         return [None if row[0] is None else row for row in found]
 
     @override
     def change(self, transaction: Connection, fate: SagaFate, rows: Sequence[Values]) -> int:
-        return transaction.execute(self._of_many[fate], _columns(rows), prepare=True).rowcount
+        return transaction.execute(self._of_many[fate], columns_of(rows), prepare=True).rowcount
 
     @override
     def setup_statements(self, endpoint: str) -> str:
@@ -62,10 +63,6 @@ class PostgresSagaStore(SqlSagaStore, Scripted):
     @override
     async def close(self) -> None:
         await in_thread(self.database.close_blocking)
-
-
-def _columns(rows: Sequence[Values]) -> dict[str, list[Any]]:
-    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def _statements_of_many(table: str) -> dict[str | SagaFate, bytes]:

@@ -12,7 +12,7 @@ from postdate.backends.postgres.access import Connection
 from postdate.backends.postgres.names import SchemaNames, sql
 from postdate.backends.postgres.quarantine import QuarantineStatements
 from postdate.backends.postgres.rows import WAITING, in_calendar, utc
-from postdate.backends.sql.dialect import SqlDialect
+from postdate.backends.sql.dialect import SqlDialect, Values
 from postdate.messages import Headers
 from postdate.ports import Recording
 
@@ -261,8 +261,15 @@ class Statements:
         self.statistics, self.statistics_of_waiting = sql(f"{counted}, ({aside})"), sql(f"{counted}, 0")
 
 
+def columns_of(rows: Sequence[Values]) -> dict[str, list[Any]]:
+    """Return the values of a statement for many rows: an array a column."""
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
 class PostgresSqlDialect(SqlDialect):
     """PostgreSQL's form of the common statements: prepared, with ``timestamptz`` for times."""
+
+    batches = True
 
     @override
     def spelled(self, template: str) -> bytes:

@@ -40,7 +40,6 @@ from postdate.errors import (
     ClaimLost,
     ConfigurationError,
     DuplicateMessage,
-    StoreUnreachable,
     UnsupportedTransactionMode,
 )
 from postdate.messages import DelayedMessage, rescheduled
@@ -70,7 +69,7 @@ from postdate.ports import (
     Wake,
     Work,
 )
-from postdate.runtime.threads import do_jobs, group_of, in_thread
+from postdate.runtime.threads import in_thread, together
 
 if TYPE_CHECKING:
     from postdate.backends.postgres.columnar import Columns
@@ -79,7 +78,6 @@ if TYPE_CHECKING:
 _MANY: Final = 5_000
 """Storing more at once may take longer than any other call."""
 
-_STORED_AT_ONCE: Final = 500
 """Messages stored one by one that may share a commit."""
 
 
@@ -187,8 +185,7 @@ class PostgresStore(SqlQuestions, MovingStore, PostgresBulk, DelegatedQuarantine
     @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         row = self._row(message)
-        stored = group_of(self, _STORED_AT_ONCE)
-        if not await stored.run(lambda jobs: do_jobs(jobs, self._stored, StoreUnreachable), (row, now)):
+        if not await together(self, self._stored, (row, now)):
             await self.database.transaction(lambda c: self._insert_new_or_revive(c, [row], now))
         self._next_due.heard(message.due)
 

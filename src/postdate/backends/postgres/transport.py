@@ -42,7 +42,6 @@ from postdate.errors import (
     PostdateError,
     QueueNotFound,
     StoreUnavailable,
-    StoreUnreachable,
     TransportUnavailable,
 )
 from postdate.messages import (
@@ -68,7 +67,7 @@ from postdate.ports import (
     Work,
     do_works,
 )
-from postdate.runtime.threads import Alarm, do_jobs, group_of, in_thread
+from postdate.runtime.threads import Alarm, in_thread, together
 
 _POLL_FLOOR_SECONDS: Final = 1.0
 """A receiver looks this often without a wake-up, as one may be lost."""
@@ -164,8 +163,7 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
         with queue_errors():
             if work or len(rows) > _FEW:
                 return await self.database.transaction(lambda c: self._send_all(c, rows, work))
-            sent = group_of(self, _SENT_AT_ONCE)
-            return await sent.run(lambda jobs: do_jobs(jobs, self._sent, StoreUnreachable), rows)
+            return await together(self, self._sent, rows, _SENT_AT_ONCE)
 
     def _send_all(
         self, connection: Connection, rows: Sequence[Row | MessageTooLarge], work: Sequence[Work]

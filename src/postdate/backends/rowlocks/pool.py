@@ -195,8 +195,7 @@ class Pool:
     async def run(self, work: Callable[[Any], T], *, patiently: bool = False) -> T:
         return await in_thread(partial(self.run_blocking, patiently=patiently), work)
 
-    def look_blocking(self, work: Callable[[Any], T]) -> T:
-        return self.run_blocking(work)
+    look_blocking = run_blocking
 
     async def look(self, work: Callable[[Any], T], *, patiently: bool = False) -> T:
         return await self.run(work, patiently=patiently)

@@ -32,7 +32,6 @@ from postdate.clock import brought_up_to_date, from_microseconds, to_microsecond
 from postdate.errors import (
     ConfigurationError,
     DuplicateMessage,
-    StoreUnreachable,
     UnsupportedTransactionMode,
 )
 from postdate.messages import DelayedMessage, check_reschedule
@@ -55,11 +54,10 @@ from postdate.ports import (
 )
 from postdate.ports.scanning import check_scanned, shares
 from postdate.runtime.next_due import NextDue
-from postdate.runtime.threads import do_jobs, group_of, in_thread
+from postdate.runtime.threads import in_thread, together
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 _CLOSE_WITHIN_SECONDS: Final = 5.0
-_STORED_AT_ONCE: Final = 500
 
 log = logging.getLogger("postdate.stores")
 
@@ -188,8 +186,7 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
     @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         row, at = to_row(message, self._capabilities.largest_message_bytes), to_microseconds(now)
-        stored = group_of(self, _STORED_AT_ONCE)
-        if not await stored.run(lambda jobs: do_jobs(jobs, self._stored, StoreUnreachable), (row, at)):
+        if not await together(self, self._stored, (row, at)):
             back = RecordNote(at, int(RecordKind.RESCHEDULED), "came back from the error queue")
             # Another transaction: INSERTs that found the id share a lock on it, and would deadlock here.
             if not await self._pool.transaction(lambda session: self._tables.come_back(session, row, back)):

@@ -8,11 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from postdate.clock import nearest_instant, to_microseconds
 
 T = TypeVar("T")
+
+Values = Mapping[str, Any]
 
 
 class Sessions(Protocol):
@@ -42,6 +44,9 @@ class Sessions(Protocol):
 
 class SqlDialect(ABC):
     """The differences between databases in statements that all of them have."""
+
+    batches: ClassVar[bool] = False
+    """Whether what several messages read or write at a time is one statement, or costs no round trip."""
 
     @abstractmethod
     def spelled(self, template: str) -> Any:

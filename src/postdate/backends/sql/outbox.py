@@ -15,19 +15,20 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from enum import Enum, auto
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import anyio
 import msgspec
 from typing_extensions import override
 
-from postdate.backends.sql.dialect import SqlDialect
+from postdate.backends.sql.dialect import SqlDialect, Values
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import ConfigurationError, StoreError, StoreUnreachable
 from postdate.messages import DelayedMessage, Envelope
 from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Work, do_works
 from postdate.ports.endpoint import Operation, OutboxRecord
-from postdate.runtime.threads import Job, do_jobs, group_of, in_thread
+from postdate.runtime.threads import in_thread, together
 
 _VERSION: Final = 1
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -101,11 +102,8 @@ def _operation(kept: _KeptOperation) -> Operation:
 T = TypeVar("T")
 C = TypeVar("C")
 
-Values = dict[str, Any]
-
 _KEY: Final = ("endpoint", "message_id")
 _COLUMNS: Final = (*_KEY, "handled_at", "dispatched_at", "operations")
-_AT_ONCE: Final = 500
 
 
 class OutboxStep(Enum):
@@ -136,6 +134,7 @@ class SqlOutbox(OutboxStore, ABC, Generic[C]):
 
     def __init__(self, dialect: SqlDialect, table: str, where: str, free: anyio.Semaphore) -> None:
         self._dialect, self.where, self.free = dialect, where, free
+        self._together = {step: partial(self.do_together, step) for step in OutboxStep}
         one, old = f"WHERE {dialect.equal(*_KEY)}", f"{dialect.equal('endpoint')} AND dispatched_at < %(before)s"
         self._find = dialect.spelled(f"SELECT dispatched_at, operations FROM {table} {one}")
         self._insert = dialect.insert(table, _COLUMNS, _KEY)
@@ -191,32 +190,34 @@ class SqlOutbox(OutboxStore, ABC, Generic[C]):
 
     async def add(self, row: Values, work: Sequence[Work]) -> bool:
         """:meth:`write` in a transaction of our own, for a message whose handler used none."""
+        if work and not self._dialect.batches:
+            return await self.alone(partial(self.write, row=row, work=work))
         return await self.done(OutboxStep.INSERT, row, work)
 
     # --- what comes at the same time is done together -----------------------------------------------------------------
 
     async def done(self, step: OutboxStep, values: Values, work: Sequence[Work] = ()) -> Any:
-        """Run a step together with those of other messages, and return its result."""
-        return await group_of(self, _AT_ONCE).run(self._do_jobs, (step, values, work))
+        """Run a step together with that of other messages, and return its result."""
+        do = self._together[step]
+        return await together(do, do, (values, work))
 
-    def _do_jobs(self, jobs: Sequence[Job[tuple[OutboxStep, Values, Sequence[Work]], Any]]) -> None:
-        for step in OutboxStep:
-            some = [job for job in jobs if job.work[0] is step]
-            if some:
-                do_jobs(some, partial(self._do, step), StoreUnreachable)
-
-    def _do(self, step: OutboxStep, jobs: Sequence[tuple[OutboxStep, Values, Sequence[Work]]]) -> Sequence[Any]:
+    def do_together(self, step: OutboxStep, jobs: Sequence[tuple[Values, Sequence[Work]]]) -> Sequence[Any]:
         """Run a step for several records, all or none; return the result of each. Blocks."""
-        rows, run = [row for _, row, _ in jobs], self.looking if step is OutboxStep.FIND else self.changing
-        if not any(work for *_, work in jobs):
-            return run(lambda session: self.do(session, step, rows))
+        rows, works = zip(*jobs, strict=True)
 
-        def insert(session: Any) -> Sequence[bool]:
-            is_new = self.do(session, step, rows)
-            do_works(session, [each for new, (*_, work) in zip(is_new, jobs, strict=True) if new for each in work])
-            return is_new
+        def write(session: Any) -> Sequence[Any]:
+            found = self.do(session, step, rows)
+            self.do_works(session, [work for is_new, work in zip(found, works, strict=True) if is_new and work])
+            return found
 
-        return self.writing(insert)
+        if any(works):
+            return self.writing(write)
+        run = self.looking if step is OutboxStep.FIND else self.changing
+        return run(lambda session: self.do(session, step, rows))
+
+    def do_works(self, transaction: Any, works: Sequence[Sequence[Work]]) -> None:
+        """Run the works of messages."""
+        do_works(transaction, chain.from_iterable(works))
 
     def do(self, session: Any, step: OutboxStep, rows: Sequence[Values]) -> Sequence[Any]:
         """Run the statements of a step; return the result of each record. Blocks."""
@@ -238,7 +239,7 @@ class SqlOutbox(OutboxStore, ABC, Generic[C]):
         """Run ``work`` in a transaction of our own. Blocks."""
 
     def changing(self, work: Callable[[Any], T]) -> T:
-        """Run ``work``, which is one :meth:`do`, all or nothing of it. Blocks."""
+        """Run ``work``, a :meth:`do`; in a transaction of our own, unless that is one statement. Blocks."""
         return self.writing(work)
 
     async def alone(self, work: Callable[[Any], T]) -> T:

@@ -10,12 +10,10 @@ from typing import Any
 
 from typing_extensions import override
 
-from postdate.backends.sql.dialect import Sessions, SqlDialect
+from postdate.backends.sql.dialect import Sessions, SqlDialect, Values
 from postdate.clock import EARLIEST, to_microseconds
 from postdate.messages import DelayedMessage, Headers, encode_headers
 from postdate.ports import AdministrableStore, Mending, MessageFilter, Record, RecordKind, StoreStatistics
-
-Values = Mapping[str, Any]
 
 
 def header_text(message_id: str) -> str:

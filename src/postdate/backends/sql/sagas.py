@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from typing_extensions import override
 
-from postdate.backends.sql.dialect import Sessions, SqlDialect
-from postdate.errors import SagaConflict, StoreNotSetUp, StoreUnreachable
+from postdate.backends.sql.dialect import Sessions, SqlDialect, Values
+from postdate.errors import SagaConflict, StoreNotSetUp
 from postdate.ports import (
     BatchedWork,
     Correlation,
@@ -21,12 +22,9 @@ from postdate.ports import (
     Work,
 )
 from postdate.ports.endpoint import SET_UP
-from postdate.runtime.threads import Job, do_jobs, group_of
-
-Values = Mapping[str, Any]
+from postdate.runtime.threads import together
 
 _COLUMNS: Final[Sequence[str]] = ("saga_id", "saga_type", "property", "value", "state", "details", "version")
-_AT_ONCE: Final = 500
 
 
 class SqlSagaStore(SagaStore, ABC):
@@ -45,6 +43,7 @@ class SqlSagaStore(SagaStore, ABC):
         same, read = dialect.equal("saga_type", "saga_id"), f"SELECT {', '.join(_COLUMNS)} FROM {table} WHERE"
         new = f"state = {dialect.value('state')}, details = {dialect.value('details')}, version = version + 1"
         held = f"WHERE {same} AND version = %(version)s"
+        self._rows = {question: partial(self._read_rows, question) for question in ("find", "load")}
         self._questions = {
             "find": dialect.spelled(f"{read} {dialect.equal('saga_type', 'property', 'value')}"),
             "load": dialect.spelled(f"{read} {same}"),
@@ -66,7 +65,7 @@ class SqlSagaStore(SagaStore, ABC):
 
     async def _read(self, question: str, place: Values) -> SagaRecord | None:
         try:
-            row = await group_of(self, _AT_ONCE).run(self._do_jobs, (question, place))
+            row = await self._row(question, place)
         except StoreNotSetUp as error:
             raise StoreNotSetUp(f"{self._sessions.where} has no table of sagas; {SET_UP}") from error
         if row is None:
@@ -74,14 +73,13 @@ class SqlSagaStore(SagaStore, ABC):
         saga_id, kind, name, value, state, details, version = row
         return SagaRecord(saga_id, kind, Correlation(name, value), state, details, version)
 
-    def _do_jobs(self, jobs: Sequence[Job[tuple[str, Values], Any]]) -> None:
-        for question in self._questions:
-            some = [job for job in jobs if job.work[0] == question]
-            if some:
-                do_jobs(some, self._rows, StoreUnreachable)
+    async def _row(self, question: str, place: Values) -> tuple[Any, ...] | None:
+        if self._dialect.batches:
+            do = self._rows[question]
+            return await together(do, do, place)
+        return await self._sessions.look(lambda session: self._dialect.row(session, self._questions[question], place))
 
-    def _rows(self, works: Sequence[tuple[str, Values]]) -> Sequence[tuple[Any, ...] | None]:
-        question, places = works[0][0], [place for _, place in works]
+    def _read_rows(self, question: str, places: Sequence[Values]) -> Sequence[tuple[Any, ...] | None]:
         return self._sessions.look_blocking(lambda session: self.rows_of(session, question, places))
 
     def rows_of(self, session: Any, question: str, places: Sequence[Values]) -> Sequence[tuple[Any, ...] | None]:
@@ -99,6 +97,7 @@ class SqlSagaStore(SagaStore, ABC):
     def _apply(self, transaction: Any, works: Sequence[Sequence[SagaChange]]) -> None:
         """Apply the changes of messages; a completed instance goes first, as another may take its correlation."""
         changes = [change for work in works for change in work]
+        changes.sort(key=lambda change: change.record.saga_id)  # processes wait for each other's rows in one order
         for fate in (SagaFate.COMPLETED, SagaFate.UPDATED, SagaFate.CREATED):
             rows = [_row(change) for change in changes if change.fate is fate]
             if rows and self.change(transaction, fate, rows) < len(rows):

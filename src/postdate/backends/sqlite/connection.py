@@ -32,7 +32,6 @@ from postdate.errors import (
     StoreNotWritable,
     StoreReplaced,
     StoreTroubled,
-    StoreUnavailable,
     StoreUnreachable,
 )
 from postdate.persistence.migrations import Step, from_newer, migrations, run
@@ -113,13 +112,13 @@ _PINNED: Final = "file-of-log"
 
 
 def identity_of(path: Path) -> Identity | None:
-    """Return the identity of the file at ``path``; ``None``: there is no file. Raises `StoreUnavailable`: who knows."""
+    """Return the identity of the file at ``path``; ``None``: there is no file. Raises `StoreUnreachable` if unknown."""
     try:
         found = os.stat(path)  # noqa: PTH116 - once for every transaction
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise StoreUnavailable(f"cannot look at {path}: {error}") from error
+        raise StoreUnreachable(f"cannot look at {path}: {error}") from error
     return found.st_dev, found.st_ino
 
 
@@ -192,7 +191,8 @@ def forget_log(path: Path) -> None:
     So is the empty log of a file that was replaced: all that was in it is in its own file.
     """
     folder = presence_folder(path)
-    with suppress(OSError, Timeout):  # whoever opens the file now notes it anew; and no more than a note is lost
+    # Whoever opens the file now notes it anew; and no more than a note is lost.
+    with suppress(OSError, Timeout, StoreUnreachable):
         if not folder.exists():
             return
         with FileLock(folder / _LOCK, timeout=0, thread_local=False, is_singleton=False):

@@ -341,9 +341,6 @@ class SqliteFile:
         """Return the result of ``work`` on one consistent snapshot, however long it takes."""
         return await in_thread(self.read_blocking, work)
 
-    def look_blocking(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        return self.read_blocking(work)
-
     async def look(self, work: Callable[[sqlite3.Connection], T], *, patiently: bool = False) -> T:
         return await self.read(work)
 
@@ -355,6 +352,8 @@ class SqliteFile:
                 return work(connection)
             finally:
                 connection.execute("COMMIT")
+
+    look_blocking = read_blocking
 
     def snapshot(self) -> sqlite3.Connection:
         """Return a connection in a read transaction, which the caller closes. Blocking."""
@@ -546,6 +545,7 @@ class SqliteFile:
             try:
                 check_intact(connection, self.path)
                 (create_schema if self._create else check_schema)(connection, self.path)
+                self._note_identity(before)
                 self._register(connection)
             except OSError as error:
                 connection.close()
@@ -554,7 +554,6 @@ class SqliteFile:
                 connection.close()
                 raise
         self._writer = connection
-        self._note_identity(before)
         self._chores.start()
 
     def _note_identity(self, before: Identity | None) -> None:

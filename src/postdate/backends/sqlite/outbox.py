@@ -14,9 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from anyio import from_thread
 from typing_extensions import override
 
-from postdate.backends.sql.outbox import OutboxStep, SqlOutbox, Values, places
+from postdate.backends.sql.dialect import Values
+from postdate.backends.sql.outbox import OutboxStep, SqlOutbox, places
 from postdate.backends.sqlite.connection import (
     Identity,
     bring_up_to_date,
@@ -29,7 +31,7 @@ from postdate.backends.sqlite.connection import (
     translated,
 )
 from postdate.backends.sqlite.rows import QueueRules, SqliteSqlDialect, Transaction
-from postdate.errors import ConfigurationError, StoreError, StoreNotSetUp
+from postdate.errors import ConfigurationError, StoreError, StoreNotSetUp, StoreUnreachable
 from postdate.ports import Recording, Work
 from postdate.runtime.threads import in_thread
 
@@ -89,8 +91,8 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
                 self._reader.close()
                 self._reader = None
             if self._connection is not None:
-                if self._is_replaced():  # a log that stayed would be taken for that of the other file
-                    with suppress(sqlite3.Error):
+                with suppress(sqlite3.Error, StoreUnreachable):
+                    if self._is_replaced():  # a log that stayed would be taken for that of the other file
                         self._end(self._connection.rollback)
                         self._connection.execute("PRAGMA wal_checkpoint(truncate)")
                 self._connection.close()
@@ -99,12 +101,15 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
     # --- transactions of our own --------------------------------------------------------------------------------------
 
     @override
-    async def done(self, step: OutboxStep, values: Values) -> Any:
-        """Run a step; those that write wait for their turn."""
-        if step is not OutboxStep.FIND:
-            async with self.free:
-                return (await in_thread(self.do, step, [values]))[0]
-        return (await in_thread(self.do, step, [values]))[0]
+    def do_together(self, step: OutboxStep, jobs: Sequence[tuple[Values, Sequence[Work]]]) -> Sequence[Any]:
+        """Those that write wait for their turn, as handlers do."""
+        if step is OutboxStep.FIND:
+            return super().do_together(step, jobs)
+        from_thread.run(self.free.acquire)
+        try:
+            return super().do_together(step, jobs)
+        finally:
+            from_thread.run_sync(self.free.release)
 
     @override
     async def alone(self, work: Callable[[Any], T]) -> T:

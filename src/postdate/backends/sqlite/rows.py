@@ -89,6 +89,8 @@ class Transaction:
 class SqliteSqlDialect(SqlDialect):
     """SQLite's form of the common statements: a value is named ``:name``."""
 
+    batches = True
+
     @override
     def spelled(self, template: str) -> str:
         return re.sub(r"%%|%\((\w+)\)s", lambda found: f":{found[1]}" if found[1] else "%", template)

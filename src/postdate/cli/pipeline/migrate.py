@@ -304,7 +304,7 @@ def _print_result(result: MigrateResult) -> None:
             }
         )
         for problem in each.problems:
-            print(f"  refused: {problem}")
+            print(f"  problem: {problem}")
         for difference in each.differences:
             print(f"  not the same: {difference.message_id}: {difference.what}")
     print_pairs(

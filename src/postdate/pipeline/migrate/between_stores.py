@@ -367,8 +367,8 @@ class _Passage:
         after = self.source.ask(lambda store: store.statistics(SystemClock().now()))
         if after.quarantined > before.quarantined:
             self._refuse(after.quarantined - before.quarantined, "cannot be read: `postdate errors` shows them")
-        waiting = after.pending - len(_intents(self.source))
-        if waiting:
+        waiting = after.pending - len(_intents(self.source)) - len(aside)
+        if waiting > 0:
             why = "a service of it holds them, or they were stored meanwhile; run this again"
             self._tally.problems.append(f"{waiting:,} wait in the old store still: {why}")
         return self._result("completed", 0)

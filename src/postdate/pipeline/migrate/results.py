@@ -133,7 +133,7 @@ class MigrateResult:
         return sum(each.moved for each in self.endpoints)
 
     def to_json(self) -> dict[str, Any]:
-        return {**plain(self), "exact": self.exact}
+        return {**plain(self), "exact": self.exact, "complete": self.complete}
 
 
 @dataclass(frozen=True, slots=True)
