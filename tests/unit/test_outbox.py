@@ -227,6 +227,51 @@ async def test_interrupted_at_any_step_a_message_has_its_effects_once_row_114(
         assert await world.outbox.find("sales", "m-1") == OutboxRecord((), dispatched=True)
 
 
+async def test_in_the_file_of_the_queues_a_record_is_written_with_the_end_of_its_message_row_114(
+    clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Received together they are looked up in one query; whether two of them are one message is told at their end."""
+    queues = LocalTransport(tmp_path / "all.db", synchronous="normal")
+    outbox = SqliteOutbox(tmp_path / "all.db", synchronous="normal")
+    handled, asked, find_all = list[str](), list[int](), outbox.find_all
+
+    async def found(endpoint: str, message_ids: Sequence[str]) -> Sequence[OutboxRecord | None]:
+        asked.append(len(message_ids))
+        return await find_all(endpoint, message_ids)
+
+    async def handle(message: Pay, context: HandlerContext) -> None:
+        handled.append(context.message_id)
+        if context.message_id == "writes":
+            (await context.transaction()).execute("INSERT INTO paid VALUES ('writes')")
+        if context.message_id == "sends":
+            await context.send(Paid(), destination="billing")
+
+    monkeypatch.setattr(outbox, "find_all", found)
+    await queues.create_queues(["billing", "sales"])
+    with sqlite3.connect(tmp_path / "all.db") as connection:
+        connection.execute("CREATE TABLE paid (message TEXT)")
+    headers = {Headers.ENCLOSED_MESSAGE_TYPES: "Pay"}
+    ids = ["plain", "twice", "writes", "sends", "twice"]
+    for _ in range(2):
+        for id_ in ids:
+            await queues.send([Envelope("sales", id_, {Headers.MESSAGE_ID: id_, **headers}, b"{}")], clock.now())
+        endpoint = Endpoint(
+            "sales", transport=queues, outbox=Outbox(outbox), transaction_mode="receive_only", clock=clock
+        )
+        endpoint.handler(Pay, name="Pay")(handle)
+        async with endpoint:
+            await clock.settle()
+            assert await queues.queue_lengths() == {"billing": 1, "sales": 0, "error": 0}
+    assert sorted({*handled}) == sorted({*ids})
+    assert {each: handled.count(each) for each in ("plain", "writes", "sends")} == {"plain": 1, "writes": 1, "sends": 1}
+    assert [each for each in asked if each > 1] == [5, 5]
+    assert await find_all("sales", ["plain", "twice", "none"]) == [OutboxRecord((), dispatched=True)] * 2 + [None]
+    with sqlite3.connect(tmp_path / "all.db") as connection:
+        assert connection.execute("SELECT * FROM paid").fetchall() == [("writes",)]
+    await outbox.close()
+    await queues.close()
+
+
 async def test_what_is_cut_off_by_force_is_undone_and_handled_after_the_next_start_row_114(world: World) -> None:
     started = anyio.Event()
 

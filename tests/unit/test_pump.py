@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -139,10 +140,11 @@ class Deciding(Recovery):
         raise AssertionError("no end was refused twice")
 
 
-def reading_ahead(receiver: Holding, handle: Step, clock: VirtualClock) -> MessagePump:
+def reading_ahead(receiver: Holding, handle: Step, clock: VirtualClock, **settings: Any) -> MessagePump:
     """Return a pump for four messages at once."""
     breaker = RepeatedFailures("Receive", "failed", SECOND, lambda text, error: None, NO_METRICS)
-    return MessagePump(receiver, handle, 4, clock, breaker, "sales", prefetches=True)
+    given: dict[str, Any] = {"prefetches": True, **settings}
+    return MessagePump(receiver, handle, 4, clock, breaker, "sales", **given)
 
 
 class Empty(Holding):
@@ -204,6 +206,50 @@ async def test_more_is_received_than_is_handled_at_once_while_that_takes_moments
         assert receiver.limits[0] == 4
         tasks.cancel_scope.cancel()
     assert receiver.closed
+
+
+@pytest.mark.parametrize("prefetches", [True, False])
+async def test_messages_that_a_step_prepares_for_go_back_at_a_stop_or_are_handled_as_those_in_hand(
+    clock: VirtualClock, prefetches: bool
+) -> None:
+    receiver, handled, expected, answered = Holding(), 0, list[int](), anyio.Event()
+
+    async def expect(arrived: Sequence[Received]) -> None:
+        expected.append(len(arrived))
+        pump.stop()
+        await answered.wait()
+
+    async def handle(received: Received) -> StepOutcome:
+        nonlocal handled
+        handled += 1
+        return DONE
+
+    pump = reading_ahead(receiver, handle, clock, prefetches=prefetches, expect=expect)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pump.run)
+        while not expected:
+            await anyio.lowlevel.checkpoint()
+        if not prefetches:
+            answered.set()
+    assert (expected, handled, receiver.closed) == ([4], 0 if prefetches else 4, True)
+
+
+async def test_a_step_prepares_for_no_message_that_comes_alone(clock: VirtualClock) -> None:
+    handled = anyio.Event()
+
+    async def expect(arrived: Sequence[Received]) -> None:
+        raise AssertionError(arrived)
+
+    async def handle(received: Received) -> StepOutcome:
+        handled.set()
+        return DONE
+
+    breaker = RepeatedFailures("Receive", "failed", SECOND, lambda text, error: None, NO_METRICS)
+    pump = MessagePump(Holding(), handle, 1, clock, breaker, "sales", expect=expect)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pump.run)
+        await handled.wait()
+        pump.stop()
 
 
 class Losing(Holding):

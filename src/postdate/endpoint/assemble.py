@@ -224,13 +224,16 @@ class ReceivingService(Service):
                 await publishing(transport).subscribe(queue, self._events)
         breaker = context.breaker("Receive", "Failed to receive messages")
         handling = Handling(self._outgoing, self._endings, self._handlers, self._audit, transport.receiver(queue))
-        handle = handling.handle
+        handle, expect = handling.handle, self._handlers.expect
         if outbox is not None:
             if set_up:
                 await outbox.store.setup()
             await outbox.store.find(queue, "")  # raises if it cannot be used
-            handle = OutboxHandling(outbox, handling).handle
+            kept = OutboxHandling(outbox, handling)
+            handle, expect = kept.handle, kept.expect
         ahead = transport.capabilities.prefetches
-        pump = MessagePump(handling.receiver, handle, self._concurrency, clock, breaker, queue, prefetches=ahead)
+        pump = MessagePump(
+            handling.receiver, handle, self._concurrency, clock, breaker, queue, prefetches=ahead, expect=expect
+        )
         self._runs = [pump] if outbox is None else [pump, OutboxCleanUp(outbox, queue, clock)]
         self._breakers = [breaker]

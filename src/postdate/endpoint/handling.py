@@ -10,6 +10,7 @@ import logging
 import time
 import types
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -22,7 +23,7 @@ from postdate.clock import Clock, later
 from postdate.core.expiry import discard_reason, end_of_use
 from postdate.core.guard import OF_TRANSPORTS, cancelled_task, is_being_cancelled, is_ending
 from postdate.core.outages import Suspects
-from postdate.core.receive.outcomes import BACK, Failed, Recovery, StepOutcome
+from postdate.core.receive.outcomes import BACK, Afterwards, Failed, Recovery, StepOutcome
 from postdate.core.receive.settling import WatchedReceiver, leave_out_repetitions
 from postdate.core.recoverability import (
     DEFAULT_ERROR_QUEUE,
@@ -68,6 +69,7 @@ from postdate.messages import (
     without_delay_headers,
 )
 from postdate.ports import HANDLED, End, Received, Receiver, RecordKind, TransactionMode, Work
+from postdate.runtime.bounded import Bounded
 from postdate.runtime.reporting import Metrics
 
 log = logging.getLogger("postdate.endpoint")
@@ -79,6 +81,8 @@ and the one that stands first in its queue comes back to it from each process th
 
 Handler = Callable[[Any, HandlerContext], Awaitable[None]]
 
+_EXPECTED: Final = 2_000
+
 _STANDS_AFTER_SECONDS: Final = 5.0
 _LOOKS_ROUND_SECONDS: Final = 0.1
 """After an event loop stood, so long a handler waits for news: that a connection ended, say, and a claim with it."""
@@ -89,6 +93,8 @@ class Handlers:
 
     def __init__(self, types: MessageTypes) -> None:
         self._types, self._handlers = types, dict[type[Any], list[Handler]]()
+        self._decoded = Bounded[str, tuple[Envelope, object]](_EXPECTED)
+        """By :meth:`expect`."""
         self.sagas: Sagas | None = None
 
     def add(self, message_type: type[Any], handle: Handler) -> None:
@@ -96,6 +102,18 @@ class Handlers:
 
     def handles(self, message_type: type[Any]) -> bool:
         return message_type in self._handlers or (self.sagas is not None and self.sagas.handles(message_type))
+
+    async def expect(self, arrived: Sequence[Received]) -> None:
+        """Have sagas find the instances of messages that were received together. What fails is done again for each."""
+        if self.sagas is None:
+            return
+        messages = dict[str, object]()
+        with suppress(Exception):
+            for envelope in [each.envelope for each in arrived if not is_saga_timeout(each.envelope.headers)]:
+                message = self._types.decode(envelope.headers, envelope.body)
+                self._decoded[envelope.message_id] = envelope, message
+                messages[envelope.headers.get(Headers.MESSAGE_ID, envelope.message_id)] = message
+        await self.sagas.expect(messages)
 
     @types.coroutine
     def call(self, received: Received, context: HandlerContext) -> Generator[Any, Any, None]:
@@ -124,7 +142,10 @@ class Handlers:
             began = time.monotonic()
 
     async def _call(self, received: Received, context: HandlerContext) -> None:
-        message = self._types.decode(received.envelope.headers, received.envelope.body)
+        envelope = received.envelope
+        decoded, message = self._decoded.pop(envelope.message_id, (None, None))
+        if decoded is not envelope:
+            message = self._types.decode(envelope.headers, envelope.body)
         if self.sagas is not None and is_saga_timeout(received.envelope.headers):
             await self.sagas.handle_timeout(message, context)
             return
@@ -283,9 +304,13 @@ class Handling:
                 end = await self._send_apart(end)
             except PostdateError as error:
                 return StepOutcome(None, self.leaving, failed=Failed(error))
+        return self.ended(received, end, context.afterwards)
+
+    def ended(self, received: Received, end: End, afterwards: Sequence[Afterwards] = ()) -> StepOutcome:
+        """Return the outcome of a handled message whose end sends, stores or does something."""
         if self.leaving.suspects:
-            context.afterwards.append(partial(self.leaving.ended_well, received.envelope.message_id))
-        return StepOutcome(end, self.leaving, context.afterwards)
+            afterwards = [*afterwards, partial(self.leaving.ended_well, received.envelope.message_id)]
+        return StepOutcome(end, self.leaving, afterwards)
 
     def recovered(self, received: Received, error: Exception) -> StepOutcome:
         return self.leaving.decided(received, None, error)

@@ -8,6 +8,8 @@ the same ids, when the message comes again. Source: specification 7, row 114; AD
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -15,6 +17,7 @@ from typing import Final
 import anyio
 
 from postdate.clock import Clock, later
+from postdate.core.dispatcher import sharing
 from postdate.core.guard import calling_store, is_being_cancelled
 from postdate.core.outages import Suspects
 from postdate.core.receive.outcomes import Afterwards, Failed, StepOutcome
@@ -38,9 +41,12 @@ from postdate.ports import (
     RecordKind,
     TransactionMode,
 )
+from postdate.runtime.bounded import Bounded
 from postdate.runtime.reporting import OutageLog
 
 log = logging.getLogger("postdate.outbox")
+
+_EXPECTED: Final = 2_000
 
 CLEAN_UP_BATCH: Final = 1_000
 """Records forgotten in one transaction: milliseconds, so that nobody waits for it."""
@@ -115,6 +121,10 @@ class OutboxHandling:
 
     def __init__(self, outbox: Outbox, handling: Handling) -> None:
         self._store, self._handling, self._outgoing = outbox.store, handling, handling.outgoing
+        queues = self._outgoing.transport.capabilities.database
+        self._is_one = sharing(self._store, self._store.database, queues) is not None
+        self._expected = Bounded[str, OutboxRecord | None](_EXPECTED)
+        """What :meth:`expect` has found."""
         self._committing = Suspects()
         """Of commits only: these add rows to another table than the one in which others are marked."""
 
@@ -141,7 +151,18 @@ class OutboxHandling:
             return StepOutcome(None, recovery, failed=Failed(error))
         return StepOutcome(End(RecordKind.HANDLED, detail), recovery, afterwards)
 
+    async def expect(self, arrived: Sequence[Received]) -> None:
+        """Look up messages that were received together, in one query. What fails is done again for each."""
+        ids = [message_id(each) for each in arrived]
+        with suppress(PostdateError), calling_store(self._store):
+            found = await self._store.find_all(self._outgoing.endpoint, ids)
+            for id_, record in zip(ids, found or (), strict=False):
+                self._expected[id_] = record
+        await self._handling.handlers.expect(arrived)
+
     async def _find(self, id_: str) -> OutboxRecord | None:
+        if id_ in self._expected:
+            return self._expected.pop(id_)
         with calling_store(self._store):
             return await self._store.find(self._outgoing.endpoint, id_)
 
@@ -171,11 +192,14 @@ class OutboxHandling:
         received: Received,
         transaction: OutboxTransaction,
         afterwards: list[Afterwards],
-    ) -> OutboxRecord:
+    ) -> OutboxRecord | StepOutcome:
         business = BusinessTransaction(transaction, self._store, self._outgoing.transport.capabilities.database)
-        handled = await self._handling.call(received, business)
+        handled, now = await self._handling.call(received, business), self._outgoing.clock.now()
+        if self._is_one and not (transaction.begun or handled.outgoing or handled.afterwards):
+            recorded = self._store.handled(self._outgoing.endpoint, message_id(received), now, handled.work)
+            return self._handling.ended(received, End(RecordKind.HANDLED, work=[recorded]))
         with calling_own_store(self._committing, received.envelope.message_id):
-            is_first = await transaction.commit(handled.outgoing, self._outgoing.clock.now(), handled.work)
+            is_first = await transaction.commit(handled.outgoing, now, handled.work)
         if is_first:
             afterwards.extend(handled.afterwards)
             return OutboxRecord(handled.outgoing, dispatched=not handled.outgoing)

@@ -10,10 +10,10 @@ import logging
 import uuid
 from collections import defaultdict
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -47,6 +47,7 @@ from postdate.ports import (
     TransactionMode,
     Transport,
 )
+from postdate.runtime.bounded import Bounded
 
 log = logging.getLogger("postdate.sagas")
 
@@ -90,6 +91,7 @@ def check_saga_outbox(store: SagaStore, outbox: OutboxStore) -> None:
 
 
 _FIRED_REMEMBERED: Final = 32
+_EXPECTED: Final = 2_000
 
 
 @dataclass(slots=True)
@@ -330,7 +332,10 @@ class SagaInstance:
                 return [SagaChange(SagaFate.COMPLETED, self.record)]
             self.details.completed_by = completed_by
         fate = SagaFate.UPDATED if self.record.version else SagaFate.CREATED
-        kept = replace(self.record, state=self._encoded_state(), details=encoded(self.details))
+        record, state = self.record, self._encoded_state()
+        kept = SagaRecord(
+            record.saga_id, record.saga_type, record.correlation, state, encoded(self.details), record.version
+        )
         return [*replaced, SagaChange(fate, kept)]
 
     def _encoded_state(self) -> str:
@@ -353,6 +358,15 @@ def name_of(record: SagaRecord) -> str:
     return f"{record.saga_type} {record.correlation.property}={record.correlation.value!r}"
 
 
+class _Expected(NamedTuple):
+    """The value by which a message finds its instance, and its record, if there is one."""
+
+    message: object
+    value: object
+    correlation: Correlation
+    record: SagaRecord | None
+
+
 class Sagas:
     """The sagas of one endpoint; ``database`` is that of the transaction in which messages of handlers leave."""
 
@@ -362,6 +376,9 @@ class Sagas:
         self._by_name: dict[str, SagaDefinition] = {}
         self._suspects = defaultdict[object, Suspects](Suspects)
         """By the kind of call to the store."""
+        self._of_type = defaultdict[type[Any], list[tuple[SagaDefinition, SagaMethod]]](list)
+        self._expected = Bounded[tuple[str, str], _Expected](_EXPECTED)
+        """What :meth:`expect` has found, by message and saga."""
 
     def add(self, saga: type[Saga[Any]]) -> SagaDefinition:
         definition = getattr(saga, "definition", None)
@@ -375,12 +392,35 @@ class Sagas:
                 f"store; pass delayed_delivery=DelayedDelivery(store) when you create it"
             )
         self._by_name[definition.name] = definition
+        for message_type, method in definition.messages.items():
+            self._of_type[message_type].append((definition, method))
         return definition
 
     def handles(self, message_type: type[Any]) -> bool:
-        return any(message_type in each.messages for each in self._by_name.values())
+        return message_type in self._of_type
 
     # --- messages -------------------------------------------------------------------------------------------------
+
+    async def expect(self, messages: Mapping[str, object]) -> None:
+        """Find the instances of messages that came together, by id, in one query a saga.
+
+        What fails here is done again, for each, when it is handled.
+        """
+        wanted = defaultdict[str, dict[str, tuple[str, object, object]]](dict)
+        with suppress(Exception):
+            for message_id, message in messages.items():
+                for definition, method in self._of_type.get(type(message), ()):
+                    if method.role is not SagaRole.TAKES_REPLIES:
+                        value, text = definition.correlation_of(message, method)
+                        wanted[definition.name].setdefault(text, (message_id, message, value))
+        for name, by_text in wanted.items():
+            correlations = [Correlation(self._by_name[name].correlated_by, text) for text in by_text]
+            with suppress(PostdateError), calling_store(self.store):
+                found = await self.store.find_all(name, correlations) or ()
+                for (id_, message, value), correlation, record in zip(
+                    by_text.values(), correlations, found, strict=False
+                ):
+                    self._expected[id_, name] = _Expected(message, value, correlation, record)
 
     async def handle(self, message: object, context: HandlerContext) -> None:
         """Let every saga of the message's type handle it.
@@ -390,9 +430,8 @@ class Sagas:
             OwnStoreUnreachable: the message is not to blame.
         """
         found: list[SagaInstance] = []
-        for definition in self._by_name.values():
-            method = definition.messages.get(type(message))
-            if method is None or self._replies_to_another(definition, method, context.headers):
+        for definition, method in self._of_type.get(type(message), ()):
+            if self._replies_to_another(definition, method, context.headers):
                 continue
             if method.role is SagaRole.TAKES_REPLIES:
                 instance = await self._asking(definition, context)
@@ -408,10 +447,14 @@ class Sagas:
     async def _instance_for(
         self, definition: SagaDefinition, method: SagaMethod, message: object, context: HandlerContext
     ) -> SagaInstance | None:
-        value, text = definition.correlation_of(message, method)
-        correlation = Correlation(definition.correlated_by, text)
-        with calling_own_store(self._suspects[SagaStore.find], context.message_id):
-            record = await self.store.find(definition.name, correlation)
+        expected = self._expected.pop((context.message_id, definition.name), None)
+        if expected is not None and expected.message is message:
+            _, value, correlation, record = expected
+        else:
+            value, text = definition.correlation_of(message, method)
+            correlation = Correlation(definition.correlated_by, text)
+            with calling_own_store(self._suspects[SagaStore.find], context.message_id):
+                record = await self.store.find(definition.name, correlation)
         leftover: SagaRecord | None = None
         if record is not None:
             details = decoded(record.details, name_of(record))

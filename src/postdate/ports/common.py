@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from postdate.errors import ConfigurationError
 
@@ -102,7 +102,7 @@ class BatchedWork(Generic[C]):
         item: what is to be done.
     """
 
-    do: Callable[[NativeTransaction, Sequence[C]], None]
+    do: Callable[[NativeTransaction, Sequence[C]], object]
     item: C
 
     def __call__(self, transaction: NativeTransaction) -> None:
@@ -112,10 +112,10 @@ class BatchedWork(Generic[C]):
 
 def do_works(transaction: NativeTransaction, works: Iterable[Work]) -> None:
     """Do works of one or several messages in a transaction; batched ones come last, each batch in one go."""
-    together = dict[Callable[[NativeTransaction, Sequence[Any]], None], list[Any]]()
+    together = dict[Callable[[NativeTransaction, Sequence[Any]], object], list[Any]]()
     for work in works:
         if isinstance(work, BatchedWork):
-            batched: BatchedWork[Any] = work
+            batched = cast("BatchedWork[Any]", work)
             together.setdefault(batched.do, []).append(batched.item)
         else:
             work(transaction)

@@ -122,6 +122,10 @@ class SagaStore(Capable[SagaStoreCapabilities], ABC):
             sagas.an_instance_is_found_by_type_property_and_value.
         """
 
+    async def find_all(self, saga_type: str, correlations: Sequence[Correlation]) -> Sequence[SagaRecord | None] | None:
+        """:meth:`find` for several correlations, in one query; ``None``: to find each by itself is as quick."""
+        return None
+
     @abstractmethod
     async def load(self, saga_type: str, saga_id: str) -> SagaRecord | None:
         """Return the instance with that id if it is of that type, or ``None``.
@@ -266,6 +270,17 @@ class OutboxStore(ABC):
             StoreNotSetUp: the tables are missing.
             StoreUnavailable: transient.
         """
+
+    async def find_all(self, endpoint: str, message_ids: Sequence[str]) -> Sequence[OutboxRecord | None] | None:
+        """:meth:`find` for several messages, in one query; ``None``: to find each by itself is as quick."""
+        return None
+
+    def handled(self, endpoint: str, message_id: str, now: datetime, work: Sequence[Work]) -> Work:
+        """Return the work that records a message whose handlers sent nothing, and does theirs, if it is recorded first.
+
+        It is done in a transaction of the queues. Only called where these are in :attr:`database`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define handled(): its database has queues")
 
     @abstractmethod
     def transaction(self, endpoint: str, message_id: str) -> OutboxTransaction:

@@ -122,8 +122,8 @@ class PostgresOutbox(SqlOutbox[_Lent], Scripted):
         do_works_of(transaction, works)
 
     @override
-    def changing(self, work: Callable[[Any], T]) -> T:
-        return self._database.run_blocking(work)  # one statement needs no transaction
+    def changing(self, work: Callable[[Any], T], *, is_one: bool = False) -> T:
+        return self._database.run_blocking(work) if is_one else self.writing(work)  # one statement needs no transaction
 
     @override
     def writing(self, work: Callable[[Any], T]) -> T:
@@ -166,7 +166,7 @@ class PostgresOutbox(SqlOutbox[_Lent], Scripted):
             as_opened(native)
             self._database.bound(native)
             if work:
-                is_new = await in_thread(self.write, _borrowed(native), row, work)
+                (is_new,) = await in_thread(self.write_all, _borrowed(native), [(row, work)])
             else:
                 is_new = (await native.execute(self._insert, row)).rowcount == 1
             block, connection.block = connection.block, None  # which is over, also where the commit is refused

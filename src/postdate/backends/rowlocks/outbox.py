@@ -159,7 +159,7 @@ class ServerOutbox(KeptOnServer, SqlOutbox[ThreadedConnection]):
                     f"{self.where}: a handler has ended the transaction that is not its own to end, or has gone on "
                     f"after an error by which the server undid it, such as a deadlock"
                 )
-            is_new = self.write(session, row, work)
+            (is_new,) = self.write_all(session, [(row, work)])
             session.commit() if is_new else session.rollback()
             return is_new
 

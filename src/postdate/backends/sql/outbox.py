@@ -26,12 +26,16 @@ from postdate.backends.sql.dialect import SqlDialect, Values
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import ConfigurationError, StoreError, StoreUnreachable
 from postdate.messages import DelayedMessage, Envelope
-from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Work, do_works
+from postdate.ports import BatchedWork, NativeTransaction, OutboxStore, OutboxTransaction, Work, do_works
 from postdate.ports.endpoint import Operation, OutboxRecord
 from postdate.runtime.threads import in_thread, together
 
 _VERSION: Final = 1
 _MICROSECOND: Final = timedelta(microseconds=1)
+
+
+_Writing = tuple[Values, Sequence[Work]]
+"""A record, and what is done if it is new."""
 
 
 class _KeptOperation(msgspec.Struct, omit_defaults=True):
@@ -112,6 +116,10 @@ class OutboxStep(Enum):
     MARK = auto()
 
 
+def _record(dispatched_at: object, operations: bytes | None) -> OutboxRecord:
+    return OutboxRecord(() if operations is None else decode_operations(operations), dispatched_at is not None)
+
+
 def places(connections: int) -> anyio.Semaphore:
     """Return a semaphore that limits handlers' connections. Raises `ConfigurationError` below 1."""
     if connections < 1:
@@ -134,7 +142,7 @@ class SqlOutbox(OutboxStore, ABC, Generic[C]):
 
     def __init__(self, dialect: SqlDialect, table: str, where: str, free: anyio.Semaphore) -> None:
         self._dialect, self.where, self.free = dialect, where, free
-        self._together = {step: partial(self.do_together, step) for step in OutboxStep}
+        self._together = {step: partial(self.do_together, step) for step in (OutboxStep.INSERT, OutboxStep.MARK)}
         one, old = f"WHERE {dialect.equal(*_KEY)}", f"{dialect.equal('endpoint')} AND dispatched_at < %(before)s"
         self._find = dialect.spelled(f"SELECT dispatched_at, operations FROM {table} {one}")
         self._insert = dialect.insert(table, _COLUMNS, _KEY)
@@ -150,11 +158,17 @@ class SqlOutbox(OutboxStore, ABC, Generic[C]):
 
     @override
     async def find(self, endpoint: str, message_id: str) -> OutboxRecord | None:
-        row = await self.done(OutboxStep.FIND, self._key(endpoint, message_id))
-        if row is None:
-            return None
-        dispatched_at, operations = row
-        return OutboxRecord(() if operations is None else decode_operations(operations), dispatched_at is not None)
+        return (await self.find_all(endpoint, [message_id]))[0]
+
+    @override
+    async def find_all(self, endpoint: str, message_ids: Sequence[str]) -> Sequence[OutboxRecord | None]:
+        keys = [self._key(endpoint, each) for each in message_ids]
+        found = await in_thread(self.looking, partial(self.do, step=OutboxStep.FIND, rows=keys))
+        return [None if row is None else _record(*row) for row in found]
+
+    @override
+    def handled(self, endpoint: str, message_id: str, now: datetime, work: Sequence[Work]) -> Work:
+        return BatchedWork(self.write_all, (self.row(self._key(endpoint, message_id), (), now), work))
 
     @override
     def transaction(self, endpoint: str, message_id: str) -> OutboxTransaction:
@@ -181,17 +195,10 @@ class SqlOutbox(OutboxStore, ABC, Generic[C]):
         rest = {"handled_at": at, "dispatched_at": None if operations else at}
         return {**key, **rest, "operations": self._dialect.content(content)}
 
-    def write(self, session: Any, row: Values, work: Sequence[Work]) -> bool:
-        """Write a record and run ``work``, in the transaction of ``session``; ``False``: the record is there."""
-        is_new = self._dialect.insert_new(session, self._insert, row)
-        if is_new:
-            do_works(session, work)
-        return is_new
-
     async def add(self, row: Values, work: Sequence[Work]) -> bool:
-        """:meth:`write` in a transaction of our own, for a message whose handler used none."""
+        """Write a record and do ``work`` in a transaction of our own; ``False``: the record is there."""
         if work and not self._dialect.batches:
-            return await self.alone(partial(self.write, row=row, work=work))
+            return (await self.alone(lambda session: self.write_all(session, [(row, work)])))[0]
         return await self.done(OutboxStep.INSERT, row, work)
 
     # --- what comes at the same time is done together -----------------------------------------------------------------
@@ -201,19 +208,17 @@ class SqlOutbox(OutboxStore, ABC, Generic[C]):
         do = self._together[step]
         return await together(do, do, (values, work))
 
-    def do_together(self, step: OutboxStep, jobs: Sequence[tuple[Values, Sequence[Work]]]) -> Sequence[Any]:
+    def do_together(self, step: OutboxStep, jobs: Sequence[_Writing]) -> Sequence[Any]:
         """Run a step for several records, all or none; return the result of each. Blocks."""
-        rows, works = zip(*jobs, strict=True)
+        if any(work for _, work in jobs):
+            return self.changing(lambda session: self.write_all(session, jobs))
+        return self.changing(lambda session: self.do(session, step, [row for row, _ in jobs]), is_one=True)
 
-        def write(session: Any) -> Sequence[Any]:
-            found = self.do(session, step, rows)
-            self.do_works(session, [work for is_new, work in zip(found, works, strict=True) if is_new and work])
-            return found
-
-        if any(works):
-            return self.writing(write)
-        run = self.looking if step is OutboxStep.FIND else self.changing
-        return run(lambda session: self.do(session, step, rows))
+    def write_all(self, session: Any, jobs: Sequence[_Writing]) -> Sequence[bool]:
+        """Write records, and do what belongs to each that was not there; return which these are."""
+        found = self.do(session, OutboxStep.INSERT, [row for row, _ in jobs])
+        self.do_works(session, [work for is_new, (_, work) in zip(found, jobs, strict=True) if is_new and work])
+        return found
 
     def do_works(self, transaction: Any, works: Sequence[Sequence[Work]]) -> None:
         """Run the works of messages."""
@@ -238,8 +243,8 @@ class SqlOutbox(OutboxStore, ABC, Generic[C]):
     def writing(self, work: Callable[[Any], T]) -> T:
         """Run ``work`` in a transaction of our own. Blocks."""
 
-    def changing(self, work: Callable[[Any], T]) -> T:
-        """Run ``work``, a :meth:`do`; in a transaction of our own, unless that is one statement. Blocks."""
+    def changing(self, work: Callable[[Any], T], *, is_one: bool = False) -> T:
+        """Run ``work`` for several messages in a transaction of our own; ``is_one``: a :meth:`do`. Blocks."""
         return self.writing(work)
 
     async def alone(self, work: Callable[[Any], T]) -> T:
@@ -263,7 +268,7 @@ class SqlOutbox(OutboxStore, ABC, Generic[C]):
 
     @abstractmethod
     async def commit(self, connection: C, row: Values, work: Sequence[Work]) -> bool:
-        """Run :meth:`write` in a handler's transaction and commit; ``False``: it was rolled back.
+        """Run :meth:`write_all` in a handler's transaction and commit; ``False``: it was rolled back.
 
         Raises `StoreError` if nothing was committed: the transaction is still open, or a handler has ended it.
         """

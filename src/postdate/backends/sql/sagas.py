@@ -63,21 +63,22 @@ class SqlSagaStore(SagaStore, ABC):
     async def load(self, saga_type: str, saga_id: str) -> SagaRecord | None:
         return await self._read("load", {"saga_type": saga_type, "saga_id": saga_id})
 
+    @override
+    async def find_all(self, saga_type: str, correlations: Sequence[Correlation]) -> Sequence[SagaRecord | None] | None:
+        if not self._dialect.batches:
+            return None
+        places = [{"saga_type": saga_type, "property": each.property, "value": each.value} for each in correlations]
+        return await self._sessions.look(lambda session: list(map(_record, self.rows_of(session, "find", places))))
+
     async def _read(self, question: str, place: Values) -> SagaRecord | None:
         try:
-            row = await self._row(question, place)
+            if self._dialect.batches:
+                do = self._rows[question]
+                return _record(await together(do, do, place))
+            statement = self._questions[question]
+            return _record(await self._sessions.look(lambda session: self._dialect.row(session, statement, place)))
         except StoreNotSetUp as error:
             raise StoreNotSetUp(f"{self._sessions.where} has no table of sagas; {SET_UP}") from error
-        if row is None:
-            return None
-        saga_id, kind, name, value, state, details, version = row
-        return SagaRecord(saga_id, kind, Correlation(name, value), state, details, version)
-
-    async def _row(self, question: str, place: Values) -> tuple[Any, ...] | None:
-        if self._dialect.batches:
-            do = self._rows[question]
-            return await together(do, do, place)
-        return await self._sessions.look(lambda session: self._dialect.row(session, self._questions[question], place))
 
     def _read_rows(self, question: str, places: Sequence[Values]) -> Sequence[tuple[Any, ...] | None]:
         return self._sessions.look_blocking(lambda session: self.rows_of(session, question, places))
@@ -108,6 +109,13 @@ class SqlSagaStore(SagaStore, ABC):
         """Write instances, each of which was not changed meanwhile; return how many."""
         change = self._dialect.insert_new if fate is SagaFate.CREATED else self._dialect.change
         return sum(change(transaction, self._statements[fate], row) for row in rows)
+
+
+def _record(row: tuple[Any, ...] | None) -> SagaRecord | None:
+    if row is None:
+        return None
+    saga_id, kind, name, value, state, details, version = row
+    return SagaRecord(saga_id, kind, Correlation(name, value), state, details, version)
 
 
 def _row(change: SagaChange) -> Values:

@@ -18,7 +18,7 @@ from anyio import from_thread
 from typing_extensions import override
 
 from postdate.backends.sql.dialect import Values
-from postdate.backends.sql.outbox import OutboxStep, SqlOutbox, places
+from postdate.backends.sql.outbox import SqlOutbox, places
 from postdate.backends.sqlite.connection import (
     Identity,
     bring_up_to_date,
@@ -101,13 +101,11 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
     # --- transactions of our own --------------------------------------------------------------------------------------
 
     @override
-    def do_together(self, step: OutboxStep, jobs: Sequence[tuple[Values, Sequence[Work]]]) -> Sequence[Any]:
-        """Those that write wait for their turn, as handlers do."""
-        if step is OutboxStep.FIND:
-            return super().do_together(step, jobs)
+    def changing(self, work: Callable[[Any], T], *, is_one: bool = False) -> T:
+        """Waits for its turn, as handlers do."""
         from_thread.run(self.free.acquire)
         try:
-            return super().do_together(step, jobs)
+            return self.writing(work)
         finally:
             from_thread.run_sync(self.free.release)
 
@@ -168,7 +166,7 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
             raise StoreError(f"{self.path}: the transaction has ended before its commit")
         self._check_in_place()
         as_opened(connection)
-        is_new = self.write(_transaction(connection), row, work)
+        (is_new,) = self.write_all(_transaction(connection), [(row, work)])
         self._end(connection.commit if is_new else connection.rollback)
         return is_new
 

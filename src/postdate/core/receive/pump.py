@@ -46,7 +46,8 @@ class MessagePump:
     Up to ``concurrency`` messages are handled at a time, each by one of as many workers. Where a handler waits for
     nothing, the next message follows in the same turn of the loop, and no task is begun for it. A queue that
     ``prefetches`` is read ahead, as long as messages are handled within moments, and these end in batches, while others
-    are handled (:class:`Settler`), unless ``receiver`` has them end one by one.
+    are handled (:class:`Settler`), unless ``receiver`` has them end one by one. ``expect`` is called with messages that
+    were received together, before any of them is handled; it raises nothing.
     """
 
     def __init__(  # noqa: PLR0913 - the parts
@@ -59,10 +60,11 @@ class MessagePump:
         queue: str,
         *,
         prefetches: bool = False,
+        expect: Callable[[Sequence[Received]], Awaitable[None]] | None = None,
     ) -> None:
         self._reading = Prefetch(concurrency) if prefetches else None
         self._receiver = receiver if isinstance(receiver, WatchedReceiver) else WatchedReceiver(receiver, clock)
-        self._step, self._concurrency = step, concurrency
+        self._step, self._concurrency, self._expect = step, concurrency, expect
         self._lost = Bounded[str, int](_LOSSES_REMEMBERED)
         self._clock, self._breaker, self._queue = clock, breaker, queue
         self._letting_go = in_real_time(clock, LETTING_GO)
@@ -168,6 +170,9 @@ class MessagePump:
         self._breaker.success()
         if self._outage.is_out:
             self._outage.succeeded(self._clock.monotonic())
+        if self._expect is not None and len(received) > 1:
+            with anyio.CancelScope(shield=self._reading is None):
+                await self._expect(received)
         if self._reading is not None and self._stop.is_set():
             return  # closing the receiver gives them back
         self._ready.extend(received)
