@@ -10,7 +10,9 @@ from tests.integration.postgres_place import Place, now, placed
 from tests.waiting import until
 
 from postdate.backends.postgres.expiring import ExpiryStatements
+from postdate.backends.postgres.outbox import PostgresOutbox
 from postdate.backends.postgres.queues import QueueStatements
+from postdate.backends.postgres.sagas import PostgresSagaStore
 
 DAY = timedelta(days=1)
 
@@ -149,6 +151,35 @@ async def test_a_receiver_reads_what_it_takes_of_a_long_queue(postgres_url: str)
         of_queue = [step for step in steps if step.get("Relation Name") == "queue_message"]
         assert all(step["Actual Rows"] * step["Actual Loops"] <= 16 for step in of_queue), of_queue
         assert all(step["Node Type"] not in {"Seq Scan", "Bitmap Heap Scan"} for step in of_queue), of_queue
+
+
+@pytest.mark.parametrize("of", ["sagas", "outbox"])
+async def test_rows_of_several_messages_are_read_and_written_by_the_index(postgres_url: str, of: str) -> None:
+    """Planned while there were ten; 50,000 come, of which the server is not told."""
+    async with placed(postgres_url) as place:
+        store = (PostgresSagaStore if of == "sagas" else PostgresOutbox)(postgres_url, schema=place.schema)
+        row = "n::text, 'kind', 'n', 'n-' || n, 1, '{}', '{}'" if of == "sagas" else "'e', n::text, now()"
+        table = "saga" if of == "sagas" else "outbox"
+        await store.setup()
+        place.run(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+        place.run(f"INSERT INTO {table} SELECT {row} FROM generate_series(1, 10) AS n")
+        place.run(f"VACUUM ANALYZE {table}")
+        given: dict[str, Any] = {"saga_type": "kind", "saga_id": "7", "property": "n", "value": "n-7", "version": 1}
+        given |= {"state": "", "details": "", "endpoint": "e", "message_id": "7", "at": now(), "handled_at": now()}
+        given |= {"dispatched_at": now()}
+        values: dict[str, Any] = {name: [value] * 3 for name, value in given.items()} | {"operations": [b""] * 3}
+        with place.store.database.connect() as connection:
+            connection.execute("SET plan_cache_mode = force_generic_plan")
+            for statement in store._of_many.values():
+                for _ in range(8):
+                    with connection.transaction(force_rollback=True):
+                        connection.execute(statement, values, prepare=True)
+            place.run(f"INSERT INTO {table} SELECT {row} FROM generate_series(11, 50000) AS n")
+            for step, statement in store._of_many.items():
+                steps = prepared_plan(connection, statement, values)
+                if "INSERT" not in statement.decode():
+                    assert rows_read(steps, table) <= 3, (step, steps)
+        await store.close()
 
 
 def enqueue(place: Place, queue: str, first: int, count: int, ends_at: str = "NULL") -> None:
