@@ -234,6 +234,7 @@ async def test_in_the_file_of_the_queues_a_record_is_written_with_the_end_of_its
     queues = LocalTransport(tmp_path / "all.db", synchronous="normal")
     outbox = SqliteOutbox(tmp_path / "all.db", synchronous="normal")
     handled, asked, find_all = list[str](), list[int](), outbox.find_all
+    contexts = dict[str, HandlerContext]()
 
     async def found(endpoint: str, message_ids: Sequence[str]) -> Sequence[OutboxRecord | None]:
         asked.append(len(message_ids))
@@ -241,6 +242,7 @@ async def test_in_the_file_of_the_queues_a_record_is_written_with_the_end_of_its
 
     async def handle(message: Pay, context: HandlerContext) -> None:
         handled.append(context.message_id)
+        contexts[context.message_id] = context
         if context.message_id == "writes":
             (await context.transaction()).execute("INSERT INTO paid VALUES ('writes')")
         if context.message_id == "sends":
@@ -265,6 +267,8 @@ async def test_in_the_file_of_the_queues_a_record_is_written_with_the_end_of_its
     assert sorted({*handled}) == sorted({*ids})
     assert {each: handled.count(each) for each in ("plain", "writes", "sends")} == {"plain": 1, "writes": 1, "sends": 1}
     assert [each for each in asked if each > 1] == [5, 5]
+    with pytest.raises(StoreError, match="the transaction is over"):
+        await contexts["plain"].transaction()  # from a task that its handler has not waited for
     assert await find_all("sales", ["plain", "twice", "none"]) == [OutboxRecord((), dispatched=True)] * 2 + [None]
     with sqlite3.connect(tmp_path / "all.db") as connection:
         assert connection.execute("SELECT * FROM paid").fetchall() == [("writes",)]

@@ -231,7 +231,9 @@ class ReceivingService(Service):
             await outbox.store.find(queue, "")  # raises if it cannot be used
             kept = OutboxHandling(outbox, handling)
             handle, expect = kept.handle, kept.expect
-        ahead = transport.capabilities.prefetches
+        # One at a time, a message finds what the one before it has left with its saga.
+        is_in_order = self._concurrency == 1 and self._handlers.sagas is not None
+        ahead = transport.capabilities.prefetches and not is_in_order
         pump = MessagePump(
             handling.receiver, handle, self._concurrency, clock, breaker, queue, prefetches=ahead, expect=expect
         )

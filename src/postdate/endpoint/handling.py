@@ -104,16 +104,21 @@ class Handlers:
         return message_type in self._handlers or (self.sagas is not None and self.sagas.handles(message_type))
 
     async def expect(self, arrived: Sequence[Received]) -> None:
-        """Have sagas find the instances of messages that were received together. What fails is done again for each."""
+        """Have sagas find the instances of messages that were received together; what fails is done again for each.
+
+        Not where others have the message before its saga, and may change it.
+        """
         if self.sagas is None:
             return
         messages = dict[str, object]()
         with suppress(Exception):
             for envelope in [each.envelope for each in arrived if not is_saga_timeout(each.envelope.headers)]:
                 message = self._types.decode(envelope.headers, envelope.body)
-                self._decoded[envelope.message_id] = envelope, message
-                messages[envelope.headers.get(Headers.MESSAGE_ID, envelope.message_id)] = message
-        await self.sagas.expect(messages)
+                if self.sagas.is_of_one(type(message)) and type(message) not in self._handlers:
+                    self._decoded[envelope.message_id] = envelope, message
+                    messages[envelope.headers.get(Headers.MESSAGE_ID, envelope.message_id)] = message
+        with suppress(PostdateError):
+            await self.sagas.expect(messages)
 
     @types.coroutine
     def call(self, received: Received, context: HandlerContext) -> Generator[Any, Any, None]:

@@ -2,14 +2,14 @@
 
 Phase 1 commits business data, the id of the message and what its handlers sent, in one transaction of the application's
 database. Phase 2 sends that, marks it as sent, and takes the message off its queue. What is interrupted goes on, with
-the same ids, when the message comes again. Source: specification 7, row 114; ADR 0017.
+the same ids, when the message comes again. A message whose handlers sent nothing and began no transaction is recorded
+by the transaction that takes it off a queue in that database. Source: specification 7, row 114; ADR 0017.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -31,7 +31,7 @@ from postdate.errors import (
     StoreUnavailable,
     UnsupportedTransactionMode,
 )
-from postdate.messages import Headers
+from postdate.messages import Envelope, Headers
 from postdate.ports import (
     End,
     OutboxRecord,
@@ -123,7 +123,7 @@ class OutboxHandling:
         self._store, self._handling, self._outgoing = outbox.store, handling, handling.outgoing
         queues = self._outgoing.transport.capabilities.database
         self._is_one = sharing(self._store, self._store.database, queues) is not None
-        self._expected = Bounded[str, OutboxRecord | None](_EXPECTED)
+        self._expected = Bounded[str, tuple[Envelope, OutboxRecord | None]](_EXPECTED)
         """What :meth:`expect` has found."""
         self._committing = Suspects()
         """Of commits only: these add rows to another table than the one in which others are marked."""
@@ -133,7 +133,10 @@ class OutboxHandling:
         id_, recovery = message_id(received), self._handling.leaving
         afterwards: list[Afterwards] = []
         try:
-            record, detail = await self._find(id_), _KNOWN
+            envelope, record = self._expected.pop(id_, (None, None))
+            if envelope is not received.envelope:  # another copy, or it came alone
+                record = await self._find(id_)
+            detail = _KNOWN
             if record is not None:
                 left = "nothing is left" if record.dispatched else "it goes on"
                 log.info("message %s was handled before; %s", id_, left)
@@ -153,16 +156,16 @@ class OutboxHandling:
 
     async def expect(self, arrived: Sequence[Received]) -> None:
         """Look up messages that were received together, in one query. What fails is done again for each."""
-        ids = [message_id(each) for each in arrived]
-        with suppress(PostdateError), calling_store(self._store):
-            found = await self._store.find_all(self._outgoing.endpoint, ids)
-            for id_, record in zip(ids, found or (), strict=False):
-                self._expected[id_] = record
+        try:
+            with calling_store(self._store):
+                found = await self._store.find_all(self._outgoing.endpoint, [message_id(each) for each in arrived])
+        except PostdateError:
+            return  # sagas are in the same database
+        for received, record in zip(arrived, found or (), strict=False):
+            self._expected[message_id(received)] = received.envelope, record
         await self._handling.handlers.expect(arrived)
 
     async def _find(self, id_: str) -> OutboxRecord | None:
-        if id_ in self._expected:
-            return self._expected.pop(id_)
         with calling_store(self._store):
             return await self._store.find(self._outgoing.endpoint, id_)
 
@@ -197,7 +200,9 @@ class OutboxHandling:
         handled, now = await self._handling.call(received, business), self._outgoing.clock.now()
         if self._is_one and not (transaction.begun or handled.outgoing or handled.afterwards):
             recorded = self._store.handled(self._outgoing.endpoint, message_id(received), now, handled.work)
-            return self._handling.ended(received, End(RecordKind.HANDLED, work=[recorded]))
+            if recorded is not None:
+                await transaction.roll_back()  # what its handler left behind cannot begin it any more
+                return self._handling.ended(received, End(RecordKind.HANDLED, work=[recorded]))
         with calling_own_store(self._committing, received.envelope.message_id):
             is_first = await transaction.commit(handled.outgoing, now, handled.work)
         if is_first:

@@ -192,6 +192,8 @@ class SagaInstance:
     messages: OutgoingMessages
     leftover: SagaRecord | None = None
     is_completed: bool = False
+    is_expected: bool = False
+    """Whether it was looked for, with those of other messages, some time before its message is handled."""
     _has_ended: bool = False
     revoked: list[str] = field(default_factory=list[str])
     """Message ids of timeouts that were revoked after they had left."""
@@ -327,6 +329,8 @@ class SagaInstance:
             for timeout_id in list(self.details.timeouts):
                 self.cancel(timeout_id)
             if not self.record.version:  # it was never kept
+                if self.is_expected:  # nor is anything written that would tell of another
+                    raise SagaConflict(f"{name_of(self.record)} may have been created meanwhile")
                 return replaced
             if completed_by is None:
                 return [SagaChange(SagaFate.COMPLETED, self.record)]
@@ -359,7 +363,7 @@ def name_of(record: SagaRecord) -> str:
 
 
 class _Expected(NamedTuple):
-    """The value by which a message finds its instance, and its record, if there is one."""
+    """By which value a message finds its instance, and what was found: its record, if there is one."""
 
     message: object
     value: object
@@ -399,28 +403,30 @@ class Sagas:
     def handles(self, message_type: type[Any]) -> bool:
         return message_type in self._of_type
 
+    def is_of_one(self, message_type: type[Any]) -> bool:
+        """Return whether one saga alone handles messages of a type: another could change them before it does."""
+        return len(self._of_type.get(message_type, ())) == 1
+
     # --- messages -------------------------------------------------------------------------------------------------
 
     async def expect(self, messages: Mapping[str, object]) -> None:
         """Find the instances of messages that came together, by id, in one query a saga.
 
-        What fails here is done again, for each, when it is handled.
+        What cannot be told here is done again, for each, when it is handled. Raises :class:`PostdateError`.
         """
         wanted = defaultdict[str, dict[str, tuple[str, object, object]]](dict)
         with suppress(Exception):
             for message_id, message in messages.items():
-                for definition, method in self._of_type.get(type(message), ()):
-                    if method.role is not SagaRole.TAKES_REPLIES:
-                        value, text = definition.correlation_of(message, method)
-                        wanted[definition.name].setdefault(text, (message_id, message, value))
+                ((definition, method),) = self._of_type[type(message)]
+                if method.role is not SagaRole.TAKES_REPLIES:
+                    value, text = definition.correlation_of(message, method)
+                    wanted[definition.name].setdefault(text, (message_id, message, value))
         for name, by_text in wanted.items():
             correlations = [Correlation(self._by_name[name].correlated_by, text) for text in by_text]
-            with suppress(PostdateError), calling_store(self.store):
+            with calling_store(self.store):
                 found = await self.store.find_all(name, correlations) or ()
-                for (id_, message, value), correlation, record in zip(
-                    by_text.values(), correlations, found, strict=False
-                ):
-                    self._expected[id_, name] = _Expected(message, value, correlation, record)
+            for (id_, message, value), correlation, record in zip(by_text.values(), correlations, found, strict=False):
+                self._expected[id_, name] = _Expected(message, value, correlation, record)
 
     async def handle(self, message: object, context: HandlerContext) -> None:
         """Let every saga of the message's type handle it.
@@ -449,22 +455,30 @@ class Sagas:
     ) -> SagaInstance | None:
         expected = self._expected.pop((context.message_id, definition.name), None)
         if expected is not None and expected.message is message:
-            _, value, correlation, record = expected
-        else:
-            value, text = definition.correlation_of(message, method)
-            correlation = Correlation(definition.correlated_by, text)
-            with calling_own_store(self._suspects[SagaStore.find], context.message_id):
-                record = await self.store.find(definition.name, correlation)
+            instance = self._instance(definition, method, expected, context)
+            if instance is not None:
+                instance.is_expected = True
+                return instance  # else the message would be ignored: an instance may have been made since
+        value, text = definition.correlation_of(message, method)
+        correlation = Correlation(definition.correlated_by, text)
+        with calling_own_store(self._suspects[SagaStore.find], context.message_id):
+            record = await self.store.find(definition.name, correlation)
+        return self._instance(definition, method, _Expected(message, value, correlation, record), context)
+
+    def _instance(
+        self, definition: SagaDefinition, method: SagaMethod, found: _Expected, context: HandlerContext
+    ) -> SagaInstance | None:
+        """Return the instance that was found, or a new one where the message starts one."""
         leftover: SagaRecord | None = None
-        if record is not None:
-            details = decoded(record.details, name_of(record))
+        if found.record is not None:
+            details = decoded(found.record.details, name_of(found.record))
             if not details.is_over_for(context.message_id):
-                return self._loaded(definition, record, details, context)
-            leftover = record
+                return self._loaded(definition, found.record, details, context)
+            leftover = found.record
         if method.role is not SagaRole.STARTS:
             return None
-        record = SagaRecord(str(uuid.uuid4()), definition.name, correlation, "")
-        state = definition.new_state(value)
+        record = SagaRecord(str(uuid.uuid4()), definition.name, found.correlation, "")
+        state = definition.new_state(found.value)
         details = SagaDetails(originator=originator_of(context.headers))
         return SagaInstance(definition, record, state, details, context, self._messages, leftover)
 

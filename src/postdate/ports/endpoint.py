@@ -275,12 +275,13 @@ class OutboxStore(ABC):
         """:meth:`find` for several messages, in one query; ``None``: to find each by itself is as quick."""
         return None
 
-    def handled(self, endpoint: str, message_id: str, now: datetime, work: Sequence[Work]) -> Work:
-        """Return the work that records a message whose handlers sent nothing, and does theirs, if it is recorded first.
+    def handled(self, endpoint: str, message_id: str, now: datetime, work: Sequence[Work]) -> Work | None:
+        """Return work that writes the record of a message that sent nothing, and does ``work``; ``None``: it cannot.
 
-        It is done in a transaction of the queues. Only called where these are in :attr:`database`.
+        It is done in a transaction of queues in :attr:`database`. It raises :class:`~postdate.errors.SagaConflict`
+        where the record is there already.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define handled(): its database has queues")
+        return None
 
     @abstractmethod
     def transaction(self, endpoint: str, message_id: str) -> OutboxTransaction:

@@ -58,8 +58,8 @@ async def test_instances_are_found_in_one_query_those_of_a_second_message_by_its
     async with world.endpoint():
         await world.clock.settle()
     assert asked.many == [[*(f"o-{number}" for number in range(9)), "none"]]
-    assert set(asked.one) == {"o-0"}
-    assert sorted(what for _, what, _ in LOG if what == "Change") == ["Change"]
+    assert set(asked.one) == {"o-0", "none"}, "before a message is ignored its instance is looked for afresh"
+    assert ("not found", "Change", "") in LOG
     assert await world.seen("o-0") == ["Place", "Place"]
     assert [await world.seen(f"o-{number}") for number in range(1, 9)] == [["Place"]] * 8
 
@@ -73,6 +73,27 @@ async def test_what_cannot_be_found_together_is_found_for_each(world: World, mon
         await world.clock.settle()
     assert (len(asked.many), sorted(asked.one)) == (1, ["o-0", "o-1", "o-2"])
     assert [await world.seen(f"o-{number}") for number in range(3)] == [["Place"]] * 3
+
+
+@of_files
+async def test_one_at_a_time_a_message_finds_what_the_one_before_it_has_left(world: World) -> None:
+    await queue(world, Place("o-0"), Change("o-0"), Change("o-0", ["complete"]), Place("o-0"), Change("o-0"))
+    async with world.endpoint(concurrency=1):
+        await world.clock.settle()
+    assert await world.seen("o-0") == ["Place", "Change"]
+
+
+@of_files
+async def test_an_instance_that_ends_as_it_begins_is_looked_for_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written that would tell of another, made after the two were looked for."""
+    asked = Asked(world, monkeypatch)
+    await queue(world, Place("o-0", ["complete"]), Place("o-1"))
+    async with world.endpoint():
+        await world.clock.settle()
+    assert (asked.many, asked.one) == ([["o-0", "o-1"]], ["o-0"])
+    assert [await world.seen(f"o-{number}") for number in range(2)] == [None, ["Place"]]
 
 
 @of_files

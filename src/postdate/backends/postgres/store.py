@@ -78,8 +78,6 @@ if TYPE_CHECKING:
 _MANY: Final = 5_000
 """Storing more at once may take longer than any other call."""
 
-"""Messages stored one by one that may share a commit."""
-
 
 class PostgresStore(SqlQuestions, MovingStore, PostgresBulk, DelegatedQuarantine, Scripted):
     """Keeps delayed messages in a table of PostgreSQL. Needs direct connections: a pooler would swallow wake-ups.

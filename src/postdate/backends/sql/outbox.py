@@ -1,9 +1,9 @@
 """Outboxes in a table of an SQL database, in which handlers have a transaction: everything but its connections.
 
-Reads and writes of several messages at the same time share a call, so that a database may use one statement, or one
-transaction, for them. What handlers sent is kept in bytes between the commit and the dispatch; every instant in it is
-absolute, so that a late or repeated dispatch does not delay a message any longer. Source: specification 7; ADR 0017,
-0026, 0030.
+Records of messages that are received together are read in one call, and written in one, so that a database may use one
+statement, or one transaction, for them. What handlers sent is kept in bytes between the commit and the dispatch; every
+instant in it is absolute, so that a late or repeated dispatch does not delay a message any longer. Source:
+specification 7; ADR 0017, 0026, 0030.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from postdate.backends.sql.dialect import SqlDialect, Values
 from postdate.clock import from_microseconds, to_microseconds
-from postdate.errors import ConfigurationError, StoreError, StoreUnreachable
+from postdate.errors import ConfigurationError, SagaConflict, StoreError, StoreUnreachable
 from postdate.messages import DelayedMessage, Envelope
 from postdate.ports import BatchedWork, NativeTransaction, OutboxStore, OutboxTransaction, Work, do_works
 from postdate.ports.endpoint import Operation, OutboxRecord
@@ -158,17 +158,26 @@ class SqlOutbox(OutboxStore, ABC, Generic[C]):
 
     @override
     async def find(self, endpoint: str, message_id: str) -> OutboxRecord | None:
-        return (await self.find_all(endpoint, [message_id]))[0]
+        return (await self._found(endpoint, [message_id]))[0]
 
     @override
-    async def find_all(self, endpoint: str, message_ids: Sequence[str]) -> Sequence[OutboxRecord | None]:
+    async def find_all(self, endpoint: str, message_ids: Sequence[str]) -> Sequence[OutboxRecord | None] | None:
+        return await self._found(endpoint, message_ids) if self._dialect.batches else None
+
+    async def _found(self, endpoint: str, message_ids: Sequence[str]) -> Sequence[OutboxRecord | None]:
         keys = [self._key(endpoint, each) for each in message_ids]
         found = await in_thread(self.looking, partial(self.do, step=OutboxStep.FIND, rows=keys))
         return [None if row is None else _record(*row) for row in found]
 
     @override
     def handled(self, endpoint: str, message_id: str, now: datetime, work: Sequence[Work]) -> Work:
-        return BatchedWork(self.write_all, (self.row(self._key(endpoint, message_id), (), now), work))
+        return BatchedWork(self._write_new, (self.row(self._key(endpoint, message_id), (), now), work))
+
+    def _write_new(self, session: Any, jobs: Sequence[_Writing]) -> None:
+        if not all(self.do(session, OutboxStep.INSERT, [row for row, _ in jobs])):
+            told = ", ".join(str(row["message_id"]) for row, _ in jobs[:3])
+            raise SagaConflict(f"{told}, or one of those with it, was handled by somebody else meanwhile")
+        do_works(session, chain.from_iterable(work for _, work in jobs))
 
     @override
     def transaction(self, endpoint: str, message_id: str) -> OutboxTransaction:

@@ -171,8 +171,12 @@ class MessagePump:
         if self._outage.is_out:
             self._outage.succeeded(self._clock.monotonic())
         if self._expect is not None and len(received) > 1:
-            with anyio.CancelScope(shield=self._reading is None):
-                await self._expect(received)
+            self._busy += 1
+            try:
+                with anyio.CancelScope(shield=self._reading is None):
+                    await self._expect(received)
+            finally:
+                self._busy -= 1
         if self._reading is not None and self._stop.is_set():
             return  # closing the receiver gives them back
         self._ready.extend(received)
