@@ -94,8 +94,7 @@ def new_message_id() -> str:
     Ids made one after the other are neighbours in an index, which is what makes storing with a unique id cheap.
     """
     milliseconds = time.time_ns() // 1_000_000  # noqa: TID251 - for order in an index; nothing reads it as a time
-    random_bits = int.from_bytes(os.urandom(10), "big")
-    value = (milliseconds << 80) | random_bits
+    value = (milliseconds << 80) | int.from_bytes(os.urandom(10), "big")
     value = (value & ~(0xF << 76)) | (0x7 << 76)
     value = (value & ~(0x3 << 62)) | (0x2 << 62)
     return str(uuid.UUID(int=value))
@@ -155,8 +154,7 @@ def parse_timestamp(text: str) -> datetime:
     """
     if not isinstance(text, str) or not text.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidTimestamp("a timestamp is blank; expected 'yyyy-MM-dd HH:mm:ss:ffffff Z'")
-    match = _TIMESTAMP.fullmatch(text)
-    if match is None:
+    if (match := _TIMESTAMP.fullmatch(text)) is None:
         raise InvalidTimestamp(f"{text!r} is not a timestamp of the form 'yyyy-MM-dd HH:mm:ss:ffffff Z'")
     try:
         return datetime(*(int(digits) for digits in match.groups()), tzinfo=UTC)
@@ -180,8 +178,7 @@ def parse_time_span(text: str) -> timedelta | None:
     A bare whole number counts days; hours, minutes and seconds must be in their ranges; digits below a
     microsecond are dropped. Source: specification 2.4.
     """
-    match = _TIME_SPAN.fullmatch(text)
-    if match is None:
+    if (match := _TIME_SPAN.fullmatch(text)) is None:
         return None
     part = match.groupdict()
     if part["days_only"] is not None:
@@ -270,8 +267,7 @@ def stored_headers(message: DelayedMessage, largest_message_bytes: int) -> str:
         MessageTooLarge: headers and body have more bytes together than the store takes.
     """
     headers = encode_headers(message.headers)
-    size = size_in_bytes(headers, message.body)
-    if size > largest_message_bytes:
+    if (size := size_in_bytes(headers, message.body)) > largest_message_bytes:
         raise _too_large(message, "", size, "store", largest_message_bytes)
     return headers
 
@@ -499,8 +495,7 @@ def check_not_reserved(headers: Mapping[str, str]) -> None:
         InvalidHeaders: names the header.
     """
     prefix = Headers.TIMEOUT_PROPERTIES_PREFIX
-    clash = next((key for key in headers if key.startswith(prefix)), None)
-    if clash is not None:
+    if (clash := next((key for key in headers if key.startswith(prefix)), None)) is not None:
         raise InvalidHeaders(f"header {clash!r} has the prefix {prefix!r}, which is reserved for delayed delivery")
 
 

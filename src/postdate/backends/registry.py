@@ -78,8 +78,7 @@ def _loaded(point: EntryPoint, taken: Mapping[str, str]) -> Backend:
     found = point.load()
     if not isinstance(found, Backend):
         raise ConfigurationError("it is no postdate Backend")
-    twice = sorted(schemes(found) & taken.keys())
-    if twice:
+    if twice := sorted(schemes(found) & taken.keys()):
         by = ", ".join(f"{scheme}: ({taken[scheme]})" for scheme in twice)
         raise ConfigurationError(f"there is one already for {by}")
     return found

@@ -50,8 +50,7 @@ class Address(str):
     @property
     def shown(self) -> str:
         """The address without secrets; ``***`` when it cannot be parsed, for it may be a password."""
-        place = place_of(self.scheme)
-        if place in {Place.FILE, Place.MEMORY}:
+        if (place := place_of(self.scheme)) in {Place.FILE, Place.MEMORY}:
             path = self.partition(":")[2]
             return f"{self.scheme}:***" if "@" in path and not path.startswith("///") else str(self)
         is_server = place is Place.SERVER

@@ -132,8 +132,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _Found]:
         if not variable.startswith(PREFIX) or variable == FILE_VARIABLE:
             continue
         section, separator, name = variable.removeprefix(PREFIX).lower().partition(_SECTION_END)
-        key = f"{section}.{name}"
-        if key in known:
+        if (key := f"{section}.{name}") in known:
             found[key] = _Found(FromText(value), f"environment {variable}")
         elif separator or variable in {_variable(each).replace(_SECTION_END, "_") for each in known}:
             raise UnknownSetting(_unknown_key(key, f"variable {variable}", "environment", shown=_variable))

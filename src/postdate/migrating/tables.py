@@ -115,8 +115,7 @@ class Looking:
         return found
 
     def _destination(self, timeout_id: object, stored: str | None, headers: Mapping[str, str]) -> None:
-        destination = destination_of(stored, headers)
-        if destination not in self.destinations:
+        if (destination := destination_of(stored, headers)) not in self.destinations:
             try:
                 check_text(destination, "destination", DESTINATION_LIMIT)
             except InvalidMessage:
@@ -129,8 +128,7 @@ class Looking:
         # A store writes headers as short as can be, so nearly all need no second look.
         if size_in_bytes(str(written), b"") + body_bytes <= self.largest_bytes:
             return
-        size = size_in_bytes(encode_headers(headers), b"") + body_bytes
-        if size > self.largest_bytes:
+        if (size := size_in_bytes(encode_headers(headers), b"") + body_bytes) > self.largest_bytes:
             self.largest_bytes, self.largest_id = size, str(timeout_id)
 
     def _problem(self, what: str, timeout_id: object) -> None:
@@ -314,8 +312,7 @@ class MigrationSource:
             first, staging = kept.run.batches + 1, staging_table(run.run_id)
             columns = self._columns(session, kept.table)
             hiding = Hiding(kept.table, staging, columns, first, batch_size, batch_size * batches)
-            count = self._sql.hide(session, hiding, max(run.cutoff, started + margin))
-            if count:
+            if count := self._sql.hide(session, hiding, max(run.cutoff, started + margin)):
                 self._state.add_staged(session, run, staging, first, count)
             return self._state.batches(session, run, first)
 
@@ -414,8 +411,7 @@ class MigrationSource:
 
     def _table_of(self, session: Session, endpoint: str) -> str:
         tables = self._tables(session)
-        name = _found(endpoint, tables) or _found(endpoint.replace(".", "_"), tables)
-        if name is not None:
+        if (name := _found(endpoint, tables) or _found(endpoint.replace(".", "_"), tables)) is not None:
             return tables[name]
         close = difflib.get_close_matches(endpoint, tables, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(tables)) or 'none'}"
@@ -423,8 +419,7 @@ class MigrationSource:
 
     def _columns(self, session: Session, table: str) -> Sequence[str]:
         columns = self._sql.columns(session, table)
-        missing = [column for column in READ if column not in columns]
-        if missing:
+        if missing := [column for column in READ if column not in columns]:
             raise ConfigurationError(
                 f"{self._sql.where}: table {table} has no column {missing[0]!r}: it has no timeouts"
             )

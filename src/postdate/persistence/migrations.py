@@ -37,8 +37,7 @@ class Step:
 
 def setup_command(table: str) -> str:
     """Return the command that creates the table of a store, with the endpoint's name if the table's shows it."""
-    endpoint = table.removesuffix(".timeouts")
-    if endpoint in {table, "postdate"}:
+    if (endpoint := table.removesuffix(".timeouts")) in {table, "postdate"}:
         return "run `postdate setup`"
     return f"run `POSTDATE_ENDPOINT__NAME={shlex.quote(endpoint)} postdate setup`, or name it with endpoint.name"
 
@@ -51,10 +50,9 @@ def migrations(room: str, part: str = "database") -> tuple[Migration, ...]:
     stores and queues share, ``store``, ``sagas``, ``outbox``.
     """
     folder = resources.files(room) / "migrations" / part
-    files = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
     return tuple(
         Migration(int(file[:4]), file[5:-4].replace("_", " "), (folder / file).read_text(encoding="utf-8"))
-        for file in files
+        for file in sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
     )
 
 

@@ -84,8 +84,7 @@ def spellings(timeout_id: str) -> tuple[str, str, str, str]:
 def rounded_up(due: datetime, digits: int) -> datetime:
     """Return ``due`` with so many digits of a second, never earlier: a timeout must not fire early."""
     step = 10 ** (6 - digits)
-    beyond = due.microsecond % step
-    if not beyond:
+    if not (beyond := due.microsecond % step):
         return due
     try:
         return due + (step - beyond) * _MICROSECOND
@@ -134,8 +133,7 @@ def checked(timeout: Timeout) -> Timeout:
         InvalidMessage: an id is no UUID, or the destination is blank or longer than 200 characters.
         InvalidTimestamp, InvalidHeaders: as for every message.
     """
-    timeout_id = normal_id(timeout.timeout_id)
-    if timeout_id is None:
+    if (timeout_id := normal_id(timeout.timeout_id)) is None:
         raise InvalidMessage(f"the id of a timeout must be a UUID, not {timeout.timeout_id!r}")
     if timeout.saga_id is not None and normal_id(timeout.saga_id) is None:
         raise InvalidMessage(f"timeout {timeout_id} names saga {timeout.saga_id!r}, which is no UUID")
@@ -192,8 +190,7 @@ def decode_due(timeout_id: object, time: object) -> DueTimeout:
 
 def row_id(value: object) -> str:
     """Return a row's normal id; raises `InvalidMessage` when it is no UUID."""
-    found = normal_id(value)
-    if found is None:
+    if (found := normal_id(value)) is None:
         raise InvalidMessage(f"a timeout is stored under {value!r}, which is no UUID")
     return found
 
@@ -214,8 +211,7 @@ def row_headers(timeout_id: str, headers: object) -> Mapping[str, str]:
     try:
         return decode_headers(text)
     except InvalidHeaders as error:
-        found = _with_nulls(text)
-        if found is None:
+        if (found := _with_nulls(text)) is None:
             raise InvalidHeaders(f"timeout {timeout_id}: {error}") from error
         return found
 

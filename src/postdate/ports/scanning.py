@@ -83,8 +83,7 @@ def check_scanned(what: str, columns: Sequence[str] = ()) -> None:
     """Raise `PipelineError` unless ``what``, and these columns of it, are in :data:`SCANNED`."""
     if what not in SCANNED:
         raise PipelineError(f"there is nothing called {what!r} to scan; choose one of {', '.join(SCANNED)}")
-    unknown = [column for column in columns if column not in SCANNED[what]]
-    if unknown:
+    if unknown := [column for column in columns if column not in SCANNED[what]]:
         raise PipelineError(f"{what} has no column {unknown[0]!r}; it has {', '.join(SCANNED[what])}")
 
 

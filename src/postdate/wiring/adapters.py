@@ -84,8 +84,7 @@ def kind_of(address: str, what: str, role: Role) -> AdapterRole:
     """Return the adapter of a role for an address that is no reference; ``what`` names the address in the error."""
     known = kinds(role)
     scheme = Address(address).scheme
-    kind = known.get(scheme)
-    if kind is None:
+    if (kind := known.get(scheme)) is None:
         close = difflib.get_close_matches(scheme, known, n=1)
         there = ", ".join(f"{each}:" for each, kind in known.items() if each == kind.scheme)
         hint = f"did you mean {known[close[0]].example}?" if close else f"there are {there}"
@@ -186,8 +185,7 @@ def open_adapter(
     kind: AdapterRole, address: Address, settings: Mapping[str, Any], databases: Databases | None = None
 ) -> object:
     """Return the adapter at an address; raises as :func:`open_store`."""
-    unknown = sorted(settings.keys() - kind.takes)
-    if unknown:
+    if unknown := sorted(settings.keys() - kind.takes):
         known = ", ".join(sorted(kind.takes)) or "no settings"
         raise ConfigurationError(f"{kind.product} takes no {', '.join(unknown)}; it takes {known}")
     adapter = loaded(kind)

@@ -173,8 +173,7 @@ def _check_apart(settings: Settings) -> None:
     seen: dict[str, str] = {}
     own = [settings.endpoint.name] if settings.delayed_delivery.enabled else []
     for name in dict.fromkeys([*own, *managed_endpoints(settings)]):
-        other = seen.setdefault(table_name(name).lower(), name)
-        if other != name:
+        if (other := seen.setdefault(table_name(name).lower(), name)) != name:
             origin = settings.origins.get("timeout_manager.endpoints", "default")
             raise ConfigurationError(
                 f"timeout_manager.endpoints ({origin}): {name!r} and {other!r} "
@@ -199,8 +198,7 @@ def managed_endpoints(settings: Settings) -> tuple[str, ...]:
 
 def open_timeouts(settings: Settings, databases: Databases | None = None) -> dict[str, TimeoutPersister]:
     """Return the storage of each managed endpoint's timeouts; all connect at first use."""
-    endpoints = managed_endpoints(settings)
-    if not endpoints:
+    if not (endpoints := managed_endpoints(settings)):
         return {}
     kind, given = _storage(settings)
     address = settings.timeout_manager.address
@@ -352,8 +350,7 @@ _FILES: Final = {"store.address": "sqlite", "transport.address": "local"}
 def check_addresses(settings: Settings) -> None:
     """Refuse unknown adapters, adapters that no other process can see, and queues in a backend that has none."""
     check_timeout_managers(settings)
-    delays = settings.delayed_delivery.enabled
-    if delays:
+    if delays := settings.delayed_delivery.enabled:
         store = _checked("store.address", settings.store.address, settings, check_store)
         if store.is_server and "transport.address" not in settings.origins:
             raise ConfigurationError(

@@ -113,8 +113,7 @@ def _add_timeouts(settings: Settings, found: _Scripts) -> None:
 def _add_part(place: Address, section: Literal["sagas", "outbox"], settings: Settings, found: _Scripts) -> None:
     if file_of(place) is not None:
         scripts = _of_file(place)
-        text = scripts.sagas() if section == "sagas" else scripts.outbox()
-        found.add(place, text, in_queue_file=section == "sagas")
+        found.add(place, scripts.sagas() if section == "sagas" else scripts.outbox(), in_queue_file=section == "sagas")
         return
     part = open_saga_store(settings) if section == "sagas" else open_outbox(settings)
     if not isinstance(part, Scripted):

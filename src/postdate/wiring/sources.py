@@ -23,8 +23,7 @@ def open_record_stream(address: str, **settings: Any) -> RecordStreamStore:
     """
     place = resolved(address, os.environ)
     store = check_store(place)
-    kind = kinds("records").get(store.scheme)
-    if kind is None:
+    if (kind := kinds("records").get(store.scheme)) is None:
         raise NotSupported(
             f"the records of {store.product} cannot be followed: their numbers are not in the order of commits, and "
             f"the server does not tell which transactions may still write lower ones; read what='records' again and "
@@ -73,8 +72,7 @@ def moves_of_older_versions(address: str, schema: str | None) -> Sequence[str]:
         StoreError: the server failed, or there is no such file.
     """
     place = resolved(address, os.environ)
-    kind = kinds("timeouts_source").get(place.scheme)
-    if kind is None:
+    if (kind := kinds("timeouts_source").get(place.scheme)) is None:
         return []
     default = cast("type[Dialect]", loaded(kind)).schema_of_stores
     dialect = _dialect(kind, place, default if schema is None else schema)

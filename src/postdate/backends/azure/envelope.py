@@ -71,8 +71,7 @@ def to_text(envelope: Envelope) -> str:
     """
     size = 0
     for text in _texts(envelope):
-        size = len(text.encode())
-        if size <= LARGEST_TEXT_BYTES:
+        if (size := len(text.encode())) <= LARGEST_TEXT_BYTES:
             return text
     raise MessageTooLarge(
         f"message {envelope.message_id!r} to {envelope.destination} is {size:,} bytes long in the form in which Azure "
@@ -124,8 +123,7 @@ def _as_json(envelope: Envelope) -> bytes:
         "Recoverable": True,
     }
     ours = {"Due": envelope.due, "ExpiresAt": envelope.expires_at}
-    kept = {name: format_timestamp(instant) for name, instant in ours.items() if instant is not None}
-    if kept:
+    if kept := {name: format_timestamp(instant) for name, instant in ours.items() if instant is not None}:
         wrapper[_OURS] = kept
     return msgspec.json.encode(wrapper)
 

@@ -85,8 +85,7 @@ class AzureLogin:
 
     def endpoint(self, service: str) -> str:
         """Return the URL of a service; raises `ConfigurationError` when the address does not give it."""
-        url = self.endpoints.get(service)
-        if url is None:
+        if (url := self.endpoints.get(service)) is None:
             raise ConfigurationError(
                 f"the address of Azure account {self.account!r} does not say where its {service} service is; "
                 f"add {service}s=HOST:PORT to it, after a question mark"
@@ -164,16 +163,14 @@ def parse_login(address: str, environment: Mapping[str, str] | None = None) -> A
             f"the address of Azure Storage cannot be read; write {_FORMS}, with / in the key as %2F"
         ) from None
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    unknown = sorted(options.keys() - {"protocol", "connection", *_OPTIONS})
-    if unknown:
+    if unknown := sorted(options.keys() - {"protocol", "connection", *_OPTIONS}):
         known = ", ".join(("protocol", "connection", *_OPTIONS))
         raise ConfigurationError(f"the address of Azure Storage has the unknown option {unknown[0]!r}; known: {known}")
     if "connection" in options:
         if parts.netloc:
             raise ConfigurationError("the address of Azure Storage names an account and a connection string: take one")
         return parse_connection_string(_referred(options["connection"], environment))
-    service = "queue" if scheme.lower() == "azure-queues" else "table"
-    return _login(service, parts.netloc, parts.path, options)
+    return _login("queue" if scheme.lower() == "azure-queues" else "table", parts.netloc, parts.path, options)
 
 
 def _login(service: str, authority: str, path: str, options: Mapping[str, str]) -> AzureLogin:
@@ -181,8 +178,7 @@ def _login(service: str, authority: str, path: str, options: Mapping[str, str]) 
     account, colon, key = credentials.partition(":")
     if not (at and colon and account and key and host):
         raise ConfigurationError(f"the address of Azure Storage has no account, key or host; write {_FORMS}")
-    protocol = options.get("protocol", "https")
-    if protocol not in {"http", "https"}:
+    if (protocol := options.get("protocol", "https")) not in {"http", "https"}:
         raise ConfigurationError(f"protocol in the address of Azure Storage must be http or https, not {protocol!r}")
     hosts = {service: host, **_neighbours(service, host)}
     hosts |= {of: options[name] for name, of in _OPTIONS.items() if name in options}
@@ -235,8 +231,7 @@ def parse_connection_string(text: str) -> AzureLogin:
 
 def _endpoints(settings: Mapping[str, str]) -> dict[str, str]:
     named = {service: settings[f"{service}endpoint"] for service in SERVICES if settings.get(f"{service}endpoint")}
-    account = settings.get("accountname")
-    if not account:
+    if not (account := settings.get("accountname")):
         return {service: url.rstrip("/") for service, url in named.items()}
     protocol = settings.get("defaultendpointsprotocol") or "https"
     suffix = settings.get("endpointsuffix") or _PUBLIC_SUFFIX

@@ -204,8 +204,7 @@ class Pages:
         dues: list[datetime] = []
         async with aclosing(self.entities(select=KEY_COLUMNS, at_once=1)) as entities:
             async for entity in entities:
-                due = _due_of(entity)
-                if due is not None:
+                if (due := _due_of(entity)) is not None:
                     dues.append(due)
                     break
         failing = self.entities(select=KEY_COLUMNS, also="Failures gt 0")

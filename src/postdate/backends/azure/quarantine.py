@@ -54,8 +54,7 @@ class TableQuarantine(Quarantine):
             copy |= {"PartitionKey": _PARTITION, _REASON: str(error)}
             await self._records.table.atomically([Operation("upsert", copy)])
             await self._record_failure(entity, error, now)
-            keys = {"PartitionKey": entity["PartitionKey"], "RowKey": row}
-            await self._table.atomically([Operation("delete", keys)])
+            await self._table.atomically([Operation("delete", {"PartitionKey": entity["PartitionKey"], "RowKey": row})])
         except StoreError as failure:
             if failure.transient:
                 raise
@@ -65,8 +64,7 @@ class TableQuarantine(Quarantine):
         log.error(text, row, self._table.what, error)
 
     async def _record_failure(self, entity: Entity, error: MessageError, now: datetime) -> None:
-        message_id = _id_of(entity)
-        if message_id:
+        if message_id := _id_of(entity):
             where = entity.get("Destination")
             destination = where if isinstance(where, str) else ""
             await self._records.end_unread(message_id, destination, now, f"unreadable: {error}")
@@ -78,8 +76,7 @@ class TableQuarantine(Quarantine):
 
     @override
     async def quarantined_count(self) -> int:
-        rows = self._records.table.query(f"PartitionKey eq '{_PARTITION}'", ["RowKey"])
-        return len([row async for row in rows])
+        return len([row async for row in self._records.table.query(f"PartitionKey eq '{_PARTITION}'", ["RowKey"])])
 
     @override
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
@@ -92,8 +89,7 @@ class TableQuarantine(Quarantine):
     @override
     async def discard_quarantined(self, number: int, now: datetime) -> None:
         entity = await self._find(number)
-        message_id = _id_of(entity)
-        if message_id:
+        if message_id := _id_of(entity):
             await self._records.discard_failed(message_id, now)
         await self._forget(entity)
 

@@ -147,8 +147,7 @@ class QueueService:
 
     def queue(self, name: str) -> QueueClient:
         """Return the client of a queue; raises `QueueNotFound` when no queue can have this name."""
-        found = self._clients.get(name)
-        if found is None:
+        if (found := self._clients.get(name)) is None:
             try:
                 clean = queue_name(name, self._sanitizer)
             except ConfigurationError as error:
@@ -161,8 +160,7 @@ class QueueService:
         """Wrap a request to a queue: translate errors, and refuse it during a pause that the account asked for."""
         self.queue(queue)
         what = self.what(queue)
-        wait = self._quiet_until - asyncio.get_running_loop().time()
-        if wait > 0:
+        if (wait := self._quiet_until - asyncio.get_running_loop().time()) > 0:
             raise TransportUnreachable(f"{what} is throttled; it asked to be left alone for another {wait:.1f} s")
         try:
             with translated(QUEUES, what):

@@ -300,16 +300,14 @@ class Storing:
 
     async def store_returned(self, message: DelayedMessage, now: datetime) -> DelayedEntity:
         """Store a repaired message from the quarantine, and record that."""
-        waiting = DelayedEntity.new(message)
-        return await self._store_again(waiting, now, may_come_back=True, back=RecordKind.RETURNED)
+        return await self._store_again(DelayedEntity.new(message), now, may_come_back=True, back=RecordKind.RETURNED)
 
     async def _store_again(
         self, waiting: DelayedEntity, now: datetime, *, may_come_back: bool, back: RecordKind = RecordKind.RESCHEDULED
     ) -> DelayedEntity:
         """Store a message whose id is known: its message is missing, or has failed and ``may_come_back``."""
         records, id_ = self._records, waiting.message.message_id
-        known = await records.find(id_)
-        if known is None:  # it left a moment ago, and nothing is kept of it
+        if (known := await records.find(id_)) is None:  # it left a moment ago, and nothing is kept of it
             (taken,) = await records.enter([waiting], now)
         elif known.end is RecordKind.FAILED and may_come_back:
             taken = not await self._is_there(known) and await records.come_back(known, waiting, now, back)
@@ -334,8 +332,7 @@ class Storing:
 
     async def _at_one_of(self, known: Known) -> DelayedEntity | None:
         for row in known.places:
-            entity = await self._pages.at(row)
-            if entity is not None:
+            if (entity := await self._pages.at(row)) is not None:
                 with suppress(MessageError):  # quarantined when it is due
                     return read_entity(entity)
         return None

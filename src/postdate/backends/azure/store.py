@@ -391,8 +391,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     async def _look(self) -> None:
         """Wake the poller when a message is due before all that it knows of."""
-        first = await self._first_attempt()
-        if first is not None:
+        if (first := await self._first_attempt()) is not None:
             self._next_due.heard(to_microseconds(first))
 
     # --- what cannot be read ------------------------------------------------------------------------------------
@@ -411,19 +410,16 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
         """Recorded as delivered."""
-        held = self._holding.of(message_id)
-        if held is not None:
+        if (held := self._holding.of(message_id)) is not None:
             return bool(await self.finish([Claim(held.waiting.message, held)], Outcome.DELIVERED, now))
         waiting = await self._free(message_id, now)
         return waiting is not None and bool(await self._end([waiting], RecordKind.DELIVERED, now))
 
     @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
-        held = self._holding.of(message_id)
-        if held is not None:
+        if (held := self._holding.of(message_id)) is not None:
             return await self.retry_later(Claim(held.waiting.message, held), held.waiting.message.due, now, "")
-        waiting = await self._free(message_id, now)
-        if waiting is None:
+        if (waiting := await self._free(message_id, now)) is None:
             return False
         return await self._retry(Held(waiting, self._opened.lease.term), waiting.message.due, now, "")
 
@@ -453,8 +449,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
     async def cancel(self, message_id: str, now: datetime) -> bool:
         """A message due within :data:`NEAR` counts as being dispatched while another process has the lease."""
         async with self._claiming:
-            waiting = await self._free(message_id, now)
-            if waiting is None:
+            if (waiting := await self._free(message_id, now)) is None:
                 return False
             if await self._end([waiting], RecordKind.CANCELLED, now):
                 return True

@@ -142,8 +142,7 @@ class AzureStorageQueueTransport(Transport):
     async def _length_of(self, name: str) -> int:
         queue = self.service.queue(name)
         with self.service.asking(name):
-            visible = len(await queue.peek_messages(max_messages=LARGEST_BATCH))
-            if visible < LARGEST_BATCH:
+            if (visible := len(await queue.peek_messages(max_messages=LARGEST_BATCH))) < LARGEST_BATCH:
                 return visible
             properties = await queue.get_queue_properties()
         return max(visible, properties.approximate_message_count or 0)
@@ -283,8 +282,7 @@ class AzureQueueReceiver(Receiver):
                 messages = [message async for message in page]
                 break
         holds = [self._hold(message, began + seconds, seconds) for message in messages]
-        finished = [hold for hold in holds if (self._queue, hold.native_id) in self._memory]
-        if finished:
+        if finished := [hold for hold in holds if (self._queue, hold.native_id) in self._memory]:
             await at_once([partial(self._delete_finished, hold) for hold in finished])
         if self._held and self._renewing is None:
             self._renewing = asyncio.ensure_future(self._renew_until_done())

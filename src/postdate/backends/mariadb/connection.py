@@ -71,8 +71,7 @@ def translate(error: pymysql.Error, where: str) -> PostdateError:
     # Some general errors are about the data, such as a text that its column cannot have: the driver knows which.
     is_of_data = isinstance(error, pymysql.DataError | pymysql.IntegrityError | pymysql.NotSupportedError)
     state: str = "" if is_of_data else getattr(error, "sqlstate", None) or ""
-    meaning = meaning_of((number, state[:2]), _MEANINGS)
-    if meaning is not None:
+    if (meaning := meaning_of((number, state[:2]), _MEANINGS)) is not None:
         return told(meaning, said, where)
     # Without a number it is the driver that speaks: the packets are out of order.
     is_out_of_order = number == 0 and isinstance(error, pymysql.err.InternalError)

@@ -87,11 +87,10 @@ def setup(session: Any, names: RowLockNames, wanted: Sequence[Step]) -> None:
     if session.rows("SELECT GET_LOCK(%(name)s, %(wait)s)", lock)[0][0] != 1:
         raise StoreUnavailable("another process has been setting up this database for half a minute; try again")
     try:
-        found = session.rows(
+        if not session.rows(
             "SELECT 1 FROM information_schema.tables WHERE table_schema = %(schema)s AND table_name = %(table)s",
             {"schema": names.schema, "table": "postdate_migration"},
-        )
-        if not found:  # so that later starts need no right to create
+        ):  # so that later starts need no right to create
             for statement in foundation(names):
                 session.change(statement)
         migrate(session, names, wanted, f"database {names.schema!r}", _INSERT)

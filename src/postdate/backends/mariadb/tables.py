@@ -50,8 +50,7 @@ class MariaDbTables(RowLockTables):
         ]
         numbers, (before, behind) = dict[str, int](), self._records
         for part in in_pieces(records, _room(session)):
-            found = session.rows(before + b",".join(part) + behind)
-            numbers |= {message_id: number for number, message_id in found}
+            numbers |= {message_id: number for number, message_id in session.rows(before + b",".join(part) + behind)}
         return numbers
 
     def _insert_messages(self, session: Any, numbered: Sequence[tuple[int, MessageRow]]) -> None:

@@ -138,8 +138,7 @@ def _check_size(row: dict[str, Any], limit: int) -> None:
     """Raise `MessageTooLarge` for a row beyond one packet, to which the server would answer by hanging up."""
     if 2 * (len(row[HEADERS]) + len(row[STATE])) <= limit:  # an escape is two characters
         return
-    size = len(literal(row[HEADERS])) + len(literal(row[STATE]))
-    if size > limit:
+    if (size := len(literal(row[HEADERS])) + len(literal(row[STATE]))) > limit:
         raise MessageTooLarge(
             f"timeout {row[ID]} takes {size:,} bytes in a statement; the server takes {limit:,} (max_allowed_packet, "
             f"but for some room): raise max_allowed_packet there, or keep large content elsewhere and send a reference"

@@ -227,8 +227,7 @@ class MemoryStore(ClaimingStore, AdministrableStore):
         return True
 
     def _end(self, message_id: str, kind: RecordKind, now: datetime, detail: str) -> bool:
-        entry = self._entries.pop(message_id, None)
-        if entry is None:
+        if (entry := self._entries.pop(message_id, None)) is None:
             return False
         self._record(kind, entry.message, now, detail)
         return True

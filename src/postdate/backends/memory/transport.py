@@ -108,8 +108,7 @@ class MemoryTransport(Transport):
         return [self._send(self.ending(envelope, now)) for envelope in envelopes]
 
     def _send(self, envelope: Envelope) -> PostdateError | None:
-        error = self.why_not(envelope)
-        if error is None:
+        if (error := self.why_not(envelope)) is None:
             self.queues[envelope.destination].put(envelope)
         return error
 
@@ -185,8 +184,7 @@ class MemoryReceiver(Receiver):
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
         refuse_work(end.work, "in memory")
         for envelope in end.outgoing:
-            error = self._transport.why_not(envelope)
-            if error is not None:
+            if (error := self._transport.why_not(envelope)) is not None:
                 raise error
         self._let_go(received)
         for envelope in end.outgoing:

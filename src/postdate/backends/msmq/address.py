@@ -65,14 +65,12 @@ def parse_address(destination: str, default_machine: str = LOCAL) -> QueueAddres
         raise QueueNotFound(
             f"{destination!r} is no address of MSMQ: {machine!r} is neither the name of a machine nor an IPv4 address"
         )
-    wrong = _NOT_IN_NAMES.search(name)
-    if wrong is not None:
+    if (wrong := _NOT_IN_NAMES.search(name)) is not None:
         raise QueueNotFound(
             f"{destination!r} cannot exist: a queue of MSMQ has no {wrong[0]!r} in its name; nor has it any of "
             f'\\ ; + , " or a control character'
         )
-    length = len(name.encode("utf-16-le")) // 2
-    if length > LONGEST_NAME:
+    if (length := len(name.encode("utf-16-le")) // 2) > LONGEST_NAME:
         raise QueueNotFound(f"{destination!r} cannot exist: a name of {length} characters; MSMQ allows {LONGEST_NAME}")
     if not at:
         machine = default_machine

@@ -109,8 +109,7 @@ def outgoing(
     if refused := why_too_large(envelope, encode_headers(headers), rules.largest_message_bytes):
         raise refused
     extension = encode_headers_xml({**_apart(headers), **_carried(envelope)})
-    size = len(extension) + len(envelope.body)
-    if size > LARGEST_NATIVE_BYTES:
+    if (size := len(extension) + len(envelope.body)) > LARGEST_NATIVE_BYTES:
         raise MessageTooLarge(
             f"message {envelope.message_id!r} to {shown} has {size:,} bytes with its headers in XML, and MSMQ takes "
             f"{LARGEST_NATIVE_BYTES:,}; keep large content elsewhere and send a reference"
@@ -134,11 +133,10 @@ def _is_over(native: NativeExpiry) -> bool:
 
 def _apart(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers, renamed where they look like ours; :func:`_together` undoes it."""
-    return {_THEIRS + name if _is_in_the_way(name) else name: text for name, text in headers.items()}
-
-
-def _is_in_the_way(name: str) -> bool:
-    return name.startswith(PREFIX) and name != UNREADABLE
+    return {
+        _THEIRS + name if name.startswith(PREFIX) and name != UNREADABLE else name: text
+        for name, text in headers.items()
+    }
 
 
 def _together(headers: Mapping[str, str]) -> dict[str, str]:

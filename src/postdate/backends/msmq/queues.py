@@ -110,8 +110,7 @@ class Desk:
     def _queue(self, address: QueueAddress, access: int) -> Queue:
         """Return an open queue; closes those not used for long."""
         key = (address.format_name.lower(), access)
-        queue = self._open.get(key)
-        if queue is None:
+        if (queue := self._open.get(key)) is None:
             with self._calling(address):
                 info: QueueInfo = self._com.create(QUEUE_INFO)
                 info.FormatName = address.format_name
@@ -124,8 +123,7 @@ class Desk:
     def _forget(self, address: QueueAddress) -> None:
         """Open the queue anew next time: after an error its handle may be invalid."""
         for access in (MQ_SEND_ACCESS, MQ_RECEIVE_ACCESS):
-            queue = self._open.pop((address.format_name.lower(), access), None)
-            if queue is not None:
+            if (queue := self._open.pop((address.format_name.lower(), access), None)) is not None:
                 self._close(queue)
 
     def _close(self, queue: Queue) -> None:

@@ -164,8 +164,7 @@ class MsmqTransport(Transport):
         machine.
         """
         refuse_work(work, "of MSMQ")
-        messages = [self._outgoing_or_error(envelope, now) for envelope in envelopes]
-        if not messages:
+        if not (messages := [self._outgoing_or_error(envelope, now) for envelope in envelopes]):
             return []
         return await self._apartment().do(Desk.send, messages, self.transactional)
 
@@ -234,8 +233,7 @@ class MsmqReceiver(Receiver):
             address = self._transport.receiving_address(self._queue)
             self._transport.receivers.add(self)
             while True:
-                received = await self._take_some(address, limit)
-                if received or self._has_failed:
+                if (received := await self._take_some(address, limit)) or self._has_failed:
                     self._has_failed = False
                     return received
                 while not await self._look(address):
@@ -370,8 +368,7 @@ class MsmqReceiver(Receiver):
 def _put_back(apartment: Apartment, taken: Future[MessageInHand | None]) -> None:
     if taken.cancelled() or taken.exception() is not None:
         return
-    hold = taken.result()
-    if hold is not None:
+    if (hold := taken.result()) is not None:
         apartment.start(Desk.give_back, hold)
 
 

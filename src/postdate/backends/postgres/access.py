@@ -326,10 +326,9 @@ class Access:
             marks = connection.execute("SELECT to_regclass(%s)", (f"{quoted(schema)}.migration",)).fetchone()
             if marks == (None,):  # only then, so that later starts need no right to create
                 connection.execute(sql(foundation(schema)))
-            done = connection.execute(sql(f"SELECT subject, version FROM {self.names.of('migration')}"), ()).fetchall()
             run(
                 wanted,
-                done,
+                connection.execute(sql(f"SELECT subject, version FROM {self.names.of('migration')}"), ()).fetchall(),
                 self.where,
                 execute=lambda text: connection.execute(sql(text)),
                 mark=lambda step: mark_done(schema, step),

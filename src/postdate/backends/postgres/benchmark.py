@@ -178,8 +178,7 @@ class PostgresTarget(BenchmarkTarget):
         values, statement = {"queue": row[0], "after": 0}, self.sql(_TAKE)
 
         def take() -> int:
-            taken = self.connection.execute(statement, values, prepare=True).fetchall()
-            if taken:
+            if taken := self.connection.execute(statement, values, prepare=True).fetchall():
                 values["after"] = taken[0][2]
             return len(taken)
 

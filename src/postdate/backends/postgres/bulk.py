@@ -228,8 +228,7 @@ class PostgresRecordStream(RecordStreamStore):
         return self._database.run_blocking(self._next_number)
 
     def _next_number(self, connection: Connection) -> int:
-        found = connection.execute(sql(f"SELECT last_value + is_called::integer FROM {self._sequence}"))
-        return found.fetchall()[0][0]
+        return connection.execute(sql(f"SELECT last_value + is_called::integer FROM {self._sequence}")).fetchall()[0][0]
 
     @override
     def safe_end(self) -> int:
@@ -239,8 +238,7 @@ class PostgresRecordStream(RecordStreamStore):
         # The writers of one moment all end some time, however many others come and go; so an awaited number is not
         # given up for a higher one.
         if self._awaited is not None:
-            still = self._awaited.writers & self._writers(connection)
-            if still:
+            if still := self._awaited.writers & self._writers(connection):
                 self._awaited = _Awaited(self._awaited.end, still)
                 return self._safe_end
             self._safe_end = self._awaited.end

@@ -88,8 +88,7 @@ class Columns:
 
     @staticmethod
     def earliest(batch: pa.RecordBatch) -> datetime:
-        microseconds = pc.min(batch.column("due").cast(pa.int64())).as_py()
-        return from_microseconds(microseconds)
+        return from_microseconds(pc.min(batch.column("due").cast(pa.int64())).as_py())
 
     @staticmethod
     def rows(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
@@ -151,8 +150,7 @@ class Columns:
 
     def _copy(self, batch: pa.RecordBatch, sql: Statements, now: datetime, notice: str | None) -> None:
         with self._cursor() as cursor:
-            numbers = self._numbers(cursor, batch.num_rows)
-            for table, columns in _tables(batch, numbers, sql, now).items():
+            for table, columns in _tables(batch, self._numbers(cursor, batch.num_rows), sql, now).items():
                 rows = pa.record_batch(columns)
                 cursor.adbc_ingest(table, rows, mode="append", db_schema_name=self._database.names.schema)
             if notice is not None:
@@ -253,8 +251,7 @@ def _as_psycopg(error: adbc.Error) -> psycopg.Error:
     """Return the error of psycopg with the same code, so that errors are classified in one place."""
     said = _SAID.search(str(error))
     text = said[2] if said else str(error).partition("\n")[0]
-    state = error.sqlstate or _STATES.get(error.status_code)
-    if state:
+    if state := error.sqlstate or _STATES.get(error.status_code):
         with suppress(KeyError):
             return psycopg.errors.lookup(state)(text)
     return psycopg.OperationalError(text) if isinstance(error, adbc.OperationalError) else psycopg.DatabaseError(text)

@@ -101,8 +101,7 @@ class _Driver:
 
 def _driver_of(connection: object) -> _Driver:
     for each in type(connection).__mro__:
-        driver = _DRIVERS.get((each.__module__.partition(".")[0], each.__name__))
-        if driver is not None:
+        if (driver := _DRIVERS.get((each.__module__.partition(".")[0], each.__name__))) is not None:
             return driver
     known = ", ".join(f"{package}.{name}" for package, name in _DRIVERS)
     raise ConfigurationError(

@@ -90,14 +90,12 @@ def insert_or_revive(
 
 
 def _revive(connection: Connection, sql: Statements, row: Row, now: datetime, store_id: int) -> bool:
-    values = values_of(row, now, store_id, PostgresNextDue.NOTICE)
-    return connection.execute(sql.revive, values).rowcount == 1
+    return connection.execute(sql.revive, values_of(row, now, store_id, PostgresNextDue.NOTICE)).rowcount == 1
 
 
 def notify(connection: Connection, sql: Statements, due: datetime, now: datetime, store_id: int) -> None:
     """Notify other processes at the commit, unless the message is far off."""
-    said = notice(store_id, due, now, PostgresNextDue.NOTICE)
-    if said is not None:
+    if (said := notice(store_id, due, now, PostgresNextDue.NOTICE)) is not None:
         connection.execute(sql.notify_due, (said,))
 
 

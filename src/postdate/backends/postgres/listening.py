@@ -281,8 +281,7 @@ class Listener:
         seen_at = looked_at
         look_every = min(_LOOK_EVERY_SECONDS, self._life.every_seconds)
         while not (self._stopping or self._renewing):
-            patience = 0.0 if more_to_reap else look_every
-            readable, _, _ = select.select([socket, self._waking], [], [], patience)
+            readable, _, _ = select.select([socket, self._waking], [], [], 0.0 if more_to_reap else look_every)
             if self._waking in readable:
                 os.read(self._waking, 1024)
             if socket in readable:
@@ -374,8 +373,7 @@ class Listener:
         for holder, mark, _, seconds, pid, machine in rows:
             if holder not in silent:
                 continue
-            who = f"process {pid} on {machine} (number {holder})"
-            if who not in self._complained:
+            if (who := f"process {pid} on {machine} (number {holder})") not in self._complained:
                 self._complained.add(who)
                 log.warning(
                     "%s has shown no life for %g s: its sessions are ended, what it holds is free", who, seconds
@@ -393,8 +391,7 @@ class Listener:
         held = [f"SELECT DISTINCT holder FROM {each} WHERE holder IS NOT NULL" for each, _ in self._tables(connection)]
         holders = " UNION ".join([f"SELECT holder FROM {known}", *held])
         find = sql(f"SELECT holder FROM ({holders}) AS h WHERE holder NOT IN ({self._living})")
-        dead = [holder for (holder,) in connection.execute(find, ())]
-        if dead:
+        if dead := [holder for (holder,) in connection.execute(find, ())]:
             self._free(connection, dead)
 
     def _tables(self, connection: Connection) -> list[tuple[str, str]]:

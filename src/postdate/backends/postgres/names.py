@@ -25,8 +25,7 @@ def check_name(name: str, what: str) -> str:
     """Return ``name``; raise `ConfigurationError` if it is blank, has a NUL or is longer than 63 bytes of UTF-8."""
     if not name.strip() or "\0" in name:
         raise ConfigurationError(f"{what} must not be blank or have NUL characters: {name!r}")
-    size = len(name.encode())
-    if size > LONGEST_NAME_BYTES:
+    if (size := len(name.encode())) > LONGEST_NAME_BYTES:
         raise ConfigurationError(
             f"{what} {name!r} has {size} bytes; PostgreSQL takes {LONGEST_NAME_BYTES} and would cut off the rest: "
             f"choose a shorter one (table=... for a store)"
@@ -155,8 +154,7 @@ def own_table_script(schema: str, table: str, statements: Sequence[str]) -> str:
 
 def queues_script(schema: str, queues: Sequence[str]) -> str:
     rows = ", ".join(f"({literal(name)})" for name in queues)
-    insert = f"INSERT INTO {quoted(schema)}.queue (name)\nVALUES {rows} ON CONFLICT (name) DO NOTHING;"
-    return _transaction([insert])
+    return _transaction([f"INSERT INTO {quoted(schema)}.queue (name)\nVALUES {rows} ON CONFLICT (name) DO NOTHING;"])
 
 
 def _transaction(parts: Sequence[str]) -> str:

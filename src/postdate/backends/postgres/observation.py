@@ -117,8 +117,7 @@ class PostgresQueueObserver(Observer):
     @override
     async def browse(self, queue: str, limit: int) -> Sequence[Queued]:
         find = f"SELECT queue_id FROM {self._database.names.of('queue')} WHERE name = %(queue)s"
-        found = await self._rows(find, {"queue": queue})
-        if not found:
+        if not (found := await self._rows(find, {"queue": queue})):
             raise QueueNotFound.of(queue, place=self._database.where)
         one = f"{self._queued} WHERE m.queue_id = %(queue)s ORDER BY m.queue_id, m.number LIMIT %(limit)s"
         return await self._readable(one, {"queue": found[0][0], "limit": limit}, _queued)
@@ -188,14 +187,13 @@ class PostgresObserver(PostgresQueueObserver):
     def _processes(self, connection: Connection) -> list[Process]:
         """Add processes that hold messages by row locks alone: they have no number, and are known by their session."""
         known = super()._processes(connection)
-        sessions = connection.execute(
+        for session, started_at in connection.execute(
             "SELECT a.pid || ' ' || a.application_name, min(a.backend_start) FROM pg_stat_activity AS a "
             "WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND EXISTS ("
             "    SELECT 1 FROM pg_locks AS l WHERE l.pid = a.pid AND l.granted AND l.relation = %(table)s::regclass "
             "    AND l.mode = 'RowShareLock' AND l.database = a.datid) GROUP BY 1 ORDER BY 2",
             {"table": self._pending.replace("%%", "%")},
-        ).fetchall()
-        for session, started_at in sessions:
+        ).fetchall():
             pid = _pid_of(session)
             if pid != os.getpid() and all(each.pid != pid or not each.alive for each in known):
                 known.append(Process(pid, started_at.astimezone(UTC), alive=True, delivers=False, receives=()))

@@ -93,10 +93,9 @@ class QuarantineStatements:
 
     def from_store(self, table: str) -> bytes:
         """Return the statement that moves waiting messages, locked by the transaction or leased by ``holder``."""
-        pending = self._names.of(table)
         return sql(f"""
             WITH gone AS (
-                DELETE FROM {pending} WHERE number = ANY(%(numbers)s::bigint[])
+                DELETE FROM {self._names.of(table)} WHERE number = ANY(%(numbers)s::bigint[])
                     AND holder IS NOT DISTINCT FROM %(holder)s::bigint RETURNING *),
             kept AS ({self._kept}
                 SELECT %(now)s, e.reason, %(store)s::smallint, NULL, g.number, {_gone()}
@@ -252,8 +251,7 @@ class PostgresQuarantine(Quarantine):
     def _taken(self, connection: Connection, number: int) -> Aside:
         place = f"number = %s AND {self._place(connection)}"
         take = f"DELETE FROM {self._sql.quarantine} AS t WHERE {place} {self._sql.taken}"
-        row = connection.execute(sql(take), (number,)).fetchone()
-        if row is None:
+        if (row := connection.execute(sql(take), (number,)).fetchone()) is None:
             raise MessageNotFound(f"nothing of number {number} is set aside in {self._database.where}")
         return Aside(*row)
 
@@ -272,8 +270,7 @@ def number_for(connection: Connection, statements: QuarantineStatements, mended:
 
     Raises `DuplicateMessage` if it has a later record.
     """
-    known = connection.execute(statements.number_of, mended).fetchone()
-    if known is None:
+    if (known := connection.execute(statements.number_of, mended).fetchone()) is None:
         return connection.execute(statements.schedule, mended).fetchall()[0][0]
     number, last = known
     if last != RecordKind.FAILED:

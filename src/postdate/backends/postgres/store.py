@@ -205,8 +205,7 @@ class PostgresStore(SqlQuestions, MovingStore, PostgresBulk, DelegatedQuarantine
 
     def store_many_blocking(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
         """:meth:`store_many` in the calling thread, for pipeline processes."""
-        rows = [self._row(message) for message in messages]
-        if not rows:
+        if not (rows := [self._row(message) for message in messages]):
             return StoreReport(0)
         report = self.database.transaction_blocking(lambda c: self._insert(c, rows, now), patiently=len(rows) > _MANY)
         if report.stored:
@@ -326,8 +325,7 @@ class PostgresStore(SqlQuestions, MovingStore, PostgresBulk, DelegatedQuarantine
     ) -> tuple[list[tuple[int, DelayedMessage]], list[Unreadable]]:
         """Lock due messages in a transaction; unreadable ones are quarantined in it, or stay held."""
         values = {"now": now, "limit": limit, "from": self._next_due.since()}
-        rows = connection.execute(self._sql.claim, values, prepare=True, binary=True)
-        found, bad = read(rows, 0, _numbered)
+        found, bad = read(connection.execute(self._sql.claim, values, prepare=True, binary=True), 0, _numbered)
         if bad:
             values = {**named(bad), "now": now, "holder": None, "store": self._store_id(connection)}
             if not self._setting_aside.do(connection, self._sql.set_aside, values, bad):
@@ -385,8 +383,7 @@ class PostgresStore(SqlQuestions, MovingStore, PostgresBulk, DelegatedQuarantine
             return counted
 
         def give_back() -> bool:
-            done = self._claims.settle([claim], count)
-            if done:
+            if done := self._claims.settle([claim], count):
                 self._next_due.heard(attempt_at)
             return bool(done)
 
@@ -411,8 +408,7 @@ class PostgresStore(SqlQuestions, MovingStore, PostgresBulk, DelegatedQuarantine
             return 0 if row is None else row[0]
 
         def release() -> int:
-            done = self._claims.settle(claims, give_back, as_it_was=attempt_at is None)
-            if done:
+            if done := self._claims.settle(claims, give_back, as_it_was=attempt_at is None):
                 self._next_due.heard(attempt_at or min(claim.message.due for claim in claims))
             return done
 
@@ -533,8 +529,7 @@ class PostgresStore(SqlQuestions, MovingStore, PostgresBulk, DelegatedQuarantine
                 rescheduled(message, due)  # raises if that is why it was not changed
             return False
 
-        done = await self.database.transaction(reschedule)
-        if done:
+        if done := await self.database.transaction(reschedule):
             self._next_due.heard(due)
         return done
 
@@ -559,9 +554,8 @@ class PostgresStore(SqlQuestions, MovingStore, PostgresBulk, DelegatedQuarantine
         except psycopg.Error as error:
             if not is_refused(error):
                 raise
-        return self._asked(session, self._sql.statistics_of_waiting, {"at": at})[
-            0
-        ]  # who sets nothing aside counts none
+        # Who sets nothing aside counts none.
+        return self._asked(session, self._sql.statistics_of_waiting, {"at": at})[0]
 
     @override
     async def _messages(self, statement: bytes, values: Mapping[str, Any]) -> list[DelayedMessage]:

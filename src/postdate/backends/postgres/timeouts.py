@@ -205,8 +205,7 @@ class _PostgresTable(TimeoutTable):
 
     def claim(self, timeout_id: str) -> bytes:
         """Return a text without parameters that begins a transaction and locks the row, if it is free."""
-        wanted = literal(timeout_id)
-        return sql(f"BEGIN; {_BOUND}; {self._claim}{wanted} FOR UPDATE SKIP LOCKED")
+        return sql(f"BEGIN; {_BOUND}; {self._claim}{literal(timeout_id)} FOR UPDATE SKIP LOCKED")
 
     @override
     def instant(self, instant: datetime) -> datetime:

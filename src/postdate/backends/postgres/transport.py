@@ -200,8 +200,7 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
         for start in range(0, len(good), _IN_ONE_STATEMENT):
             share = good[start : start + _IN_ONE_STATEMENT]
             columns = [list(column) for column in zip(*share, strict=True)]
-            ends = any(row[-2:] != (None, None) for row in share)
-            if ends:
+            if ends := any(row[-2:] != (None, None) for row in share):
                 self.database.listener()  # while this process lives, what it sends leaves in time, whoever receives
             statement = self.sql.insert_ending if ends else self.sql.insert
             result = connection.execute(statement, columns if ends else columns[:-2], prepare=True).fetchone()
@@ -243,8 +242,7 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
     def queue_id(self, connection: Connection, queue: str) -> int:
         """Return the number of a queue; raises :class:`QueueNotFound`."""
         if queue not in self._queue_ids:
-            row = connection.execute(self.sql.find, (queue,)).fetchone()
-            if row is None:
+            if (row := connection.execute(self.sql.find, (queue,)).fetchone()) is None:
                 raise QueueNotFound.of(queue, place=self.database.where)
             self._queue_ids[queue] = row[0]
         return self._queue_ids[queue]
@@ -278,8 +276,7 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
                 await receiver.close()
             except TransportUnavailable:  # what was held is free with the end of our connection
                 self._left_some = True
-        in_doubt = self._left_some or self.setting_aside.left_some
-        await in_thread(partial(self.database.close_blocking, in_doubt=in_doubt))
+        await in_thread(partial(self.database.close_blocking, in_doubt=self._left_some or self.setting_aside.left_some))
 
 
 class PostgresReceiver(Receiver):
@@ -310,8 +307,7 @@ class PostgresReceiver(Receiver):
             self._alarm = alarm
         while True:
             self._alarm.reset()
-            received = await self._in_thread(lambda: self._claim(limit))
-            if received is None:
+            if (received := await self._in_thread(lambda: self._claim(limit))) is None:
                 continue
             if received or self._has_failed:
                 return received
@@ -417,8 +413,7 @@ class PostgresReceiver(Receiver):
 
         def take_as(holder: int) -> Received | None:
             def find(connection: Connection) -> tuple[list[Row], list[Unreadable]]:
-                queue_id = self._transport.queue_id(connection, self.queue)
-                values = {"holder": holder, "queue": queue_id, "id": message_id}
+                values = {"holder": holder, "queue": self._transport.queue_id(connection, self.queue), "id": message_id}
                 return read(connection.execute(self._sql.take, values, binary=True), _NUMBER_AT, self._decoded)
 
             rows, bad = self._database.run_blocking(find)
@@ -511,8 +506,7 @@ class PostgresReceiver(Receiver):
             self._stop_listening()
             self._stop_listening = self._alarm = None
         self._transport.forget(self)
-        holds = [token for token in self._held if isinstance(token, _Hold)]
-        if holds:
+        if holds := [token for token in self._held if isinstance(token, _Hold)]:
             await self._give_back(holds, failures=0)
 
 

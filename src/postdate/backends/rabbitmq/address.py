@@ -52,8 +52,7 @@ def parse_address(destination: str) -> PublishAddress:
     else:
         address = PublishAddress("", destination)
     for part in (address.exchange, address.routing_key):
-        size = len(part.encode())
-        if size > SHORT_TEXT_LIMIT:
+        if (size := len(part.encode())) > SHORT_TEXT_LIMIT:
             raise QueueNotFound(
                 f"{destination!r} cannot exist: a name of {size} bytes in UTF-8; AMQP allows {SHORT_TEXT_LIMIT}"
             )
@@ -133,8 +132,7 @@ def parse_url(url: str) -> Login:
             "such scheme, or no host"
         )
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    unknown = sorted(set(options) - set(_OPTIONS))
-    if unknown:
+    if unknown := sorted(set(options) - set(_OPTIONS)):
         raise ConfigurationError(f"the URL of RabbitMQ has the unknown option {unknown[0]!r}; known: {_OPTIONS}")
     return Login(
         host=parts.hostname,

@@ -69,8 +69,7 @@ class AmqpConnection(Stream):
         """Connect and log in."""
         try:
             async with asyncio.timeout(within_seconds):
-                loop = asyncio.get_running_loop()
-                _, link = await loop.create_connection(lambda: cls(login), login.host, login.port)
+                _, link = await asyncio.get_running_loop().create_connection(lambda: cls(login), login.host, login.port)
                 try:
                     await link.opened
                 except BaseException:
@@ -129,8 +128,7 @@ class AmqpConnection(Stream):
         try:
             for kind, number, payload in self._reader.frames(content):
                 if number:
-                    channel = self._channels.get(number)
-                    if channel is not None:
+                    if (channel := self._channels.get(number)) is not None:
                         channel.frame(kind, payload)
                 elif kind == wire.METHOD:
                     self._control(_method_of(payload), Arguments(payload))
@@ -187,8 +185,7 @@ class AmqpConnection(Stream):
         seconds = min(heartbeat, self.login.heartbeat_seconds) if heartbeat else self.login.heartbeat_seconds
         agreed = wire.uint16(self._channel_limit) + wire.uint32(self.frame_limit) + wire.uint16(seconds)
         self.write(method_frame(0, wire.CONNECTION_TUNE_OK, agreed))
-        host = wire.short_text(self.login.virtual_host)
-        self.write(method_frame(0, wire.CONNECTION_OPEN, host + b"\0\0"))
+        self.write(method_frame(0, wire.CONNECTION_OPEN, wire.short_text(self.login.virtual_host) + b"\0\0"))
         if seconds:
             self._keep_alive(seconds / 2)
 
@@ -224,8 +221,7 @@ class Channel:
                     if self._answer.done():
                         return self._answer.result()
                     self._answer.cancel()
-                    text = f"{self.link.login.place} gave no answer within {within_seconds:.3g} s"
-                    late = TransportUnreachable(text)
+                    late = TransportUnreachable(f"{self.link.login.place} gave no answer within {within_seconds:.3g} s")
                     if self.link.is_silent:
                         self.link.abandon(late)
                     self.close(late)
@@ -360,8 +356,7 @@ class PersistentConnection:
             return self._link
 
     async def _connect(self, loop: asyncio.AbstractEventLoop) -> AmqpConnection:
-        wait = self._not_before - loop.time()
-        if wait > 0:
+        if (wait := self._not_before - loop.time()) > 0:
             raise TransportUnreachable(f"{self.login.place} could not be reached; next attempt in {wait:.1f} s")
         try:
             link = await AmqpConnection.open(self.login, self._within)

@@ -111,8 +111,7 @@ class ConsumingChannel(Channel):
         """Let ``limit`` messages be pushed besides those that are held."""
         # Messages of cancelled consumers do not count against the prefetch of the others.
         wanted = min(self._attached - len(self._pushed) + limit + self._ahead, _LARGEST_PREFETCH)
-        missing = wanted - sum(self._consumers.values())
-        if missing <= 0:
+        if (missing := wanted - sum(self._consumers.values())) <= 0:
             return
         if len(self._consumers) == _MOST_CONSUMERS:
             self.stop_pushing()
@@ -126,8 +125,7 @@ class ConsumingChannel(Channel):
             self._look_later()
             await self.call(wire.BASIC_CONSUME, arguments, wire.BASIC_CONSUME_OK)
         except ChannelClosed as error:
-            away = node_away(error, self._queue)
-            if away is not None:
+            if (away := node_away(error, self._queue)) is not None:
                 raise away from error
             if error.reply_code == NOT_FOUND:
                 raise QueueNotFound.of(self._queue) from error
@@ -150,8 +148,7 @@ class ConsumingChannel(Channel):
         Keeps up to ``ahead`` messages that are new here and not too old.
         """
         for name in self._consumers:
-            arguments = wire.short_text(name) + _NOT_WAITING
-            self.link.write(method_frame(self.number, wire.BASIC_CANCEL, arguments))
+            self.link.write(method_frame(self.number, wire.BASIC_CANCEL, wire.short_text(name) + _NOT_WAITING))
         self._consumers.clear()
         self._attached, self._detached_up_to = 0, self._last_tag
         pushed, self._pushed = self._pushed, deque()

@@ -95,8 +95,7 @@ def came_to_be_delayed(intake: str, queue: str, delivery: Delivery) -> Arrived:
         if exchange == expired_queue(intake).encode():
             properties, exchange = _as_it_was_before_it_expired(properties, intake_queue(intake))
         headers = readable(properties)
-    route_headers = dict([as_header(EXCHANGE, exchange), as_header(ROUTING_KEY, key)])
-    headers |= route_headers | kept_as_they_came(properties)
+    headers |= dict([as_header(EXCHANGE, exchange), as_header(ROUTING_KEY, key)]) | kept_as_they_came(properties)
     envelope = Envelope(queue, new_message_id(), headers, delivery.body)
     return Arrived(envelope, max(counts.values(), default=None), has_id=False, counted=counts.get(DELIVERY_COUNT, 0))
 
@@ -172,16 +171,14 @@ def to_be_delayed(exchange: str, envelope: Envelope, now: datetime) -> DelayedMe
 
 def _fields(envelope: Envelope) -> Mapping[str, Any]:
     try:
-        table = parts_of(as_they_came(envelope.headers) or bytes(2)).get("headers", bytes(4))[4:]
-        fields = fields_of(table)
+        fields = fields_of(parts_of(as_they_came(envelope.headers) or bytes(2)).get("headers", bytes(4))[4:])
     except (MalformedFrame, ValueError) as error:
         raise InvalidHeaders(f"the properties of the message cannot be read: {error}") from error
     return {field.name.decode(errors="replace"): field.value for field in reversed(fields)}
 
 
 def _text(fields: Mapping[str, Any], name: str) -> str | None:
-    value = fields.get(name)
-    if value is None:
+    if (value := fields.get(name)) is None:
         return None
     try:
         return value.decode()

@@ -131,8 +131,7 @@ def properties_of(envelope: Envelope, now: datetime, user: str) -> bytes:
         parts += (_DUE_FIELD, _INT64(_microseconds(envelope.due)))
     if envelope.expires_at is not None or envelope.time_to_be_received is not None:
         parts += _fields_of_ends(envelope)
-        time_to_live = _time_to_live(envelope, now)
-        if time_to_live is not None:
+        if (time_to_live := _time_to_live(envelope, now)) is not None:
             fields = b"".join(parts)
             expiration = short_bytes(time_to_live)
             return b"".join(
@@ -185,8 +184,7 @@ def _time_to_live(envelope: Envelope, now: datetime) -> bytes | None:
 
 def _odd_properties(envelope: Envelope, now: datetime, user: str) -> bytes:
     check_headers(envelope.headers)
-    as_they_came = properties_to_pass_on(envelope, user)
-    if as_they_came is not None:
+    if (as_they_came := properties_to_pass_on(envelope, user)) is not None:
         return as_they_came
     plain, overflow, values = _sorted_headers(envelope, user)
     bare = envelope.headers.get(BARE) is not None
@@ -202,8 +200,7 @@ def _odd_properties(envelope: Envelope, now: datetime, user: str) -> bytes:
         own.append(_DUE_FIELD + _INT64(_microseconds(envelope.due)))
     ends = _fields_of_ends(envelope)
     own += ends
-    time_to_live = _time_to_live(envelope, now)
-    if time_to_live is not None:
+    if (time_to_live := _time_to_live(envelope, now)) is not None:
         values["expiration"] = _sooner(values.get("expiration"), time_to_live)
     has_table = values.get("table", b"") is not None
     merged = _merged(plain, values.pop("table", None))
@@ -336,8 +333,7 @@ class Arrived(NamedTuple):
 
 def arrived(queue: str, properties: bytes, body: bytes, *, redelivered: bool) -> Arrived:
     """Return the message of any sender; one that cannot be decoded has its properties in a header."""
-    plainly = _arrived_plainly(queue, properties, body)
-    if plainly is not None:
+    if (plainly := _arrived_plainly(queue, properties, body)) is not None:
         return plainly
     try:
         return _arrived_oddly(queue, properties, body, redelivered=redelivered)
@@ -359,8 +355,7 @@ def _arrived_plainly(  # noqa: PLR0911 - each return is one way of being special
     queue: str, properties: bytes, body: bytes
 ) -> Arrived | None:
     """Return a message of ours that has only the usual properties; ``None`` for any other."""
-    bits = int.from_bytes(properties[:2], "big")
-    if bits not in {_PLAIN_BITS, _EXPIRING_BITS}:
+    if (bits := int.from_bytes(properties[:2], "big")) not in {_PLAIN_BITS, _EXPIRING_BITS}:
         return None
     headers: dict[str, str] = {}
     times: dict[bytes, datetime] = {}

@@ -82,8 +82,7 @@ class Publisher:
             for place in _stranded(sending):  # unrouted: the queue has yet to be tried
                 sending.answers[place] = self._late(sending)
             raise
-        stranded = _stranded(sending)
-        if stranded:
+        if stranded := _stranded(sending):
             await self._send_to_queues(stranded, sending)
 
     async def _send_to_queues(self, places: Sequence[int], sending: Sending) -> None:
@@ -139,8 +138,7 @@ class Publisher:
                 part = parts.popleft()
                 for place in part:
                     sending.answers[place] = refused.get(sending.envelopes[place].destination, sending.answers[place])
-                left = [place for place in part if isinstance(sending.answers[place], ChannelClosed)]
-                if left:
+                if left := [place for place in part if isinstance(sending.answers[place], ChannelClosed)]:
                     await self._send_part(sending, left)
                 closed = [place for place in left if isinstance(answer := sending.answers[place], ChannelClosed)]
                 if len(left) > 1 and closed:
@@ -217,10 +215,8 @@ class Publisher:
         if self._exchanges_of is not link:
             self._exchanges_of, self._exchanges = link, set()
         for destination in {envelope.destination for envelope in sending.envelopes}:
-            if destination.startswith(PREFIXES):
-                error = await self._look_for_exchange(link, destination)
-                if error is not None:
-                    sending.answer(destination, error)
+            if destination.startswith(PREFIXES) and (error := await self._look_for_exchange(link, destination)):
+                sending.answer(destination, error)
 
     async def _look_for_exchange(self, link: AmqpConnection, destination: str) -> PostdateError | None:
         try:
@@ -257,8 +253,7 @@ def _is_cancelled_for_good() -> bool:
 def _refusal(error: ChannelClosed, destination: str) -> PostdateError:
     """Return the error for the only message on a channel that the broker closed."""
     text = f"RabbitMQ refuses the message to {destination!r}: {error.reply_code} {error.text}"
-    away = node_away(error, destination)
-    if away is not None:
+    if (away := node_away(error, destination)) is not None:
         return away
     if error.reply_code in _PASSING:
         return DestinationUnavailable(text)

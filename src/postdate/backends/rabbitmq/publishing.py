@@ -158,8 +158,7 @@ class Flight:
 
     def find(self, method: bytes, properties: bytes | None) -> int | None:
         """Return the tag of the next unanswered message to this address, with these properties if given."""
-        count = len(self.sent)
-        for index in chain(range(self._cursor, count), range(self._cursor)):
+        for index in chain(range(self._cursor, len(self.sent)), range(self._cursor)):
             tag = self.first + index
             to, its = self.sent[index]
             if to == method and properties in {None, its} and self.is_unanswered(tag):
@@ -351,10 +350,8 @@ class PublishingChannel(Channel):
 
     def _find(self, method: bytes, properties: bytes | None, *, given_up: bool) -> tuple[Flight, int] | None:
         for flight in self._flights:
-            if flight.is_given_up is given_up:
-                tag = flight.find(method, properties)
-                if tag is not None:
-                    return flight, tag
+            if flight.is_given_up is given_up and (tag := flight.find(method, properties)) is not None:
+                return flight, tag
         return None
 
     @override

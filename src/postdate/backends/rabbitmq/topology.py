@@ -36,8 +36,7 @@ async def declare_intake(link: AmqpConnection, exchange: DelayExchange, queue_ty
     await declare_exchange(link, expired, "fanout")
     await declare_due_exchange(link, due_exchange(exchange.name), exchange.due_type)
     await declare_queue(link, expired, queue_type)
-    at_least_once = {"x_dead_letter_strategy": "at-least-once", "x_overflow": "reject-publish"}
-    more = at_least_once if queue_type == "quorum" else {}
+    more = {"x_dead_letter_strategy": "at-least-once", "x_overflow": "reject-publish"} if queue_type == "quorum" else {}
     await declare_queue(link, queue, queue_type, x_dead_letter_exchange=expired, **more)
     await bind_queue(link, expired, expired)
     await bind_queue(link, queue, exchange.name)

@@ -149,8 +149,7 @@ class FrameReader:
             kind, channel, size = FRAME.unpack_from(stream, position)
             if kind not in {METHOD, HEADER, BODY, HEARTBEAT} or size + FRAME_OVERHEAD > self.largest:
                 raise MalformedFrame(_what_is_wrong(stream[position : position + 8], size, self.largest))
-            after = position + FRAME_OVERHEAD + size
-            if after > end:
+            if (after := position + FRAME_OVERHEAD + size) > end:
                 break
             if stream[after - 1] != FRAME_END:
                 raise MalformedFrame(f"the server sent a frame of {size} bytes without its end mark")
@@ -230,15 +229,13 @@ def elements_of(content: bytes) -> list[tuple[bytes, Any]]:
 
 def _read_value(arguments: Arguments) -> tuple[bytes, Any]:
     kind = arguments.take(1)
-    read = _READ.get(kind)
-    if read is None:
+    if (read := _READ.get(kind)) is None:
         raise MalformedFrame(f"a table has a field of the unknown type {kind!r}")
     return kind, read(arguments)
 
 
 def _read_table(arguments: Arguments) -> dict[str, Any]:
-    fields = fields_of(arguments.long_bytes())
-    return {field.name.decode(errors="backslashreplace"): field.value for field in fields}
+    return {field.name.decode(errors="backslashreplace"): field.value for field in fields_of(arguments.long_bytes())}
 
 
 def _read_decimal(arguments: Arguments) -> Decimal:

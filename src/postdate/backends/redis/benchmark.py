@@ -105,8 +105,7 @@ class RedisTarget(BenchmarkTarget):
 
     @override
     def arrived(self, queue: str) -> Generator[str]:
-        numbers = self.client.zrange(self._ready(queue), 0, -1)
-        for some in _batches(numbers):
+        for some in _batches(self.client.zrange(self._ready(queue), 0, -1)):
             pipe = self.client.pipeline(transaction=False)
             for number in some:
                 pipe.hget(self._message + number.decode(), "i")

@@ -140,8 +140,7 @@ class Listening:
 
     async def _subscribe(self, *names: bytes) -> None:
         """Subscribe if connected; otherwise the next connection does it."""
-        connection = self._connection
-        if connection is None or not names:
+        if (connection := self._connection) is None or not names:
             return
         if not connection.is_connected:  # it would reconnect without a reader
             return
@@ -341,8 +340,7 @@ class Claimant:
     async def close(self) -> None:
         """Release all its messages; if that fails, a later beat does it."""
         async with self._claiming:
-            holder = self._liveness.holder_now
-            if not holder or not self._number:
+            if not (holder := self._liveness.holder_now) or not self._number:
                 return
             undo = (holder, self._name, 0, self._number + 1)
             try:

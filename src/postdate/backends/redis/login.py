@@ -63,8 +63,7 @@ def parse_address(address: str) -> RedisLogin:
     if database and not (database.isascii() and database.isdigit()):
         raise ConfigurationError(f"{database!r} is no number of a Redis database; write {_FORM}")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    unknown = sorted(options.keys() - {"prefix", "ca"})
-    if unknown:
+    if unknown := sorted(options.keys() - {"prefix", "ca"}):
         raise ConfigurationError(f"an address of Redis takes prefix and ca, not {', '.join(unknown)}")
     tls = parts.scheme == "rediss"
     if "ca" in options and not tls:

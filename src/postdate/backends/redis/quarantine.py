@@ -48,8 +48,7 @@ class _SetAside(Quarantine):
         return await self._server.command("ZCARD", f"{self.place}:xs")
 
     async def _fields(self, number: int) -> Fields:
-        fields = pairs(await self._server.command("HGETALL", f"{self.place}:x:{number}"))
-        if not fields:
+        if not (fields := pairs(await self._server.command("HGETALL", f"{self.place}:x:{number}"))):
             raise self._missing(number)
         return fields
 

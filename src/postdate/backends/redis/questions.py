@@ -63,8 +63,7 @@ class Questions(AdministrableStore):
 
     @override
     async def statistics(self, now: datetime) -> StoreStatistics:
-        found = await self._server.run("statistics", self.place, written(now))
-        pending, due, free, failing, aside, first = found
+        pending, due, free, failing, aside, first = await self._server.run("statistics", self.place, written(now))
         claimed = pending - free
         return StoreStatistics(
             pending=pending,
@@ -99,8 +98,7 @@ class Questions(AdministrableStore):
             call = (self.place, begin, last, _PAGE, where.destination or "")
             seen, page = await self._server.run("page", *call)
             for message_id, *fields in page:
-                row = _row(message_id, fields)
-                if row is not None:
+                if (row := _row(message_id, fields)) is not None:
                     yield row
             if not seen:
                 return
@@ -123,8 +121,7 @@ class Questions(AdministrableStore):
 
 
 def _row(message_id: bytes, fields: Sequence[Any]) -> WaitingMessage | None:
-    member = fields[6]
-    if member is None:
+    if (member := fields[6]) is None:
         return None
     try:
         return WaitingMessage(read_message(message_id, fields), member, fields[7] is not None)
@@ -194,8 +191,7 @@ class _Holders:
         return list(found.values())
 
     async def _lives(self, holder: str) -> bool:
-        channel = f"{self._server.login.tag}:alive:{holder}"
-        reply: list[Any] = await self._server.command("PUBSUB", "NUMSUB", channel)
+        reply: list[Any] = await self._server.command("PUBSUB", "NUMSUB", f"{self._server.login.tag}:alive:{holder}")
         return reply[1] > 0
 
 
@@ -212,8 +208,7 @@ class RedisStoreObserver(Observer):
         if not row.is_held:
             return Standing(row.message, instant_of(row.member))
         token: bytes | None = await self._server.command("HGET", f"{self._store.place}:m:{row.message.message_id}", "t")
-        holder = (token or b"").partition(b":")[0].decode()
-        return Standing(row.message, None, await self._holders.pid(holder))
+        return Standing(row.message, None, await self._holders.pid((token or b"").partition(b":")[0].decode()))
 
     @override
     async def retries_of(self, message_id: str) -> Sequence[Standing]:
@@ -295,8 +290,7 @@ class RedisQueueObserver(Observer):
             rows = await self._server.run("look", queue, last, _PAGE)
             for number, *fields in rows:
                 last = int(number)
-                found = _queued(queue, fields, None)
-                if found is not None:
+                if (found := _queued(queue, fields, None)) is not None:
                     yield last, found
             if len(rows) < _PAGE:
                 return

@@ -158,8 +158,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
         head = (self.place, instant(now), int(may_come_back), len(messages))
         known: list[int] = await self._server.run("store", *head, *parts)
         there = set(known)
-        new = [message for place, message in enumerate(messages) if place not in there]
-        if new:
+        if new := [message for place, message in enumerate(messages) if place not in there]:
             self._next_due.heard(to_microseconds(min(message.due for message in new)))
         return StoreReport(len(new), tuple(messages[place].message_id for place in known))
 
@@ -246,8 +245,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
         holder = self._liveness.holder_now
         recorded = int(self._recording is Recording.ALL)
         call = (self.place, message_id, token, holder, attempt, instant(now), reason, recorded)
-        done = bool(await self._server.run("retry", *call))
-        if done:
+        if done := bool(await self._server.run("retry", *call)):
             self._next_due.forget()
         return done
 

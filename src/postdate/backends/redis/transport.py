@@ -227,8 +227,7 @@ class RedisReceiver(Receiver):
             alarm = await self._listen()
             while True:
                 alarm.reset()
-                found = await self._take(limit, "")
-                if found or self._has_failed:
+                if (found := await self._take(limit, "")) or self._has_failed:
                     self._has_failed = False
                     return found
                 with anyio.move_on_after(_LOOKS_AGAIN_AFTER_SECONDS):
@@ -280,8 +279,7 @@ class RedisReceiver(Receiver):
 
     async def _set_aside(self, number: bytes, token: str, error: MessageError) -> None:
         key = f"{self._server.login.tag}:qm:".encode() + number
-        at = written(await server_now(self._server))
-        await self._server.run("aside", "q", at, key, "", token, str(error))
+        await self._server.run("aside", "q", written(await server_now(self._server)), key, "", token, str(error))
         text = "a message of queue %r cannot be read and was set aside (%s); `postdate errors` shows what is to be done"
         log.error(text, self.queue, error)
 
@@ -290,8 +288,7 @@ class RedisReceiver(Receiver):
         """In one script, with everything in ``end``."""
         (number, token), transport = self._hold(received), self._transport
         for each in end.outgoing:
-            refused = transport.why_not(each)
-            if refused is not None:
+            if (refused := transport.why_not(each)) is not None:
                 raise refused
         transaction = transport.transaction(end.work)
         is_recorded = end.record is not RecordKind.HANDLED or transport.recording is Recording.ALL

@@ -71,8 +71,7 @@ def address_of(url: str, product: str, schemes: tuple[str, ...], port: int) -> S
 
 def check_options(address: ServerAddress, known: frozenset[str]) -> None:
     """Raise `ConfigurationError` for an option of the URL that is not ``known``."""
-    unknown = sorted(set(address.options) - known)
-    if unknown:
+    if unknown := sorted(set(address.options) - known):
         raise ConfigurationError(
             f"the address of a {address.product} database does not know {unknown[0]!r}; it may have "
             f"{', '.join(sorted(known))}"

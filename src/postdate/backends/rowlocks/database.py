@@ -94,8 +94,7 @@ class RowLockSchema(DatabaseObject, ABC):
         """
         if isinstance(place, str):
             return cls(place, schema=schema, holds_at_most=holds_at_most, answers_within=answers_within)
-        given = {"schema": schema, "holds_at_most": holds_at_most, "answers_within": answers_within}
-        for name, value in given.items():
+        for name, value in {"schema": schema, "holds_at_most": holds_at_most, "answers_within": answers_within}.items():
             if value is not None:
                 raise ConfigurationError(f"{name}= belongs to the database object: give it where that is made")
         return place

@@ -124,14 +124,12 @@ class Liveness:
             thread = self._thread
         if thread is not None:
             thread.join(_STOP_WITHIN_SECONDS)
-        keeper = self._keeper
-        if keeper is not None:
+        if (keeper := self._keeper) is not None:
             keeper.join(_STOP_WITHIN_SECONDS)
         self._ready.set()
 
     def abort(self) -> None:
-        session = self._session
-        if session is not None:
+        if (session := self._session) is not None:
             session.abort()
 
     def _run(self) -> None:
@@ -200,16 +198,14 @@ class Liveness:
         """Ping silent batches in another thread: waiting for one connection must not silence the number's."""
         if self._claims is None or (self._keeper is not None and self._keeper.is_alive()):
             return
-        silent = self._claims.silent(self._speak_after_seconds)
-        if silent:
+        if silent := self._claims.silent(self._speak_after_seconds):
             self._keeper = threading.Thread(
                 target=self._keep, args=(self._claims, silent), name="postdate-store-keeper", daemon=True
             )
             self._keeper.start()
 
     def _keep(self, claims: Claims, silent: Sequence[LockedBatch]) -> None:
-        lost = claims.keep(silent, self._ends_after_seconds)
-        if lost:
+        if lost := claims.keep(silent, self._ends_after_seconds):
             log.warning("%d messages are held no more: the connection that held them is gone", lost)
             self._next_due.forget()
 

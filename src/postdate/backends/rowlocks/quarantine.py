@@ -151,8 +151,7 @@ class RowQuarantine(Quarantine):
         await self._pool.transaction(discard)
 
     def _taken(self, session: Any, number: int) -> QuarantinedRow:
-        found = self._tables.lock_aside(session, number)
-        if found is None:
+        if (found := self._tables.lock_aside(session, number)) is None:
             raise MessageNotFound(f"nothing of number {number} is set aside in this store")
         return found
 

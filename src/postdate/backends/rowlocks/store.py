@@ -256,8 +256,7 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
                 return None
             return found.number if change(session, found) else None
 
-        number = await self._pool.transaction(end)
-        if number is not None:
+        if (number := await self._pool.transaction(end)) is not None:
             self._claims.forget(number)
         return number is not None
 
@@ -312,8 +311,7 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
         def count(session: Any, numbers: Sequence[int], holder: int | None) -> int:
             return sum(self._tables.retry(session, number, holder, then, note) for number in numbers)
 
-        done = await in_thread(self._claims.settle, [claim], count)
-        if done:
+        if done := await in_thread(self._claims.settle, [claim], count):
             self._next_due.heard(then)
         return bool(done)
 
@@ -349,8 +347,7 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
         """Messages locked by other processes count, too."""
 
         def look(session: Any) -> int | None:
-            look_number = self._next_due.look()
-            return self._next_due.seen(look_number, self._tables.next_attempt(session, self._claims.locked()))
+            return self._next_due.seen(self._next_due.look(), self._tables.next_attempt(session, self._claims.locked()))
 
         return self._dialect.instant(await self._pool.run(look))
 
@@ -393,8 +390,7 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
             self._tables.reschedule(session, found, new_due, at)
             return True
 
-        done = await self._pool.transaction(reschedule)
-        if done:
+        if done := await self._pool.transaction(reschedule):
             self._next_due.heard(new_due)
         return done
 

@@ -73,8 +73,7 @@ class RowLockTables(ABC):
     def come_back(self, session: Any, row: MessageRow, note: RecordNote) -> bool:
         """Write a message under its old number if it went to the error queue last; return whether it did."""
         of_id = {"id": row.message_id, "store": self.store_id(session)}
-        found = session.rows(self.sql.lock_scheduled, of_id)
-        if not found:
+        if not (found := session.rows(self.sql.lock_scheduled, of_id)):
             return False
         number = found[0][0]
         last = session.rows(self.sql.last_kind, {**of_id, "number": number})
@@ -206,8 +205,7 @@ class RowLockTables(ABC):
 
     def next_attempt(self, session: Any, locked: Sequence[int]) -> int | None:
         if locked:
-            values = {"from": EARLIEST, "locked": self._listed(locked)}
-            return _only(session.rows(self.sql.next_attempt_but, values))
+            return _only(session.rows(self.sql.next_attempt_but, {"from": EARLIEST, "locked": self._listed(locked)}))
         return _only(session.rows(self.sql.next_attempt, {"from": EARLIEST}))
 
     def statistics(self, session: Any, at: int) -> tuple[int, int, int, int, int | None]:

@@ -89,8 +89,7 @@ class ServerTimeouts(SqlTimeouts[RowLockTimeoutTable], Scripted):
         session = self._pool.take()
         try:
             session.begin()
-            row = table.claim(session, timeout_id)
-            found = self._read(row)
+            found = self._read(table.claim(session, timeout_id))
         except BaseException:
             session.close()
             raise
@@ -146,12 +145,10 @@ class _SessionClaim:
         return removed
 
     async def release(self) -> None:
-        session = self._ended()
-        if session is not None:
+        if (session := self._ended()) is not None:
             await in_thread(self._pool.roll_back, session)
 
     def end(self) -> None:
         """End the claim by closing its connection, without waiting for an answer."""
-        session = self._ended()
-        if session is not None:
+        if (session := self._ended()) is not None:
             session.close()

@@ -307,8 +307,7 @@ def patiently(
         except sqlite3.OperationalError as error:
             if not is_busy(error):
                 raise
-            waited = time.monotonic() - started
-            if waited > patience():
+            if (waited := time.monotonic() - started) > patience():
                 raise StoreUnreachable(
                     f"the database was locked for {waited:.0f} s: another process writes all the time, or is frozen "
                     f"while it writes; nothing was changed"
@@ -360,8 +359,7 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
 def schema_version(connection: sqlite3.Connection, path: Path) -> int:
     """Return the number of the last migration applied, 0 without tables of Postdate. Raises `StoreFromNewerVersion`."""
     # Reads wait, too: while another process puts a new file into WAL mode, it is locked.
-    version = version_of(partial(patiently, connection))
-    if version > newest_version():
+    if (version := version_of(partial(patiently, connection))) > newest_version():
         raise from_newer(str(path), version, newest_version())
     return version
 
@@ -381,8 +379,7 @@ _MARKED_APART: Final = {"saga": "saga_migration", "outbox": "postdate_outbox_mig
 def bring_up_to_date(execute: Callable[..., sqlite3.Cursor], wanted: Sequence[Step], where: str) -> None:
     """Apply the missing migrations in the open transaction, with its ``execute``. Raises `StoreFromNewerVersion`."""
     _gather_marks(execute)
-    done = execute("SELECT subject, version FROM postdate_migration").fetchall()
-    run(wanted, done, where, execute, mark_done)
+    run(wanted, execute("SELECT subject, version FROM postdate_migration").fetchall(), where, execute, mark_done)
 
 
 def _gather_marks(execute: Callable[..., sqlite3.Cursor]) -> None:
@@ -401,8 +398,7 @@ def _gather_marks(execute: Callable[..., sqlite3.Cursor]) -> None:
 
 def version_of(execute: Callable[[str], sqlite3.Cursor]) -> int:
     """Return the version of the tables of store and queues; 0: there are none."""
-    found = execute(f"{_MARKS}'postdate_migration'").fetchone()
-    if found is None:
+    if (found := execute(f"{_MARKS}'postdate_migration'").fetchone()) is None:
         return 0
     of_these = "WHERE subject = ''" if "subject" in found[0] else ""  # else an earlier version has made it
     return execute(f"SELECT coalesce(max(version), 0) FROM postdate_migration {of_these}").fetchone()[0]

@@ -126,8 +126,7 @@ class SqliteFile:
             raise ConfigurationError(f"holds_at_most must be {SHORTEST_BOUND} or more, not {holds_at_most}")
         real = Path(path).expanduser().resolve()
         with cls._open_lock:
-            file = cls._open.get((os.getpid(), real))
-            if file is None:
+            if (file := cls._open.get((os.getpid(), real))) is None:
                 file = cls(real, synchronous=synchronous, recording=recording, create=create)
                 cls._open[os.getpid(), real] = file
             if (file.synchronous, file.recording) != (synchronous, recording):
@@ -329,11 +328,10 @@ class SqliteFile:
         if not topics:
             return []
         marks = ",".join("?" * len(topics))
-        rows = connection.execute(
+        return connection.execute(
             f"SELECT topic, port FROM listener WHERE topic IN ({marks}) AND claimant <> ?",
             (*topics, self.claimant),
-        )
-        return rows.fetchall()
+        ).fetchall()
 
     # --- reading ------------------------------------------------------------------------------------------------
 

@@ -65,8 +65,7 @@ class FileObserver(Observer):
     @override
     async def retries_of(self, message_id: str) -> Sequence[Standing]:
         sql = f"{_STANDING} WHERE {_HAS_HEADER} AND message_id <> ? ORDER BY seq"
-        values = (header_text(message_id), message_id)
-        return await looked_at(self._file, WAITING, sql, values, _standing)
+        return await looked_at(self._file, WAITING, sql, (header_text(message_id), message_id), _standing)
 
     @override
     async def last_delivered_at(self) -> datetime | None:
@@ -94,8 +93,7 @@ class FileObserver(Observer):
     @override
     async def find_in_queues(self, message_id: str) -> Sequence[Queued]:
         sql = f"{_QUEUED} WHERE message_id = ? OR {_HAS_HEADER} ORDER BY seq"
-        values = (message_id, header_text(message_id))
-        return await looked_at(self._file, QUEUED, sql, values, _queued)
+        return await looked_at(self._file, QUEUED, sql, (message_id, header_text(message_id)), _queued)
 
 
 def _standing(row: Row) -> Standing:

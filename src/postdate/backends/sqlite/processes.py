@@ -151,8 +151,7 @@ class Silence:
         """
         seen = dict[int, tuple[Sign, float]]()
         for holder in holders:
-            sign = sign_of(holder)
-            if sign is not None:
+            if (sign := sign_of(holder)) is not None:
                 before, silent_for = self._silent_for.get(holder, (None, 0.0))
                 seen[holder] = (sign, silent_for + passed if sign == before else 0.0)
         self._silent_for = seen

@@ -65,8 +65,7 @@ async def looked_at(
     A look does not fail because nothing can be written: unreadable rows are then left out.
     """
     while True:
-        rows = await file.read(lambda connection: read_rows(connection, sql, values))
-        good, bad = decoded(rows, decode)
+        good, bad = decoded(await file.read(lambda connection: read_rows(connection, sql, values)), decode)
         if not bad:
             return good
         moved = 0
@@ -119,8 +118,7 @@ class FileQuarantine(OnFile, Quarantine):
 
     def _taken(self, tx: Transaction, number: int) -> _Aside:
         sql = f"SELECT {', '.join(_TAKEN)} FROM quarantine WHERE number = ? AND {self._place}"
-        rows = read_rows(tx.connection, sql, (number,))
-        if not rows:
+        if not (rows := read_rows(tx.connection, sql, (number,))):
             raise MessageNotFound(f"nothing of number {number} is set aside in {self.file.path}")
         return dict(zip(_TAKEN, rows[0], strict=True))
 
@@ -159,8 +157,7 @@ def _into_store(tx: Transaction, row: _Aside, at: int) -> None:
 
 def _number_of(tx: Transaction, row: _Aside, at: int) -> int:
     """Return the former number of a message that failed last, otherwise a new one. Raises `DuplicateMessage`."""
-    failed = tx.execute(FAILED_LAST, {"id": row["message_id"]}).fetchone()
-    if failed is not None:
+    if (failed := tx.execute(FAILED_LAST, {"id": row["message_id"]}).fetchone()) is not None:
         return failed[0]
     (seq,) = tx.execute(NEXT_NUMBER).fetchone()
     if not tx.execute(INSERT_SCHEDULED, (seq, row["message_id"], at, row["due"], row["destination"])).rowcount:
@@ -171,8 +168,7 @@ def _number_of(tx: Transaction, row: _Aside, at: int) -> int:
 def _into_queue(tx: Transaction, row: _Aside) -> None:
     *fields, ends_at, dead_letter = (row[name] for name in QUEUED_FIELDS)
     envelope_of((0, *fields, row["headers"], row["body"]), row["place"])
-    found = tx.execute("SELECT queue_id FROM queue WHERE name = ?", (row["place"],)).fetchone()
-    if found is None:
+    if (found := tx.execute("SELECT queue_id FROM queue WHERE name = ?", (row["place"],)).fetchone()) is None:
         raise QueueNotFound.of(row["place"], row["message_id"])
     end = (ends_at if isinstance(ends_at, int) else None, int(dead_letter == 1))
     tx.execute(INSERT_QUEUED, (found[0], *fields, *end, _content(tx, row)))

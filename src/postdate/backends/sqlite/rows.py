@@ -316,8 +316,7 @@ def insert_or_revive(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) 
 
 
 def _revive(tx: Transaction, row: tuple[Any, ...], at: int) -> bool:
-    found = tx.execute(FAILED_LAST, {"id": row[0]}).fetchone()
-    if found is None:
+    if (found := tx.execute(FAILED_LAST, {"id": row[0]}).fetchone()) is None:
         return False
     message_id, due, destination, *_ = row
     signal_if_first(tx, due)
@@ -428,8 +427,7 @@ def claimed(
     Empty only when nothing is left to claim. Any other failure to read ends the transaction, and the claims with it.
     """
     while True:
-        rows = sorted(read_rows(tx.connection, sql, values), key=lambda row: row[0])
-        good, bad = decoded(rows, decode)
+        good, bad = decoded(sorted(read_rows(tx.connection, sql, values), key=lambda row: row[0]), decode)
         if bad:
             set_aside(tx, shelf, bad, at)
         if good or not bad:

@@ -234,8 +234,7 @@ class SqliteStore(SqlQuestions, FileQuarantine, BulkOnFile, MovingStore):
 
         def claim(tx: Transaction) -> tuple[list[tuple[int, DelayedMessage]], int, int]:
             (latest,) = tx.execute("SELECT coalesce(max(seq), 0) FROM record").fetchone()
-            chosen = (tx.claimant, at, limit)
-            rows = claimed(tx, WAITING, _CLAIM, chosen, lambda row: (row[0], message_of(row)), at)
+            rows = claimed(tx, WAITING, _CLAIM, (tx.claimant, at, limit), lambda row: (row[0], message_of(row)), at)
             return rows, tx.claimant, latest
 
         found, claimant, latest = await self.file.write(claim)
@@ -292,8 +291,7 @@ class SqliteStore(SqlQuestions, FileQuarantine, BulkOnFile, MovingStore):
     @override
     async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
         def put(tx: Transaction) -> bool:
-            held = tx.execute(_FIND_HELD, _held_by(tx, claim)).fetchone()
-            if held is not None:
+            if (held := tx.execute(_FIND_HELD, _held_by(tx, claim)).fetchone()) is not None:
                 set_aside(tx, WAITING, {held[0]: reason}, to_microseconds(now))
             return held is not None
 
@@ -352,15 +350,13 @@ class SqliteStore(SqlQuestions, FileQuarantine, BulkOnFile, MovingStore):
         new_due, at = to_microseconds(due), to_microseconds(now)
 
         def change(tx: Transaction) -> bool:
-            row = _find(tx, message_id, free=True)
-            if row is None:
+            if (row := _find(tx, message_id, free=True)) is None:
                 return False
             seq, old_due, destination, expires_at = row
             check_reschedule(message_id, due, time_of(expires_at))
             signal_if_first(tx, new_due)
             tx.execute("UPDATE delayed_message SET due = ?, attempt_at = ? WHERE seq = ?", (new_due, new_due, seq))
-            old = time_of(old_due)
-            if old is not None:
+            if (old := time_of(old_due)) is not None:
                 tx.execute(_REPLACE_IN_HEADERS, (encoded_deliver_at(old), encoded_deliver_at(due), seq))
             record(tx, RecordKind.RESCHEDULED, (message_id, new_due, destination), at)
             return True
@@ -389,8 +385,7 @@ def _insert_new(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> No
 
 
 def _end(tx: Transaction, message_id: str, kind: RecordKind, at: int, *, free: bool = False) -> bool:
-    row = _find(tx, message_id, free=free)
-    if row is None:
+    if (row := _find(tx, message_id, free=free)) is None:
         return False
     seq, due, destination, _ = row
     _delete(tx, "seq = ?", (seq,))
@@ -430,8 +425,7 @@ def _held_by(tx: Transaction, claim: Claim) -> tuple[object, ...]:
 
 
 def _finish(tx: Transaction, claim: Claim, kind: RecordKind, at: int, detail: str) -> int:
-    held = _delete(tx, _HELD, _held_by(tx, claim))
-    if held:
+    if held := _delete(tx, _HELD, _held_by(tx, claim)):
         message = claim.message
         record(tx, kind, (message.message_id, to_microseconds(message.due), message.destination), at, detail)
     return held
@@ -508,8 +502,7 @@ def _move(tx: Transaction, now: int, limit: int, *, listing: bool) -> MoveReport
 
 
 def _listed(tx: Transaction) -> Moved:
-    rows = read_rows(tx.connection, _LIST_BATCH, ())
-    ids, dues, destinations, expired = zip(*rows, strict=True)
+    ids, dues, destinations, expired = zip(*read_rows(tx.connection, _LIST_BATCH, ()), strict=True)
     return Moved(
         [shown(each) for each in ids],
         [time_of(due) or LATEST for due in dues],

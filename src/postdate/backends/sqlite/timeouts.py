@@ -73,12 +73,10 @@ class SqliteTimeouts(OnFile, SharedSqlTimeouts["_SqliteTable"]):
     @override
     async def claim(self, timeout_id: str) -> TimeoutClaim | None:
         """Claim by a locked file; nothing is written to the database."""
-        wanted = normal_id(timeout_id)
-        if wanted is None:
+        if (wanted := normal_id(timeout_id)) is None:
             return None
         folder, name = presence_folder(self.file.path), f"{self._known.name.lower()}\n{wanted}"
-        hold = await in_thread(try_to_hold, folder, name)
-        if hold is None:
+        if (hold := await in_thread(try_to_hold, folder, name)) is None:
             return None
         found = None
         try:

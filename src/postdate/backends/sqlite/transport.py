@@ -200,15 +200,12 @@ class LocalTransport(FileQuarantine, Transport):
 
     def _end(self, envelope: Envelope, now: datetime, *, in_transaction: bool) -> tuple[int | None, bool]:
         """Return when the queue ends a message, and whether it is kept as a dead letter then."""
-        expiry = self._rules.expiry
-        if expiry is not None:
+        if (expiry := self._rules.expiry) is not None:
             native = expiry.native(envelope, in_transaction=in_transaction)
             envelope = replace(envelope, time_to_be_received=native.time_to_be_received)
-        left = envelope.time_left(now)
-        if left is None:
+        if (left := envelope.time_left(now)) is None:
             return None, expiry is not None and expiry.keeps(envelope, expires=False)
-        ends_at = end_in_queue(left, self._rules.clock.now())
-        return ends_at, expiry is not None and expiry.keeps(envelope, expires=True)
+        return end_in_queue(left, self._rules.clock.now()), expiry is not None and expiry.keeps(envelope, expires=True)
 
     @override
     def receiver(self, queue: str) -> LocalReceiver:
@@ -246,10 +243,8 @@ class LocalReceiver(Receiver):
         while True:
             self._alarm.reset()
             first = await self._file.read(self._first)
-            if first is not None:
-                received = await self._claimed(_CLAIM, first=first, limit=limit)
-                if received:
-                    return received
+            if first is not None and (received := await self._claimed(_CLAIM, first=first, limit=limit)):
+                return received
             with anyio.move_on_after(_POLL_FLOOR_SECONDS):
                 await self._alarm.wait()
 
@@ -260,8 +255,7 @@ class LocalReceiver(Receiver):
         return received[0] if received else None
 
     def _first(self, connection: sqlite3.Connection) -> int | None:
-        values = {"queue": self._queue, "now": self._file.rules.now()}
-        found = connection.execute(_FIRST, values).fetchone()
+        found = connection.execute(_FIRST, {"queue": self._queue, "now": self._file.rules.now()}).fetchone()
         if found is None:
             raise QueueNotFound.of(self._queue, place=str(self._file.path))
         return found[0]
@@ -274,8 +268,7 @@ class LocalReceiver(Receiver):
                 envelope, failures = envelope_of(row, self._queue)
                 return Received(envelope, failures, token=(row[0], tx.claimant))
 
-            now = tx.rules.now()
-            chosen = {"claimant": tx.claimant, "queue": self._queue, "now": now, **values}
+            chosen = {"claimant": tx.claimant, "queue": self._queue, "now": tx.rules.now(), **values}
             return claimed(tx, QUEUED, sql, chosen, held)
 
         found = await self._file.write(claim)
@@ -389,8 +382,7 @@ def _send(tx: Transaction, row: _Row) -> PostdateError | None:
     if not isinstance(row, tuple):
         return row
     *fields, queue, headers, body = row
-    found = tx.execute("SELECT queue_id FROM queue WHERE name = ?", (queue,)).fetchone()
-    if found is None:
+    if (found := tx.execute("SELECT queue_id FROM queue WHERE name = ?", (queue,)).fetchone()) is None:
         return QueueNotFound.of(queue, fields[0])
     content = tx.execute("INSERT INTO content (headers, body) VALUES (?, ?)", (headers, body)).lastrowid
     tx.execute(INSERT_QUEUED, (found[0], *fields, content))
@@ -400,8 +392,7 @@ def _send(tx: Transaction, row: _Row) -> PostdateError | None:
 
 def _send_and_work(tx: Transaction, rows: Sequence[_Row], work: Sequence[Work]) -> None:
     for row in rows:
-        error = _send(tx, row)
-        if error is not None:
+        if (error := _send(tx, row)) is not None:
             raise error
     do_works(tx, work)
 

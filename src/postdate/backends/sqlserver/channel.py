@@ -87,8 +87,7 @@ class _Tls:
                 return
 
     def _flush(self, *, in_packets: bool = False) -> None:
-        content = self._outgoing.read()
-        if content:
+        if content := self._outgoing.read():
             self._raw.sendall(packet(PRELOGIN, content) if in_packets else content)
 
     def sendall(self, content: bytes, /) -> None:
@@ -101,8 +100,7 @@ class _Tls:
                 return self._tls.read(size)
             except ssl.SSLWantReadError:
                 self._flush()
-                got = self._raw.recv(_CHUNK_BYTES)
-                if not got:
+                if not (got := self._raw.recv(_CHUNK_BYTES)):
                     return b""
                 self._incoming.write(got)
             except ssl.SSLZeroReturnError:
@@ -126,8 +124,7 @@ def read_message(stream: _Bytes) -> tuple[bytes, bytes]:
 def _exactly(stream: _Bytes, size: int) -> bytes:
     found = bytearray()
     while len(found) < size:
-        got = stream.recv(size - len(found))
-        if not got:
+        if not (got := stream.recv(size - len(found))):
             raise ConnectionResetError("the server ended the connection")
         found += got
     return bytes(found)

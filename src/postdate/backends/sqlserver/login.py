@@ -44,8 +44,7 @@ def encryption_of(options: Mapping[str, str]) -> Encryption:
     wanted = options.get("encrypt", "yes").lower()
     is_trusting = _is_yes("trustservercertificate", options.get("trustservercertificate", "no"))
     if wanted != _STRICT and not _is_yes("encrypt", wanted, f"yes, no or {_STRICT}"):
-        useless = sorted(set(options) - {"encrypt"})
-        if useless:
+        if useless := sorted(set(options) - {"encrypt"}):
             raise ConfigurationError(f"{useless[0]}= means nothing beside encrypt=no; take one of them out")
         return Encryption(None)
     if is_trusting and wanted == _STRICT:

@@ -37,8 +37,7 @@ def check_name(name: str, what: str) -> str:
     """
     if not name.strip() or any(character == "\0" or 0xD800 <= ord(character) < 0xE000 for character in name):
         raise ConfigurationError(f"{what} must not be blank or have NUL characters or lone surrogates: {name!r}")
-    units = len(name.encode("utf-16-le")) // 2
-    if units > LONGEST_NAME:
+    if (units := len(name.encode("utf-16-le")) // 2) > LONGEST_NAME:
         raise ConfigurationError(
             f"{what} {name!r} has {units} UTF-16 units; SQL Server takes {LONGEST_NAME}: choose a shorter one "
             f"(table=... for a store)"

@@ -161,8 +161,7 @@ def bound(instant: datetime) -> str:
 
 
 def _check_destination(row: dict[str, Any]) -> None:
-    units = len(row[DESTINATION].encode("utf-16-le")) // 2
-    if units > DESTINATION_LIMIT:
+    if (units := len(row[DESTINATION].encode("utf-16-le")) // 2) > DESTINATION_LIMIT:
         raise InvalidMessage(
             f"the destination of timeout {row[ID]} has {units} UTF-16 units; SQL Server takes {DESTINATION_LIMIT}"
         )
