@@ -154,8 +154,7 @@ class Targets:
             await store.close()
             await transport.close()
         for measured, opening in ((self.queues, deployment.transport), (self.store, deployment.store)):
-            chosen = {name: str(value) for name, value in opening.settings.items() if name not in _NO_FACTS}
-            measured.facts |= chosen
+            measured.facts |= {name: str(value) for name, value in opening.settings.items() if name not in _NO_FACTS}
 
 
 async def _facts(adapter: object) -> dict[str, str]:
@@ -222,8 +221,7 @@ def _queues_of(store: Named) -> Named:
     backend = store.kind.backend
     if backend.transport is not None:
         written = backend.queue_addresses or backend.addresses
-        kind = AdapterRole(backend, backend.transport, written, written.schemes[0])
-        return Named(store.name, kind, store.address)
+        return Named(store.name, AdapterRole(backend, backend.transport, written, written.schemes[0]), store.address)
     alone = (each for each in kinds("transport").values() if each.backend.store is None and each.is_server)
     return named("transport", next(alone).backend.product.lower())
 

@@ -108,8 +108,7 @@ def flight_messages(spark: SparkSession, day: date | None = BUSIEST_DAY) -> Flig
     if day is not None:
         first, end = day_bounds(day)
         messages = messages.where((F.col("due") >= F.lit(first)) & (F.col("due") < F.lit(end)))
-    rejected = timed.where(F.col("error").isNotNull()).select(*_FLIGHT_COLUMNS, "error")
-    return FlightMessages(messages, rejected)
+    return FlightMessages(messages, timed.where(F.col("error").isNotNull()).select(*_FLIGHT_COLUMNS, "error"))
 
 
 def flights(spark: SparkSession, day: date | None = None) -> DataFrame:

@@ -174,8 +174,7 @@ class _Reading:
     def _read_twice(self) -> list[DataFrame]:
         """Read records before and after; the first reading only shows which records existed when the audit began."""
         first = read_now(self._records(self._parts("records"), before=1, times=0))
-        waiting = self._now()
-        return [first, *waiting, self._records(self._parts("records"), before=0, times=1)]
+        return [first, *self._now(), self._records(self._parts("records"), before=0, times=1)]
 
     def _now(self) -> list[DataFrame]:
         """Read pending messages, then queues."""

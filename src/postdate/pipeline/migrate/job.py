@@ -161,8 +161,7 @@ class _MigrationSteps:
     def move_hidden(self, runs: Sequence[MigrationRun]) -> None:
         """Move batches hidden by an earlier attempt: the old manager does not deliver them."""
         self._know(runs)
-        batches = [task for run in runs for task in tasks_of(run, self.source.batches(run), *_OPEN)]
-        self._move(batches)
+        self._move([task for run in runs for task in tasks_of(run, self.source.batches(run), *_OPEN)])
 
     def finish(self, runs: Sequence[MigrationRun]) -> dict[str, EndpointResult]:
         """Hide and move the rest, compare, and mark runs completed; return results by endpoint."""

@@ -150,8 +150,7 @@ def preview(job: MigrateJob, now: datetime) -> PreviewResult:
         PipelineError: there is no such endpoint.
     """
     with job.origin.opened() as source:
-        names = selected(source, job.endpoints, source.history())
-        return preview_open(source, job, names, now)
+        return preview_open(source, job, selected(source, job.endpoints, source.history()), now)
 
 
 def nothing_new(looked: PreviewResult) -> None:

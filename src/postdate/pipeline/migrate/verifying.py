@@ -80,8 +80,7 @@ def are_among(some: Checksums, sorted_ones: Checksums) -> npt.NDArray[np.bool_]:
     """Return which of ``some`` are in ``sorted_ones``, like ``numpy.isin``, but without sorting again."""
     if not len(sorted_ones):
         return np.zeros(len(some), np.bool_)
-    places = np.searchsorted(sorted_ones, some)
-    return sorted_ones[np.minimum(places, len(sorted_ones) - 1)] == some
+    return sorted_ones[np.minimum(np.searchsorted(sorted_ones, some), len(sorted_ones) - 1)] == some
 
 
 def verify_all(

@@ -105,8 +105,7 @@ async def nothing_is_rescheduled_past_its_expiry(store: ClaimingStore, operator:
 @administration.given(operated)
 async def pending_messages_are_listed(store: ClaimingStore, operator: AdministrableStore) -> None:
     """Listed by due time, filtered by destination and due range (from inclusive, to exclusive), up to the limit."""
-    batch = [message(f"{n}", NOW + n * SECOND, destination="ab"[n % 2]) for n in (3, 0, 2, 1)]
-    await store.store_many(batch, NOW)
+    await store.store_many([message(f"{n}", NOW + n * SECOND, destination="ab"[n % 2]) for n in (3, 0, 2, 1)], NOW)
 
     async def listed(limit: int = 10, **where: object) -> list[str]:
         return ids(await operator.list_pending(MessageFilter(**where), limit))  # type: ignore[arg-type]
@@ -189,8 +188,7 @@ async def outcomes_leaves_out_retries(subject: StoreSubject) -> None:
 async def a_record_says_what_when_and_why(store: ClaimingStore, operator: AdministrableStore) -> None:
     """A record has its kind, id, time, due time, destination and detail; the counts of the kinds agree with them."""
     await store.store(message(), NOW - SECOND)
-    claim = await claim_one(store)
-    await store.retry_later(claim, NOW, NOW + SECOND, "the reason 🕰")
+    await store.retry_later(await claim_one(store), NOW, NOW + SECOND, "the reason 🕰")
     await store.finish([await claim_one(store)], Outcome.FAILED, NOW + 2 * SECOND, "the detail")
     lines = [
         (record.kind, record.message_id, record.at, record.due, record.destination, record.detail)

@@ -36,8 +36,7 @@ claims: Topic[StoreSubject] = Topic("claims")
 @claims.given(a_store)
 async def oldest_first_up_to_the_limit(store: ClaimingStore) -> None:
     """A batch holds the oldest due messages in the order of their due times, as many as asked for."""
-    offsets = (5, 1, 4, 2, 3)
-    await store.store_many([message(f"{offset}", NOW + offset * SECOND) for offset in offsets], NOW)
+    await store.store_many([message(f"{offset}", NOW + offset * SECOND) for offset in (5, 1, 4, 2, 3)], NOW)
     late = NOW + 10 * SECOND
     batches = [ids(await store.claim_due(late, 2)) for _ in range(4)]
     expect_equal(batches, [["1", "2"], ["3", "4"], ["5"], []], "batches of two")
@@ -243,8 +242,7 @@ async def _store_during(store: ClaimingStore, look: Callable[[], Awaitable[datet
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask)
             for seconds in (2, 0, 1):
-                later = message(f"during-{number}-{seconds}", NOW + seconds * SECOND)
-                tasks.start_soon(store.store, later, NOW)
+                tasks.start_soon(store.store, message(f"during-{number}-{seconds}", NOW + seconds * SECOND), NOW)
         again_at = answers.pop()
         is_known = bool(woken) or (again_at is not None and again_at <= NOW)
         expect(is_known, f"a message stored during a look wakes or is in its answer, which is {again_at}")

@@ -82,8 +82,7 @@ async def a_mended_message_is_put_back(transport: Transport, rows: Rows) -> None
         receiver = transport.receiver(IN)
         received = await receive_one(receiver)
         headers = MENDED[damage].headers or {"kind": "check"}
-        body = MENDED[damage].body or b"\0body"
-        expected = envelope(bad(damage), headers=headers, body=body, due=NOW)
+        expected = envelope(bad(damage), headers=headers, body=MENDED[damage].body or b"\0body", due=NOW)
         expect_equal(received.envelope, expected, "the mended message")
         await receiver.commit(received, NOW)
         await receiver.close()

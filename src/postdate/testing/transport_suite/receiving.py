@@ -207,8 +207,7 @@ async def closing_gives_back_what_is_held(transport: Transport) -> None:
     """A receiver that is closed gives everything back it holds, without counting failures."""
     await transport.send([envelope(f"{n}") for n in range(3)], NOW)
     receiver = transport.receiver(IN)
-    held = await receive(receiver)
-    await receiver.commit(held[1], NOW)
+    await receiver.commit((await receive(receiver))[1], NOW)
     await receiver.close()
     other = transport.receiver(IN)
     again = await receive(other)

@@ -105,8 +105,7 @@ async def order_is_kept(transport: Transport) -> None:
 async def a_missing_queue_is_a_value(transport: Transport) -> None:
     """A message without a queue is answered with QueueNotFound in its place; the others are sent (row 38)."""
     answers = await transport.send([envelope("a"), envelope("b", "missing"), envelope("c")], NOW)
-    kinds = [type(answer) for answer in answers]
-    expect_equal(kinds, [type(None), QueueNotFound, type(None)], "answers")
+    expect_equal([type(answer) for answer in answers], [type(None), QueueNotFound, type(None)], "answers")
     expect_equal(await left_in(transport, IN, 2), ["a", "c"], "sent messages")
 
 
@@ -131,8 +130,7 @@ async def headers_at_their_limit_and_a_copy_of_them_are_sent(transport: Transpor
 async def too_large_is_a_value(transport: Transport) -> None:
     """A message over the declared limit is answered with MessageTooLarge; one at the limit and the others are sent."""
     headers = {"h": "value"}
-    overhead = len(encode_headers(headers).encode())
-    room = transport.capabilities.largest_message_bytes - overhead
+    room = transport.capabilities.largest_message_bytes - len(encode_headers(headers).encode())
     batch = [
         envelope("over", headers=headers, body=b"x" * (room + 1)),
         envelope("at", headers=headers, body=b"x" * room),

@@ -109,8 +109,7 @@ async def other_processes_share_the_queues(subject: TransportSubject) -> None:
         await transport.send([envelope("a"), envelope("b")], NOW)
         other = subject.open_elsewhere()
         try:
-            elsewhere = other.receiver(IN)
-            held = await receive_one(elsewhere)
+            held = await receive_one(other.receiver(IN))
             receiver = transport.receiver(IN)
             expect_equal(ids(await receive(receiver)), ["b"], "received while another process holds a message")
             with expect_error(ClaimLost, "committing what another process holds"):
@@ -193,7 +192,6 @@ async def _close(store: object) -> None:
 @capabilities.given(a_receiver)
 async def expired_messages_are_discarded_or_left_to_the_receiver(transport: Transport, receiver: Receiver) -> None:
     """A transport that says so discards expired messages; any other delivers them, for the endpoint to discard."""
-    lapsed = envelope("lapsed", expires_at=NOW.replace(year=2000))
-    await transport.send([lapsed, envelope("fresh")], NOW)
+    await transport.send([envelope("lapsed", expires_at=NOW.replace(year=2000)), envelope("fresh")], NOW)
     expected = ["fresh"] if transport.capabilities.expires_messages else ["lapsed", "fresh"]
     expect_equal(ids(await receive_all(receiver, len(expected))), expected, "received")
