@@ -175,13 +175,11 @@ def opened(options: BenchmarkOptions) -> Generator[Targets]:
     run = secrets.token_hex(6)
     with ExitStack() as stack:
         first = stack.enter_context(_room(store, run, options))
-        is_shared = queues.kind.backend is store.kind.backend and _are_together(store, queues)
+        is_shared = queues.kind.backend is store.kind.backend and (
+            store.is_file or not queues.is_given or _rest(store.address) == _rest(queues.address)
+        )
         second = first if is_shared else stack.enter_context(_room(queues, run, options, has_store=False))
         yield Targets(Deployment(run, first.opening(store.kind), second.opening(queues.kind)), first, second)
-
-
-def _are_together(store: Named, queues: Named) -> bool:
-    return store.is_file or not queues.is_given or _rest(store.address) == _rest(queues.address)
 
 
 def _rest(address: Address | None) -> str:

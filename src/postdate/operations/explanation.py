@@ -210,9 +210,7 @@ class _Question:
             return self._failed_copy(queued)
         intake = timeouts_queue(self.deployment.settings.endpoint.name)
         consumers = receiving(await users_of_queues(self.deployment) or (), queued.queue)
-        if queued.queue == intake:
-            return self._in_intake(intake, consumers)
-        return self._at_consumer(queued, consumers)
+        return self._in_intake(intake, consumers) if queued.queue == intake else self._at_consumer(queued, consumers)
 
     def _in_intake(self, intake: str, consumers: Sequence[Process]) -> Explanation:
         if consumers:
@@ -244,7 +242,7 @@ class _Question:
         return f"it {reason} and will be discarded when it is received" if reason else ""
 
     def _delivery_facts(self) -> list[str]:
-        delivered = self._last(RecordKind.DELIVERED)
+        delivered = next((each for each in reversed(self.history) if each.kind is RecordKind.DELIVERED), None)
         if delivered is None or delivered.due is None:
             return []
         late = delivered.at - delivered.due
@@ -270,9 +268,6 @@ class _Question:
         return replace(explanation, message_id=self.message_id, facts=tuple(facts))
 
     # --- nowhere any more ---------------------------------------------------------------------------------------
-
-    def _last(self, kind: RecordKind) -> Record | None:
-        return next((record for record in reversed(self.history) if record.kind is kind), None)
 
     def _gone(self) -> Explanation:
         last = self.history[-1]

@@ -80,7 +80,18 @@ def migrate(spark: SparkSession, job: MigrateJob) -> MigrateResult:
         # Prepared runs need no preview: they hide no more messages.
         hiding = [name for name in names if name not in going or going[name].status is MigrationStatus.PREPARING]
         counts = driver.ready_and(lambda: _unhindered(source, job, hiding))
-        fresh = [_new_run(job, name) for name in hiding if name not in going and counts[name]]
+        fresh = [
+            MigrationRun(
+                uuid.uuid4().hex,
+                name,
+                MigrationStatus.PREPARING,
+                dict(job.parameters),
+                job.cutoff,
+                SystemClock().now(),
+            )
+            for name in hiding
+            if name not in going and counts[name]
+        ]
         for run in fresh:
             source.begin(run)
         found = driver.finish([*runs, *fresh])
@@ -122,17 +133,6 @@ def _unhindered(source: MigrationSource, job: MigrateJob, names: Sequence[str]) 
     looked = preview_open(source, job, names, SystemClock().now())
     nothing_new(looked)
     return {each.endpoint: each.count for each in looked.endpoints}
-
-
-def _new_run(job: MigrateJob, endpoint: str) -> MigrationRun:
-    return MigrationRun(
-        uuid.uuid4().hex,
-        endpoint,
-        MigrationStatus.PREPARING,
-        dict(job.parameters),
-        job.cutoff,
-        SystemClock().now(),
-    )
 
 
 @dataclass(slots=True)

@@ -45,6 +45,7 @@ from postdate.testing.store_suite.subject import (
     claim_one,
     claiming,
     close,
+    hold_one,
     ids,
     message,
     moving,
@@ -63,16 +64,13 @@ _ROLES: tuple[type, ...] = (
 )
 
 
-def _own_methods(role: type) -> list[str]:
-    return [name for name, value in vars(role).items() if getattr(value, "__isabstractmethod__", False)]
-
-
 @capabilities
 async def no_role_is_half_there(subject: StoreSubject) -> None:
     """A store with a method of a role declares the role by inheriting it, and so has all its methods."""
     async with opened(subject) as store:
         for role in _ROLES:
-            present = [name for name in _own_methods(role) if hasattr(store, name)]
+            methods = (name for name, value in vars(role).items() if getattr(value, "__isabstractmethod__", False))
+            present = [name for name in methods if hasattr(store, name)]
             expect(isinstance(store, role) or not present, f"{role.__name__} is inherited, as there are {present}")
 
 
@@ -168,8 +166,7 @@ async def storing_refuses_an_id_that_was_used(store: MovingStore, transport: Tra
 @capabilities.given(beside_queues)
 async def finishing_is_part_of_the_transaction(store: MovingStore, transport: Transport) -> None:
     """Enlisting: a claim is finished with the send or not at all; a lost claim raises ClaimLost and nothing is sent."""
-    await store.store(message(), NOW)
-    finishing = store.finishing([await claim_one(store)], Outcome.DELIVERED, NOW)
+    finishing = store.finishing([await hold_one(store)], Outcome.DELIVERED, NOW)
     with expect_error(QueueNotFound, "a send to a missing queue in one transaction with finishing"):
         await transport.send([Envelope("missing", "e-1")], NOW, work=[finishing])
     expect_equal(await store.next_due(), NOW, "next due after the rollback")

@@ -27,6 +27,7 @@ from postdate.testing.store_suite.subject import (
     claims_of,
     columnar,
     expect_history,
+    hold_one,
     ids,
     message,
     opened,
@@ -150,8 +151,7 @@ async def a_duplicate_is_refused(store: ClaimingStore) -> None:
 @storing.given(a_store)
 async def a_duplicate_is_refused_after_delivery(store: ClaimingStore) -> None:
     """While records are kept an id stays taken: a late copy of a delivered message is not delivered again."""
-    await store.store(message(), NOW)
-    await store.finish([await claim_one(store)], Outcome.DELIVERED, NOW)
+    await store.finish([await hold_one(store)], Outcome.DELIVERED, NOW)
     with expect_error(DuplicateMessage, "storing the id of a delivered message"):
         await store.store(message(), NOW)
 

@@ -144,7 +144,8 @@ async def work_of_a_database_is_done_or_refused(subject: TransportSubject) -> No
         receiver = transport.receiver(IN)
         held = await receive_one(receiver)
         if transport.capabilities.database is None:
-            await _work_is_refused(transport, subject)
+            with expect_error(UnsupportedTransactionMode, f"sending with work through {type(subject).__name__}"):
+                await transport.send([envelope("x", OUT)], NOW, work=[_fail])
             with expect_error(UnsupportedTransactionMode, "committing with work"):
                 await receiver.commit(held, NOW, End(outgoing=[envelope("x", OUT)], work=[_fail]))
             expect(await is_empty(transport, OUT), "nothing was sent")
@@ -176,11 +177,6 @@ async def work_of_a_database_is_done_or_refused(subject: TransportSubject) -> No
 
 def _fail(transaction: NativeTransaction) -> None:
     raise ClaimLost("the work of this check fails on purpose")
-
-
-async def _work_is_refused(transport: Transport, subject: TransportSubject) -> None:
-    with expect_error(UnsupportedTransactionMode, f"sending with work through {type(subject).__name__}"):
-        await transport.send([envelope("x", OUT)], NOW, work=[_fail])
 
 
 async def _close(store: object) -> None:
