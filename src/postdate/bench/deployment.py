@@ -179,8 +179,7 @@ class Workload:
         end = self.start + self.count
         for first in range(self.start, end, self.batch):
             checked = self.message(first)
-            others = range(first + 1, min(first + self.batch, end))
-            yield [checked, *(self._like(checked, number) for number in others)]
+            yield [checked, *(self._like(checked, number) for number in range(first + 1, min(first + self.batch, end)))]
 
     def _like(self, checked: DelayedMessage, number: int) -> DelayedMessage:
         message_id = id_of(number, self.run)
@@ -189,10 +188,9 @@ class Workload:
         )
 
     def parts(self, number: int) -> list[Workload]:
-        bounds = [self.count * part // number for part in range(number + 1)]
         return [
             replace(self, start=self.start + low, count=high - low, first_due=self.first_due + int(low * self.spacing))
-            for low, high in pairwise(bounds)
+            for low, high in pairwise([self.count * part // number for part in range(number + 1)])
         ]
 
 

@@ -138,8 +138,7 @@ def floor(targets: Targets, rate: int, seconds: float) -> tuple[LatenessInMillis
     A server's loop sleeps until each due time and moves due rows. For files, and for servers without a barer way to
     move, it is an event loop that only sleeps, like the one of a service.
     """
-    n = int(rate * seconds)
-    dues = due_times(rate, seconds, ahead=1 + n / _FILLED_A_SECOND_AT_LEAST)
+    dues = due_times(rate, seconds, ahead=1 + int(rate * seconds) / _FILLED_A_SECOND_AT_LEAST)
     target = targets.queues.target
     moving = target.mover(_rows(int(due * 1e6) for due in dues), target.moved_at_once[0])
     if moving is None or not targets.queues.is_server:

@@ -48,8 +48,7 @@ _OTHERS_NUMBERS = 1 << 40
 async def fill(store: ClaimingStore, load: Workload, tally: SharedCount) -> Mapping[str, float]:
     clock = SystemClock()
     for batch in load.batches():
-        report = await store.store_many(batch, clock.now())
-        tally.add(report.stored)
+        tally.add((await store.store_many(batch, clock.now())).stored)
     return {}
 
 
@@ -174,8 +173,7 @@ async def deliver(deployment: Deployment, tally: SharedCount, lead: float, *, at
         used = time.process_time() - used_before
     await store.close()
     await transport.close()
-    found = {"marks": notes.marks, "rss_mb": peak_rss_mb(), "cpu_s": used, "stored": stored}
-    print(json.dumps(found), flush=True)
+    print(json.dumps({"marks": notes.marks, "rss_mb": peak_rss_mb(), "cpu_s": used, "stored": stored}), flush=True)
 
 
 async def handle(deployment: Deployment, tally: SharedCount, n: int, concurrency: int) -> None:

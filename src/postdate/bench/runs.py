@@ -258,8 +258,7 @@ async def _receive(running: Services, messages: Workload, patience: float) -> li
         while len(received) < messages.count:
             for each in await receiver.receive(100):
                 now, message_id = clock.now(), each.envelope.message_id
-                due = messages.due(number_of(message_id))
-                received.append((message_id, (now - due) / timedelta(seconds=1)))
+                received.append((message_id, (now - messages.due(number_of(message_id))) / timedelta(seconds=1)))
                 await receiver.commit(each, now)
     running.count_cpu()
     await receiver.close()
@@ -279,8 +278,7 @@ def _herd(bench: Bench, n: int, patience: int) -> BenchmarkResult:
     with bench.targets() as targets, ExitStack() as stack:
         bench.report(f"limit: {n:,} bare messages")
         limit = move_limit(targets, n)
-        instant = SystemClock().now() + _time_to_store(n) * patience
-        messages = load(targets.deployment, range(n), instant, timedelta(0))
+        messages = load(targets.deployment, range(n), SystemClock().now() + _time_to_store(n) * patience, timedelta(0))
         bench.fill(targets, messages)
         running = stack.enter_context(bench.services(targets, at_once=True))
         _sleep_until(messages.due(0) - timedelta(seconds=_AHEAD_SECONDS))

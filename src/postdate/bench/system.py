@@ -86,6 +86,5 @@ def _name(pid: int) -> str:
 
 def _stat(pid: int) -> list[str] | None:
     with suppress(OSError):
-        text = (_PROCESSES / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-        return text.rpartition(")")[2].split()
+        return (_PROCESSES / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     return None

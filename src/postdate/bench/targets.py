@@ -154,8 +154,7 @@ class Targets:
             await store.close()
             await transport.close()
         for measured, opening in ((self.queues, deployment.transport), (self.store, deployment.store)):
-            chosen = {name: str(value) for name, value in opening.settings.items() if name not in _NO_FACTS}
-            measured.facts |= chosen
+            measured.facts |= {name: str(value) for name, value in opening.settings.items() if name not in _NO_FACTS}
 
 
 async def _facts(adapter: object) -> dict[str, str]:
@@ -176,13 +175,11 @@ def opened(options: BenchmarkOptions) -> Generator[Targets]:
     run = secrets.token_hex(6)
     with ExitStack() as stack:
         first = stack.enter_context(_room(store, run, options))
-        is_shared = queues.kind.backend is store.kind.backend and _are_together(store, queues)
+        is_shared = queues.kind.backend is store.kind.backend and (
+            store.is_file or not queues.is_given or _rest(store.address) == _rest(queues.address)
+        )
         second = first if is_shared else stack.enter_context(_room(queues, run, options, has_store=False))
         yield Targets(Deployment(run, first.opening(store.kind), second.opening(queues.kind)), first, second)
-
-
-def _are_together(store: Named, queues: Named) -> bool:
-    return store.is_file or not queues.is_given or _rest(store.address) == _rest(queues.address)
 
 
 def _rest(address: Address | None) -> str:
@@ -222,8 +219,7 @@ def _queues_of(store: Named) -> Named:
     backend = store.kind.backend
     if backend.transport is not None:
         written = backend.queue_addresses or backend.addresses
-        kind = AdapterRole(backend, backend.transport, written, written.schemes[0])
-        return Named(store.name, kind, store.address)
+        return Named(store.name, AdapterRole(backend, backend.transport, written, written.schemes[0]), store.address)
     alone = (each for each in kinds("transport").values() if each.backend.store is None and each.is_server)
     return named("transport", next(alone).backend.product.lower())
 

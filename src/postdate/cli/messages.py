@@ -95,8 +95,7 @@ def _print_history(history: Sequence[Event]) -> None:
 
 
 def _print_place(place: MessageLocation) -> None:
-    waiting = place.where == "waiting"
-    print(f"\nwaiting for queue {place.queue}" if waiting else f"\nin queue {place.queue}")
+    print(f"\nwaiting for queue {place.queue}" if place.where == "waiting" else f"\nin queue {place.queue}")
     print_pairs(
         {
             "due": place.due,
@@ -146,8 +145,7 @@ def cancel(use: Use, message_ids: MessageIds) -> None:
     """Remove messages that wait, for good. Those that do not wait any more are left alone."""
     from postdate import operations
 
-    changes = use.work(lambda deployment, now: operations.cancel(deployment, message_ids, now))
-    _report_changes(use, changes, "cancelled")
+    _report_changes(use, use.work(lambda deployment, now: operations.cancel(deployment, message_ids, now)), "cancelled")
 
 
 @command(app, "reschedule")

@@ -46,8 +46,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     """Print rows under headings; numbers to the right."""
     from rich.console import Console
 
-    terminal = sys.stdout.isatty()
-    console = Console(width=None if terminal else _WIDE, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False)
     with console.capture() as capture:
         console.print(_table(columns, [list(row) for row in rows]))
     print("\n".join(line.rstrip() for line in capture.get().splitlines()))

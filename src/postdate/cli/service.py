@@ -56,8 +56,7 @@ def run(
     import anyio
 
     settings = use.settings()
-    clock = _clock(clock_start, clock_speed, clock_real_start)
-    service = _Service(settings, clock, exit_on_critical=exit_on_critical)
+    service = _Service(settings, _clock(clock_start, clock_speed, clock_real_start), exit_on_critical=exit_on_critical)
     with logging_to_stderr(log_level):
         anyio.run(service.run, not no_setup)
     if service.ending is not Exit.OK:

@@ -92,9 +92,7 @@ class FollowingClock:
     def now(self) -> datetime:
         """Return the time of the store, UTC; that of the machine before the first measurement."""
         known = self._known
-        if known is None or not self._judges:
-            return self._own.now()
-        return known.earliest_at(self._own.since_boot())
+        return self._own.now() if known is None or not self._judges else known.earliest_at(self._own.since_boot())
 
     async def wait(self, event: anyio.Event, until: datetime) -> None:
         self._used.set()

@@ -108,8 +108,7 @@ def flight_messages(spark: SparkSession, day: date | None = BUSIEST_DAY) -> Flig
     if day is not None:
         first, end = day_bounds(day)
         messages = messages.where((F.col("due") >= F.lit(first)) & (F.col("due") < F.lit(end)))
-    rejected = timed.where(F.col("error").isNotNull()).select(*_FLIGHT_COLUMNS, "error")
-    return FlightMessages(messages, rejected)
+    return FlightMessages(messages, timed.where(F.col("error").isNotNull()).select(*_FLIGHT_COLUMNS, "error"))
 
 
 def flights(spark: SparkSession, day: date | None = None) -> DataFrame:
@@ -184,13 +183,15 @@ def with_schedule(flights: DataFrame) -> DataFrame:
     return (
         flights.withColumn("flight_date", F.try_to_date(F.concat_ws("-", "year", "month", "day"), "y-M-d"))
         .withColumn("error", _error())
-        .withColumn("departure", F.when(F.col("error").isNull(), _departure()))
+        .withColumn(
+            "departure",
+            F.when(
+                F.col("error").isNull(),
+                _instant(F.col("flight_date"), F.col("sched_dep_time"), F.lit(str(NEW_YORK))),
+            ),
+        )
         .withColumn("arrival", F.when(F.col("error").isNull(), _first_arrival_after(F.col("departure"))))
     )
-
-
-def _departure() -> Column:
-    return _instant(F.col("flight_date"), F.col("sched_dep_time"), F.lit(str(NEW_YORK)))
 
 
 def _first_arrival_after(departure: Column) -> Column:

@@ -110,16 +110,14 @@ class Stage:
         now = self._clock.now()
         statistics = anyio.run(self._store.statistics, now)
         queued = anyio.run(self._transport.queue_lengths).get(QUEUE, 0)
-        lateness = self._recent_lateness() if recent else ()
-        return Scene(now, statistics.pending, queued, statistics.next_due, lateness)
+        return Scene(now, statistics.pending, queued, statistics.next_due, self._recent_lateness() if recent else ())
 
     def _recent_lateness(self) -> tuple[float, ...]:
         parts = self._store.scan_parts("records", 1)
         if not parts:
             return ()
         last = type(parts[0])(max(parts[0].first, parts[0].end - _RECENT_RECORDS), parts[0].end)
-        wanted = Scan("records", ("kind", "at", "due"))
-        rows = [row for page in self._store.scan(wanted, last, 1_000) for row in page]
+        rows = [row for page in self._store.scan(Scan("records", ("kind", "at", "due")), last, 1_000) for row in page]
         return tuple(
             (from_microseconds(at) - from_microseconds(due)).total_seconds()
             for kind, at, due in rows

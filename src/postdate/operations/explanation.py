@@ -86,8 +86,7 @@ async def explain(deployment: OpenDeployment, message_id: str, now: datetime) ->
     Raises NotSupported if the store answers no questions at all.
     """
     history = await administrable(deployment, "explain a message").history(message_id)
-    explanation = await _Question(deployment, message_id, now, history).answer()
-    return replace(explanation, history=events_of(history))
+    return replace(await _Question(deployment, message_id, now, history).answer(), history=events_of(history))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,13 +208,9 @@ class _Question:
     async def _in_queue(self, queued: Queued) -> Explanation:
         if Headers.FAILED_QUEUE in queued.envelope.headers:
             return self._failed_copy(queued)
-        settings = self.deployment.settings
-        intake = timeouts_queue(settings.endpoint.name)
-        processes = await users_of_queues(self.deployment) or ()
-        consumers = receiving(processes, queued.queue)
-        if queued.queue == intake:
-            return self._in_intake(intake, consumers)
-        return self._at_consumer(queued, consumers)
+        intake = timeouts_queue(self.deployment.settings.endpoint.name)
+        consumers = receiving(await users_of_queues(self.deployment) or (), queued.queue)
+        return self._in_intake(intake, consumers) if queued.queue == intake else self._at_consumer(queued, consumers)
 
     def _in_intake(self, intake: str, consumers: Sequence[Process]) -> Explanation:
         if consumers:
@@ -247,7 +242,7 @@ class _Question:
         return f"it {reason} and will be discarded when it is received" if reason else ""
 
     def _delivery_facts(self) -> list[str]:
-        delivered = self._last(RecordKind.DELIVERED)
+        delivered = next((each for each in reversed(self.history) if each.kind is RecordKind.DELIVERED), None)
         if delivered is None or delivered.due is None:
             return []
         late = delivered.at - delivered.due
@@ -268,15 +263,11 @@ class _Question:
     async def _retry(self, message_id: str) -> Explanation:
         """Explain a delayed retry in the message's place: it was sent as a message of its own, with its own id."""
         history = await administrable(self.deployment, "explain a message").history(message_id)
-        follow = _Question(self.deployment, message_id, self.now, history)
-        explanation = await follow.answer()
+        explanation = await _Question(self.deployment, message_id, self.now, history).answer()
         facts = [f"handling it failed; it is being retried as message {message_id}", *explanation.facts]
         return replace(explanation, message_id=self.message_id, facts=tuple(facts))
 
     # --- nowhere any more ---------------------------------------------------------------------------------------
-
-    def _last(self, kind: RecordKind) -> Record | None:
-        return next((record for record in reversed(self.history) if record.kind is kind), None)
 
     def _gone(self) -> Explanation:
         last = self.history[-1]

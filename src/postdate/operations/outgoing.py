@@ -92,8 +92,7 @@ async def set_up(
 async def _set_up_part(settings: Settings, section: Literal["sagas", "outbox"]) -> str:
     """Create the tables of sagas or the outbox, and return their address."""
     chosen = settings.sagas if section == "sagas" else settings.outbox
-    key = "store.address" if chosen.address is None else f"{section}.address"
-    with placing_errors(settings, key):
+    with placing_errors(settings, "store.address" if chosen.address is None else f"{section}.address"):
         part = open_saga_store(settings) if section == "sagas" else open_outbox(settings)
         try:
             await part.setup()

@@ -86,8 +86,7 @@ async def _found(deployment: OpenDeployment, limit: int) -> list[tuple[str, Quar
 
 
 def _line(name: str, each: Quarantined) -> SetAside:
-    size = sum(map(len, each.raw.values()))
-    return SetAside(name, each.place or None, each.message_id, each.reason, each.at, size)
+    return SetAside(name, each.place or None, each.message_id, each.reason, each.at, sum(map(len, each.raw.values())))
 
 
 async def set_aside_of(deployment: OpenDeployment, message_id: str) -> SetAside | None:

@@ -217,10 +217,12 @@ def _step(counts: DataFrame, groups: int) -> int:
     if groups <= MOST_STEPS:
         return 1
 
-    def few_enough(step: int) -> bool:
-        return counts.select(_floored(F.col("second"), step)).distinct().count() <= MOST_STEPS
-
-    return next((step for step in _STEPS_SECONDS if few_enough(step)), _STEPS_SECONDS[-1])
+    few_enough = (
+        step
+        for step in _STEPS_SECONDS
+        if counts.select(_floored(F.col("second"), step)).distinct().count() <= MOST_STEPS
+    )
+    return next(few_enough, _STEPS_SECONDS[-1])
 
 
 def _upcoming(counts: DataFrame, step: int) -> Load:

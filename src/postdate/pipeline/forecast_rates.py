@@ -80,8 +80,7 @@ def needed_rate(load: Load, tolerance_seconds: float) -> float:
         excess = demand + load.counts - np.minimum.accumulate(demand)
         end = int(np.argmax(excess))
         start = int(np.argmin(demand[: end + 1]))
-        seconds = int(load.seconds[end] - load.seconds[start]) + tolerance_seconds
-        better = int(until[end] - before[start]) / seconds
+        better = int(until[end] - before[start]) / (int(load.seconds[end] - load.seconds[start]) + tolerance_seconds)
         if better <= rate:
             return rate
         rate = better
@@ -137,8 +136,7 @@ def find_herds(load: Load, factor: float, least: int) -> list[HerdSpan]:
         np.maximum.reduceat(counts, starts).tolist(),
         np.maximum.reduceat(usual[crowded], starts).tolist(),
     )
-    found = [HerdSpan(*row) for row in zip(*columns, strict=True)]
-    return sorted(found, key=lambda herd: (-herd.messages, herd.start))
+    return sorted([HerdSpan(*row) for row in zip(*columns, strict=True)], key=lambda herd: (-herd.messages, herd.start))
 
 
 def _usual(load: Load) -> Integers:

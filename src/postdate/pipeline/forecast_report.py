@@ -114,8 +114,7 @@ def _mark_herds(axes: Axes, herds: Sequence[Herd], tops: Mapping[float, int], wi
             numbers.setdefault(start, []).append(str(number))
     for start, marks in numbers.items():
         place = (start + width / _DAY_MICROSECONDS / 2, tops[start])
-        text = f"herd {', '.join(marks)}"
-        axes.annotate(text, place, (0, 4), textcoords="offset points", ha="center", color=_MARK)
+        axes.annotate(f"herd {', '.join(marks)}", place, (0, 4), textcoords="offset points", ha="center", color=_MARK)
 
 
 def _room(axes: Axes, first: float, last: float) -> None:

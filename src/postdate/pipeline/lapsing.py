@@ -73,8 +73,7 @@ def lapsed(headers: Column, now: datetime | Column, allowance: timedelta = timed
     at = F.unix_micros(now) if isinstance(now, Column) else F.lit(to_microseconds(aware_utc(now, "now")))
     # Cut to 64 bits, with the same effect.
     bounded = max(-_BEYOND_EVERY_DIFFERENCE, min(allowance // _MICROSECOND, _BEYOND_EVERY_DIFFERENCE))
-    past = at - _end_microseconds(headers) > _long(bounded)
-    return F.coalesce(past, F.lit(False))
+    return F.coalesce(at - _end_microseconds(headers) > _long(bounded), F.lit(False))
 
 
 def malformed_end_of_use(headers: Column) -> Column:
@@ -155,8 +154,7 @@ def _instant_microseconds(text: Column) -> Column:
 
 def _span_microseconds(text: Column) -> Column:
     """Return a time span in microseconds, or null when the text is none."""
-    parts = F.split(F.regexp_replace(text, _TIME_SPAN, _PARTS), ",")
-    return F.when(text.rlike(_TIME_SPAN), _once(parts, _length))
+    return F.when(text.rlike(_TIME_SPAN), _once(F.split(F.regexp_replace(text, _TIME_SPAN, _PARTS), ","), _length))
 
 
 def _length(parts: Column) -> Column:

@@ -290,8 +290,7 @@ def _doubt(columns: pa.RecordBatch, largest_message_bytes: int) -> _Mask:
 def _text_doubt(texts: pa.Array[Any], limit: int) -> _Mask:
     too_long = pc.greater(pc.utf8_length(texts), limit)
     blank = pc.invert(pc.match_substring_regex(texts, _BEYOND_DOUBT_NOT_BLANK))
-    doubt = pc.or_(pc.or_(too_long, blank), pc.match_substring_regex(texts, _NUL))
-    return pc.fill_null(doubt, fill_value=True)
+    return pc.fill_null(pc.or_(pc.or_(too_long, blank), pc.match_substring_regex(texts, _NUL)), fill_value=True)
 
 
 def _outside(microseconds: pa.Array[Any]) -> _Mask:
@@ -316,8 +315,7 @@ def _microseconds(batch: pa.RecordBatch, name: str) -> Sequence[int | None]:
     position = batch.schema.get_field_index(name)
     if position < 0:
         return [None] * batch.num_rows
-    microseconds = pc.cast(pc.cast(batch.column(position), INSTANT), pa.int64())
-    return cast("Sequence[int | None]", microseconds.to_pylist())
+    return cast("Sequence[int | None]", pc.cast(pc.cast(batch.column(position), INSTANT), pa.int64()).to_pylist())
 
 
 def _message(row: _Row) -> DelayedMessage:

@@ -173,8 +173,7 @@ def schedule(messages: DataFrame, job: ScheduleJob) -> ScheduleResult:
         StoreError: the store failed; messages stored by then stay, and the job can be run again.
     """
     started = time.perf_counter()
-    spark = messages.sparkSession
-    require_utc(spark)
+    require_utc(messages.sparkSession)
     columns = job.columns or ColumnMapping.found_in(messages.columns)
     _require_columns(messages, columns)
     with opened(job.store, create=True) as store:
@@ -269,8 +268,7 @@ def _headers(messages: DataFrame, name: str | None) -> tuple[Column, Column]:
         return column.cast("map<string,string>"), no_problem
     if isinstance(data_type, StringType):
         parsed = F.from_json(column, "map<string,string>")
-        given = column.isNotNull() & (F.trim(column) != "")
-        return parsed, F.when(given & parsed.isNull(), F.lit("invalid_headers"))
+        return parsed, F.when(column.isNotNull() & (F.trim(column) != "") & parsed.isNull(), F.lit("invalid_headers"))
     raise PipelineError(f"headers must be a map or a text, not {data_type.simpleString()}")
 
 
@@ -431,8 +429,7 @@ def _result(outcomes: DataFrame, job: ScheduleJob, started: float) -> ScheduleRe
     set_aside = {reason: row["rows"] for reason, row in sorted(rows.items())}
     written, rejects = None, job.rejects
     if set_aside and rejects is not None:
-        rejected = outcomes.where(F.col("reason").isNotNull()).select(*_TEXTS)
-        rejected.write.format(rejects.format).save(str(rejects.path))
+        outcomes.where(F.col("reason").isNotNull()).select(*_TEXTS).write.format(rejects.format).save(str(rejects.path))
         written = str(rejects.path)
     result = ScheduleResult(
         read=accepted + already_there + sum(set_aside.values()),

@@ -174,10 +174,8 @@ def _cores(master: str) -> int:
 
 
 def _start(app_name: str, master: str, settings: dict[str, str], java_home: Path | None) -> SparkSession:
-    home = find_java_home(java_home, os.environ)
-    private = _private_directory()
     launched_with = {
-        "JAVA_HOME": str(runnable_java_home(home, private)),
+        "JAVA_HOME": str(runnable_java_home(find_java_home(java_home, os.environ), _private_directory())),
         "SPARK_LAUNCHER_OPTS": " ".join(STARTUP_OPTIONS),
     }
     if master.startswith("local"):

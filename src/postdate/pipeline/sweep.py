@@ -328,8 +328,7 @@ def claim_checkpoint(spark: SparkSession, checkpoint: str, job: Mapping[str, str
         return
     if _text(spark, f"{checkpoint}/{_OF_ANY_QUERY}") is not None:
         raise PipelineError(f"the checkpoint {checkpoint} is that of another query; name another folder")
-    line = spark.createDataFrame([(json.dumps(dict(job)),)], "value string")
-    line.coalesce(1).write.mode("overwrite").text(ours)
+    spark.createDataFrame([(json.dumps(dict(job)),)], "value string").coalesce(1).write.mode("overwrite").text(ours)
 
 
 def _text(spark: SparkSession, path: str) -> str | None:

@@ -358,8 +358,7 @@ async def the_next_query_after_a_cut_chunk_is_now(persister: TimeoutPersister) -
 @looking.given(storage)
 async def a_chunk_does_not_end_between_equal_due_times(persister: TimeoutPersister) -> None:
     """All timeouts of the last due time are in the chunk, by id: the next one starts after that time (row 95)."""
-    dues = {1: NOW, 5: NOW + SECOND, 3: NOW + SECOND, 4: NOW + SECOND, 2: NOW + 2 * SECOND}
-    for number, due in dues.items():
+    for number, due in {1: NOW, 5: NOW + SECOND, 3: NOW + SECOND, 4: NOW + SECOND, 2: NOW + 2 * SECOND}.items():
         await persister.add(timeout(number, due))
     now = NOW + 5 * SECOND
     tied = [(3, NOW + SECOND), (4, NOW + SECOND), (5, NOW + SECOND)]
@@ -375,8 +374,7 @@ async def a_chunk_does_not_end_between_equal_due_times(persister: TimeoutPersist
 async def going_on_finds_each_one_once(persister: TimeoutPersister) -> None:
     """Looks that each start at the last due time of the one before find everything, in order, once."""
     for number in range(1, 41):  # times with as many digits as there are, some of them equal
-        due = NOW + timedelta(microseconds=(number * 7 % 11) * 3_337)
-        await persister.add(timeout(number, due))
+        await persister.add(timeout(number, NOW + timedelta(microseconds=(number * 7 % 11) * 3_337)))
     found, start, limits = list[DueTimeout](), _LONG_AGO, [1, 5, 2, 9] * 10
     for limit in limits:
         chunk = await persister.next_chunk(start, NOW + SECOND, limit)
@@ -526,8 +524,7 @@ async def a_saga_ends_with_the_transaction(persister: TimeoutPersister, transpor
     """All timeouts of a saga are removed in a transaction of the queues; none of no saga (4.5)."""
     for number, saga in enumerate((SAGA, SAGA, None), 1):
         await persister.add(timeout(number, saga_id=saga))
-    work = [persister.removing_by_saga(SAGA), persister.removing_by_saga(timeout_id(0))]
-    await transport.send([], NOW, work=work)
+    await transport.send([], NOW, work=[persister.removing_by_saga(SAGA), persister.removing_by_saga(timeout_id(0))])
     left = [number for number in (1, 2, 3) if await persister.peek(timeout_id(number)) is not None]
     expect_equal(left, [3], "timeouts that are left")
 

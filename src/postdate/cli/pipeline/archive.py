@@ -103,16 +103,15 @@ def restore(
         return run(spark, store, folder, ids=ids, ended_from=ended_from, ended_to=ended_to)
 
     result = on_spark(job, cluster)
-    use.report(result.to_json(), lambda: _print_restored(result))
-
-
-def _print_restored(result: RestoreResult) -> None:
-    print_pairs(
-        {
-            "store": result.store,
-            "archive": result.archive,
-            "messages": f"{result.messages:,}",
-            "left out": f"{result.left_out:,}",
-            "took": f"{result.took_seconds:.1f} s",
-        }
+    use.report(
+        result.to_json(),
+        lambda: print_pairs(
+            {
+                "store": result.store,
+                "archive": result.archive,
+                "messages": f"{result.messages:,}",
+                "left out": f"{result.left_out:,}",
+                "took": f"{result.took_seconds:.1f} s",
+            }
+        ),
     )

@@ -162,10 +162,11 @@ def run(
     from postdate.pipeline import migrate
 
     with logging_to_stderr(log_level):
-        if isinstance(job, migrate.StoreMove):
-            result = job.run()
-        else:
-            result = on_spark(lambda session: migrate.migrate(session, job), cluster, long=True)
+        result = (
+            job.run()
+            if isinstance(job, migrate.StoreMove)
+            else on_spark(lambda session: migrate.migrate(session, job), cluster, long=True)
+        )
     _report(use, result)
 
 
@@ -188,10 +189,11 @@ def resume(
     from postdate.pipeline import migrate
 
     with logging_to_stderr(log_level):
-        if isinstance(job, migrate.StoreMove):
-            result = job.resume()
-        else:
-            result = on_spark(lambda session: migrate.resume(session, job), cluster, long=True)
+        result = (
+            job.resume()
+            if isinstance(job, migrate.StoreMove)
+            else on_spark(lambda session: migrate.resume(session, job), cluster, long=True)
+        )
     _report(use, result)
 
 

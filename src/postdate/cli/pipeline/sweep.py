@@ -12,7 +12,6 @@ from postdate.cli.output import print_pairs
 from postdate.cli.pipeline.common import SparkOptions, app, extra_installed, log, on_spark, told_to_stop
 
 if TYPE_CHECKING:
-    from postdate.pipeline.dispatching import SweepSpec
     from postdate.pipeline.session import SparkSession
     from postdate.pipeline.sweep import SweepResult
 
@@ -83,21 +82,20 @@ def sweep(
         return run(spark, spec, slots=slots, ledger=ledger)
 
     result = on_spark(once, cluster)
-    use.report(result.to_json(), lambda: _print_swept(result, spec))
+    use.report(
+        result.to_json(),
+        lambda: print_pairs(
+            {
+                "store": spec.store.shown,
+                "delivered": result.delivered,
+                "expired": result.expired,
+                "retried": result.retried,
+                "moved to the error queue": result.failed,
+                "due still": result.left,
+                "ledger": result.ledger,
+                "took": f"{result.seconds:.1f} s, {result.per_second:,.1f} messages/s",
+            }
+        ),
+    )
     if not result.complete:
         raise typer.Exit(Exit.NOT_KEPT)
-
-
-def _print_swept(result: SweepResult, spec: SweepSpec) -> None:
-    print_pairs(
-        {
-            "store": spec.store.shown,
-            "delivered": result.delivered,
-            "expired": result.expired,
-            "retried": result.retried,
-            "moved to the error queue": result.failed,
-            "due still": result.left,
-            "ledger": result.ledger,
-            "took": f"{result.seconds:.1f} s, {result.per_second:,.1f} messages/s",
-        }
-    )

@@ -228,8 +228,7 @@ class DueTimeouts:
         self._announced.found(after, last, chunk.due, now)
         floor = self._announced.floor  # which may just have risen
         new = [each for each in chunk.due if each.timeout_id not in self._announced and each.timeout_id not in gone]
-        missed = [each for each in new if each.due > floor]
-        count = await self._announce(missed[: self._announced.room])
+        count = await self._announce([each for each in new if each.due > floor][: self._announced.room])
         self._looking_back_took += timedelta(seconds=self._clock.monotonic() - began)
         self._looked_back_to = last if is_cut else None
         if not is_cut:

@@ -216,8 +216,7 @@ class StoreStep:
     async def _store(self, timeout: Timeout, envelope: Envelope) -> StepOutcome:
         work: list[Work] = []
         if self._enlisting is None:
-            is_new = await self._asking.call(lambda: self._persister.add(timeout))
-            if not is_new:
+            if not await self._asking.call(lambda: self._persister.add(timeout)):
                 log.info("message %s was stored before, as timeout %s", envelope.message_id, timeout.timeout_id)
         else:
             with calling_store(self._persister):

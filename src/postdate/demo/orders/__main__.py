@@ -84,8 +84,7 @@ async def _play(settings: Settings, speed: float) -> None:
             named = settings.origins.get("endpoint.name", "default") != "default"
             name = settings.endpoint.name if named else "orders"
             clock = ScaledClock(SystemClock().now(), speed=speed)
-            console = Console(soft_wrap=True)
-            customers = Customers(name, clock, console)
+            customers = Customers(name, clock, Console(soft_wrap=True))
             orders = Endpoint(
                 name,
                 transport=deployment.transport,

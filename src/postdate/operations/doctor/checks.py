@@ -42,8 +42,7 @@ class Diagnosis:
 
     @property
     def worst(self) -> Verdict:
-        order = list(Verdict)
-        return max((check.result for check in self.checks), key=order.index, default=Verdict.OK)
+        return max((check.result for check in self.checks), key=list(Verdict).index, default=Verdict.OK)
 
 
 # --- of every installation --------------------------------------------------------------------------------------------

@@ -132,8 +132,7 @@ def _write_ahead_log(facts: FileFacts) -> Probe:
 
 def _clock(path: Path, processes: Sequence[Process], now: datetime) -> Probe:
     """Warn of a clock behind the file's own times: it was set back, and holds up due messages."""
-    changed = datetime.fromtimestamp(path.stat().st_mtime, tz=UTC)
-    latest = max([changed, *(process.started_at for process in processes)])
+    latest = max([datetime.fromtimestamp(path.stat().st_mtime, tz=UTC), *(process.started_at for process in processes)])
     mend = "set the clock, best by NTP: messages are delivered by it"
     if now < _POSTDATE_BEGAN:
         return Probe("clock", Verdict.FAIL, f"it shows {shown_time(now)}", mend)

@@ -67,9 +67,7 @@ async def lengths_on_server(
     transport: Transport, view: Observer | None, names: Sequence[str]
 ) -> Mapping[str, int] | None:
     """Return the lengths of queues; ``None`` where not even their existence can be seen."""
-    if view is not None:
-        return await view.queue_lengths()
-    return await transport.lengths_of(names)
+    return await transport.lengths_of(names) if view is None else await view.queue_lengths()
 
 
 # --- judging what was found ----------------------------------------------------------------------------------------

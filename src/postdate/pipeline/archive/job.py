@@ -178,8 +178,7 @@ def placed_records(
 
 def _with_place(batch: pa.RecordBatch, part: ScanPart) -> pa.RecordBatch:
     place = [pa.array([bound] * batch.num_rows, pa.int64()) for bound in (part.first, part.end)]
-    names = [*batch.schema.names, "first", "end"]
-    return pa.RecordBatch.from_arrays([*batch.columns, *place], names=names)
+    return pa.RecordBatch.from_arrays([*batch.columns, *place], names=[*batch.schema.names, "first", "end"])
 
 
 def ended_stories(contents: StoreContents, archived: DataFrame, before: datetime) -> DataFrame:
@@ -197,8 +196,7 @@ def ended_stories(contents: StoreContents, archived: DataFrame, before: datetime
     """
     is_scheduled = F.col("kind") == "scheduled"
     # A delayed retry only: after a failed attempt of the dispatcher the message still waits.
-    went_nowhere = (F.col("kind") == "retried") & ~is_sent_again()
-    turn = F.when(F.col("kind").isin(*_TURNS) & ~went_nowhere, F.col("kind"))
+    turn = F.when(F.col("kind").isin(*_TURNS) & ~((F.col("kind") == "retried") & ~is_sent_again()), F.col("kind"))
     stories = contents.records.groupBy("message_id").agg(
         F.max(is_scheduled).alias("scheduled"),
         F.coalesce(F.max(F.when(is_scheduled, F.col("destination"))), F.max("destination")).alias("destination"),
@@ -253,8 +251,7 @@ def changed(
             for count in change(prunable(found), batches):
                 yield pa.RecordBatch.from_pylist([{"changed": count}], _COUNT_ARROW)
 
-    counts = rows.mapInArrow(change_all, "changed long")
-    return int(counts.agg(F.coalesce(F.sum("changed"), F.lit(0))).collect()[0][0])
+    return int(rows.mapInArrow(change_all, "changed long").agg(F.coalesce(F.sum("changed"), F.lit(0))).collect()[0][0])
 
 
 # --- the steps of a run -----------------------------------------------------------------------------------------------
@@ -424,8 +421,7 @@ class _Run:
         marked = self._change(going.where("kind = 'scheduled'"), "mark_archived")
         # Records may have moved since they were read (VACUUM FULL, CLUSTER), and marking may have missed them.
         safe_ids, _ = keep(kept, self._marked().select("message_id").distinct())
-        others = going.where("kind != 'scheduled'").join(safe_ids, "message_id", "left_semi")
-        pruned = self._change(others, "prune")
+        pruned = self._change(going.where("kind != 'scheduled'").join(safe_ids, "message_id", "left_semi"), "prune")
         return marked, pruned
 
     def _marked(self) -> DataFrame:

@@ -141,9 +141,7 @@ def _put_newest_back(store: StoreSpec, missing: DataFrame) -> int:
     A store that numbers new records after its last one then numbers them after everything restored.
     """
     newest = missing.select("message_id").orderBy(F.desc("number")).first()
-    if newest is None:
-        return 0
-    return _put_back(store, missing.where(F.col("message_id") == newest[0]), 1)
+    return 0 if newest is None else _put_back(store, missing.where(F.col("message_id") == newest[0]), 1)
 
 
 def _put_back(store: StoreSpec, records: DataFrame, partitions: int) -> int:

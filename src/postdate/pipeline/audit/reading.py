@@ -102,7 +102,7 @@ def named(stores: Sequence[StoreSpec]) -> tuple[AuditedStore, ...]:
     twice = [store for number, store in enumerate(stores) if keys[number] in keys[:number]]
     if twice:
         raise PipelineError(f"the store {_table(twice[0])} in {twice[0].shown} is named twice; name each store once")
-    names = [_name(store) for store in stores]
+    names = [_table(store).removesuffix(".timeouts") or _table(store) for store in stores]
     return tuple(
         AuditedStore(name if names.count(name) == 1 else f"{name} in {store.shown}", store)
         for name, store in zip(names, stores, strict=True)
@@ -111,10 +111,6 @@ def named(stores: Sequence[StoreSpec]) -> tuple[AuditedStore, ...]:
 
 def _table(store: StoreSpec) -> str:
     return store.table or f"{store.endpoint}.timeouts"
-
-
-def _name(store: StoreSpec) -> str:
-    return _table(store).removesuffix(".timeouts") or _table(store)
 
 
 @contextmanager
@@ -174,8 +170,7 @@ class _Reading:
     def _read_twice(self) -> list[DataFrame]:
         """Read records before and after; the first reading only shows which records existed when the audit began."""
         first = read_now(self._records(self._parts("records"), before=1, times=0))
-        waiting = self._now()
-        return [first, *waiting, self._records(self._parts("records"), before=0, times=1)]
+        return [first, *self._now(), self._records(self._parts("records"), before=0, times=1)]
 
     def _now(self) -> list[DataFrame]:
         """Read pending messages, then queues."""
@@ -387,9 +382,7 @@ def without_pruned(
         return None
     excused = [_pruned(spark, suspects.where(F.col("endpoint") == e.name), e, partitions) for e in unheld]
     pruned = reduce(lambda one, other: one.unionByName(other), excused)
-    if pruned.isEmpty():
-        return None
-    return judged.join(F.broadcast(pruned), ["endpoint", "message_id"], "left_anti")
+    return None if pruned.isEmpty() else judged.join(F.broadcast(pruned), ["endpoint", "message_id"], "left_anti")
 
 
 def _pruned(spark: SparkSession, suspects: DataFrame, endpoint: AuditedStore, partitions: int) -> DataFrame:

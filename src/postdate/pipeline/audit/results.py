@@ -161,9 +161,7 @@ class AuditResult:
 
     def table(self) -> list[tuple[str, str]]:
         """Return the totals as lines of name and value, for terminals."""
-        counted = [(name, f"{value:,}") for name, value in asdict(self.counts).items()]
-        lateness = [
+        return [(name, f"{value:,}") for name, value in asdict(self.counts).items()] + [
             (f"lateness {name.removesuffix('_seconds')}", "-" if value is None else f"{value:.3f} s")
             for name, value in asdict(self.lateness).items()
         ]
-        return counted + lateness

@@ -249,8 +249,7 @@ def spread(batch: pa.RecordBatch, *keys: NDArray[np.int64]) -> Iterator[tuple[tu
     changes = np.zeros(batch.num_rows, dtype=bool)
     for column in columns:
         changes[1:] |= column[1:] != column[:-1]
-    starts = [0, *np.flatnonzero(changes).tolist(), batch.num_rows]
-    for start, end in pairwise(starts):
+    for start, end in pairwise([0, *np.flatnonzero(changes).tolist(), batch.num_rows]):
         for part in parts(ordered.slice(start, end - start)):
             yield tuple(int(column[start]) for column in columns), part
 
@@ -281,8 +280,7 @@ def _packages(
         # that changed its slot between two attempts could be lost or doubled.
         numbers = (due // (packing.wheel.resolution_ms * 1000) + share) % len(packing.slots)
     for (number, place), part in spread(content, numbers, places):
-        last = int(due_us(part, packing.due).max())
-        yield packing.slots[number], place, last, to_content(part)
+        yield packing.slots[number], place, int(due_us(part, packing.due).max()), to_content(part)
 
 
 def _with_due_times(packing: Packing, rows: pa.RecordBatch) -> pa.RecordBatch:

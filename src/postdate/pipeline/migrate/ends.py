@@ -158,8 +158,7 @@ def _administrable(store: object) -> AdministrableStore:
 
 
 async def _pending(store: AdministrableStore, ids: Sequence[str]) -> list[DelayedMessage]:
-    found = [await store.get(each) for each in ids]
-    return [message for message in found if message is not None]
+    return [message for message in [await store.get(each) for each in ids] if message is not None]
 
 
 async def _histories(store: AdministrableStore, ids: Sequence[str]) -> list[Record]:

@@ -80,7 +80,18 @@ def migrate(spark: SparkSession, job: MigrateJob) -> MigrateResult:
         # Prepared runs need no preview: they hide no more messages.
         hiding = [name for name in names if name not in going or going[name].status is MigrationStatus.PREPARING]
         counts = driver.ready_and(lambda: _unhindered(source, job, hiding))
-        fresh = [_new_run(job, name) for name in hiding if name not in going and counts[name]]
+        fresh = [
+            MigrationRun(
+                uuid.uuid4().hex,
+                name,
+                MigrationStatus.PREPARING,
+                dict(job.parameters),
+                job.cutoff,
+                SystemClock().now(),
+            )
+            for name in hiding
+            if name not in going and counts[name]
+        ]
         for run in fresh:
             source.begin(run)
         found = driver.finish([*runs, *fresh])
@@ -124,17 +135,6 @@ def _unhindered(source: MigrationSource, job: MigrateJob, names: Sequence[str]) 
     return {each.endpoint: each.count for each in looked.endpoints}
 
 
-def _new_run(job: MigrateJob, endpoint: str) -> MigrationRun:
-    return MigrationRun(
-        uuid.uuid4().hex,
-        endpoint,
-        MigrationStatus.PREPARING,
-        dict(job.parameters),
-        job.cutoff,
-        SystemClock().now(),
-    )
-
-
 @dataclass(slots=True)
 class _MigrationSteps:
     """The steps of the driver, which alone uses the open ``source``."""
@@ -161,8 +161,7 @@ class _MigrationSteps:
     def move_hidden(self, runs: Sequence[MigrationRun]) -> None:
         """Move batches hidden by an earlier attempt: the old manager does not deliver them."""
         self._know(runs)
-        batches = [task for run in runs for task in tasks_of(run, self.source.batches(run), *_OPEN)]
-        self._move(batches)
+        self._move([task for run in runs for task in tasks_of(run, self.source.batches(run), *_OPEN)])
 
     def finish(self, runs: Sequence[MigrationRun]) -> dict[str, EndpointResult]:
         """Hide and move the rest, compare, and mark runs completed; return results by endpoint."""

@@ -78,9 +78,7 @@ def selected(source: MigrationSource, endpoints: Sequence[str] | None, runs: Seq
     message left. Raises PipelineError for an unknown or ambiguous endpoint.
     """
     names = sorted({*source.endpoints(), *(run.endpoint for run in runs if run.status in ON_ITS_WAY)})
-    if endpoints is None:
-        return names
-    return list(dict.fromkeys(meant_by(each, names) for each in endpoints))
+    return names if endpoints is None else list(dict.fromkeys(meant_by(each, names) for each in endpoints))
 
 
 def meant_by(endpoint: str, names: Sequence[str]) -> str:
@@ -150,8 +148,7 @@ def preview(job: MigrateJob, now: datetime) -> PreviewResult:
         PipelineError: there is no such endpoint.
     """
     with job.origin.opened() as source:
-        names = selected(source, job.endpoints, source.history())
-        return preview_open(source, job, names, now)
+        return preview_open(source, job, selected(source, job.endpoints, source.history()), now)
 
 
 def nothing_new(looked: PreviewResult) -> None:

@@ -95,10 +95,8 @@ def move_batch(
         first = read.column("message_id")[bad[0].position].as_py()
         more = f", and {len(bad) - 1} more like it" if len(bad) > 1 else ""
         return MovedBatch(run.run_id, number, problem=f"the target does not take {first!r}: {bad[0].detail}{more}")
-    if source.advance(run, number, BatchStatus.PENDING, BatchStatus.STAGED):
-        done = _store(source, target, run, number, messages)
-    else:
-        done = _again(source, target, run, number, messages)
+    store = _store if source.advance(run, number, BatchStatus.PENDING, BatchStatus.STAGED) else _again
+    done = store(source, target, run, number, messages)
     return replace(done, checksums=checksums(messages).tobytes()) if done is not None and summed else done
 
 

@@ -90,10 +90,9 @@ class SparkTasks:
         if not tasks:
             return []
         joined = self._given(tasks).join(self._waiting(since), "checksum", "left")
-        is_doubtful = F.col("waits").isNull()
         by_batch = joined.groupBy("run_id", "number").agg(
             F.count("waits").alias("verified"),
-            F.collect_list(F.when(is_doubtful, F.col("checksum"))).alias("doubtful"),
+            F.collect_list(F.when(F.col("waits").isNull(), F.col("checksum"))).alias("doubtful"),
         )
         return self._look_closer(by_batch)
 
@@ -140,8 +139,7 @@ def _numbers(slots: _Batches) -> Iterator[int]:
 
 
 def _found(values: Sequence[object]) -> pa.RecordBatch:
-    texts = [msgspec.json.encode(value).decode() for value in values]
-    return pa.RecordBatch.from_pydict({"found": texts}, _FOUND)
+    return pa.RecordBatch.from_pydict({"found": [msgspec.json.encode(value).decode() for value in values]}, _FOUND)
 
 
 def _reaching(origin: OriginSpec, target: StoreSpec) -> _Task:

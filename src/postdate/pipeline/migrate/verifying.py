@@ -80,8 +80,7 @@ def are_among(some: Checksums, sorted_ones: Checksums) -> npt.NDArray[np.bool_]:
     """Return which of ``some`` are in ``sorted_ones``, like ``numpy.isin``, but without sorting again."""
     if not len(sorted_ones):
         return np.zeros(len(some), np.bool_)
-    places = np.searchsorted(sorted_ones, some)
-    return sorted_ones[np.minimum(places, len(sorted_ones) - 1)] == some
+    return sorted_ones[np.minimum(np.searchsorted(sorted_ones, some), len(sorted_ones) - 1)] == some
 
 
 def verify_all(
@@ -160,9 +159,7 @@ def _judged(message: DelayedMessage, doubt: str, records: Sequence[Recorded]) ->
         return ", ".join(name for name, same in was.items() if not same)
     has_ended = any(record.kind in _ENDED and not record.is_moved_away for record in records) or scheduled.archived
     is_rescheduled = doubt == "due" and any(record.kind is RecordKind.RESCHEDULED for record in records)
-    if has_ended or is_rescheduled:
-        return _MOVED_ON
-    return doubt
+    return _MOVED_ON if has_ended or is_rescheduled else doubt
 
 
 def only(batch: pa.RecordBatch, ids: Iterable[str]) -> pa.RecordBatch:

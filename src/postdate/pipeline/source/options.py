@@ -148,8 +148,7 @@ class SourceOptions:
                 + ("" if address is None else ", not with store and config both")
             )
         spec = StoreSpec(_checked_address(address)) if config is None else _from_config(config)
-        place = resolved(spec.address, os.environ)
-        kind = check_store(place)
+        kind = check_store(resolved(spec.address, os.environ))
         chosen = {name: self._values[name] for name in _OF_STORE if name in self._values}
         for name in chosen:
             if name not in kind.takes:

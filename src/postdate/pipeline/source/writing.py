@@ -233,14 +233,12 @@ def _texts(maps: Any) -> pa.Array[Any]:
     # No text becomes a Python object: pairs are put together in their column, and then joined by the rows' offsets.
     pairs = pc.binary_join_element_wise('"', keys, '":"', values, '"', "")
     joined = pc.binary_join(pa.ListArray.from_arrays(offsets, pairs), ",")
-    objects = pc.binary_join_element_wise("{", joined, "}", "")
-    return pc.if_else(maps.is_null(), pa.scalar(None, pa.string()), objects)
+    return pc.if_else(maps.is_null(), pa.scalar(None, pa.string()), pc.binary_join_element_wise("{", joined, "}", ""))
 
 
 def _needs_care(offsets: Any, keys: pa.Array[Any], values: pa.Array[Any]) -> bool:
     """Return whether a name has no value, or is twice in a row, or JSON escapes a character."""
     if values.null_count or any(pc.any(pc.match_substring_regex(each, _ESCAPED)).as_py() for each in (keys, values)):
         return True
-    names = pa.ListArray.from_arrays(offsets, keys)
-    flat = pa.table({"row": pc.list_parent_indices(names), "name": keys})
+    flat = pa.table({"row": pc.list_parent_indices(pa.ListArray.from_arrays(offsets, keys)), "name": keys})
     return flat.group_by(["row", "name"]).aggregate([]).num_rows < flat.num_rows

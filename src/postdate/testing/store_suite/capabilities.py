@@ -45,6 +45,7 @@ from postdate.testing.store_suite.subject import (
     claim_one,
     claiming,
     close,
+    hold_one,
     ids,
     message,
     moving,
@@ -63,16 +64,13 @@ _ROLES: tuple[type, ...] = (
 )
 
 
-def _own_methods(role: type) -> list[str]:
-    return [name for name, value in vars(role).items() if getattr(value, "__isabstractmethod__", False)]
-
-
 @capabilities
 async def no_role_is_half_there(subject: StoreSubject) -> None:
     """A store with a method of a role declares the role by inheriting it, and so has all its methods."""
     async with opened(subject) as store:
         for role in _ROLES:
-            present = [name for name in _own_methods(role) if hasattr(store, name)]
+            methods = (name for name, value in vars(role).items() if getattr(value, "__isabstractmethod__", False))
+            present = [name for name in methods if hasattr(store, name)]
             expect(isinstance(store, role) or not present, f"{role.__name__} is inherited, as there are {present}")
 
 
@@ -168,9 +166,7 @@ async def storing_refuses_an_id_that_was_used(store: MovingStore, transport: Tra
 @capabilities.given(beside_queues)
 async def finishing_is_part_of_the_transaction(store: MovingStore, transport: Transport) -> None:
     """Enlisting: a claim is finished with the send or not at all; a lost claim raises ClaimLost and nothing is sent."""
-    await store.store(message(), NOW)
-    claim = await claim_one(store)
-    finishing = store.finishing([claim], Outcome.DELIVERED, NOW)
+    finishing = store.finishing([await hold_one(store)], Outcome.DELIVERED, NOW)
     with expect_error(QueueNotFound, "a send to a missing queue in one transaction with finishing"):
         await transport.send([Envelope("missing", "e-1")], NOW, work=[finishing])
     expect_equal(await store.next_due(), NOW, "next due after the rollback")
@@ -214,8 +210,7 @@ async def due_messages_move_to_their_queues(store: MovingStore, transport: Trans
 async def a_move_takes_no_more_than_its_limit(store: MovingStore, transport: Transport) -> None:
     """Moving: a batch is as large as asked for, and messages that others hold are not moved."""
     await store.store_many([message(f"{n}", NOW + n * MICROSECOND) for n in range(5)], NOW)
-    held = await store.claim_due(NOW + MICROSECOND, 10)
-    expect_equal(ids(held), ["0"], "claims")
+    expect_equal(ids(await store.claim_due(NOW + MICROSECOND, 10)), ["0"], "claims")
     first = await store.move_due(NOW + SECOND, 3)
     second = await store.move_due(NOW + SECOND, 3)
     expect_equal((first.delivered, second.delivered), (3, 1), "moved")
@@ -232,8 +227,7 @@ async def a_move_lists_what_it_took(store: MovingStore, transport: Transport) ->
         expect(False, "a move that was to be listed was not")
         return
     listed = zip(moved.message_ids, moved.dues, moved.destinations, moved.expired, strict=True)
-    expected = [("gone", first, QUEUE, True), ("sent", second, QUEUE, False)]
-    expect_equal(sorted(listed), expected, "listed")
+    expect_equal(sorted(listed), [("gone", first, QUEUE, True), ("sent", second, QUEUE, False)], "listed")
     expect(all(due.utcoffset() == timedelta(0) for due in moved.dues), "due times are in UTC")
     nothing = (await store.move_due(NOW, 100, listing=True)).moved
     expect(nothing is not None and not nothing.message_ids, "an empty move lists nothing")

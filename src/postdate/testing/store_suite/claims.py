@@ -22,6 +22,7 @@ from postdate.testing.store_suite.subject import (
     claiming,
     claims_of,
     expect_history,
+    hold_one,
     ids,
     message,
     prepared,
@@ -36,8 +37,7 @@ claims: Topic[StoreSubject] = Topic("claims")
 @claims.given(a_store)
 async def oldest_first_up_to_the_limit(store: ClaimingStore) -> None:
     """A batch holds the oldest due messages in the order of their due times, as many as asked for."""
-    offsets = (5, 1, 4, 2, 3)
-    await store.store_many([message(f"{offset}", NOW + offset * SECOND) for offset in offsets], NOW)
+    await store.store_many([message(f"{offset}", NOW + offset * SECOND) for offset in (5, 1, 4, 2, 3)], NOW)
     late = NOW + 10 * SECOND
     batches = [ids(await store.claim_due(late, 2)) for _ in range(4)]
     expect_equal(batches, [["1", "2"], ["3", "4"], ["5"], []], "batches of two")
@@ -55,8 +55,7 @@ async def due_is_compared_strictly(store: ClaimingStore) -> None:
 @claims.given(a_store)
 async def a_claimed_message_is_hidden(store: ClaimingStore) -> None:
     """A claimed message cannot be claimed or fetched again, however late it gets."""
-    await store.store(message(), NOW)
-    await claim_one(store)
+    await hold_one(store)
     expect_equal(ids(await store.claim_due(NOW + 10_000 * SECOND, 10)), [], "claims of a claimed message")
     expect(await store.fetch_next_due(NOW + 10_000 * SECOND) is None, "a claimed message is not fetched")
 
@@ -91,8 +90,7 @@ async def finish_removes(store: ClaimingStore) -> None:
 @claims.given(a_store)
 async def retry_later_waits(store: ClaimingStore) -> None:
     """A failed message is given back with its failure counted, and cannot be claimed before the time given."""
-    await store.store(message(), NOW)
-    claim = await claim_one(store)
+    claim = await hold_one(store)
     attempt_at = NOW + 60 * SECOND
     expect(await store.retry_later(claim, attempt_at, NOW + SECOND, "why"), "giving back a held message is true")
     expect_equal(ids(await store.claim_due(attempt_at, 10)), [], "claims at the time of the next attempt")
@@ -113,8 +111,7 @@ async def failures_add_up(store: ClaimingStore) -> None:
 @claims.given(a_store)
 async def a_finished_claim_cannot_be_given_back(store: ClaimingStore) -> None:
     """Giving back a finished claim says false and brings nothing back."""
-    await store.store(message(), NOW)
-    claim = await claim_one(store)
+    claim = await hold_one(store)
     await store.finish([claim], Outcome.DELIVERED, NOW)
     expect(not await store.retry_later(claim, NOW, NOW, "late"), "giving back a finished message is false")
     expect_equal(await store.next_attempt(), None, "next attempt")
@@ -123,8 +120,7 @@ async def a_finished_claim_cannot_be_given_back(store: ClaimingStore) -> None:
 @claims.given(a_store)
 async def a_claim_given_back_is_void(store: ClaimingStore) -> None:
     """A claim that was given back finishes nothing and counts no second failure, claimed anew or not."""
-    await store.store(message(), NOW)
-    old = await claim_one(store)
+    old = await hold_one(store)
     await store.retry_later(old, NOW, NOW, "why")
     expect(not await store.retry_later(old, NOW, NOW, "again"), "giving back twice is false the second time")
     expect_equal(await store.finish([old], Outcome.DELIVERED, NOW), 0, "finished with a claim that was given back")
@@ -138,8 +134,7 @@ async def a_claim_given_back_is_void(store: ClaimingStore) -> None:
 @claims.given(a_store)
 async def a_claim_from_before_a_comeback_is_void(store: ClaimingStore) -> None:
     """A claim of a message that went to the error queue and came back holds nothing of its new life."""
-    await store.store(message(), NOW)
-    old = await claim_one(store)
+    old = await hold_one(store)
     await store.finish([old], Outcome.FAILED, NOW)
     await store.store(message(), NOW)
     expect_equal(await store.finish([old], Outcome.DELIVERED, NOW), 0, "finished with the old claim")
@@ -243,8 +238,7 @@ async def _store_during(store: ClaimingStore, look: Callable[[], Awaitable[datet
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask)
             for seconds in (2, 0, 1):
-                later = message(f"during-{number}-{seconds}", NOW + seconds * SECOND)
-                tasks.start_soon(store.store, later, NOW)
+                tasks.start_soon(store.store, message(f"during-{number}-{seconds}", NOW + seconds * SECOND), NOW)
         again_at = answers.pop()
         is_known = bool(woken) or (again_at is not None and again_at <= NOW)
         expect(is_known, f"a message stored during a look wakes or is in its answer, which is {again_at}")
@@ -292,8 +286,7 @@ async def a_wake_up_follows_the_commit(store: ClaimingStore) -> None:
 async def other_processes_do_not_claim_it_too(subject: StoreSubject) -> None:
     """Shared: messages that one process holds no other process claims, finishes or gives back (row 24)."""
     async with claiming(subject) as store:
-        await store.store(message(), NOW)
-        held = await claim_one(store)
+        held = await hold_one(store)
         if not store.capabilities.shared:
             return
         async with prepared(claims_of(subject.open_elsewhere())) as other:

@@ -167,8 +167,7 @@ async def a_mended_message_is_put_back(store: ClaimingStore, rows: Rows) -> None
         expect_equal(await rows.place.quarantined_count(), 0, "set aside, after it was put back")
         claim = await claim_one(store)
         headers = MENDED[damage].headers or {"kind": "check"}
-        body = MENDED[damage].body or b"\0body"
-        expected = message(bad(damage), headers=headers, body=body)
+        expected = message(bad(damage), headers=headers, body=MENDED[damage].body or b"\0body")
         expect_equal(claim.message, expected, "the mended message")
         expect_equal(await store.finish([claim], Outcome.DELIVERED, NOW), 1, "finished")
         await expect_history(store, bad(damage), "SCHEDULED", "FAILED", "RETURNED", "DELIVERED")

@@ -80,16 +80,14 @@ async def columns_come_as_asked_for(store: ClaimingStore, scanned: ScannableStor
     columns = ["kind", "message_id", "at", "due", "destination", "detail"]
     (record,) = await to_thread.run_sync(_read, scanned, "records", 1, columns)
     at = to_microseconds(NOW)
-    expected_record = (int(RecordKind.SCHEDULED), "m-1", at, at, stored.destination, None)
-    expect_equal(tuple(record), expected_record, "record")
+    expect_equal(tuple(record), (int(RecordKind.SCHEDULED), "m-1", at, at, stored.destination, None), "record")
 
 
 @scanning.given(scannable)
 async def an_empty_store_has_no_rows(store: ClaimingStore, scanned: ScannableStore) -> None:
     """Nothing pending, no records, nothing queued: no rows."""
     for what in ("pending", "records", "queued"):
-        rows = await to_thread.run_sync(_read, scanned, what, 4, ["message_id"])
-        expect_equal(rows, [], f"rows of {what}")
+        expect_equal(await to_thread.run_sync(_read, scanned, what, 4, ["message_id"]), [], f"rows of {what}")
 
 
 @scanning.given(scannable)

@@ -27,6 +27,7 @@ from postdate.testing.store_suite.subject import (
     claims_of,
     columnar,
     expect_history,
+    hold_one,
     ids,
     message,
     opened,
@@ -46,8 +47,7 @@ async def _comes_back(store: ClaimingStore, stored: DelayedMessage, *, is_there:
 @storing.given(a_store)
 async def a_message_is_unchanged(store: ClaimingStore) -> None:
     """Id, destination, due time, headers, body and expiry come back as they were, with no failures (row 16)."""
-    stored = message(headers={"a": "1", "b": ""}, body=bytes(range(256)), expires_at=NOW + SECOND)
-    await _comes_back(store, stored)
+    await _comes_back(store, message(headers={"a": "1", "b": ""}, body=bytes(range(256)), expires_at=NOW + SECOND))
 
 
 @storing.given(a_store)
@@ -77,16 +77,14 @@ async def unicode_survives(store: ClaimingStore) -> None:
 @storing.given(a_store)
 async def an_empty_body_and_no_headers_survive(store: ClaimingStore) -> None:
     """An empty body comes back empty, and no headers as none."""
-    stored = DelayedMessage("m-1", NOW, "queue", {}, b"")
-    await _comes_back(store, stored)
+    await _comes_back(store, DelayedMessage("m-1", NOW, "queue", {}, b""))
 
 
 @storing.given(a_store)
 async def a_large_body_survives(store: ClaimingStore) -> None:
     """A body of one megabyte, or as large as the store takes, comes back byte for byte."""
     room = store.capabilities.largest_message_bytes - len(encode_headers(message().headers).encode())
-    stored = message(body=(bytes(range(256)) * 4096)[:room])
-    await _comes_back(store, stored)
+    await _comes_back(store, message(body=(bytes(range(256)) * 4096)[:room]))
 
 
 @storing.given(a_store)
@@ -116,8 +114,7 @@ async def far_due_times_survive(store: ClaimingStore) -> None:
 @storing.given(a_store)
 async def due_times_are_instants(store: ClaimingStore) -> None:
     """A due time given in another time zone is the same instant and comes back in UTC."""
-    zone = timezone(timedelta(hours=13, minutes=45))
-    await store.store(message(due=NOW.astimezone(zone)), NOW)
+    await store.store(message(due=NOW.astimezone(timezone(timedelta(hours=13, minutes=45)))), NOW)
     found = (await claim_one(store)).message.due
     expect_equal((found, found.utcoffset()), (NOW, timedelta(0)), "due time and offset")
 
@@ -154,8 +151,7 @@ async def a_duplicate_is_refused(store: ClaimingStore) -> None:
 @storing.given(a_store)
 async def a_duplicate_is_refused_after_delivery(store: ClaimingStore) -> None:
     """While records are kept an id stays taken: a late copy of a delivered message is not delivered again."""
-    await store.store(message(), NOW)
-    await store.finish([await claim_one(store)], Outcome.DELIVERED, NOW)
+    await store.finish([await hold_one(store)], Outcome.DELIVERED, NOW)
     with expect_error(DuplicateMessage, "storing the id of a delivered message"):
         await store.store(message(), NOW)
 
@@ -225,11 +221,9 @@ async def a_race_for_one_id_has_one_winner(store: ClaimingStore) -> None:
 @storing.given(a_store)
 async def a_batch_is_idempotent(store: ClaimingStore) -> None:
     """Storing a batch again stores new messages, reports the rest in order, and changes nothing that was there."""
-    first = [message(f"m-{number}", body=b"first") for number in range(3)]
-    report = await store.store_many(first, NOW)
+    report = await store.store_many([message(f"m-{number}", body=b"first") for number in range(3)], NOW)
     expect_equal((report.stored, tuple(report.already_there)), (3, ()), "report of a new batch")
-    again = [message(f"m-{number}", body=b"again") for number in (2, 3, 0)]
-    report = await store.store_many(again, NOW)
+    report = await store.store_many([message(f"m-{number}", body=b"again") for number in (2, 3, 0)], NOW)
     expect_equal((report.stored, tuple(report.already_there)), (1, ("m-2", "m-0")), "report of a repeated batch")
     bodies = {claim.message.message_id: claim.message.body for claim in await store.claim_due(NOW + SECOND, 10)}
     expect_equal(bodies, {"m-0": b"first", "m-1": b"first", "m-2": b"first", "m-3": b"again"}, "bodies")
@@ -238,8 +232,7 @@ async def a_batch_is_idempotent(store: ClaimingStore) -> None:
 @storing.given(a_store)
 async def an_id_twice_in_a_batch_counts_once(store: ClaimingStore) -> None:
     """The first of two messages with one id in one batch is stored, the second is reported."""
-    batch = [message("a", body=b"first"), message("b"), message("a", body=b"second")]
-    report = await store.store_many(batch, NOW)
+    report = await store.store_many([message("a", body=b"first"), message("b"), message("a", body=b"second")], NOW)
     expect_equal((report.stored, tuple(report.already_there)), (2, ("a",)), "report")
     bodies = {claim.message.message_id: claim.message.body for claim in await store.claim_due(NOW + SECOND, 10)}
     expect_equal(bodies, {"a": b"first", "b": b"body"}, "bodies")
@@ -338,8 +331,7 @@ async def columns_are_stored_as_messages_are(store: ClaimingStore, columns: Scan
                 expected = (RecordKind.SCHEDULED, NOW, each.due, each.destination)
                 expect_equal((record.kind, record.at, record.due, record.destination), expected, "record")
         claims = {claim.message.message_id: claim for claim in await store.claim_due(NOW + SECOND, 10)}
-        found = [claims[each.message_id].message for each in first]
-        expect_equal(found, first, "messages that were stored as columns")
+        expect_equal([claims[each.message_id].message for each in first], first, "messages that were stored as columns")
         if not attempt:
             expect_equal(claims["m-0"].message.body, b"first", "body of what was there")
         await store.finish(list(claims.values()), Outcome.DELIVERED, NOW)

@@ -207,3 +207,9 @@ async def claim_one(store: ClaimingStore, now: datetime = NOW + SECOND) -> Claim
     claims = await store.claim_due(now, 10)
     expect(len(claims) == 1, f"exactly one message can be claimed, got {ids(claims)}")
     return claims[0]
+
+
+async def hold_one(store: ClaimingStore) -> Claim:
+    """Store a message that is due, and claim it."""
+    await store.store(message(), NOW)
+    return await claim_one(store)

@@ -17,7 +17,8 @@ from postdate.testing.transport_suite.subject import (
     is_empty,
     quarantining,
     receive,
-    receive_one,
+    receiver_of,
+    take_one,
 )
 
 quarantine: Topic[TransportSubject] = Topic("quarantine")
@@ -31,14 +32,13 @@ async def an_unreadable_message_holds_up_nothing(transport: Transport, rows: Row
     await transport.send([damaged[0], *good[:10], *damaged[1:], *good[10:]], NOW)
     for damage in rows.damages:
         rows.damage(bad(damage), damage)
-    receiver = transport.receiver(IN)
     received = list[str]()
-    while len(received) < len(GOOD):
-        batch = await receive(receiver, 7)
-        received += ids(batch)
-        for each in batch:
-            await receiver.commit(each, NOW)
-    await receiver.close()
+    async with receiver_of(transport) as receiver:
+        while len(received) < len(GOOD):
+            batch = await receive(receiver, 7)
+            received += ids(batch)
+            for each in batch:
+                await receiver.commit(each, NOW)
     expect_equal(received, GOOD, "received beside damaged messages")
     expect(await is_empty(transport, IN), "nothing else can be received")
     expect_equal(await rows.place.quarantined_count(), len(rows.damages), "set aside")
@@ -49,11 +49,7 @@ async def _set_aside(transport: Transport, rows: Rows, damage: Damage) -> tuple[
     damaged = envelope(bad(damage), headers={"kind": "check"}, body=b"\0body", due=NOW)
     await transport.send([damaged, envelope("behind")], NOW)
     there = rows.damage(bad(damage), damage)
-    receiver = transport.receiver(IN)
-    received = await receive_one(receiver)
-    expect_equal(received.envelope.message_id, "behind", "received, where the damaged message is first")
-    await receiver.commit(received, NOW)
-    await receiver.close()
+    expect_equal((await take_one(transport)).message_id, "behind", "received, where the damaged message is first")
     return there, await rows.aside(damage)
 
 
@@ -79,14 +75,9 @@ async def a_mended_message_is_put_back(transport: Transport, rows: Rows) -> None
         _, aside = await _set_aside(transport, rows, damage)
         await rows.place.put_back(aside.number, MENDED[damage], NOW)
         expect_equal(await rows.place.quarantined_count(), 0, "set aside, after it was put back")
-        receiver = transport.receiver(IN)
-        received = await receive_one(receiver)
         headers = MENDED[damage].headers or {"kind": "check"}
-        body = MENDED[damage].body or b"\0body"
-        expected = envelope(bad(damage), headers=headers, body=body, due=NOW)
-        expect_equal(received.envelope, expected, "the mended message")
-        await receiver.commit(received, NOW)
-        await receiver.close()
+        expected = envelope(bad(damage), headers=headers, body=MENDED[damage].body or b"\0body", due=NOW)
+        expect_equal(await take_one(transport), expected, "the mended message")
 
 
 @quarantine.given(quarantining)
@@ -103,8 +94,4 @@ async def tightened_limits_refuse_nothing_that_is_there(transport: Transport, ro
     sent = envelope("a-long-id" * 20, body=b"b" * 5_000)
     await transport.send([sent], NOW)
     with mock.patch.multiple(messages, MESSAGE_ID_LIMIT=5, DESTINATION_LIMIT=5):
-        receiver = transport.receiver(IN)
-        received = await receive_one(receiver)
-        expect_equal(received.envelope, sent, "the message as it is received")
-        await receiver.commit(received, NOW)
-        await receiver.close()
+        expect_equal(await take_one(transport), sent, "the message as it is received")

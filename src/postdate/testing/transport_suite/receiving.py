@@ -25,6 +25,8 @@ from postdate.testing.transport_suite.subject import (
     receive,
     receive_all,
     receive_one,
+    receiver_of,
+    take_one,
     two_queues,
 )
 
@@ -64,13 +66,12 @@ async def receiving_waits_for_a_message(transport: Transport, receiver: Receiver
 async def several_end_at_once(transport: Transport) -> None:
     """Settling: all messages leave the queue, and what is sent with each arrives."""
     await transport.send([envelope(f"{n}") for n in range(5)], NOW)
-    receiver = transport.receiver(IN)
-    held = await receive_all(receiver, 5)
     ends = [End(outgoing=[envelope(f"{n}-{which}", OUT) for which in "ab"] if n % 2 else []) for n in range(5)]
-    errors = await receiver.settle([Ending(each, NOW, end) for each, end in zip(held, ends, strict=True)])
-    expect_equal(list(errors), [None] * 5, "what settling says")
-    expect_equal(sorted(await left_in(transport, OUT, 4)), ["1-a", "1-b", "3-a", "3-b"], "sent messages")
-    await receiver.close()
+    async with receiver_of(transport) as receiver:
+        held = await receive_all(receiver, 5)
+        errors = await receiver.settle([Ending(each, NOW, end) for each, end in zip(held, ends, strict=True)])
+        expect_equal(list(errors), [None] * 5, "what settling says")
+        expect_equal(sorted(await left_in(transport, OUT, 4)), ["1-a", "1-b", "3-a", "3-b"], "sent messages")
     expect(await is_empty(transport, IN), "all have left the queue")
 
 
@@ -92,10 +93,9 @@ async def one_that_cannot_end_keeps_no_other_from_it(transport: Transport, recei
 @receiving.given(two_queues)
 async def a_missing_queue_raises(transport: Transport) -> None:
     """Receiving from a queue that does not exist raises QueueNotFound."""
-    receiver = transport.receiver("missing")
-    with expect_error(QueueNotFound, "receiving from a missing queue"):
-        await receive(receiver)
-    await receiver.close()
+    async with receiver_of(transport, "missing") as receiver:
+        with expect_error(QueueNotFound, "receiving from a missing queue"):
+            await receive(receiver)
 
 
 @receiving.given(two_queues)
@@ -124,11 +124,9 @@ async def a_message_is_taken_by_its_id(transport: Transport) -> None:
 async def a_held_message_is_hidden(transport: Transport) -> None:
     """A message that one receiver holds is received by no other."""
     await transport.send([envelope("held"), envelope("free")], NOW)
-    one, other = transport.receiver(IN), transport.receiver(IN)
-    expect_equal(ids(await receive(one, 1)), ["held"], "held by one")
-    expect_equal(ids(await receive(other)), ["free"], "received by the other")
-    await one.close()
-    await other.close()
+    async with receiver_of(transport) as one, receiver_of(transport) as other:
+        expect_equal(ids(await receive(one, 1)), ["held"], "held by one")
+        expect_equal(ids(await receive(other)), ["free"], "received by the other")
 
 
 @receiving.given(two_queues)
@@ -160,9 +158,7 @@ async def competing_receivers_share_the_messages(transport: Transport) -> None:
 async def a_committed_message_is_gone(transport: Transport) -> None:
     """After a commit the message is not received again."""
     await transport.send([envelope()], NOW)
-    receiver = transport.receiver(IN)
-    await receiver.commit(await receive_one(receiver), NOW)
-    await receiver.close()
+    await take_one(transport)
     expect(await is_empty(transport, IN), "the queue is empty after the commit")
 
 
@@ -185,36 +181,31 @@ async def a_message_rolled_back_is_received_again(transport: Transport, receiver
 async def a_message_rolled_back_wakes_others(transport: Transport) -> None:
     """A message that one receiver gives back is received by another one that waits."""
     await transport.send([envelope()], NOW)
-    one, other = transport.receiver(IN), transport.receiver(IN)
-    held = await receive_one(one)
-    received: list[str] = []
+    async with receiver_of(transport) as one, receiver_of(transport) as other:
+        held = await receive_one(one)
+        received: list[str] = []
 
-    async def wait_for_one() -> None:
-        received.extend(ids(await other.receive(10)))
+        async def wait_for_one() -> None:
+            received.extend(ids(await other.receive(10)))
 
-    with in_time("receiving what another receiver gave back"):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(wait_for_one)
-            await let_tasks_run()
-            await one.roll_back(held)
-    expect_equal(received, ["e-1"], "received by the other")
-    await one.close()
-    await other.close()
+        with in_time("receiving what another receiver gave back"):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait_for_one)
+                await let_tasks_run()
+                await one.roll_back(held)
+        expect_equal(received, ["e-1"], "received by the other")
 
 
 @receiving.given(two_queues)
 async def closing_gives_back_what_is_held(transport: Transport) -> None:
     """A receiver that is closed gives everything back it holds, without counting failures."""
     await transport.send([envelope(f"{n}") for n in range(3)], NOW)
-    receiver = transport.receiver(IN)
-    held = await receive(receiver)
-    await receiver.commit(held[1], NOW)
-    await receiver.close()
-    other = transport.receiver(IN)
-    again = await receive(other)
-    expect_equal(sorted(ids(again)), ["0", "2"], "received after closing")
-    expect_equal([each.failures for each in again], [0, 0], "failures")
-    await other.close()
+    async with receiver_of(transport) as receiver:
+        await receiver.commit((await receive(receiver))[1], NOW)
+    async with receiver_of(transport) as other:
+        again = await receive(other)
+        expect_equal(sorted(ids(again)), ["0", "2"], "received after closing")
+        expect_equal([each.failures for each in again], [0, 0], "failures")
 
 
 @receiving
@@ -224,16 +215,14 @@ async def nothing_more_comes_to_a_stopped_receiver(subject: TransportSubject) ->
         await transport.send([envelope(f"{n}") for n in range(4)], NOW)
         other = subject.open_elsewhere() if transport.capabilities.durable else transport
         try:
-            stopped, elsewhere = transport.receiver(IN), other.receiver(IN)
-            committed, given_back = await receive_all(stopped, 2)
-            stopped.stop()
-            await stopped.commit(committed, NOW)
-            await stopped.roll_back(given_back)
-            failures = {each.envelope.message_id: each.failures for each in await receive_all(elsewhere, 3)}
-            expect_equal(sorted(failures), ["1", "2", "3"], "received by another receiver")
-            expect_equal((failures["2"], failures["3"]), (0, 0), "failures of what the stopped one did not hold")
-            await elsewhere.close()
-            await stopped.close()
+            async with receiver_of(transport) as stopped, receiver_of(other) as elsewhere:
+                committed, given_back = await receive_all(stopped, 2)
+                stopped.stop()
+                await stopped.commit(committed, NOW)
+                await stopped.roll_back(given_back)
+                failures = {each.envelope.message_id: each.failures for each in await receive_all(elsewhere, 3)}
+                expect_equal(sorted(failures), ["1", "2", "3"], "received by another receiver")
+                expect_equal((failures["2"], failures["3"]), (0, 0), "failures of what the stopped one did not hold")
         finally:
             await other.close()
 

@@ -25,6 +25,7 @@ from postdate.testing.transport_suite.subject import (
     left_in,
     queues,
     receive_one,
+    receiver_of,
     two_queues,
 )
 
@@ -105,8 +106,7 @@ async def order_is_kept(transport: Transport) -> None:
 async def a_missing_queue_is_a_value(transport: Transport) -> None:
     """A message without a queue is answered with QueueNotFound in its place; the others are sent (row 38)."""
     answers = await transport.send([envelope("a"), envelope("b", "missing"), envelope("c")], NOW)
-    kinds = [type(answer) for answer in answers]
-    expect_equal(kinds, [type(None), QueueNotFound, type(None)], "answers")
+    expect_equal([type(answer) for answer in answers], [type(None), QueueNotFound, type(None)], "answers")
     expect_equal(await left_in(transport, IN, 2), ["a", "c"], "sent messages")
 
 
@@ -131,8 +131,7 @@ async def headers_at_their_limit_and_a_copy_of_them_are_sent(transport: Transpor
 async def too_large_is_a_value(transport: Transport) -> None:
     """A message over the declared limit is answered with MessageTooLarge; one at the limit and the others are sent."""
     headers = {"h": "value"}
-    overhead = len(encode_headers(headers).encode())
-    room = transport.capabilities.largest_message_bytes - overhead
+    room = transport.capabilities.largest_message_bytes - len(encode_headers(headers).encode())
     batch = [
         envelope("over", headers=headers, body=b"x" * (room + 1)),
         envelope("at", headers=headers, body=b"x" * room),
@@ -239,11 +238,10 @@ async def an_expired_message_leaves_the_queue_without_a_receiver(subject: Transp
 async def a_received_message_is_no_longer_subject_to_it(subject: TransportSubject) -> None:
     """A message that is held when its time runs out can be committed (specification 2.5)."""
     async with queues(subject) as transport:
-        receiver = transport.receiver(IN)
-        held, span = await _received_in_its_time(transport, receiver)
-        await _runs_out(subject, transport, span)
-        await receiver.commit(held, NOW, End(outgoing=[envelope("out", OUT)]))
-        await receiver.close()
+        async with receiver_of(transport) as receiver:
+            held, span = await _received_in_its_time(transport, receiver)
+            await _runs_out(subject, transport, span)
+            await receiver.commit(held, NOW, End(outgoing=[envelope("out", OUT)]))
         expect_equal(await left_in(transport, OUT, 1), ["out"], "sent with the commit")
 
 
@@ -277,8 +275,7 @@ async def in_a_transaction_each_has_its_own_or_all_is_refused(subject: Transport
 
 async def _commit(transport: Transport, outgoing: list[Envelope]) -> bool:
     """Receive, commit with ``outgoing``, and return whether that was refused; then the message is back in its queue."""
-    receiver = transport.receiver(IN)
-    try:
+    async with receiver_of(transport) as receiver:
         received = await receive_one(receiver)
         try:
             await receiver.commit(received, NOW, End(outgoing=outgoing))
@@ -286,6 +283,4 @@ async def _commit(transport: Transport, outgoing: list[Envelope]) -> bool:
             expect(OUT in str(error), f"the error names the queue: {error}")
             await receiver.roll_back(received, failed=False)
             return True
-        return False
-    finally:
-        await receiver.close()
+    return False

@@ -69,14 +69,20 @@ async def two_queues(subject: TransportSubject, **settings: int) -> AsyncGenerat
 
 
 @asynccontextmanager
+async def receiver_of(transport: Transport, queue: str = IN) -> AsyncGenerator[Receiver]:
+    """Receive from a queue; what is held in the end goes back."""
+    receiver = transport.receiver(queue)
+    try:
+        yield receiver
+    finally:
+        await receiver.close()
+
+
+@asynccontextmanager
 async def a_receiver(subject: TransportSubject, **settings: int) -> AsyncGenerator[tuple[Transport, Receiver]]:
     """Open a transport, and a receiver of :data:`IN`."""
-    async with queues(subject, **settings) as transport:
-        receiver = transport.receiver(IN)
-        try:
-            yield transport, receiver
-        finally:
-            await receiver.close()
+    async with queues(subject, **settings) as transport, receiver_of(transport) as receiver:
+        yield transport, receiver
 
 
 @asynccontextmanager
@@ -110,6 +116,14 @@ async def receive_one(receiver: Receiver) -> Received:
     return (await receive(receiver, 1))[0]
 
 
+async def take_one(transport: Transport) -> Envelope:
+    """Receive one message of :data:`IN`, and commit it."""
+    async with receiver_of(transport) as receiver:
+        received = await receive_one(receiver)
+        await receiver.commit(received, NOW)
+    return received.envelope
+
+
 async def receive_all(receiver: Receiver, count: int) -> list[Received]:
     """Receive so many messages, however many come at a time."""
     found: list[Received] = []
@@ -120,26 +134,20 @@ async def receive_all(receiver: Receiver, count: int) -> list[Received]:
 
 async def left_in(transport: Transport, queue: str, count: int) -> list[str]:
     """Return the ids of the next ``count`` messages of a queue; fails when there are fewer. They go back."""
-    receiver = transport.receiver(queue)
     found: list[str] = []
-    try:
+    async with receiver_of(transport, queue) as receiver:
         while len(found) < count:
             found += ids(await receive(receiver))
-    finally:
-        await receiver.close()
     return found
 
 
 async def is_empty(transport: Transport, queue: str) -> bool:
     """Return whether nothing can be received: a message that is sent now is then received first."""
     await transport.send([envelope("probe", queue)], NOW)
-    receiver = transport.receiver(queue)
-    try:
+    async with receiver_of(transport, queue) as receiver:
         received = await receive(receiver)
         await receiver.commit(received[0], NOW)
-        return ids(received) == ["probe"]
-    finally:
-        await receiver.close()
+    return ids(received) == ["probe"]
 
 
 def ids(received: Sequence[Received]) -> list[str]:

@@ -109,8 +109,7 @@ async def other_processes_share_the_queues(subject: TransportSubject) -> None:
         await transport.send([envelope("a"), envelope("b")], NOW)
         other = subject.open_elsewhere()
         try:
-            elsewhere = other.receiver(IN)
-            held = await receive_one(elsewhere)
+            held = await receive_one(other.receiver(IN))
             receiver = transport.receiver(IN)
             expect_equal(ids(await receive(receiver)), ["b"], "received while another process holds a message")
             with expect_error(ClaimLost, "committing what another process holds"):
@@ -145,7 +144,8 @@ async def work_of_a_database_is_done_or_refused(subject: TransportSubject) -> No
         receiver = transport.receiver(IN)
         held = await receive_one(receiver)
         if transport.capabilities.database is None:
-            await _work_is_refused(transport, subject)
+            with expect_error(UnsupportedTransactionMode, f"sending with work through {type(subject).__name__}"):
+                await transport.send([envelope("x", OUT)], NOW, work=[_fail])
             with expect_error(UnsupportedTransactionMode, "committing with work"):
                 await receiver.commit(held, NOW, End(outgoing=[envelope("x", OUT)], work=[_fail]))
             expect(await is_empty(transport, OUT), "nothing was sent")
@@ -179,11 +179,6 @@ def _fail(transaction: NativeTransaction) -> None:
     raise ClaimLost("the work of this check fails on purpose")
 
 
-async def _work_is_refused(transport: Transport, subject: TransportSubject) -> None:
-    with expect_error(UnsupportedTransactionMode, f"sending with work through {type(subject).__name__}"):
-        await transport.send([envelope("x", OUT)], NOW, work=[_fail])
-
-
 async def _close(store: object) -> None:
     closing = getattr(store, "close", None)
     if closing is not None:
@@ -193,7 +188,6 @@ async def _close(store: object) -> None:
 @capabilities.given(a_receiver)
 async def expired_messages_are_discarded_or_left_to_the_receiver(transport: Transport, receiver: Receiver) -> None:
     """A transport that says so discards expired messages; any other delivers them, for the endpoint to discard."""
-    lapsed = envelope("lapsed", expires_at=NOW.replace(year=2000))
-    await transport.send([lapsed, envelope("fresh")], NOW)
+    await transport.send([envelope("lapsed", expires_at=NOW.replace(year=2000)), envelope("fresh")], NOW)
     expected = ["fresh"] if transport.capabilities.expires_messages else ["lapsed", "fresh"]
     expect_equal(ids(await receive_all(receiver, len(expected))), expected, "received")
