@@ -236,7 +236,7 @@ async def test_in_the_file_of_the_queues_a_record_is_written_with_the_end_of_its
     handled, asked, find_all = list[str](), list[int](), outbox.find_all
     contexts = dict[str, HandlerContext]()
 
-    async def found(endpoint: str, message_ids: Sequence[str]) -> Sequence[OutboxRecord | None]:
+    async def found(endpoint: str, message_ids: Sequence[str]) -> Sequence[OutboxRecord | None] | None:
         asked.append(len(message_ids))
         return await find_all(endpoint, message_ids)
 
