@@ -104,7 +104,7 @@ class FrozenService:
 
     @staticmethod
     def _leave_no_lock(lab: Lab, frozen: Service) -> None:
-        while lab.deployment.same_database and isinstance(lab.deployment, OneFile) and lab.deployment.is_locked():
+        while isinstance(lab.deployment, OneFile) and lab.deployment.is_locked():
             frozen.thaw()
             frozen.freeze()
 
@@ -488,6 +488,7 @@ class TornFile:
         for suffix in ("-wal", "-shm"):
             Path(f"{path}{suffix}").unlink(missing_ok=True)
         path.with_suffix(".whole").rename(path)
+        lab.sender.begin_anew(lab.deployment.sender)
         lab.start_services()
 
 

@@ -163,3 +163,21 @@ async def test_store_and_queues_on_one_file_share_the_bound(tmp_path: Path) -> N
         SqliteStore(tmp_path / "b.db", holds_at_most=timedelta(seconds=1))
     await store.close()
     await transport.close()
+
+
+async def test_a_process_that_was_taken_for_dead_looks_again_when_it_is_registered_again(tmp_path: Path) -> None:
+    """Nobody could wake it meanwhile."""
+    store = SqliteStore(tmp_path / "empty.db", synchronous="normal")
+    woken = list[None]()
+    await store.setup()
+    stop = await store.listen(lambda: woken.append(None))
+    other, number = (
+        as_another_process(lambda: SqliteStore(tmp_path / "empty.db", synchronous="normal")),
+        store.file.claimant,
+    )
+    await other.file.write(lambda tx: _forget(tx, number))
+    assert not await store.cancel("none", NOW)
+    assert (store.file.claimant != number, bool(woken)) == (True, True)
+    stop()
+    await other.close()
+    await store.close()

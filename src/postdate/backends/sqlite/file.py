@@ -306,6 +306,7 @@ class SqliteFile:
             presence.leave()
         for fenced in list(self._when_fenced):
             fenced(before)
+        self._wakeups.signal(self._wakeups.topics, ())  # nobody could wake a process that was not registered
 
     def _part(self, connection: sqlite3.Connection, job: Job[_Work, Any], *, alone: bool) -> set[str]:
         transaction = Transaction(connection, self.claimant, self.recording, self.rules)
@@ -543,7 +544,7 @@ class SqliteFile:
             try:
                 check_intact(connection, self.path)
                 (create_schema if self._create else check_schema)(connection, self.path)
-                self._note_identity(before)
+                opened = first_opened(self.path, before)
                 self._register(connection)
             except OSError as error:
                 connection.close()
@@ -551,7 +552,7 @@ class SqliteFile:
             except BaseException:
                 connection.close()
                 raise
-        self._writer = connection
+        self._writer, self._opened = connection, self._opened or opened
         self._chores.start()
 
     def _note_identity(self, before: Identity | None) -> None:
