@@ -448,6 +448,8 @@ class SimulatedService:
         problem: BaseException | None = None
         try:
             async with self.endpoint:
+                if not any(each.is_well for each in self._world.processes):
+                    self._world.ledger.trouble(self._world.loop.time())  # nobody was there to go on
                 self.is_up = True
                 await stop.wait()
         except GeneratorExit:
