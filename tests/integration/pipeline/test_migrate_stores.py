@@ -34,7 +34,7 @@ def test_audits_of_both_stores_are_clean_at_any_time(spark: SparkSession, ends: 
     assert (counts.scheduled, counts.cancelled, counts.pending, counts.lost) == (51, 50, 1, 0)
 
     assert old.move_to(new).abort().exact
-    old.add(messages(10))
+    old.add(messages(10, found[-1].due + DAY))
     assert old.move_to(new).run().complete
     assert len(new.deliver(found[5].due)) == 5
     counts = audit(spark, [old.spec, new.spec], SystemClock().now() + DAY).counts
