@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -350,6 +350,8 @@ class PostgresBulk(ArchivableStore):
                 connection.execute(BEGIN_SCAN)
                 yield connection.execute("SELECT pg_export_snapshot()").fetchall()[0][0]
             finally:
+                with suppress(psycopg.Error):  # a server ends the transaction of a closed connection some time later
+                    connection.rollback()
                 connection.close()
 
     @override
