@@ -19,6 +19,7 @@ from tests.integration.pipeline.old_timeouts import by_id, ids, messages
 from tests.waiting import Eventually
 
 from postdate.backends.azure.store import AzureTableStore
+from postdate.backends.sqlite.processes import presence_folder
 from postdate.backends.sqlite.store import SqliteStore
 from postdate.clock import SystemClock
 from postdate.core.simple_store import SimpleStore
@@ -417,8 +418,10 @@ def test_row_115_a_batch_that_somebody_has_changed_is_said(files: tuple[StorePla
     left_on_its_way(old, new, messages(2))
     with closing(sqlite3.connect(_path(old))) as connection, connection:
         connection.execute("UPDATE content SET body = x'00'")
-    with pytest.raises(PipelineError, match=r"message 'migration-\w+' is no batch of a migration any more"):
+    with pytest.raises(PipelineError, match=r"message 'migration-\w+' is no batch of a migration any more") as caught:
         old.move_to(new).abort()
+    for path in map(_path, (old, new)):  # closed as soon as it failed, and not when the error is forgotten
+        assert not list(presence_folder(path).glob("*.alive")), caught
     assert len(old.intents()) == 1
 
 

@@ -15,7 +15,7 @@ import pymysql
 import pytest
 from tests import mariadb_subjects
 from tests.postgres_subjects import drop_schema, fresh_schema
-from tests.waiting import patience
+from tests.waiting import patience, until
 
 from postdate import DelayedMessage, Envelope, PostgresOutbox, SqliteOutbox
 from postdate.backends.mariadb.connection import MariaDbServer
@@ -423,6 +423,39 @@ async def test_a_race_that_is_lost_at_the_commit_is_no_outage(postgres_url: str)
     finally:
         await outbox.close()
         drop_schema(postgres_url, schema)
+
+
+async def test_a_row_that_somebody_keeps_holds_up_the_message_that_changes_it_and_not_those_beside_it(
+    postgres_url: str,
+) -> None:
+    """Who keeps it may wait for the row of another message that came at the same time."""
+    subject = PostgresSubject(postgres_url)
+    table = subject.table
+    await subject.store.setup()
+    subject.query(f"INSERT INTO {table} SELECT generate_series(0, 9)")
+
+    def changed() -> int:
+        return subject.query(f"SELECT count(*) FROM {table} WHERE amount >= 100")[0][0]
+
+    async def handle(number: int) -> None:
+        def change(native: Any) -> None:
+            subject.within(native, f"UPDATE {table} SET amount = amount + 100 WHERE amount = {number}")
+
+        assert await subject.store.transaction("sales", f"m-{number}").commit([], NOW, [change])
+
+    with psycopg.connect(postgres_url) as owner:
+        owner.execute(f"UPDATE {table} SET amount = 9 WHERE amount = 9".encode())
+        async with anyio.create_task_group() as tasks:
+            for number in range(10):
+                tasks.start_soon(handle, number)
+            await until(lambda: changed() == 9)
+            owner.execute(f"UPDATE {table} SET amount = amount WHERE amount = 100".encode())
+            owner.commit()
+    assert changed() == 10
+    assert await subject.elsewhere.find_all("sales", [f"m-{n}" for n in range(10)]) == [OutboxRecord((), True)] * 10
+    await subject.store.close()
+    await subject.elsewhere.close()
+    subject.drop()
 
 
 async def test_a_handlers_connection_has_the_settings_of_the_application(postgres_url: str) -> None:

@@ -317,6 +317,22 @@ async def test_a_lost_wake_up_costs_about_a_second(tmp_path: Path, monkeypatch: 
     await store.close()
 
 
+async def test_a_folder_that_cannot_be_looked_into_is_an_outage_and_no_file_that_is_gone(tmp_path: Path) -> None:
+    folder, away = tmp_path / "data", tmp_path / "away"
+    folder.mkdir()
+    store = SqliteStore(folder / "a.db")
+    await store.store_many(messages("m", 2), NOW)
+    folder.rename(away)
+    folder.symlink_to(folder)  # into itself: whoever looks is told so, and of no file
+    with pytest.raises(StoreUnreachable, match=r"cannot look at .*a\.db"):
+        await store.store_many(messages("n", 1), NOW)
+    folder.unlink()
+    away.rename(folder)
+    await store.store_many(messages("o", 1), NOW)
+    assert await pending(store) == {"m-0", "m-1", "o-0"}
+    await store.close()
+
+
 async def test_whoever_waits_for_a_locked_file_is_told_and_closing_does_not_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

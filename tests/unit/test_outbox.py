@@ -276,6 +276,40 @@ async def test_in_the_file_of_the_queues_a_record_is_written_with_the_end_of_its
     await queues.close()
 
 
+async def test_what_another_process_has_handled_and_not_sent_meanwhile_is_sent_by_who_meets_it_row_114(
+    clock: VirtualClock, tmp_path: Path
+) -> None:
+    """It is met when the message's end is to write a record: that is given up, and the other's record goes on."""
+    queues = LocalTransport(tmp_path / "all.db", synchronous="normal")
+    outbox = SqliteOutbox(tmp_path / "all.db", synchronous="normal")
+    handled = list[str]()
+
+    async def handle(message: Pay, context: HandlerContext) -> None:
+        handled.append(context.message_id)
+        if len(handled) == 1:
+            left = [Envelope("billing", "left", {Headers.MESSAGE_ID: "left"}, b"{}")]
+            assert await outbox.transaction("sales", context.message_id).commit(left, clock.now())
+
+    await queues.create_queues(["billing", "sales"])
+    headers = {Headers.ENCLOSED_MESSAGE_TYPES: "Pay"}
+    envelopes = [Envelope("sales", id_, {Headers.MESSAGE_ID: id_, **headers}, b"{}") for id_ in ("m-1", "m-2")]
+    await queues.send(envelopes, clock.now())
+    endpoint = Endpoint(
+        "sales", transport=queues, outbox=Outbox(outbox), transaction_mode="receive_only", clock=clock, concurrency=1
+    )
+    endpoint.handler(Pay, name="Pay")(handle)
+    async with endpoint:
+        await clock.advance(30 * SECOND)
+        assert await queues.queue_lengths() == {"billing": 1, "sales": 0, "error": 0}
+    assert handled[0] == "m-1"
+    assert (handled.count("m-1"), sorted({*handled})) == (1, ["m-1", "m-2"])
+    assert await outbox.find_all("sales", ["m-1", "m-2"]) == [OutboxRecord((), dispatched=True)] * 2
+    (left,) = await queues.receiver("billing").receive(9)
+    assert left.envelope.message_id == "left"
+    await outbox.close()
+    await queues.close()
+
+
 async def test_what_is_cut_off_by_force_is_undone_and_handled_after_the_next_start_row_114(world: World) -> None:
     started = anyio.Event()
 
