@@ -54,6 +54,7 @@ class Row:
     message: DelayedMessage
     attempt_at: datetime
     number: int
+    since: float
     session: SiteSession | None = None
     token: int = 0
 
@@ -195,7 +196,7 @@ class Site:
                     continue
                 self.known[id_] = None
                 self._undo.append(lambda id_=id_: self.known.pop(id_))
-                self._add_row(Row(with_failures(message, 0), message.due, next(self._numbers)))
+                self._add_row(Row(with_failures(message, 0), message.due, next(self._numbers), self._ledger.now))
             self._committed.append(lambda: self._wake_if_earlier(first))
         return StoreReport(len(messages) - len(there), tuple(there))
 
@@ -467,7 +468,7 @@ class Site:
             set_back: that clock was set back: what was given back before waits for the time that it shows.
         """
         found = [
-            (origin_of_row(row.message), second - (now - row.message.due).total_seconds(), _place(row))
+            (origin_of_row(row.message), max(row.since, second - (now - row.message.due).total_seconds()), _place(row))
             for row in self.rows.values()
             if row.message.due < now and not (set_back and row.session is None and row.attempt_at > now)
         ]
