@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from postdate.endpoint.outbox import Outbox
     from postdate.endpoint.outgoing import HandlerContext
     from postdate.endpoint.outgoing import SendOptions as SendOptions
+    from postdate.endpoint.plain_handlers import BlockingHandlerContext as BlockingHandlerContext
     from postdate.endpoint.sagas import Saga, handles, handles_reply, handles_timeout, started_by
     from postdate.endpoint.settings import Audit, DelayedDelivery, TimeoutManager
     from postdate.endpoint.settings import ExternalTimeoutManager as ExternalTimeoutManager
@@ -106,6 +107,7 @@ _ROOMS = {
     "core.recoverability": ("DelayedRetry", "Discard", "ImmediateRetry", "MoveToError", "Recoverability"),
     "endpoint.endpoint": ("BlockingEndpoint", "Endpoint"),
     "endpoint.message_types": ("time_to_be_received",),
+    "endpoint.plain_handlers": ("BlockingHandlerContext",),
     "endpoint.outbox": ("Outbox",),
     "endpoint.outgoing": ("HandlerContext", "SendOptions"),
     "endpoint.sagas": ("Saga", "handles", "handles_reply", "handles_timeout", "started_by"),

@@ -20,7 +20,18 @@ from tests.redis_subjects import Prefix
 from tests.waiting import until
 
 import postdate
-from postdate import Answer, Client, DelayedMessage, Pending, PostdateError, SendOptions, TransactionMode
+from postdate import (
+    Answer,
+    Client,
+    DelayedMessage,
+    Endpoint,
+    HandlerContext,
+    Pending,
+    PostdateError,
+    Postgres,
+    SendOptions,
+    TransactionMode,
+)
 from postdate.endpoint.message_types import type_name
 from postdate.errors import (
     ConfigurationError,
@@ -310,6 +321,32 @@ async def test_a_blocking_client_takes_part_in_transactions(sales: Sales, shop: 
 
     await anyio.to_thread.run_sync(request)
     assert len(await shop.list()) == 2
+
+
+async def test_a_handler_changes_messages_in_the_transaction_of_its_outbox(postgres_url: str) -> None:
+    schema, handled = postgres_subjects.fresh_schema(), list[str]()
+    database = Postgres(postgres_url, schema=schema)
+    endpoint = Endpoint("sales", database, outbox=True, transaction_mode=TransactionMode.RECEIVE_ONLY)
+    async with postdate.connect(postgres_url, endpoint="sales", schema=schema) as client:
+
+        @endpoint.handler(Remind)
+        async def handle(message: Remind, context: HandlerContext) -> None:
+            handled.append(message.of)
+            assert await client.cancel(message.of, transaction=await context.transaction()) is Answer.DONE
+            if handled.count(message.of) == 1:
+                raise ValueError("rolled back, and tried again")
+
+        async with endpoint:
+            await client.send(Remind("later"), destination="sales", delay=HOUR, message_id="later")
+            await endpoint.send(Remind("later"))
+            await until(lambda: _is_gone(client, "later"))
+    assert handled == ["later", "later"]
+    await database.close()
+    postgres_subjects.drop_schema(postgres_url, schema)
+
+
+async def _is_gone(client: Client, message_id: str) -> bool:
+    return await client.get(message_id) is None
 
 
 @pytest.mark.parametrize("place", ["sqlite", "mariadb", "redis"], indirect=True)
