@@ -34,9 +34,13 @@ if TYPE_CHECKING:
     from postdate.backends.sqlserver.database import SqlServer
     from postdate.backends.sqlserver.store import SqlServerStore as SqlServerStore
     from postdate.backends.sqlserver.timeouts import SqlServerTimeouts as SqlServerTimeouts
+    from postdate.client.client import BlockingClient as BlockingClient
+    from postdate.client.client import Client as Client
+    from postdate.client.client import connect
     from postdate.clock import Clock as Clock
     from postdate.clock import ScaledClock as ScaledClock
     from postdate.clock import SystemClock as SystemClock
+    from postdate.core.changing import Pending as Pending
     from postdate.core.recoverability import DelayedRetry as DelayedRetry
     from postdate.core.recoverability import Discard as Discard
     from postdate.core.recoverability import ImmediateRetry as ImmediateRetry
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
     from postdate.endpoint.outbox import Outbox
     from postdate.endpoint.outgoing import HandlerContext
     from postdate.endpoint.outgoing import SendOptions as SendOptions
+    from postdate.endpoint.plain_handlers import BlockingHandlerContext as BlockingHandlerContext
     from postdate.endpoint.sagas import Saga, handles, handles_reply, handles_timeout, started_by
     from postdate.endpoint.settings import Audit, DelayedDelivery, TimeoutManager
     from postdate.endpoint.settings import ExternalTimeoutManager as ExternalTimeoutManager
@@ -54,6 +59,7 @@ if TYPE_CHECKING:
     from postdate.messages import DelayedMessage
     from postdate.messages import Envelope as Envelope
     from postdate.messages import Headers as Headers
+    from postdate.ports import Answer as Answer
     from postdate.ports import DelayedMessageStore, TransactionMode, Transport
     from postdate.ports import DelayExchange as DelayExchange
     from postdate.ports import ExpiryRules as ExpiryRules
@@ -84,6 +90,7 @@ __all__ = [
     "TimeoutManager",
     "TransactionMode",
     "Transport",
+    "connect",
     "handles",
     "handles_reply",
     "handles_timeout",
@@ -94,10 +101,13 @@ __all__ = [
 
 # Imported at first use: `postdate --help` and Spark's executors start several times as fast without the rest.
 _ROOMS = {
+    "client.client": ("BlockingClient", "Client", "connect"),
+    "core.changing": ("Pending",),
     "clock": ("Clock", "ScaledClock", "SystemClock"),
     "core.recoverability": ("DelayedRetry", "Discard", "ImmediateRetry", "MoveToError", "Recoverability"),
     "endpoint.endpoint": ("BlockingEndpoint", "Endpoint"),
     "endpoint.message_types": ("time_to_be_received",),
+    "endpoint.plain_handlers": ("BlockingHandlerContext",),
     "endpoint.outbox": ("Outbox",),
     "endpoint.outgoing": ("HandlerContext", "SendOptions"),
     "endpoint.sagas": ("Saga", "handles", "handles_reply", "handles_timeout", "started_by"),
@@ -111,6 +121,7 @@ _ROOMS = {
     "backends.postgres.outbox": ("PostgresOutbox",),
     "backends.sqlite.outbox": ("SqliteOutbox",),
     "ports": (
+        "Answer",
         "DelayExchange",
         "DelayedMessageStore",
         "ExpiryRules",

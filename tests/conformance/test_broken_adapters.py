@@ -28,6 +28,7 @@ from postdate.backends.sqlite.observation import FileObserver
 from postdate.backends.sqlite.transport import LocalReceiver
 from postdate.clock import to_microseconds
 from postdate.errors import ClaimLost, ConfigurationError, DuplicateMessage, PostdateError, StoreError
+from postdate.messages import new_message_id
 from postdate.pipeline.rows import INSTANT, restored
 from postdate.ports import (
     HANDLED,
@@ -48,6 +49,7 @@ from postdate.ports import (
     Wake,
     Work,
 )
+from postdate.ports.changing import Making
 from postdate.testing import ConformanceFailure, StoreSubject, TransportSubject, store_checks, transport_checks
 
 MICROSECOND = timedelta(microseconds=1)
@@ -272,6 +274,20 @@ class CancelsWhatIsBeingDispatched(MemoryStore):
         return await self.remove(message_id, now)
 
 
+class ReplacesNothing(MemoryStore):
+    async def replace(self, key: str, make: Making, now: datetime) -> str:
+        message = make(new_message_id(), None)
+        await self.store(message, now)
+        return message.message_id
+
+
+class ReplacesWhatIsBeingDelivered(MemoryStore):
+    async def replace(self, key: str, make: Making, now: datetime) -> str:
+        for entry in self._entries.values():
+            entry.token = None
+        return await super().replace(key, make, now)
+
+
 class RecordsNothing(MemoryStore):
     def __init__(self, *, recording: Recording = Recording.ALL, **settings) -> None:
         super().__init__(recording=Recording.OUTCOMES, **settings)
@@ -440,6 +456,11 @@ BROKEN_STORES: Broken = {
     "cancels what is dispatched": (
         CancelsWhatIsBeingDispatched,
         "administration.what_is_being_dispatched_is_left_alone",
+    ),
+    "replaces nothing": (ReplacesNothing, "administration.one_message_waits_for_a_key"),
+    "replaces what is delivered": (
+        ReplacesWhatIsBeingDelivered,
+        "administration.what_is_being_delivered_is_not_replaced",
     ),
     "records cancelled as delivered": (CancelsWhatIsBeingDispatched, "administration.a_cancelled_message_is_gone"),
     "leaves out records": (RecordsNothing, "recording.all_keeps_everything"),

@@ -370,7 +370,7 @@ async def test_a_store_that_cannot_and_an_endpoint_without_one_say_so() -> None:
     transport, store = MemoryTransport(), MemoryStore()
     assert not isinstance(store, MovingStore)
     with_store = Endpoint("a", transport=transport, delayed_delivery=DelayedDelivery(store))
-    with pytest.raises(ConfigurationError, match="MemoryStore cannot store in a transaction of yours"):
+    with pytest.raises(ConfigurationError, match="MemoryStore cannot be part of a transaction of yours"):
         await with_store.send(b"", destination="a", transaction=object())
     with pytest.raises(DelayedDeliveryNotConfigured, match="has no delayed message store"):
         await Endpoint("a", transport=transport).send(b"", destination="a", transaction=object())

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import anyio
 from anyio.abc import TaskGroup
@@ -33,6 +33,7 @@ from postdate.endpoint.handling import Handler, Handlers, MessageEndings
 from postdate.endpoint.message_types import Convention, MessageTypes, TimesToBeReceived, type_name
 from postdate.endpoint.outbox import Outbox, check_outbox
 from postdate.endpoint.outgoing import OutgoingMessages, SendOptions, publishing
+from postdate.endpoint.plain_handlers import PlainHandler, in_threads
 from postdate.endpoint.sagas import Saga
 from postdate.endpoint.service import CriticalErrorAction, CriticalErrors, EndpointContext, log_critical_error
 from postdate.endpoint.settings import (
@@ -49,6 +50,7 @@ from postdate.ports import NativeTransaction, SagaStore, TransactionMode, Transp
 from postdate.runtime.reporting import NO_METRICS, Metrics
 
 M = TypeVar("M")
+H = TypeVar("H", bound=Handler | PlainHandler)
 
 
 class Endpoint:
@@ -179,8 +181,10 @@ class Endpoint:
 
     # --- configuration ------------------------------------------------------------------------------------------
 
-    def handler(self, message_type: type[M], *, name: str | None = None) -> Callable[[Handler], Handler]:
-        """Register an asynchronous function ``handle(message, context)`` for messages of ``message_type``.
+    def handler(self, message_type: type[M], *, name: str | None = None) -> Callable[[H], H]:
+        """Register a function ``handle(message, context)`` for messages of ``message_type``.
+
+        A plain function runs in a thread, and is given a :class:`postdate.BlockingHandlerContext`.
 
         Args:
             message_type: a dataclass or ``msgspec.Struct``.
@@ -189,11 +193,13 @@ class Endpoint:
         if self.send_only:
             raise ConfigurationError(f"endpoint {self.name!r} is send-only and handles nothing")
 
-        def register(handle: Handler) -> Handler:
-            if not inspect.iscoroutinefunction(handle):
-                raise ConfigurationError(f"handler {handle!r} must be an async function (message, context)")
+        def register(handle: H) -> H:
+            if not callable(handle):
+                raise ConfigurationError(f"handler {handle!r} must be a function (message, context)")
             self._add_type(message_type, name)
-            self._handlers.add(message_type, handle)
+            is_plain = not inspect.iscoroutinefunction(cast("object", handle))
+            called = in_threads(cast("PlainHandler", handle)) if is_plain else cast("Handler", handle)
+            self._handlers.add(message_type, called)
             return handle
 
         return register

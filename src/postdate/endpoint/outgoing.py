@@ -56,7 +56,7 @@ from postdate.messages import (
 )
 from postdate.ports import (
     End,
-    MovingStore,
+    JoiningStore,
     NativeTransaction,
     OutboxStore,
     OutboxTransaction,
@@ -68,7 +68,7 @@ from postdate.ports import (
     TransportCapabilities,
     Work,
 )
-from postdate.ports.stores import no_transaction_of_yours
+from postdate.ports.changing import no_transaction_of_yours
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,14 +330,14 @@ class OutgoingMessages:
         own = {Headers.MESSAGE_INTENT: "Publish", **(headers or {})}
         return SendOptions(address, headers=own, message_id=message_id)
 
-    def into_transaction(self, message: object, options: SendOptions) -> tuple[MovingStore, DelayedMessage]:
+    def into_transaction(self, message: object, options: SendOptions) -> tuple[JoiningStore, DelayedMessage]:
         """Return the store, and the delayed message for a transaction of the application; stores nothing."""
         if self.store is None:
             raise DelayedDeliveryNotConfigured(
                 f"endpoint {self.endpoint!r} cannot send in a transaction of yours: it has no delayed message store; "
                 f"pass delayed_delivery=DelayedDelivery(store) when you create it"
             )
-        if not isinstance(self.store, MovingStore):
+        if not isinstance(self.store, JoiningStore):
             raise no_transaction_of_yours(self.store)
         return self.store, kept(self.make(message, options), self.clock.now())
 

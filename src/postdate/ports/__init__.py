@@ -6,6 +6,7 @@ an adapter declares as a value and that is checked at start-up, never silently a
 Source: specification 1.1 and 6; design.md sections 3 and 4; ADR 0002 (claims), ADR 0003 (one file).
 """
 
+from postdate.ports.changing import Answer, JoiningStore, ReplacingStore, Steps, answer_of
 from postdate.ports.common import (
     OUTCOME_RECORDS,
     BatchedWork,
@@ -100,6 +101,7 @@ __all__ = [
     "OUTCOME_RECORDS",
     "SIMPLE_STORE",
     "AdministrableStore",
+    "Answer",
     "ArchivableStore",
     "ArrowBatch",
     "BatchedWork",
@@ -116,6 +118,7 @@ __all__ = [
     "FileScripts",
     "ForeignIntake",
     "IntakeQueue",
+    "JoiningStore",
     "Mending",
     "MessageFilter",
     "MoveReport",
@@ -142,6 +145,7 @@ __all__ = [
     "RecordKind",
     "RecordStreamStore",
     "Recording",
+    "ReplacingStore",
     "SagaChange",
     "SagaFate",
     "SagaRecord",
@@ -154,6 +158,7 @@ __all__ = [
     "Scripted",
     "ServerFacts",
     "Standing",
+    "Steps",
     "StoreCapabilities",
     "StoreReport",
     "StoreStatistics",
@@ -163,6 +168,7 @@ __all__ = [
     "TransportCapabilities",
     "Wake",
     "Work",
+    "answer_of",
     "capabilities_of",
     "do_works",
     "refuse_work",

@@ -10,9 +10,9 @@ from typing import Final, Protocol, Self, runtime_checkable
 
 from typing_extensions import override
 
-from postdate.errors import ConfigurationError, NotSupported
+from postdate.errors import NotSupported
 from postdate.messages import DelayedMessage
-from postdate.ports.common import Capable, NativeTransaction, Outcome, Record, RecordKind, TransactionMode, Wake, Work
+from postdate.ports.common import Capable, Outcome, Record, RecordKind, TransactionMode, Wake, Work
 from postdate.ports.observation import Observer, OldSnapshot, ServerFacts
 
 
@@ -418,40 +418,6 @@ class MovingStore(ClaimingStore):
     @abstractmethod
     async def pause(self) -> None:
         """Give other writers their turn between two moves; returns at once when there are none."""
-
-    async def enqueue(self, connection: NativeTransaction, messages: Sequence[DelayedMessage], now: datetime) -> None:
-        """Store ``messages`` in a transaction that an application has open on a connection of its own.
-
-        Services are woken by its commit, if it comes.
-
-        Args:
-            connection: to the database of the store, in a transaction or about to begin one: of a driver that the store
-                knows. One that blocks is used in another thread; the caller does not use it meanwhile.
-            messages: one round trip each.
-            now: recorded as the time of scheduling.
-
-        Raises:
-            ConfigurationError: not such a connection, or one that commits every statement by itself, or this store
-                cannot do it at all; nothing was done.
-            DuplicateMessage: some ids were stored before; their first messages are unchanged, all others are stored,
-                and the transaction can go on.
-            MessageTooLarge: nothing was done.
-        """
-        raise no_transaction_of_yours(self)
-
-    def enqueue_blocking(
-        self, connection: NativeTransaction, messages: Sequence[DelayedMessage], now: datetime
-    ) -> None:
-        """Do the same with a connection that blocks, in the calling thread."""
-        raise no_transaction_of_yours(self)
-
-
-def no_transaction_of_yours(store: object) -> ConfigurationError:
-    """Return the error of a store that cannot be part of an application's own transaction."""
-    return ConfigurationError(
-        f"{type(store).__name__} cannot store in a transaction of yours; keep messages in the database of your "
-        f"transaction, with PostgresStore, or send without transaction="
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,14 @@ from postdate.ports import (
     Record,
     Recording,
     RecordKind,
+    ReplacingStore,
     StoreCapabilities,
     StoreReport,
     StoreStatistics,
     TransactionMode,
     Wake,
 )
+from postdate.ports.changing import KeyedIds, Making
 
 
 @dataclass(slots=True)
@@ -41,7 +43,7 @@ class _Entry:
     """``attempt_at`` before the claim."""
 
 
-class MemoryStore(ClaimingStore, AdministrableStore):
+class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore):
     """Keeps delayed messages in memory; they are lost with the process.
 
     Args:
@@ -179,6 +181,23 @@ class MemoryStore(ClaimingStore, AdministrableStore):
         for wake in self._wakes:
             wake()
         return True
+
+    @override
+    async def replace(self, key: str, make: Making, now: datetime) -> str:
+        ids = KeyedIds(key)
+        newest = max(filter(ids.has, self._known), default="")
+        entry = self._entries.get(newest)
+        if entry is None or entry.token is not None:
+            message = make(ids.after(newest), None)
+            await self.store(message, now)
+            return message.message_id
+        stored = next(each.at for each in self._records if each.message_id == newest)
+        entry.message = make(newest, stored)
+        entry.attempt_at = entry.message.due
+        self._record(RecordKind.RESCHEDULED, entry.message, now, "replaced")
+        for wake in self._wakes:
+            wake()
+        return newest
 
     @override
     async def statistics(self, now: datetime) -> StoreStatistics:

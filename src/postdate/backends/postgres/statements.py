@@ -14,7 +14,7 @@ from postdate.backends.postgres.quarantine import QuarantineStatements
 from postdate.backends.postgres.rows import WAITING, in_calendar, utc
 from postdate.backends.sql.dialect import SqlDialect, Values
 from postdate.messages import Headers
-from postdate.ports import Recording
+from postdate.ports import Recording, RecordKind
 
 _RECORD_INTO = "(at, due, store_id, kind, message_id, destination, detail)"
 
@@ -184,24 +184,30 @@ class Statements:
         self.move, self.move_few = sql(f"{move} {nothing_next}"), sql(f"{move} {next_one}")
 
         # --- one message by its id
-        target = f"""
+        def target(where: str) -> str:
+            return f"""
             target AS (
-                SELECT p.number FROM {record} AS r JOIN {pending} AS p ON p.number = r.number
-                WHERE {scheduled} AND (p.holder IS NULL OR p.holder = ANY(%(others)s::bigint[]))
-                FOR UPDATE OF p SKIP LOCKED)"""
-        self.remove_by_id = sql(f"""
-            WITH {target},
+                SELECT p.number, p.due FROM {record} AS r JOIN {pending} AS p ON p.number = r.number
+                WHERE {scheduled} AND {where} FOR UPDATE OF p SKIP LOCKED)"""
+
+        def removal(where: str, kind: RecordKind) -> bytes:
+            return sql(f"""
+            WITH {target(where)},
             gone AS (
                 DELETE FROM {pending} AS p USING target WHERE p.number = target.number
-                RETURNING p.number, message_id, due, destination),
+                RETURNING p.number, message_id, p.due, destination),
             dropped AS (DELETE FROM {content} AS c USING gone WHERE c.number = gone.number),
-            recorded AS ({noted("gone", "%(kind)s::smallint", "%(detail)s::text")})
+            recorded AS ({noted("gone", f"{kind:d}", "NULL")})
             SELECT number FROM gone""")
+
+        free_or_ours = "(p.holder IS NULL OR p.holder = ANY(%(others)s::bigint[]))"
+        self.remove_by_id = removal(free_or_ours, RecordKind.DELIVERED)
+        self.cancel = removal("p.holder IS NULL", RecordKind.CANCELLED)
         self.count_failure_by_id = sql(f"""
-            WITH {target},
+            WITH {target(free_or_ours)},
             counted AS (
-                UPDATE {pending} AS p SET failures = failures + 1, holder = NULL, attempt_at = due FROM target
-                WHERE p.number = target.number RETURNING p.number, message_id, due, destination),
+                UPDATE {pending} AS p SET failures = failures + 1, holder = NULL, attempt_at = p.due FROM target
+                WHERE p.number = target.number RETURNING p.number, message_id, p.due, destination),
             recorded AS ({noted("counted", "4", "NULL")}{of_retries})
             SELECT number, pg_notify('{names.channel}', 'lost 0 0') FROM counted""")
 
@@ -211,10 +217,7 @@ class Statements:
             return f"""'"{Headers.DELIVER_AT}":"' || {time} || ' Z"'"""
 
         self.reschedule = sql(f"""
-            WITH target AS (
-                SELECT p.number, p.due FROM {record} AS r JOIN {pending} AS p ON p.number = r.number
-                WHERE {scheduled} AND p.holder IS NULL AND (p.expires_at IS NULL OR p.expires_at >= %(due)s)
-                FOR UPDATE OF p SKIP LOCKED),
+            WITH {target("p.holder IS NULL AND (p.expires_at IS NULL OR p.expires_at >= %(due)s)")},
             moved AS (
                 UPDATE {pending} AS p SET due = %(due)s, attempt_at = %(due)s FROM target
                 WHERE p.number = target.number RETURNING p.number, p.message_id, p.due, p.destination),
@@ -222,7 +225,29 @@ class Statements:
                 UPDATE {content} AS c SET headers = replace(c.headers, {said("target.due")}, {said("%(due)s")})
                 FROM target WHERE c.number = target.number AND strpos(c.headers, {said("target.due")}) > 0),
             recorded AS ({noted("moved", "8", "NULL")})
-            SELECT number FROM moved""")
+            {announced("moved")}""")
+        self.alone_with = sql("SELECT pg_advisory_xact_lock(hashtextextended(%(first)s, %(store)s))")
+        self.newest = sql(f"""
+            SELECT r.message_id, {in_calendar("r.at")}, p.number IS NOT NULL AND p.holder IS NULL
+            FROM {record} AS r LEFT JOIN {pending} AS p ON p.number = r.number
+            WHERE r.kind = 1 AND r.store_id = %(store)s AND r.message_id BETWEEN %(first)s AND %(last)s
+                AND char_length(r.message_id) = char_length(%(first)s) AND right(r.message_id, 8) ~ '^[0-9]{{8}}$'
+            ORDER BY r.message_id DESC LIMIT 1""")
+        self.replace = sql(f"""
+            WITH target AS (
+                SELECT p.number FROM {record} AS r JOIN {pending} AS p ON p.number = r.number
+                WHERE r.message_id = %(message_id)s AND r.store_id = %(store)s AND r.kind = 1 AND p.holder IS NULL
+                FOR UPDATE OF p SKIP LOCKED),
+            changed AS (
+                UPDATE {pending} AS p SET due = %(due)s, attempt_at = %(due)s, expires_at = %(expires_at)s::timestamptz,
+                    destination = %(destination)s, failures = 0
+                FROM target WHERE p.number = target.number
+                RETURNING p.number, p.message_id, p.due, p.destination),
+            written AS (
+                UPDATE {content} AS c SET headers = %(headers)s, body = %(body)s
+                FROM changed WHERE c.number = changed.number),
+            recorded AS ({noted("changed", "8", "'replaced'")})
+            {announced("changed")}""")
         self.get = sql(f"""
             SELECT p.number, {WAITING} FROM {record} AS r JOIN {pending} AS p ON p.number = r.number
             JOIN {content} AS c ON c.number = r.number WHERE {scheduled}""")

@@ -18,8 +18,8 @@ from typing_extensions import override
 from postdate.backends.postgres import inserting
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
 from postdate.backends.postgres.bulk import PostgresBulk
+from postdate.backends.postgres.changing import PostgresChanges
 from postdate.backends.postgres.claims import PostgresClaims, by_holder
-from postdate.backends.postgres.enqueue import NOTICE, Values, enqueue, enqueue_blocking
 from postdate.backends.postgres.errors import is_conflict, is_refused
 from postdate.backends.postgres.names import array, check_name, tables_script
 from postdate.backends.postgres.next_due import PostgresNextDue
@@ -53,12 +53,10 @@ from postdate.ports import (
     Moved,
     MoveReport,
     MovingStore,
-    NativeTransaction,
     OldSnapshot,
     Outcome,
     Record,
     Recording,
-    RecordKind,
     Scan,
     ScanPart,
     Scripted,
@@ -79,7 +77,7 @@ _MANY: Final = 5_000
 """Storing more at once may take longer than any other call."""
 
 
-class PostgresStore(SqlQuestions, MovingStore, PostgresBulk, DelegatedQuarantine, Scripted):
+class PostgresStore(SqlQuestions, MovingStore, PostgresBulk, PostgresChanges, DelegatedQuarantine, Scripted):
     """Keeps delayed messages in a table of PostgreSQL. Needs direct connections: a pooler would swallow wake-ups.
 
     Args:
@@ -213,32 +211,18 @@ class PostgresStore(SqlQuestions, MovingStore, PostgresBulk, DelegatedQuarantine
         return report
 
     @override
-    async def enqueue(self, connection: NativeTransaction, messages: Sequence[DelayedMessage], now: datetime) -> None:
-        if self._sql.store_id is None:
-            await self.database.run(self._store_id)
-        await enqueue(connection, self._sql.insert_one, self._entries(messages, now))
-
-    @override
-    def enqueue_blocking(
-        self, connection: NativeTransaction, messages: Sequence[DelayedMessage], now: datetime
-    ) -> None:
-        if self._sql.store_id is None:
-            self.database.run_blocking(self._store_id)
-        enqueue_blocking(connection, self._sql.insert_one, self._entries(messages, now))
-
-    def _entries(self, messages: Sequence[DelayedMessage], now: datetime) -> list[Values]:
-        assert self._sql.store_id is not None
-        store_id = self._sql.store_id
-        return [inserting.values_of(self._row(message), now, store_id, NOTICE) for message in messages]
-
-    @override
     def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
         rows = [self._row(message) for message in messages]
 
         return lambda connection: self._insert_new_or_revive(connection, rows, now)
 
+    @property
+    @override
+    def _largest_message_bytes(self) -> int:
+        return self._capabilities.largest_message_bytes
+
     def _row(self, message: DelayedMessage) -> Row:
-        return row_of(message, self._capabilities.largest_message_bytes)
+        return row_of(message, self._largest_message_bytes)
 
     def _insert(self, connection: Connection, rows: Sequence[Row], now: datetime) -> StoreReport:
         return inserting.insert(connection, self._sql, rows, now, self._store_id(connection))
@@ -267,8 +251,6 @@ class PostgresStore(SqlQuestions, MovingStore, PostgresBulk, DelegatedQuarantine
         values = {
             "id": message_id,
             "now": now,
-            "kind": int(RecordKind.DELIVERED),
-            "detail": None,
             "others": array(self._claims.holders()),
         }
         return await self._change_by_id(self._sql.remove_by_id, values)
@@ -513,17 +495,12 @@ class PostgresStore(SqlQuestions, MovingStore, PostgresBulk, DelegatedQuarantine
 
     @override
     async def cancel(self, message_id: str, now: datetime) -> bool:
-        values = {"id": message_id, "now": now, "kind": int(RecordKind.CANCELLED), "detail": None, "others": array(())}
-        return await self._change_by_id(self._sql.remove_by_id, values)
+        return await self.database.run(lambda c: self._alone(c, self._cancelled(message_id, now)))
 
     @override
     async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
-        values = {"id": message_id, "due": due, "now": now}
-
         def reschedule(connection: Connection) -> bool:
-            row = connection.execute(self._sql.reschedule, {**values, "store": self._store_id(connection)}).fetchone()
-            if row is not None:
-                self._notify(connection, due, now)
+            if self._alone(connection, self._moved(message_id, due, now)):
                 return True
             for message in self._found(connection, self._sql.get, {"id": message_id}):
                 rescheduled(message, due)  # raises if that is why it was not changed

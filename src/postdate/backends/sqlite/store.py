@@ -55,12 +55,14 @@ from postdate.ports import (
     Outcome,
     Recording,
     RecordKind,
+    ReplacingStore,
     StoreCapabilities,
     StoreReport,
     TransactionMode,
     Wake,
     Work,
 )
+from postdate.ports.changing import KeyedIds, Making
 
 _REPLACE_IN_HEADERS: Final = """
     UPDATE content SET headers = replace(headers, ?, ?)
@@ -120,7 +122,7 @@ class _Questions:
     )
 
 
-class SqliteStore(SqlQuestions, FileQuarantine, BulkOnFile, MovingStore):
+class SqliteStore(SqlQuestions, FileQuarantine, BulkOnFile, MovingStore, ReplacingStore):
     """Keeps delayed messages in an SQLite file.
 
     Several processes may use one file at once; one file is one store, shared by all endpoints on it.
@@ -363,6 +365,26 @@ class SqliteStore(SqlQuestions, FileQuarantine, BulkOnFile, MovingStore):
 
         return await self.file.write(change)
 
+    @override
+    async def replace(self, key: str, make: Making, now: datetime) -> str:
+        ids, at = KeyedIds(key), to_microseconds(now)
+
+        def change(tx: Transaction) -> str:
+            newest = tx.execute(_NEWEST, (ids.first, ids.last, ids.first)).fetchone()
+            message_id, stored_at, seq, content = newest or ("", 0, None, None)
+            if seq is None:
+                (row,) = self._rows([make(ids.after(message_id), None)])
+                _insert_new(tx, [row], at)
+                return row[0]
+            ((_, due, destination, expires_at, *written),) = self._rows([make(message_id, time_of(stored_at))])
+            signal_if_first(tx, due)
+            tx.execute(_REPLACE, (due, due, destination, expires_at, seq))
+            tx.execute("UPDATE content SET headers = ?, body = ? WHERE seq = ?", (*written, content))
+            record(tx, RecordKind.RESCHEDULED, (message_id, due, destination), at, "replaced")
+            return message_id
+
+        return await self.file.write(change)
+
     @property
     @override
     def _sessions(self) -> SqliteFile:
@@ -399,6 +421,15 @@ def _delete(tx: Transaction, condition: str, values: Sequence[Any]) -> int:
     return len(found)
 
 
+_NEWEST: Final = """
+    SELECT r.message_id, r.at, d.seq, d.content
+    FROM record AS r LEFT JOIN delayed_message AS d ON d.seq = r.seq AND d.claimant IS NULL
+    WHERE r.kind = 1 AND r.message_id BETWEEN ? AND ? AND length(r.message_id) = length(?)
+        AND substr(r.message_id, -8) NOT GLOB '*[^0-9]*'
+    ORDER BY r.message_id DESC LIMIT 1"""
+_REPLACE: Final = (
+    "UPDATE delayed_message SET due = ?, attempt_at = ?, destination = ?, expires_at = ?, failures = 0 WHERE seq = ?"
+)
 _OF_ID: Final = "WHERE seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)"
 _CLAIM: Final = f"""
     UPDATE delayed_message SET claimant = ?, attempt_at = NULL WHERE seq IN (

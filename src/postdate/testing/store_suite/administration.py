@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from postdate.errors import InvalidMessage
-from postdate.messages import Headers, format_timestamp
-from postdate.ports import AdministrableStore, ClaimingStore, MessageFilter, Outcome, Recording, RecordKind
+from postdate.messages import DelayedMessage, Headers, format_timestamp
+from postdate.ports import (
+    AdministrableStore,
+    ClaimingStore,
+    MessageFilter,
+    Outcome,
+    Recording,
+    RecordKind,
+    ReplacingStore,
+)
+from postdate.ports.changing import Making
 from postdate.testing.conformance import Topic, expect, expect_equal, expect_error
 from postdate.testing.store_suite.subject import (
     MICROSECOND,
@@ -21,6 +32,7 @@ from postdate.testing.store_suite.subject import (
     message,
     operated,
     prepare,
+    replacing,
 )
 
 administration: Topic[StoreSubject] = Topic("administration")
@@ -59,6 +71,43 @@ async def what_is_being_dispatched_is_left_alone(store: ClaimingStore, operator:
     expect(not await operator.cancel("m-1", NOW), "cancelling a claimed message is false")
     expect(not await operator.reschedule("m-1", NOW + SECOND, NOW), "rescheduling a claimed message is false")
     expect_equal(await store.finish([claim], Outcome.DELIVERED, NOW), 1, "finished by the holder")
+
+
+@administration.given(replacing)
+async def one_message_waits_for_a_key(store: ClaimingStore, keyed: ReplacingStore) -> None:
+    """The last one replaces all that the message is, keeps its id, and learns when the first was stored."""
+    told = list[datetime | None]()
+
+    def make(number: int) -> Making:
+        def made(message_id: str, stored_at: datetime | None) -> DelayedMessage:
+            told.append(stored_at)
+            due = NOW + number * SECOND
+            return message(message_id, due, destination=f"q-{number}", headers={"n": str(number)}, body=b"%d" % number)
+
+        return made
+
+    found = [await keyed.replace(key, make(n), NOW + n * SECOND) for n, key in enumerate(("k", "k~", "k", "k", "K"))]
+    expect_equal(found, ["k~00000001", "k~~00000001", "k~00000001", "k~00000001", "K~00000001"], "ids")
+    expect_equal(told, [None, None, NOW, NOW, None], "when the first was stored")
+    claims = await store.claim_due(NOW + 60 * SECOND, 10)
+    expect_equal([each.message.body for each in claims], [b"1", b"3", b"4"], "what waits")
+    (last,) = [each.message for each in claims if each.message.message_id == "k~00000001"]
+    expect_equal((last.due, last.destination, last.headers), (NOW + 3 * SECOND, "q-3", {"n": "3"}), "the last one")
+    await store.finish(claims, Outcome.DELIVERED, NOW)
+    expect_equal(await keyed.replace("k", make(5), NOW), "k~00000002", "id after the delivery")
+    expect_equal(told[-1], None, "the first after the delivery")
+    await expect_history(store, "k~00000001", "SCHEDULED", "RESCHEDULED", "RESCHEDULED", "DELIVERED")
+
+
+@administration.given(replacing)
+async def what_is_being_delivered_is_not_replaced(store: ClaimingStore, keyed: ReplacingStore) -> None:
+    """The new message waits beside it; the claim is in force, and what is claimed is as it was."""
+    first = await keyed.replace("k", lambda id_, _: message(id_, body=b"1"), NOW)
+    claim = await claim_one(store, NOW + SECOND)
+    second = await keyed.replace("k", lambda id_, _: message(id_, NOW + SECOND, body=b"2"), NOW)
+    expect(second != first, "another id")
+    expect_equal(await store.finish([claim], Outcome.DELIVERED, NOW), 1, "finished by the holder")
+    expect_equal((await claim_one(store, NOW + 2 * SECOND)).message.body, b"2", "what waits")
 
 
 @administration.given(operated)

@@ -16,6 +16,7 @@ from postdate.ports import (
     DelayedMessageStore,
     MovingStore,
     Recording,
+    ReplacingStore,
     ScannableStore,
     TransactionMode,
     Transport,
@@ -123,6 +124,13 @@ async def operated(subject: StoreSubject) -> AsyncGenerator[tuple[ClaimingStore,
     """Open a store whose pending messages an operator can see and change."""
     async with claiming(subject) as store:
         yield (store, store) if isinstance(store, AdministrableStore) else None
+
+
+@asynccontextmanager
+async def replacing(subject: StoreSubject) -> AsyncGenerator[tuple[ClaimingStore, ReplacingStore] | None]:
+    """Open a store that keeps one waiting message for a key."""
+    async with claiming(subject) as store:
+        yield (store, store) if isinstance(store, ReplacingStore) else None
 
 
 @asynccontextmanager

@@ -1,8 +1,8 @@
-"""Storing in a transaction that the application has open on a connection of its own.
+"""Changes in a transaction that the application has open on a connection of its own.
 
-One statement a message, the same for every driver, in the driver's own style of parameters. Drivers are recognised by
+They are the same statements for every driver, in the driver's own style of parameters. Drivers are recognised by
 the names of their classes and not imported: the application has done that. Errors of the driver are not translated,
-because the transaction, and the decision to repeat it, are the application's. Source: design.md section 3.2.
+because the transaction, and the decision to repeat it, are the application's. Source: ADR 31.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 from psycopg.rows import tuple_row
 
 from postdate.backends.postgres.inserting import PARAMETERS
 from postdate.backends.postgres.names import sql
-from postdate.errors import ConfigurationError, DuplicateMessage
+from postdate.errors import ConfigurationError
+from postdate.ports.changing import Steps
 from postdate.runtime.threads import in_thread
 
 if TYPE_CHECKING:
@@ -29,53 +30,73 @@ NOTICE: Final = timedelta(hours=1)
 """Messages due within this are announced: longer than an application keeps a transaction open, so that one that falls
 due before the commit is delivered at the commit."""
 
+_TYPES: Final[Mapping[str, str]] = {
+    **PARAMETERS,
+    **dict.fromkeys(("id", "first", "last"), "text"),
+    **dict.fromkeys(("due_from", "due_to"), "timestamptz"),
+    "limit": "integer",
+}
+"""Of the parameters of all steps."""
+
 _TOKEN: Final = re.compile(r"%%|%\((\w+)\)s|[^%]+")
 
+T = TypeVar("T")
 Values = Mapping[str, Any]
+Rows = Sequence[Sequence[Any]]
 
 
-async def enqueue(connection: object, statement: bytes, messages: Sequence[Values]) -> None:
-    """Store messages in the transaction that ``connection`` is in, or begins with its first statement.
+async def join(connection: object, steps: Steps[T]) -> T:
+    """Do ``steps`` in the transaction that ``connection`` is in, or begins with its first statement.
 
-    Raises:
-        ConfigurationError: the driver is unknown here, or the connection is in no transaction.
-        DuplicateMessage: some ids were known; all other messages are stored, and the transaction can go on.
+    Raises `ConfigurationError` if the driver is unknown here, or the connection is in no transaction.
     """
     driver = _driver_of(connection)
     if driver.run_blocking is not None:
-        await in_thread(enqueue_blocking, connection, statement, messages)
-        return
+        return await in_thread(join_blocking, connection, steps)
     assert driver.run is not None
-    connection = await driver.prepare(connection)
-    _raise_for_doubles(
-        [values["message_id"] for values in messages if not await driver.run(connection, statement, values)]
-    )
+    connection, found = await driver.prepare(connection), None
+    try:
+        while True:
+            found = await driver.run(connection, *steps.send(found))
+    except StopIteration as ended:
+        return ended.value
 
 
-def enqueue_blocking(connection: object, statement: bytes, messages: Sequence[Values]) -> None:
-    """:func:`enqueue` for a connection that blocks."""
+def join_blocking(connection: object, steps: Steps[T]) -> T:
+    """:func:`join` for a connection that blocks."""
     driver = _driver_of(connection)
     if driver.run_blocking is None or driver.prepare_blocking is None:
-        raise ConfigurationError(f"a connection of {_name(type(connection))} must be awaited: use `await enqueue(…)`")
-    connection, run = driver.prepare_blocking(connection), driver.run_blocking
-    _raise_for_doubles([values["message_id"] for values in messages if not run(connection, statement, values)])
+        raise ConfigurationError(
+            f"a connection of {_name(type(connection))} must be awaited: use the call with `await`"
+        )
+    return on(partial(driver.run_blocking, driver.prepare_blocking(connection)), steps)
 
 
-def _raise_for_doubles(ids: Sequence[str]) -> None:
-    if ids:
-        raise DuplicateMessage.of(*ids)
+def on(run: Callable[[bytes, Values], Rows], steps: Steps[T]) -> T:
+    """Do ``steps`` by a function that runs one statement."""
+    found = None
+    try:
+        while True:
+            found = run(*steps.send(found))
+    except StopIteration as ended:
+        return ended.value
 
 
 def _rendered(statement: bytes, parameter: Callable[[str], str], text: Callable[[str], str]) -> str:
-    """Return a statement in the style of a driver, each parameter cast to its type in :data:`PARAMETERS`.
+    """Return a statement in the style of a driver, each parameter cast to its type in :data:`_TYPES`.
 
     ``statement`` is in psycopg's style: ``%(name)s``, a percent sign doubled. ``parameter`` renders a name, ``text``
     the SQL between, percent signs still doubled.
     """
     return "".join(
-        text(token[0]) if token[1] is None else f"CAST({parameter(token[1])} AS {PARAMETERS[token[1]]})"
+        text(token[0]) if token[1] is None else f"CAST({parameter(token[1])} AS {_TYPES[token[1]]})"
         for token in _TOKEN.finditer(statement.decode())
     )
+
+
+def _names(statement: bytes) -> Sequence[str]:
+    """Return the names of the parameters of a statement, each once."""
+    return list(dict.fromkeys(token[1] for token in _TOKEN.finditer(statement.decode()) if token[1] is not None))
 
 
 def _unescaped(text: str) -> str:
@@ -89,25 +110,30 @@ def _unescaped(text: str) -> str:
 class _Driver:
     """How statements run on one kind of connection.
 
-    ``prepare`` returns the object to run them on, and refuses a connection in autocommit mode; ``run`` returns whether
-    the message was new. A driver blocks or is awaited: it has one pair of the two.
+    ``prepare`` returns the object to run them on, and refuses a connection in autocommit mode; ``run`` returns the rows
+    of a statement. A driver blocks or is awaited: it has one pair of the two.
     """
 
     prepare_blocking: Callable[[Any], Any] | None = None
-    run_blocking: Callable[[Any, bytes, Values], bool] | None = None
+    run_blocking: Callable[[Any, bytes, Values], Rows] | None = None
     prepare: Callable[[Any], Any] = lambda connection: connection
     run: Callable[[Any, bytes, Values], Any] | None = None
 
 
 def _driver_of(connection: object) -> _Driver:
-    for each in type(connection).__mro__:
-        if (driver := _DRIVERS.get((each.__module__.partition(".")[0], each.__name__))) is not None:
+    kinds: tuple[type[object], ...] = type(connection).__mro__
+    for each in kinds:
+        if (driver := _DRIVERS.get(_kind(each))) is not None:
             return driver
     known = ", ".join(f"{package}.{name}" for package, name in _DRIVERS)
     raise ConfigurationError(
-        f"{_name(type(connection))} is no connection with a transaction that messages can be stored in; these are: "
+        f"{_name(type(connection))} is no connection with a transaction that messages can be part of; these are: "
         f"{known}"
     )
+
+
+def _kind(kind: type[object]) -> tuple[str, str]:
+    return kind.__module__.partition(".")[0], kind.__name__
 
 
 def _name(kind: type[object]) -> str:
@@ -116,8 +142,8 @@ def _name(kind: type[object]) -> str:
 
 def _outside() -> ConfigurationError:
     return ConfigurationError(
-        "the connection is in no transaction: it commits every statement by itself, and the message would stay "
-        "whatever becomes of your own work; begin a transaction first, or send without transaction="
+        "the connection is in no transaction: it commits every statement by itself, and the change would stay "
+        "whatever becomes of your own work; begin a transaction first, or go on without transaction="
     )
 
 
@@ -134,16 +160,16 @@ async def _psycopg_ready_async(connection: Any) -> Any:
     return _psycopg_ready(connection)
 
 
-def _psycopg_run(connection: Any, statement: bytes, values: Values) -> bool:
+def _psycopg_run(connection: Any, statement: bytes, values: Values) -> Rows:
     # A plain cursor: the application's factory may give one with other parameters or rows.
     with psycopg.Cursor[Any](connection, row_factory=tuple_row) as cursor:
-        return cursor.execute(sql(_with_names(statement)), values).fetchone() is not None
+        return cursor.execute(sql(_with_names(statement)), values).fetchall()
 
 
-async def _psycopg_run_async(connection: Any, statement: bytes, values: Values) -> bool:
+async def _psycopg_run_async(connection: Any, statement: bytes, values: Values) -> Rows:
     async with psycopg.AsyncCursor[Any](connection, row_factory=tuple_row) as cursor:
         await cursor.execute(sql(_with_names(statement)), values)
-        return await cursor.fetchone() is not None
+        return await cursor.fetchall()
 
 
 @cache
@@ -160,14 +186,14 @@ async def _asyncpg_ready(connection: Any) -> Any:
     return connection
 
 
-async def _asyncpg_run(connection: Any, statement: bytes, values: Values) -> bool:
+async def _asyncpg_run(connection: Any, statement: bytes, values: Values) -> Rows:
     text, names = _with_numbers(statement)
-    return bool(await connection.fetch(text, *(values[name] for name in names)))
+    return await connection.fetch(text, *(values[name] for name in names))
 
 
 @cache
 def _with_numbers(statement: bytes) -> tuple[str, Sequence[str]]:
-    names = list(PARAMETERS)
+    names = _names(statement)
     return _rendered(statement, lambda name: f"${names.index(name) + 1}", _unescaped), names
 
 
@@ -194,27 +220,42 @@ async def _session_ready_async(session: Any) -> Any:
     return await _sqlalchemy_ready_async(await session.connection())
 
 
-def _sqlalchemy_run(connection: Any, statement: bytes, values: Values) -> bool:
-    return connection.execute(_with_colons(statement), dict(values)).first() is not None
+def _sqlalchemy_run(connection: Any, statement: bytes, values: Values) -> Rows:
+    return connection.execute(_with_colons(statement), dict(values)).all()
 
 
-async def _sqlalchemy_run_async(connection: Any, statement: bytes, values: Values) -> bool:
-    return (await connection.execute(_with_colons(statement), dict(values))).first() is not None
+async def _sqlalchemy_run_async(connection: Any, statement: bytes, values: Values) -> Rows:
+    return (await connection.execute(_with_colons(statement), dict(values))).all()
 
 
 @cache
 def _with_colons(statement: bytes) -> TextClause:
-    from sqlalchemy import TIMESTAMP, LargeBinary, SmallInteger, Text, bindparam, text
+    from sqlalchemy import TIMESTAMP, Integer, LargeBinary, SmallInteger, Text, bindparam, text
 
     kinds = {
         "text": Text(),
         "timestamptz": TIMESTAMP(timezone=True),
         "bytea": LargeBinary(),
         "smallint": SmallInteger(),
+        "integer": Integer(),
     }
     # SQLAlchemy would take colons in names of tables for parameters.
     rendered = _rendered(statement, ":{}".format, lambda part: _unescaped(part).replace(":", "\\:"))
-    return text(rendered).bindparams(*(bindparam(name, type_=kinds[kind]) for name, kind in PARAMETERS.items()))
+    return text(rendered).bindparams(*(bindparam(name, type_=kinds[_TYPES[name]]) for name in _names(statement)))
+
+
+# --- Django ------------------------------------------------------------------------------------------------------
+
+
+def _django_ready(proxy: Any) -> Any:
+    """Return the connection of psycopg beneath that of Django, which is in autocommit mode outside ``atomic``."""
+    proxy.ensure_connection()
+    if not issubclass(type(proxy.connection), psycopg.Connection):
+        raise ConfigurationError(
+            f"Django's connection {proxy.alias!r} is to {proxy.vendor}: messages can be part of a transaction of "
+            f"PostgreSQL, through psycopg 3"
+        )
+    return _psycopg_ready(proxy.connection)
 
 
 _DRIVERS: Final[Mapping[tuple[str, str], _Driver]] = {
@@ -222,6 +263,8 @@ _DRIVERS: Final[Mapping[tuple[str, str], _Driver]] = {
     ("psycopg", "AsyncConnection"): _Driver(prepare=_psycopg_ready_async, run=_psycopg_run_async),
     ("asyncpg", "Connection"): _Driver(prepare=_asyncpg_ready, run=_asyncpg_run),
     ("asyncpg", "PoolConnectionProxy"): _Driver(prepare=_asyncpg_ready, run=_asyncpg_run),
+    ("django", "ConnectionProxy"): _Driver(_django_ready, _psycopg_run),
+    ("django", "DatabaseWrapper"): _Driver(_django_ready, _psycopg_run),
     ("sqlalchemy", "Connection"): _Driver(_sqlalchemy_ready, _sqlalchemy_run),
     ("sqlalchemy", "Session"): _Driver(_session_ready, _sqlalchemy_run),
     ("sqlalchemy", "scoped_session"): _Driver(_session_ready, _sqlalchemy_run),

@@ -1,0 +1,152 @@
+"""Changes of waiting messages as steps, for our own connections and those of an application. Source: ADR 31."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, TypeVar
+
+from typing_extensions import override
+
+from postdate.backends.postgres import inserting
+from postdate.backends.postgres.access import Access, Connection
+from postdate.backends.postgres.joining import NOTICE, join, join_blocking, on
+from postdate.backends.postgres.rows import message_of, row_of
+from postdate.backends.postgres.statements import Statements
+from postdate.errors import DuplicateMessage, MessageError
+from postdate.messages import DelayedMessage, rescheduled
+from postdate.ports import (
+    Answer,
+    JoiningStore,
+    MessageFilter,
+    NativeTransaction,
+    RecordKind,
+    ReplacingStore,
+    Steps,
+    answer_of,
+)
+from postdate.ports.changing import KeyedIds, Making
+
+T = TypeVar("T")
+
+
+class PostgresChanges(JoiningStore, ReplacingStore, ABC):
+    """The changes of one store. Their statements name it by its number, which is asked for before the first."""
+
+    database: Access
+
+    @property
+    @abstractmethod
+    def _sql(self) -> Statements: ...
+
+    @property
+    @abstractmethod
+    def _largest_message_bytes(self) -> int: ...
+
+    @abstractmethod
+    def _store_id(self, connection: Connection) -> int: ...
+
+    @override
+    async def join(self, connection: NativeTransaction, steps: Steps[T]) -> T:
+        if self._sql.store_id is None:
+            await self.database.run(self._store_id)
+        return await join(connection, steps)
+
+    @override
+    def join_blocking(self, connection: NativeTransaction, steps: Steps[T]) -> T:
+        if self._sql.store_id is None:
+            self.database.run_blocking(self._store_id)
+        return join_blocking(connection, steps)
+
+    def _alone(self, connection: Connection, steps: Steps[T]) -> T:
+        """Do ``steps`` on a connection of our own."""
+        self._store_id(connection)
+        return on(lambda statement, values: connection.execute(statement, values).fetchall(), steps)
+
+    def _values(self, **more: Any) -> Mapping[str, Any]:
+        return {"store": self._sql.store_id, **more}
+
+    @override
+    def storing_steps(self, messages: Sequence[DelayedMessage], now: datetime) -> Steps[None]:
+        rows, store_id = [row_of(each, self._largest_message_bytes) for each in messages], self._sql.store_id
+        assert store_id is not None
+        there = list[str]()
+        for row in rows:
+            if not (yield self._sql.insert_one, inserting.values_of(row, now, store_id, NOTICE)):
+                there.append(row[0])
+        if there:
+            raise DuplicateMessage.of(*there)
+
+    @override
+    def cancelling_steps(self, message_id: str, now: datetime) -> Steps[Answer]:
+        if (yield from self._cancelled(message_id, now)):
+            return Answer.DONE
+        return (yield from self._standing(message_id))[0]
+
+    def _cancelled(self, message_id: str, now: datetime) -> Steps[bool]:
+        return bool((yield self._sql.cancel, self._values(id=message_id, now=now)))
+
+    @override
+    def rescheduling_steps(self, message_id: str, due: datetime, now: datetime) -> Steps[Answer]:
+        if (yield from self._moved(message_id, due, now)):
+            return Answer.DONE
+        answer, message = yield from self._standing(message_id)
+        if message is not None:
+            rescheduled(message, due)  # raises if that is why it was not changed
+        return answer
+
+    def _moved(self, message_id: str, due: datetime, now: datetime) -> Steps[bool]:
+        store_id = self._sql.store_id
+        assert store_id is not None
+        said = inserting.notice(store_id, due, now, NOTICE)
+        return bool((yield self._sql.reschedule, self._values(id=message_id, due=due, now=now, notice=said)))
+
+    @override
+    async def replace(self, key: str, make: Making, now: datetime) -> str:
+        return await self.database.transaction(lambda c: self._alone(c, self.replacing_steps(key, make, now)))
+
+    @override
+    def replacing_steps(self, key: str, make: Making, now: datetime) -> Steps[str]:
+        """Those who replace under one key wait for each other. Others that hold the message are not waited for."""
+        ids, store_id = KeyedIds(key), self._sql.store_id
+        assert store_id is not None
+        yield self._sql.alone_with, self._values(first=ids.first)
+        found = yield self._sql.newest, self._values(first=ids.first, last=ids.last)
+        newest, at, waits = found[0] if found else ("", None, False)
+        if waits:
+            row = row_of(make(newest, at), self._largest_message_bytes)
+            if (yield self._sql.replace, inserting.values_of(row, now, store_id, NOTICE)):
+                return row[0]
+        row = row_of(make(ids.after(newest), None), self._largest_message_bytes)
+        if not (yield self._sql.insert_one, inserting.values_of(row, now, store_id, NOTICE)):
+            raise DuplicateMessage.of(row[0])
+        return row[0]
+
+    @override
+    def getting_steps(self, message_id: str) -> Steps[DelayedMessage | None]:
+        return next(iter(_readable((yield self._sql.get, self._values(id=message_id)))), None)
+
+    @override
+    def listing_steps(self, where: MessageFilter, limit: int) -> Steps[list[DelayedMessage]]:
+        of = {"destination": where.destination, "due_from": where.due_from, "due_to": where.due_to, "limit": limit}
+        return _readable((yield self._sql.list_pending, self._values(**of)))
+
+    def _standing(self, message_id: str) -> Steps[tuple[Answer, DelayedMessage | None]]:
+        """Return why a message was not changed, and the message if it waits nevertheless."""
+        message = yield from self.getting_steps(message_id)
+        if message is not None:
+            return Answer.BEING_DELIVERED, message
+        records = yield self._sql.history, self._values(id=message_id)
+        last = (RecordKind(records[-1][0]), records[-1][5] or "") if records else None
+        return answer_of(last), None
+
+
+def _readable(rows: Sequence[Sequence[Any]] | None) -> list[DelayedMessage]:
+    """Return the messages of rows that the driver of an application has read, but for those that are damaged."""
+    found = list[DelayedMessage]()
+    for _, id_, due, destination, expires_at, failures, headers, body in rows or ():
+        with suppress(MessageError):
+            found.append(message_of(id_, due, destination, expires_at, failures, headers, bytes(body)))
+    return found

@@ -1,0 +1,1 @@
+"""The application's own way to delayed messages: :func:`postdate.connect`. Source: ADR 31."""

@@ -1,0 +1,508 @@
+"""A client of a store of delayed messages: what an application does with messages that wait, and nothing else.
+
+It runs no handlers and delivers nothing: a service does, ``postdate run`` or an endpoint. Each method is there twice,
+for ``await`` and for code that blocks; both make the same call (:class:`_Call`) and do it in the open store, or in a
+transaction of the application. Source: ADR 31.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
+
+from postdate.client.background import Background, InUse, log
+from postdate.clock import later
+from postdate.config import Settings, load_settings
+from postdate.core.changing import (
+    Pending,
+    administrable,
+    cancel,
+    change_all,
+    change_steps,
+    first_of,
+    first_steps,
+    reschedule,
+)
+from postdate.endpoint.message_types import MessageTypes
+from postdate.endpoint.outgoing import SendOptions, kept, outgoing_message, sender_headers
+from postdate.errors import DelayConflict, DuplicateMessage, InvalidMessage, NotSupported
+from postdate.messages import MESSAGE_ID_LIMIT, DelayedMessage, check_text
+from postdate.ports import Answer, JoiningStore, NativeTransaction, ReplacingStore, Steps
+from postdate.ports.changing import KeyedIds, no_transaction_of_yours
+from postdate.runtime.threads import in_thread
+from postdate.wiring import opened, store_observer
+
+if TYPE_CHECKING:
+    from postdate.operations import Explanation
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Call(Generic[T]):
+    """What a method does: ``alone``, or as the ``joined`` steps in a transaction of the application."""
+
+    alone: Callable[[InUse], Awaitable[T]]
+    joined: Callable[[JoiningStore, datetime], Steps[T]]
+
+
+class _Calls:
+    """The calls of a client, and what both of its kinds have."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._types = MessageTypes()
+        self._sender = sender_headers(endpoint, None)
+        self._looked: int | None = None
+        """The process in which it was looked whether somebody delivers."""
+
+    async def joining(self, opened: InUse) -> tuple[JoiningStore, datetime]:
+        """Return the store, if it can be part of a transaction of the application, and the time."""
+        if not isinstance(opened.store, JoiningStore):
+            raise no_transaction_of_yours(opened.store)
+        return opened.store, opened.clock.now()
+
+    async def warn(self, opened: InUse) -> None:
+        """Warn, once in each process, where no other delivers what is stored, as far as the store can tell."""
+        if self._looked == os.getpid():
+            return
+        self._looked = os.getpid()
+        view = store_observer(opened.store)
+        if view is not None and not any(each.alive and each.delivers for each in await view.processes()):
+            log.warning(
+                "no other process delivers what is sent: unless an endpoint in this one does, start a service with the "
+                "same settings: postdate run"
+            )
+
+    def send(self, messages: Sequence[tuple[object, SendOptions]]) -> _Call[list[str]]:
+        def made(now: datetime) -> list[DelayedMessage]:
+            return [self._made(message, options, now) for message, options in messages]
+
+        async def alone(opened: InUse) -> list[str]:
+            found, now = made(opened.clock.now()), opened.clock.now()
+            if len(found) == 1:
+                await opened.store.store(found[0], now)
+            elif there := (await opened.store.store_many(found, now)).already_there:
+                raise DuplicateMessage.of(*there)
+            await self.warn(opened)
+            return [each.message_id for each in found]
+
+        def joined(store: JoiningStore, now: datetime) -> Steps[list[str]]:
+            found = made(now)
+            yield from store.storing_steps(found, now)
+            return [each.message_id for each in found]
+
+        return _Call(alone, joined)
+
+    def _made(self, message: object, options: SendOptions, now: datetime) -> DelayedMessage:
+        if options.destination is None:
+            raise InvalidMessage("a message needs the queue it is meant for: destination='queue'")
+        content, body = ({}, message) if isinstance(message, bytes) else self._types.encode(message)
+        return kept(outgoing_message(self._sender, content, body, options.destination, options, now), now)
+
+    def cancel(self, message_id: str) -> _Call[Answer]:
+        async def alone(opened: InUse) -> Answer:
+            return await cancel(administrable(opened.store), message_id, opened.clock.now())
+
+        return _Call(alone, lambda store, now: store.cancelling_steps(message_id, now))
+
+    def reschedule(self, message_id: str, delay: timedelta | None, deliver_at: datetime | None) -> _Call[Answer]:
+        if (delay is None) == (deliver_at is None):
+            raise DelayConflict("say when it is to be delivered: delay=timedelta(…), or deliver_at=datetime(…)")
+        options = SendOptions(delay=delay, deliver_at=deliver_at)
+
+        def due(now: datetime) -> datetime:
+            return options.due(now) or now
+
+        async def alone(opened: InUse) -> Answer:
+            now = opened.clock.now()
+            return await reschedule(administrable(opened.store), message_id, due(now), now)
+
+        return _Call(alone, lambda store, now: store.rescheduling_steps(message_id, due(now), now))
+
+    def replace(self, message: object, key: str, longest_wait: timedelta | None, options: SendOptions) -> _Call[str]:
+        check_text(key, "key", MESSAGE_ID_LIMIT - len(KeyedIds("").first))
+
+        def made(message_id: str, stored_at: datetime | None, now: datetime) -> DelayedMessage:
+            due = options.due(now) or now
+            if longest_wait is not None:
+                due = min(due, later(now if stored_at is None else stored_at, longest_wait))
+            return self._made(message, replace(options, delay=None, deliver_at=due, message_id=message_id), now)
+
+        async def alone(opened: InUse) -> str:
+            if not isinstance(opened.store, ReplacingStore):
+                raise NotSupported(
+                    f"{type(opened.store).__name__} does not replace what waits under a key: cancel that by its id, "
+                    f"and send anew"
+                )
+            now = opened.clock.now()
+            id_ = await opened.store.replace(key, lambda id_, stored_at: made(id_, stored_at, now), now)
+            await self.warn(opened)
+            return id_
+
+        def joined(store: JoiningStore, now: datetime) -> Steps[str]:
+            return store.replacing_steps(key, lambda id_, stored_at: made(id_, stored_at, now), now)
+
+        return _Call(alone, joined)
+
+    def get(self, message_id: str) -> _Call[DelayedMessage | None]:
+        async def alone(opened: InUse) -> DelayedMessage | None:
+            return await administrable(opened.store).get(message_id)
+
+        return _Call(alone, lambda store, _: store.getting_steps(message_id))
+
+    def list(self, where: Pending, limit: int | None) -> _Call[list[DelayedMessage]]:
+        async def alone(opened: InUse) -> list[DelayedMessage]:
+            return await first_of(administrable(opened.store), where, limit)
+
+        return _Call(alone, lambda store, _: first_steps(store, where, limit))
+
+    def change(
+        self, where: Pending, change: Callable[[DelayedMessage], _Call[Answer]], *, dry_run: bool
+    ) -> _Call[Counter[Answer]]:
+        """Change all that match; or count them."""
+        where.check_says_something()
+        listed = self.list(where, None)
+
+        async def alone(opened: InUse) -> Counter[Answer]:
+            found = await listed.alone(opened)
+            if dry_run:
+                return Counter({Answer.DONE: len(found)})
+            return await change_all(found, lambda each: change(each).alone(opened))
+
+        def joined(store: JoiningStore, now: datetime) -> Steps[Counter[Answer]]:
+            found = yield from listed.joined(store, now)
+            if dry_run:
+                return Counter({Answer.DONE: len(found)})
+            return (yield from change_steps(found, lambda each: change(each).joined(store, now)))
+
+        return _Call(alone, joined)
+
+    def cancel_where(self, where: Pending, *, dry_run: bool) -> _Call[Counter[Answer]]:
+        return self.change(where, lambda each: self.cancel(each.message_id), dry_run=dry_run)
+
+    def reschedule_where(
+        self,
+        where: Pending,
+        delay: timedelta | None,
+        deliver_at: datetime | None,
+        later_by: timedelta | None,
+        *,
+        dry_run: bool,
+    ) -> _Call[Counter[Answer]]:
+        if (delay, deliver_at, later_by).count(None) != 2:
+            raise DelayConflict("say when they are to be delivered: delay=…, deliver_at=…, or later_by=timedelta(…)")
+
+        def change(message: DelayedMessage) -> _Call[Answer]:
+            at = deliver_at if later_by is None else later(message.due, later_by)
+            return self.reschedule(message.message_id, delay, at)
+
+        return self.change(where, change, dry_run=dry_run)
+
+    async def explain(self, settings: Settings, message_id: str) -> Explanation:
+        from postdate import operations
+
+        async with opened(settings) as deployment:
+            return await operations.explain(deployment, message_id, await operations.present(deployment))
+
+
+def connect(
+    url: str | None = None,
+    *,
+    endpoint: str | None = None,
+    transport: str | None = None,
+    schema: str | None = None,
+    create: bool = True,
+) -> Client:
+    """Return a client of the store at ``url``. It opens the store at first use, in each process anew.
+
+    What is not said here is taken from the file and the environment, as by the command line.
+
+    Args:
+        url: such as ``postgresql://user@host/database`` or ``sqlite:///shop.db``. ``None``: ``store.address``.
+        endpoint: whose messages: the name of the service or endpoint that delivers. ``None``: ``endpoint.name``, which
+            is ``postdate``.
+        transport: where the queues are; only :meth:`Client.explain` looks there. ``None``: in the store's database, or
+            ``transport.address``.
+        schema: of the tables. ``None``: ``store.schema``.
+        create: create what is missing of the store's tables.
+
+    Raises:
+        ConfigurationError: a setting that cannot be; whether the server is there, the first use tells.
+    """
+    options = {
+        "store.address": url,
+        "transport.address": transport,
+        "endpoint.name": endpoint,
+        "store.schema": schema,
+    }
+    return Client(load_settings(None, os.environ, options), create=create)
+
+
+class Client:
+    """Messages that wait in one store: sent, cancelled, rescheduled, looked at. Made by :func:`postdate.connect`.
+
+    One object may be used from any thread and any event loop, and before and after a fork. It delivers nothing by
+    itself, and warns once where nobody does. An application's own transaction is handed over as ``transaction``: a
+    connection, or a session, on the store's database; what is done in it is done with its commit, and never was with
+    its roll-back. Every method raises `StoreUnavailable` and `StoreUnreachable`, and `ConfigurationError` for a
+    ``transaction`` of which the store cannot be a part.
+    """
+
+    def __init__(self, settings: Settings, *, create: bool) -> None:
+        self._settings, self._background = settings, Background(settings, create=create)
+        self._calls = _Calls(settings.endpoint.name)
+
+    @property
+    def blocking(self) -> BlockingClient:
+        """The same for code without an event loop."""
+        return BlockingClient(self._settings, self._background, self._calls)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the store; the next use opens it again. At the end of the process that is done by itself."""
+        await in_thread(self._background.close)
+
+    async def _do(self, call: _Call[T], transaction: NativeTransaction | None) -> T:
+        if transaction is None:
+            return await self._background.run(call.alone)
+        store, now = await self._background.run(self._calls.joining)
+        return await store.join(transaction, call.joined(store, now))
+
+    async def send(  # noqa: PLR0913 - all that can be said of one send, each by its name
+        self,
+        message: object,
+        *,
+        destination: str,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        expires_at: datetime | None = None,
+        time_to_be_received: timedelta | None = None,
+        headers: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+        transaction: NativeTransaction | None = None,
+    ) -> str:
+        """Send a message, and return its id; see :meth:`postdate.Endpoint.send`.
+
+        Without ``delay`` and ``deliver_at`` it is due at once. All go by way of the store, and by the service.
+
+        Raises:
+            DelayConflict, InvalidMessage, InvalidHeaders, InvalidTimestamp, MessageTooLarge: nothing was sent.
+            DuplicateMessage: ``message_id`` was used before; the first message is unchanged.
+        """
+        options = SendOptions(
+            destination, delay, deliver_at, expires_at, time_to_be_received, None, headers, message_id
+        )
+        return (await self._do(self._calls.send([(message, options)]), transaction))[0]
+
+    async def send_many(
+        self, messages: Iterable[tuple[object, SendOptions]], *, transaction: NativeTransaction | None = None
+    ) -> list[str]:
+        """Send messages, each with its :class:`postdate.SendOptions`; return their ids. One transaction for all.
+
+        Raises:
+            DuplicateMessage: some ids were used before; all other messages were sent.
+        """
+        return await self._do(self._calls.send(list(messages)), transaction)
+
+    async def cancel(self, message_id: str, *, transaction: NativeTransaction | None = None) -> Answer:
+        """Remove a waiting message for good."""
+        return await self._do(self._calls.cancel(message_id), transaction)
+
+    async def reschedule(
+        self,
+        message_id: str,
+        *,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        transaction: NativeTransaction | None = None,
+    ) -> Answer:
+        """Give a waiting message another due time. Raises `InvalidMessage` if it expires before that."""
+        return await self._do(self._calls.reschedule(message_id, delay, deliver_at), transaction)
+
+    async def replace(  # noqa: PLR0913 - all that can be said of one send, each by its name
+        self,
+        message: object,
+        *,
+        key: str,
+        destination: str,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        longest_wait: timedelta | None = None,
+        expires_at: datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+        transaction: NativeTransaction | None = None,
+    ) -> str:
+        """Send a message in place of the one that waits under ``key``, if one does: the last one wins. Return its id.
+
+        For what is wanted once, some time after the last of several events. A message that is being delivered, has
+        left, or is being changed in somebody else's transaction stays as it is, and this one waits beside it.
+
+        What is not said here is as in :meth:`send`. ``key`` is of your own; the ids are made of it, ``{key}~00000001``
+        and so on. With ``longest_wait`` it is due no later than this after the first that was sent since the last
+        delivery.
+
+        Raises:
+            NotSupported: the store cannot; SQLite, PostgreSQL and memory can.
+        """
+        options = SendOptions(destination, delay, deliver_at, expires_at, None, None, headers)
+        return await self._do(self._calls.replace(message, key, longest_wait, options), transaction)
+
+    async def get(self, message_id: str, *, transaction: NativeTransaction | None = None) -> DelayedMessage | None:
+        """Return a waiting message, or ``None``."""
+        return await self._do(self._calls.get(message_id), transaction)
+
+    async def list(
+        self, where: Pending | None = None, *, limit: int = 100, transaction: NativeTransaction | None = None
+    ) -> list[DelayedMessage]:
+        """Return waiting messages that match, the first due first. Of headers and bodies the client reads all."""
+        return await self._do(self._calls.list(where or Pending(), limit), transaction)
+
+    async def cancel_where(
+        self, where: Pending, *, dry_run: bool = False, transaction: NativeTransaction | None = None
+    ) -> Counter[Answer]:
+        """Cancel all that match; return how many there were of each answer. ``dry_run``: only count them.
+
+        What begins to match meanwhile may be left out. Raises `InvalidMessage` for a ``where`` without a condition.
+        """
+        return await self._do(self._calls.cancel_where(where, dry_run=dry_run), transaction)
+
+    async def reschedule_where(
+        self,
+        where: Pending,
+        *,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        later_by: timedelta | None = None,
+        dry_run: bool = False,
+        transaction: NativeTransaction | None = None,
+    ) -> Counter[Answer]:
+        """Give all that match another due time, ``later_by`` each its own; see :meth:`cancel_where`."""
+        call = self._calls.reschedule_where(where, delay, deliver_at, later_by, dry_run=dry_run)
+        return await self._do(call, transaction)
+
+    async def explain(self, message_id: str) -> Explanation:
+        """Say where a message is, why, and what to do about it, as ``postdate messages explain`` does."""
+        return await self._background.run(lambda _: self._calls.explain(self._settings, message_id))
+
+
+class BlockingClient:
+    """:class:`Client` for code without an event loop; see there. Use it from any thread."""
+
+    def __init__(self, settings: Settings, background: Background, calls: _Calls) -> None:
+        self._settings, self._background, self._calls = settings, background, calls
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """See :meth:`Client.close`."""
+        self._background.close()
+
+    def _do(self, call: _Call[T], transaction: NativeTransaction | None) -> T:
+        if transaction is None:
+            return self._background.submit(call.alone).result()
+        store, now = self._background.submit(self._calls.joining).result()
+        return store.join_blocking(transaction, call.joined(store, now))
+
+    def send(  # noqa: PLR0913 - all that can be said of one send, each by its name
+        self,
+        message: object,
+        *,
+        destination: str,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        expires_at: datetime | None = None,
+        time_to_be_received: timedelta | None = None,
+        headers: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+        transaction: NativeTransaction | None = None,
+    ) -> str:
+        """See :meth:`Client.send`."""
+        options = SendOptions(
+            destination, delay, deliver_at, expires_at, time_to_be_received, None, headers, message_id
+        )
+        return self._do(self._calls.send([(message, options)]), transaction)[0]
+
+    def send_many(
+        self, messages: Iterable[tuple[object, SendOptions]], *, transaction: NativeTransaction | None = None
+    ) -> list[str]:
+        """See :meth:`Client.send_many`."""
+        return self._do(self._calls.send(list(messages)), transaction)
+
+    def cancel(self, message_id: str, *, transaction: NativeTransaction | None = None) -> Answer:
+        """See :meth:`Client.cancel`."""
+        return self._do(self._calls.cancel(message_id), transaction)
+
+    def reschedule(
+        self,
+        message_id: str,
+        *,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        transaction: NativeTransaction | None = None,
+    ) -> Answer:
+        """See :meth:`Client.reschedule`."""
+        return self._do(self._calls.reschedule(message_id, delay, deliver_at), transaction)
+
+    def replace(  # noqa: PLR0913 - all that can be said of one send, each by its name
+        self,
+        message: object,
+        *,
+        key: str,
+        destination: str,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        longest_wait: timedelta | None = None,
+        expires_at: datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+        transaction: NativeTransaction | None = None,
+    ) -> str:
+        """See :meth:`Client.replace`."""
+        options = SendOptions(destination, delay, deliver_at, expires_at, None, None, headers)
+        return self._do(self._calls.replace(message, key, longest_wait, options), transaction)
+
+    def get(self, message_id: str, *, transaction: NativeTransaction | None = None) -> DelayedMessage | None:
+        """See :meth:`Client.get`."""
+        return self._do(self._calls.get(message_id), transaction)
+
+    def list(
+        self, where: Pending | None = None, *, limit: int = 100, transaction: NativeTransaction | None = None
+    ) -> list[DelayedMessage]:
+        """See :meth:`Client.list`."""
+        return self._do(self._calls.list(where or Pending(), limit), transaction)
+
+    def cancel_where(
+        self, where: Pending, *, dry_run: bool = False, transaction: NativeTransaction | None = None
+    ) -> Counter[Answer]:
+        """See :meth:`Client.cancel_where`."""
+        return self._do(self._calls.cancel_where(where, dry_run=dry_run), transaction)
+
+    def reschedule_where(
+        self,
+        where: Pending,
+        *,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        later_by: timedelta | None = None,
+        dry_run: bool = False,
+        transaction: NativeTransaction | None = None,
+    ) -> Counter[Answer]:
+        """See :meth:`Client.reschedule_where`."""
+        call = self._calls.reschedule_where(where, delay, deliver_at, later_by, dry_run=dry_run)
+        return self._do(call, transaction)
+
+    def explain(self, message_id: str) -> Explanation:
+        """See :meth:`Client.explain`."""
+        return self._background.submit(lambda _: self._calls.explain(self._settings, message_id)).result()

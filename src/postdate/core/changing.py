@@ -1,0 +1,162 @@
+"""Changes of waiting messages by an application, and what became of each. Source: ADR 31."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+import anyio
+
+from postdate.errors import InvalidMessage, NotSupported
+from postdate.messages import DelayedMessage, aware_utc
+from postdate.ports import AdministrableStore, Answer, ClaimingStore, JoiningStore, MessageFilter, Steps, answer_of
+
+_PAGE: Final = 500
+_AT_ONCE: Final = 16
+
+
+def administrable(store: ClaimingStore) -> AdministrableStore:
+    """Return the store if its messages can be seen and changed; raises `NotSupported`."""
+    if isinstance(store, AdministrableStore):
+        return store
+    raise NotSupported(f"{type(store).__name__} does not show what is in it, nor lets it be changed")
+
+
+# --- one message ------------------------------------------------------------------------------------------------------
+
+
+async def cancel(store: AdministrableStore, message_id: str, now: datetime) -> Answer:
+    return Answer.DONE if await store.cancel(message_id, now) else await _standing(store, message_id)
+
+
+async def reschedule(store: AdministrableStore, message_id: str, due: datetime, now: datetime) -> Answer:
+    """Give a message another due time. Raises `InvalidMessage` if it expires before ``due``."""
+    return Answer.DONE if await store.reschedule(message_id, due, now) else await _standing(store, message_id)
+
+
+async def _standing(store: AdministrableStore, message_id: str) -> Answer:
+    """Return why a message was not changed."""
+    if await store.get(message_id) is not None:
+        return Answer.BEING_DELIVERED
+    records = await store.history(message_id)
+    return answer_of((records[-1].kind, records[-1].detail) if records else None)
+
+
+# --- those that match -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Which of the waiting messages: those that fulfil every condition that is given.
+
+    Args:
+        destination: queue that they are meant for.
+        due_from, due_to: due from then on, and before then; aware.
+        headers: that they have, with these values.
+        text: that is in their bodies, in UTF-8.
+        failing: whether an attempt to deliver them has failed.
+
+    Raises:
+        InvalidTimestamp: a date-time without a time zone.
+    """
+
+    destination: str | None = None
+    due_from: datetime | None = None
+    due_to: datetime | None = None
+    headers: Mapping[str, str] | None = None
+    text: str | None = None
+    failing: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("due_from", "due_to"):
+            if getattr(self, name) is not None:
+                aware_utc(getattr(self, name), name)
+
+    def check_says_something(self) -> None:
+        """Refuse to mean everything: it may be a variable that was not set."""
+        if self == Pending():
+            raise InvalidMessage("no condition is given, which would change every message: give one, such as due_to=…")
+
+    def matches(self, message: DelayedMessage) -> bool:
+        """Return whether a message fulfils the conditions that no store knows."""
+        return (
+            all(message.headers.get(name) == value for name, value in (self.headers or {}).items())
+            and (self.text is None or self.text.encode() in message.body)
+            and (self.failing is None or self.failing == (message.number_of_failures > 0))
+        )
+
+
+class PendingPages:
+    """Reads all that match, the first due first, a page at a time: :meth:`ask` the store, :meth:`take` what it says.
+
+    What is due at one instant is read again for each page, so pages grow where a herd is. What is stored meanwhile, due
+    before what was read, is not found.
+    """
+
+    def __init__(self, wanted: Pending) -> None:
+        self._wanted, self._here, self.is_over = wanted, set[str](), False
+        self._where = MessageFilter(wanted.destination, wanted.due_from, wanted.due_to)
+
+    def ask(self) -> tuple[MessageFilter, int]:
+        return self._where, _PAGE + 2 * len(self._here)
+
+    def take(self, found: Sequence[DelayedMessage]) -> list[DelayedMessage]:
+        """Return what matches of the answer, but for what was returned before."""
+        fresh = [each for each in found if each.message_id not in self._here]
+        self.is_over = not fresh or len(found) < self.ask()[1]
+        if not self.is_over:
+            last = found[-1].due
+            self._here = {each.message_id for each in found if each.due == last}
+            self._where = replace(self._where, due_from=last)
+        return [each for each in fresh if self._wanted.matches(each)]
+
+
+async def first_of(store: AdministrableStore, wanted: Pending, limit: int | None) -> list[DelayedMessage]:
+    """Return up to ``limit`` that match, the first due first; ``None``: all."""
+    reading, found = PendingPages(wanted), list[DelayedMessage]()
+    while not reading.is_over and (limit is None or len(found) < limit):
+        found += reading.take(await store.list_pending(*reading.ask()))
+    return found[:limit]
+
+
+def first_steps(store: JoiningStore, wanted: Pending, limit: int | None) -> Steps[list[DelayedMessage]]:
+    """:func:`first_of` in a transaction of the application."""
+    reading, found = PendingPages(wanted), list[DelayedMessage]()
+    while not reading.is_over and (limit is None or len(found) < limit):
+        found += reading.take((yield from store.listing_steps(*reading.ask())))
+    return found[:limit]
+
+
+async def change_all(
+    found: Sequence[DelayedMessage], change: Callable[[DelayedMessage], Awaitable[Answer]]
+) -> Counter[Answer]:
+    """Change messages, several at a time; return how often each answer was given."""
+    told, waiting = Counter[Answer](), iter(found)
+
+    async def work() -> None:
+        for message in waiting:
+            try:
+                told[await change(message)] += 1
+            except InvalidMessage:
+                told[Answer.WOULD_EXPIRE] += 1
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(_AT_ONCE):
+            tasks.start_soon(work)
+    return told
+
+
+def change_steps(
+    found: Sequence[DelayedMessage], change: Callable[[DelayedMessage], Steps[Answer]]
+) -> Steps[Counter[Answer]]:
+    """:func:`change_all` in a transaction of the application."""
+    told = Counter[Answer]()
+    for message in found:
+        try:
+            told[(yield from change(message))] += 1
+        except InvalidMessage:
+            told[Answer.WOULD_EXPIRE] += 1
+    return told

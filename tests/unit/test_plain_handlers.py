@@ -1,0 +1,120 @@
+"""Handlers that are plain functions run in threads, and send, reply and fail as others do."""
+
+import threading
+from dataclasses import dataclass
+from datetime import timedelta
+
+import anyio
+import pytest
+from tests.waiting import until
+
+from postdate import (
+    BlockingHandlerContext,
+    DelayedDelivery,
+    Endpoint,
+    Headers,
+    MemoryStore,
+    MemoryTransport,
+    Recoverability,
+)
+from postdate.errors import ConfigurationError
+
+SECOND = timedelta(seconds=1)
+
+
+@dataclass
+class Pay:
+    amount: int = 1
+
+
+@dataclass
+class Paid:
+    amount: int = 1
+
+
+class World:
+    def __init__(self) -> None:
+        self.transport, self.store = MemoryTransport(), MemoryStore()
+        self.endpoint = Endpoint(
+            "sales",
+            transport=self.transport,
+            delayed_delivery=DelayedDelivery(self.store),
+            recoverability=Recoverability(immediate_retries=1, delayed_retries=0),
+        )
+
+    def arrived(self, queue: str) -> list[str]:
+        return [envelope.body.decode() for envelope, _ in self.transport.queues[queue].messages]
+
+
+@pytest.fixture
+async def world() -> World:
+    world = World()
+    await world.transport.create_queues(["billing"])
+    return world
+
+
+async def test_a_plain_function_runs_in_a_thread_and_sends_with_its_message(world: World) -> None:
+    seen = list[tuple[str, object]]()
+
+    @world.endpoint.handler(Pay)
+    def pay(message: Pay, context: BlockingHandlerContext) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        assert context.due is None
+        id_ = context.send(Paid(message.amount), destination="billing", headers={"own": "1"})
+        context.send(Paid(2), destination="billing", delay=SECOND / 100, message_id="later")
+        seen.append((context.message_id, context.headers.get("said")))
+        assert id_ != "later"
+
+    async with world.endpoint as sales:
+        id_ = await sales.send(Pay(7), headers={"said": "yes"})
+        await until(lambda: len(world.arrived("billing")) == 2)
+    assert seen == [(id_, "yes")]
+    assert sorted(world.arrived("billing")) == ['{"amount":2}', '{"amount":7}']
+
+
+async def test_it_replies_and_several_block_at_a_time(world: World) -> None:
+    both = threading.Barrier(2, timeout=90)
+
+    @world.endpoint.handler(Pay)
+    def pay(message: Pay, context: BlockingHandlerContext) -> None:
+        both.wait()
+        context.reply(Paid(message.amount))
+
+    async with world.endpoint as sales:
+        for amount in (1, 2):
+            await sales.send(Pay(amount), headers={Headers.REPLY_TO_ADDRESS: "billing"})
+        await until(lambda: len(world.arrived("billing")) == 2)
+
+
+async def test_one_that_fails_sends_nothing_and_ends_in_the_error_queue(world: World) -> None:
+    tries = list[int]()
+
+    @world.endpoint.handler(Pay)
+    def pay(message: Pay, context: BlockingHandlerContext) -> None:
+        context.send(Paid(), destination="billing")
+        tries.append(message.amount)
+        raise ValueError("no")
+
+    async with world.endpoint as sales:
+        await sales.send(Pay(3))
+        await until(lambda: world.arrived("error"))
+    assert tries == [3, 3]
+    assert world.arrived("billing") == []
+
+
+async def test_what_does_not_say_that_it_is_asynchronous_is_awaited(world: World) -> None:
+    handled = anyio.Event()
+
+    class Handle:
+        async def __call__(self, message: Pay, context: BlockingHandlerContext) -> None:
+            handled.set()
+
+    world.endpoint.handler(Pay)(Handle())
+    async with world.endpoint as sales:
+        await sales.send(Pay())
+        await handled.wait()
+
+
+def test_what_cannot_be_called_is_no_handler() -> None:
+    with pytest.raises(ConfigurationError, match="must be a function"):
+        Endpoint("sales", transport=MemoryTransport()).handler(Pay)(1)  # type: ignore[arg-type]
