@@ -951,11 +951,6 @@ def test_what_is_no_store_is_refused() -> None:
         DelayedDelivery(object())  # type: ignore[arg-type]
 
 
-def test_a_handler_must_be_asynchronous(memory: Surroundings) -> None:
-    with pytest.raises(ConfigurationError, match="async"):
-        memory.endpoint().handler(Pay)(lambda message, context: None)  # type: ignore[arg-type, return-value]
-
-
 async def test_a_message_without_a_destination_is_refused(memory: Surroundings) -> None:
     async with memory.endpoint() as endpoint:
         with pytest.raises(UnknownMessageType, match="route"):
