@@ -9,6 +9,7 @@ import pytest
 
 from postdate import DelayedMessage, Headers, MemoryStore, MemoryTransport
 from postdate.config import load_settings
+from postdate.core.changing import Pending
 from postdate.endpoint.outgoing import SendOptions
 from postdate.errors import NotSupported
 from postdate.messages import Envelope
@@ -27,7 +28,7 @@ from postdate.operations import (
     show_message,
     statistics,
 )
-from postdate.ports import MessageFilter, Outcome, TransactionMode
+from postdate.ports import Outcome, TransactionMode
 from postdate.wiring import OpenDeployment
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -139,7 +140,7 @@ async def test_what_waits_is_counted_listed_shown_cancelled_and_rescheduled():
         await here.kept.store_many([message("m1"), message("m2")], NOW)
         counts = await statistics(here, NOW)
         assert (counts.pending, counts.queues, counts.services) == (2, None, None)
-        listed = await list_messages(here, MessageFilter(), 9, NOW)
+        listed = await list_messages(here, Pending(), 9, NOW)
         assert [each.message_id for each in listed.messages] == ["m1", "m2"]
         assert [place.where for place in (await show_message(here, "m1")).places] == ["waiting"]
         assert [change.done for change in await cancel(here, ["m1", "nonsense"], NOW)] == [True, False]
@@ -183,7 +184,7 @@ async def test_looking_into_queues_that_cannot_be_looked_into_is_an_error_that_s
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        (lambda here: list_messages(here, MessageFilter(), 9, NOW), "cannot list messages: the store"),
+        (lambda here: list_messages(here, Pending(), 9, NOW), "cannot list messages: the store"),
         (lambda here: statistics(here, NOW), "cannot count messages: the store"),
         (lambda here: explain(here, "m1", NOW), "cannot explain a message: the store"),
         (lambda here: cancel(here, ["m1"], NOW), "cannot cancel a message: the store"),

@@ -2,9 +2,10 @@
 
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from urllib.parse import quote
 import anyio
 import psycopg
 import pytest
+import sqlalchemy
+from sqlalchemy.orm import scoped_session, sessionmaker
 from tests import mariadb_subjects, postgres_subjects
 from tests.integration.postgres_place import MILLISECOND, SECOND, now
-from tests.integration.test_postgres_enqueue import Remind, Sales, begin, sales
+from tests.integration.test_postgres_enqueue import Remind, Sales, begin, sales, sqlalchemy_url
 from tests.redis_subjects import Prefix
 from tests.waiting import until
 
@@ -38,7 +41,9 @@ from postdate.errors import (
     DelayConflict,
     DuplicateMessage,
     InvalidMessage,
+    MessageError,
     NotSupported,
+    StoreUnavailable,
 )
 from postdate.messages import Headers
 from postdate.ports import Outcome
@@ -234,6 +239,53 @@ def test_children_of_a_fork_have_their_own_and_leave_the_parent_its(place: tuple
     assert (ran.stdout, ran.returncode) == (f"{['after', 'before', *(f'child-{n}' for n in range(4))]}\n", 0), (
         ran.stderr
     )
+
+
+async def test_what_goes_on_ends_before_it_is_closed_and_nobody_waits_for_ever(client: Client) -> None:
+    """Opening, and then many calls, beside closing again and again."""
+    told = Counter[str]()
+
+    async def work(number: int) -> None:
+        for _ in range(20):
+            try:
+                await client.send(b"", destination="q", delay=HOUR, message_id=f"m-{number}-{told['sent']}")
+                told["sent"] += 1
+            except (StoreUnavailable, DuplicateMessage) as error:
+                told[type(error).__name__] += 1
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(8):
+            tasks.start_soon(work, number)
+        for _ in range(5):
+            await client.close()
+    assert told.total() == 160
+    assert len(await client.list(limit=1_000)) >= told["sent"]
+
+
+async def test_a_scoped_session_is_that_of_the_caller(sales: Sales, shop: Client) -> None:
+    """And not the one that its registry has for the thread in which blocking connections are used."""
+    engine = sqlalchemy.create_engine(sqlalchemy_url(sales.place.url, "psycopg"))
+    session = scoped_session(sessionmaker(engine))
+    id_ = await shop.send(Remind("x"), destination="sales", delay=HOUR, transaction=session)
+    session.rollback()
+    assert await shop.get(id_) is None
+    id_ = await shop.send(Remind("x"), destination="sales", delay=HOUR, transaction=session)
+    session.commit()
+    assert await shop.get(id_) is not None
+    session.remove()
+    engine.dispose()
+
+
+async def test_times_are_utc_whatever_the_session_says(sales: Sales, shop: Client) -> None:
+    due = datetime(2027, 3, 28, 0, 30, tzinfo=UTC)  # half an hour before clocks are put forward in Berlin
+    id_ = await shop.send(Remind("x"), destination="sales", deliver_at=due)
+    async with await psycopg.AsyncConnection.connect(sales.place.url) as connection:
+        await connection.execute("SET TIME ZONE 'Europe/Berlin'")
+        await shop.reschedule_where(Pending("sales"), later_by=HOUR, transaction=connection)
+        found = await shop.get(id_, transaction=connection)
+        await connection.commit()
+    assert found is not None
+    assert (found.due, found.due.tzinfo) == (due + HOUR, UTC)
 
 
 # --- in a transaction of the application ------------------------------------------------------------------------------
@@ -482,8 +534,15 @@ async def test_those_that_match_are_found_cancelled_and_moved(client: Client, mo
     assert {each.due for each in await client.list(later)} == {began + 20 * HOUR}
     await client.send(b"x", destination="short", delay=HOUR, expires_at=began + 2 * HOUR)
     assert await client.reschedule_where(Pending("short"), delay=5 * HOUR) == {Answer.WOULD_EXPIRE: 1}
-    with pytest.raises(InvalidMessage, match="no condition"):
-        await client.cancel_where(Pending())
+    for nothing in (Pending(), Pending(failing=None)):
+        with pytest.raises(InvalidMessage, match="no condition"):
+            await client.cancel_where(nothing)
+    wrong: list[dict[str, Any]] = [{"headers": {}}, {"text": ""}, {"destination": ""}, {"headers": {"customer": None}}]
+    for each in wrong:
+        with pytest.raises(MessageError, match=r"empty|must be str"):
+            Pending(**each)
+    with pytest.raises(InvalidMessage, match="negative"):
+        await client.reschedule_where(Pending("none"), delay=-HOUR)
     with pytest.raises(DelayConflict, match="say when"):
         await client.reschedule_where(Pending("short"))
     with pytest.raises(PostdateError, match="due_to"):

@@ -4,7 +4,6 @@ import threading
 from dataclasses import dataclass
 from datetime import timedelta
 
-import anyio
 import pytest
 from tests.waiting import until
 
@@ -12,6 +11,7 @@ from postdate import (
     BlockingHandlerContext,
     DelayedDelivery,
     Endpoint,
+    HandlerContext,
     Headers,
     MemoryStore,
     MemoryTransport,
@@ -102,17 +102,27 @@ async def test_one_that_fails_sends_nothing_and_ends_in_the_error_queue(world: W
     assert world.arrived("billing") == []
 
 
-async def test_what_does_not_say_that_it_is_asynchronous_is_awaited(world: World) -> None:
-    handled = anyio.Event()
-
+async def test_an_object_with_an_asynchronous_call_is_asynchronous(world: World) -> None:
     class Handle:
-        async def __call__(self, message: Pay, context: BlockingHandlerContext) -> None:
-            handled.set()
+        async def __call__(self, message: Pay, context: HandlerContext) -> None:
+            await context.send(Paid(message.amount), destination="billing")
 
     world.endpoint.handler(Pay)(Handle())
     async with world.endpoint as sales:
+        await sales.send(Pay(5))
+        await until(lambda: world.arrived("billing") == ['{"amount":5}'])
+
+
+async def test_a_function_that_hides_that_it_is_asynchronous_fails_its_message(world: World) -> None:
+    async def handle(message: Pay, context: BlockingHandlerContext) -> None:
+        pass
+
+    world.endpoint.handler(Pay)(lambda message, context: handle(message, context))  # noqa: PLW0108 - it hides it
+    async with world.endpoint as sales:
         await sales.send(Pay())
-        await handled.wait()
+        await until(lambda: world.arrived("error"))
+    ((copy, _),) = world.transport.queues["error"].messages
+    assert "define it with `async def`" in copy.headers[Headers.EXCEPTION_MESSAGE]
 
 
 def test_what_cannot_be_called_is_no_handler() -> None:

@@ -320,6 +320,9 @@ NAME = _reading(_name)
 
 MessageId = Annotated[str, typer.Argument(parser=NAME, metavar="ID", help="Id of the message.")]
 MessageIds = Annotated[list[str], typer.Argument(parser=NAME, metavar="ID…", help="Ids of messages.")]
+SomeIds = Annotated[
+    list[str] | None, typer.Argument(parser=NAME, metavar="[ID…]", help="Ids of messages; or say which by options.")
+]
 Delay = Annotated[
     timedelta | None,
     typer.Option("--delay", parser=DURATION, metavar="DURATION", help="Due this long from now: 30s, 10m, 1h30m, 2d."),
@@ -330,7 +333,34 @@ At = Annotated[
         "--at", parser=INSTANT, metavar="TIME", help="Due then: ISO 8601 with offset, 2026-01-31T12:00+01:00."
     ),
 ]
+Queue = Annotated[
+    str | None, typer.Option("--queue", parser=NAME, metavar="QUEUE", help="Only messages for this queue.")
+]
+DueFrom = Annotated[
+    datetime | None, typer.Option("--due-from", parser=INSTANT, metavar="TIME", help="Only those due then or later.")
+]
+DueTo = Annotated[
+    datetime | None, typer.Option("--due-to", parser=INSTANT, metavar="TIME", help="Only those due before that.")
+]
+HeaderOptions = Annotated[
+    list[str] | None,
+    typer.Option("--header", metavar="NAME=VALUE", help="Only those with this header; may be repeated."),
+]
+Text = Annotated[str | None, typer.Option("--text", metavar="TEXT", help="Only those with this text in their bodies.")]
+Failing = Annotated[bool, typer.Option("--failing", help="Only those that could not be delivered so far.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="At most so many.")]
+
+
+def headers_of(texts: list[str] | None) -> dict[str, str]:
+    """Return the headers of options ``NAME=VALUE``."""
+    headers: dict[str, str] = {}
+    for text in texts or ():
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise wrong_usage(f"--header {text!r} is not NAME=VALUE")
+        headers[name] = value
+    return headers
 
 
 # --- logging ----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,15 @@ from postdate.cli.command import INSTANT, NAME, Exit, Limit, Use, command, group
 from postdate.cli.output import clean, hexdump, one_line, print_pairs, print_table, time_or_dash
 
 if TYPE_CHECKING:
-    from postdate.operations import ErrorDetails, ErrorList, Mended, Returned, SetAsideDetails, SetAsideList
+    from postdate.operations import (
+        ErrorDetails,
+        ErrorGroups,
+        ErrorList,
+        Mended,
+        Returned,
+        SetAsideDetails,
+        SetAsideList,
+    )
     from postdate.ports import Mending
     from postdate.wiring import OpenDeployment
 
@@ -23,12 +31,26 @@ Queue = Annotated[
     str | None,
     typer.Option("--queue", parser=NAME, metavar="QUEUE", help="Error queue; default: endpoint.error_queue."),
 ]
+FailedQueue = Annotated[
+    str | None,
+    typer.Option("--failed-queue", parser=NAME, metavar="QUEUE", help="Only those that failed in this queue."),
+]
+Exception_ = Annotated[
+    str | None,
+    typer.Option("--exception", parser=NAME, metavar="TYPE", help="Only those with this type of exception."),
+]
+FailedText = Annotated[
+    str | None, typer.Option("--text", metavar="TEXT", help="Only those with this text in their reason or body.")
+]
 
 
 @command(app, "list")
 def list_(
     use: Use,
     queue: Queue = None,
+    failed_queue: FailedQueue = None,
+    exception: Exception_ = None,
+    text: FailedText = None,
     only_set_aside: Annotated[
         bool,
         typer.Option("--set-aside", help="List only what cannot be read, wherever it was; the queue is not looked at."),
@@ -45,12 +67,35 @@ def list_(
         use.report(set_aside, lambda: _print_set_aside(set_aside))
         return
 
+    where = operations.ErrorFilter(failed_queue, exception, text)
     found = use.work(
         lambda deployment, _: operations.list_errors(
-            deployment, queue or deployment.settings.endpoint.error_queue, limit
+            deployment, queue or deployment.settings.endpoint.error_queue, limit, where
         )
     )
     use.report(found, lambda: _print_list(found))
+
+
+@command(app, "groups")
+def groups(use: Use, queue: Queue = None) -> None:
+    """Count failed messages by the type of their exception and the queue where they failed."""
+    from postdate import operations
+
+    found = use.work(
+        lambda deployment, _: operations.group_errors(deployment, queue or deployment.settings.endpoint.error_queue)
+    )
+    use.report(found, lambda: _print_groups(found))
+
+
+def _print_groups(found: ErrorGroups) -> None:
+    if not found.groups:
+        print(f"queue {found.queue} is empty")
+        return
+    rows = [
+        (f"{each.count:,}", each.exception_type or "-", each.failed_queue or "-", each.last_at, one_line(each.reason))
+        for each in found.groups
+    ]
+    print_table(["messages", "exception", "queue", "last failed at", "last reason"], rows)
 
 
 def _print_list(found: ErrorList) -> None:
@@ -154,6 +199,9 @@ def return_(
     ] = None,
     queue: Queue = None,
     every: Annotated[bool, typer.Option("--all", help="Return every message of the error queue.")] = False,
+    failed_queue: FailedQueue = None,
+    exception: Exception_ = None,
+    text: FailedText = None,
     to: Annotated[
         str | None,
         typer.Option("--to", parser=NAME, metavar="QUEUE", help="Put them there instead of where they failed."),
@@ -195,7 +243,7 @@ def return_(
 
     mends = [part for part in (headers, due, destination, body) if part is not None]
     if set_aside:
-        if message_ids or every or to or without_expiry or queue:
+        if message_ids or every or to or without_expiry or queue or failed_queue or exception or text:
             raise wrong_usage("--set-aside goes with --headers, --due, --destination and --body only")
         if mends and len(set_aside) > 1:
             raise wrong_usage("mend one at a time: --headers, --due, --destination and --body are of one message")
@@ -207,13 +255,16 @@ def return_(
         raise wrong_usage(
             "--headers, --due, --destination and --body mend what could not be read: add --set-aside NAME"
         )
-    if bool(message_ids) == every:
-        raise wrong_usage("name the messages to return, or all of them with --all")
+    where = operations.ErrorFilter(failed_queue, exception, text)
+    if [bool(message_ids), every, where != operations.ErrorFilter()].count(True) != 1:
+        raise wrong_usage(
+            "name the messages to return, or all of them with --all, or say which: --failed-queue, --exception, --text"
+        )
 
     async def work(deployment: OpenDeployment, now: datetime) -> list[Returned]:
         source = queue or deployment.settings.endpoint.error_queue
-        if every:
-            return await operations.return_all(deployment, source, now, to=to, without_expiry=without_expiry)
+        if not message_ids:
+            return await operations.return_all(deployment, source, now, where, to=to, without_expiry=without_expiry)
         ids = message_ids or []
         return await operations.return_messages(deployment, source, ids, now, to=to, without_expiry=without_expiry)
 

@@ -8,17 +8,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from postdate.cli.command import (
-    INSTANT,
-    NAME,
+    DURATION,
     At,
     Delay,
+    DryRun,
+    DueFrom,
+    DueTo,
     Exit,
+    Failing,
+    HeaderOptions,
     Limit,
     MessageId,
-    MessageIds,
+    Queue,
+    SomeIds,
+    Text,
     Use,
     command,
     group,
+    headers_of,
     wrong_usage,
 )
 from postdate.cli.output import clean, print_pairs, print_table, time_or_dash
@@ -26,7 +33,17 @@ from postdate.cli.output import clean, print_pairs, print_table, time_or_dash
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from postdate.operations import Change, Explanation, MessageDetails, MessageList, MessageLocation, Statistics
+    from postdate.core.changing import Pending
+    from postdate.messages import DelayedMessage
+    from postdate.operations import (
+        Change,
+        Explanation,
+        ManyChanged,
+        MessageDetails,
+        MessageList,
+        MessageLocation,
+        Statistics,
+    )
     from postdate.operations.plain import Event
     from postdate.wiring import OpenDeployment
 
@@ -36,26 +53,35 @@ app = group("messages", "Look at delayed messages, and change them.")
 @command(app, "list")
 def list_(
     use: Use,
-    queue: Annotated[
-        str | None, typer.Option("--queue", parser=NAME, metavar="QUEUE", help="Only messages for this queue.")
-    ] = None,
-    due_from: Annotated[
-        datetime | None,
-        typer.Option("--due-from", parser=INSTANT, metavar="TIME", help="Only those due then or later."),
-    ] = None,
-    due_to: Annotated[
-        datetime | None, typer.Option("--due-to", parser=INSTANT, metavar="TIME", help="Only those due before that.")
-    ] = None,
+    queue: Queue = None,
+    due_from: DueFrom = None,
+    due_to: DueTo = None,
+    header: HeaderOptions = None,
+    text: Text = None,
+    failing: Failing = False,
     limit: Limit = 50,
 ) -> None:
     """List messages that wait, the next due first."""
     from postdate import operations
-    from postdate.ports import MessageFilter
 
-    where = MessageFilter(queue, due_from, due_to)
+    where = _pending(queue, due_from, due_to, header, text, failing=failing)
 
     found = use.work(lambda deployment, now: operations.list_messages(deployment, where, limit, now))
     use.report(found, lambda: _print_list(found, limit))
+
+
+def _pending(
+    queue: str | None,
+    due_from: datetime | None,
+    due_to: datetime | None,
+    header: list[str] | None,
+    text: str | None,
+    *,
+    failing: bool,
+) -> Pending:
+    from postdate.core.changing import Pending
+
+    return Pending(queue, due_from, due_to, headers_of(header) or None, text, failing or None)
 
 
 def _print_list(found: MessageList, limit: int) -> None:
@@ -141,27 +167,100 @@ def _print_explanation(found: Explanation) -> None:
 
 
 @command(app, "cancel")
-def cancel(use: Use, message_ids: MessageIds) -> None:
-    """Remove messages that wait, for good. Those that do not wait any more are left alone."""
+def cancel(
+    use: Use,
+    message_ids: SomeIds = None,
+    queue: Queue = None,
+    due_from: DueFrom = None,
+    due_to: DueTo = None,
+    header: HeaderOptions = None,
+    text: Text = None,
+    failing: Failing = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Remove messages that wait, for good: those named, or all that the options say.
+
+    Those that do not wait any more are left alone.
+    """
     from postdate import operations
 
-    _report_changes(use, use.work(lambda deployment, now: operations.cancel(deployment, message_ids, now)), "cancelled")
+    where = _pending(queue, due_from, due_to, header, text, failing=failing)
+    if _are_named(message_ids, where, dry_run=dry_run):
+        named = message_ids or []
+        changes = use.work(lambda deployment, now: operations.cancel(deployment, named, now))
+        _report_changes(use, changes, "cancelled")
+        return
+    _report_many(
+        use,
+        use.work(lambda deployment, now: operations.cancel_all(deployment, where, now, dry_run=dry_run)),
+        "cancelled",
+    )
 
 
 @command(app, "reschedule")
-def reschedule(use: Use, message_id: MessageId, delay: Delay = None, at: At = None) -> None:
-    """Give a message that waits another due time."""
+def reschedule(
+    use: Use,
+    message_ids: SomeIds = None,
+    delay: Delay = None,
+    at: At = None,
+    later_by: Annotated[
+        timedelta | None,
+        typer.Option("--later-by", parser=DURATION, metavar="DURATION", help="Due so much later than each is now."),
+    ] = None,
+    queue: Queue = None,
+    due_from: DueFrom = None,
+    due_to: DueTo = None,
+    header: HeaderOptions = None,
+    text: Text = None,
+    failing: Failing = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Give messages that wait another due time: those named, or all that the options say."""
     from postdate import operations
     from postdate.clock import later
 
-    if (delay is None) == (at is None):
-        raise wrong_usage("say when: either --delay or --at")
+    where = _pending(queue, due_from, due_to, header, text, failing=failing)
+    are_named = _are_named(message_ids, where, dry_run=dry_run)
+    if (delay, at, later_by).count(None) != 2 or (are_named and later_by is not None):
+        choice = "--delay or --at" if are_named else "--delay, --at or --later-by"
+        raise wrong_usage(f"say when: either {choice}")
 
-    async def work(deployment: OpenDeployment, now: datetime) -> list[Change]:
-        due = at if at is not None else later(now, delay or timedelta(0))
-        return [await operations.reschedule(deployment, message_id, due, now)]
+    def due(message: DelayedMessage | None, now: datetime) -> datetime:
+        if later_by is not None and message is not None:
+            return later(message.due, later_by)
+        return at if at is not None else later(now, delay or timedelta(0))
 
-    _report_changes(use, use.work(work), "rescheduled")
+    if are_named:
+
+        async def work(deployment: OpenDeployment, now: datetime) -> list[Change]:
+            return [await operations.reschedule(deployment, each, due(None, now), now) for each in message_ids or ()]
+
+        _report_changes(use, use.work(work), "rescheduled")
+        return
+    done = use.work(lambda store, now: operations.reschedule_all(store, where, due, now, dry_run=dry_run))
+    _report_many(use, done, "rescheduled")
+
+
+def _are_named(message_ids: list[str] | None, where: Pending, *, dry_run: bool) -> bool:
+    """Return whether messages are named by their ids, and not by options; refuse both, and neither."""
+    if message_ids and (where.says_something or dry_run):
+        raise wrong_usage("name messages by their ids, or say which by options, not both")
+    if not message_ids and not where.says_something:
+        raise wrong_usage("which messages? name their ids, or say which by options such as --queue or --due-to")
+    return bool(message_ids)
+
+
+def _report_many(use: Use, found: ManyChanged, done: str) -> None:
+    def lines() -> None:
+        for answer, count in found.answers.items():
+            said = f"would be {done}" if found.dry_run else done if answer == "done" else f"not {done}: {answer}"
+            print(f"{shown_count(count, 'message')} {said}")
+        if not found.answers:
+            print("no message is like that")
+
+    from postdate.operations.plain import shown_count
+
+    use.report(found, lines)
 
 
 def _report_changes(use: Use, changes: list[Change], done: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.command import DURATION, INSTANT, NAME, At, Delay, Use, command, wrong_usage
+from postdate.cli.command import DURATION, INSTANT, NAME, At, Delay, Use, command, headers_of, wrong_usage
 
 if TYPE_CHECKING:
     from postdate.operations import SendReport
@@ -113,7 +113,7 @@ def send(
         raise wrong_usage("QUEUE must be the name of a queue, not empty")
     if delay is not None and at is not None:
         raise wrong_usage("--delay and --at exclude each other")
-    content, headers = _body(body, file), _headers(header or [])
+    content, headers = _body(body, file), headers_of(header)
     options = SendOptions(queue, delay, at, expires_at, time_to_be_received, headers=headers, message_id=message_id)
     sent = use.work(lambda deployment, _: operations.send(deployment, content, options, message_type))
     use.report(sent, lambda: _print_sent(sent))
@@ -132,16 +132,6 @@ def _body(argument: str | None, file: Path | None) -> bytes:
     if argument is None and sys.stdin.isatty():
         raise wrong_usage("there is no body: give one after the queue, with --file, or through a pipe")
     return sys.stdin.buffer.read()
-
-
-def _headers(texts: list[str]) -> dict[str, str]:
-    headers: dict[str, str] = {}
-    for text in texts:
-        name, separator, value = text.partition("=")
-        if not separator or not name:
-            raise wrong_usage(f"--header {text!r} is not NAME=VALUE")
-        headers[name] = value
-    return headers
 
 
 def _print_sent(sent: SendReport) -> None:

@@ -17,12 +17,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from postdate.clock import Clock, SystemClock
 from postdate.config import Settings
 from postdate.core.guard import calling_store
 from postdate.core.store_clock import FollowingClock, clock_of_store
+from postdate.errors import ConfigurationError, PostdateError, StoreUnavailable
 from postdate.ports import ClaimingStore, TransactionMode
 from postdate.runtime.threads import Alarm
 from postdate.wiring import naming, open_store, store_settings
@@ -47,8 +48,9 @@ class InUse:
         """See to it that the store's clock was read lately."""
         own = SystemClock().monotonic()
         if isinstance(self.clock, FollowingClock) and own - self.read_at > _READ_AGAIN_AFTER.total_seconds():
-            await self.clock.read()
-            self.read_at = own
+            self.read_at = own  # one of those who come at this time reads it
+            with suppress(PostdateError):  # the bounds before still hold, and grow
+                await self.clock.read()
 
 
 class Background:
@@ -59,11 +61,12 @@ class Background:
         self._running: _Running | None = None
         self._left: list[_Running | None] = []
         """What belongs to parents: kept, as the end of its connections would be the end of theirs."""
-        self._lock = threading.Lock()
+        self._lock, self._pid = threading.Lock(), os.getpid()
         _known.add(self)
 
     def submit(self, work: Callable[[InUse], Awaitable[T]]) -> Future[T]:
         """Do ``work`` with the open store, in its loop."""
+        self._check_process()
         with self._lock:
             if self._running is None:
                 self._running = _Running(self._settings, create=self._create)
@@ -81,14 +84,19 @@ class Background:
 
     def close(self) -> None:
         """Close the store, if it is open; the next use opens it again. Blocks."""
+        self._check_process()
         with self._lock:
             running, self._running = self._running, None
         if running is not None:
             running.close()
 
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():  # of a fork that Python was not told of, as uWSGI does it
+            self.leave_to_parent()
+
     def leave_to_parent(self) -> None:
         """In the child of a fork: forget what is the parent's."""
-        self._lock = threading.Lock()  # another thread of the parent may have held it
+        self._lock, self._pid = threading.Lock(), os.getpid()  # another thread of the parent may have held it
         self._left.append(self._running)
         self._running = None
 
@@ -97,33 +105,56 @@ class _Running:
     def __init__(self, settings: Settings, *, create: bool) -> None:
         self._settings, self._create = settings, create
         self._open: InUse | None = None
-        self._opening = asyncio.Lock()
+        self._opening: asyncio.Task[InUse] | None = None
+        self._tasks = set[asyncio.Task[Any]]()
+        self._is_closing = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="postdate-client", daemon=True)
         self._thread.start()
 
     def submit(self, work: Callable[[InUse], Awaitable[T]]) -> Future[T]:
+        if threading.current_thread() is self._thread:
+            raise ConfigurationError("a client cannot be waited for by what it calls itself, such as a handler of logs")
         return asyncio.run_coroutine_threadsafe(self._do(work), self._loop)
 
     async def _do(self, work: Callable[[InUse], Awaitable[T]]) -> T:
-        opened = await self._opened()
-        with calling_store(opened.store):
-            await opened.now_known()
-            return await work(opened)
+        if self._is_closing:
+            raise StoreUnavailable("the client is being closed")
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            opened = await self._opened()
+            with calling_store(opened.store):
+                await opened.now_known()
+                return await work(opened)
+        finally:
+            self._tasks.discard(task)
 
     async def _opened(self) -> InUse:
-        async with self._opening:
-            if self._open is None:
-                settings = self._settings
-                with naming("store.address", settings.store.address, settings):
-                    given = store_settings(settings, create=self._create)
-                    store = open_store(settings.store.address, **given)
-                try:
-                    self._open = await self._prepared(store)
-                except BaseException:
-                    await store.close()
-                    raise
+        """Return the open store; all who wait for it share one attempt, and its error."""
+        if self._open is not None:
             return self._open
+        if self._opening is None:
+            self._opening = asyncio.ensure_future(self._to_open())
+        opening = self._opening
+        try:
+            self._open = found = await asyncio.shield(opening)
+        finally:
+            if opening.done() and self._opening is opening:
+                self._opening = None
+        return found
+
+    async def _to_open(self) -> InUse:
+        settings = self._settings
+        with naming("store.address", settings.store.address, settings):
+            given = store_settings(settings, create=self._create)
+            store = open_store(settings.store.address, **given)
+        try:
+            return await self._prepared(store)
+        except BaseException:
+            await store.close()
+            raise
 
     async def _prepared(self, store: ClaimingStore) -> InUse:
         settings = self._settings
@@ -137,19 +168,27 @@ class _Running:
         return InUse(store, clock or SystemClock(), SystemClock().monotonic())
 
     def close(self) -> None:
+        """Let what is being done end, but not for long; then close the store, and end the loop whatever happens."""
         closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
         try:
-            closing.result(_CLOSES_WITHIN)
+            closing.result(2 * _CLOSES_WITHIN)
         except TimeoutError:
-            log.warning("the store was not closed within %g s", _CLOSES_WITHIN)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_CLOSES_WITHIN)
-        if not self._thread.is_alive():
-            self._loop.close()
+            log.warning("the store was not closed within %g s", 2 * _CLOSES_WITHIN)
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_CLOSES_WITHIN)
+            if not self._thread.is_alive():
+                self._loop.close()
 
     async def _close(self) -> None:
-        async with self._opening:
-            opened, self._open = self._open, None
+        self._is_closing = True
+        going_on = [*self._tasks, *([] if self._opening is None else [self._opening])]
+        if going_on:
+            await asyncio.wait(going_on, timeout=_CLOSES_WITHIN)
+            for each in going_on:
+                each.cancel()
+            await asyncio.wait(going_on, timeout=_CLOSES_WITHIN / 2)
+        opened, self._open = self._open, None
         if opened is not None:
             await opened.store.close()
 

@@ -27,9 +27,9 @@ from postdate.core.changing import (
     first_steps,
     reschedule,
 )
-from postdate.endpoint.message_types import MessageTypes
+from postdate.endpoint.message_types import MessageTypes, TimesToBeReceived
 from postdate.endpoint.outgoing import SendOptions, kept, outgoing_message, sender_headers
-from postdate.errors import DelayConflict, DuplicateMessage, InvalidMessage, NotSupported
+from postdate.errors import DelayConflict, DuplicateMessage, InvalidMessage, NotSupported, PostdateError
 from postdate.messages import MESSAGE_ID_LIMIT, DelayedMessage, check_text
 from postdate.ports import Answer, JoiningStore, NativeTransaction, ReplacingStore, Steps
 from postdate.ports.changing import KeyedIds, no_transaction_of_yours
@@ -54,7 +54,7 @@ class _Calls:
     """The calls of a client, and what both of its kinds have."""
 
     def __init__(self, endpoint: str) -> None:
-        self._types = MessageTypes()
+        self._types, self._wanted = MessageTypes(), TimesToBeReceived()
         self._sender = sender_headers(endpoint, None)
         self._looked: int | None = None
         """The process in which it was looked whether somebody delivers."""
@@ -63,6 +63,7 @@ class _Calls:
         """Return the store, if it can be part of a transaction of the application, and the time."""
         if not isinstance(opened.store, JoiningStore):
             raise no_transaction_of_yours(opened.store)
+        await self.warn(opened)
         return opened.store, opened.clock.now()
 
     async def warn(self, opened: InUse) -> None:
@@ -71,7 +72,12 @@ class _Calls:
             return
         self._looked = os.getpid()
         view = store_observer(opened.store)
-        if view is not None and not any(each.alive and each.delivers for each in await view.processes()):
+        try:
+            seen = () if view is None else await view.processes()
+        except PostdateError as error:  # what was sent is stored
+            log.info("whether somebody delivers cannot be seen: %s", error)
+            return
+        if view is not None and not any(each.alive and each.delivers for each in seen):
             log.warning(
                 "no other process delivers what is sent: unless an endpoint in this one does, start a service with the "
                 "same settings: postdate run"
@@ -98,10 +104,15 @@ class _Calls:
         return _Call(alone, joined)
 
     def _made(self, message: object, options: SendOptions, now: datetime) -> DelayedMessage:
-        if options.destination is None:
+        destination = options.destination
+        if destination is None:
             raise InvalidMessage("a message needs the queue it is meant for: destination='queue'")
+        if options.use_dead_letter_queue is not None:
+            raise NotSupported("a client's messages go by way of the store, which keeps no use_dead_letter_queue")
+        if options.time_to_be_received is None and (span := self._wanted.of(type(message))) is not None:
+            options = replace(options, time_to_be_received=span)
         content, body = ({}, message) if isinstance(message, bytes) else self._types.encode(message)
-        return kept(outgoing_message(self._sender, content, body, options.destination, options, now), now)
+        return kept(outgoing_message(self._sender, content, body, destination, options, now), now)
 
     def cancel(self, message_id: str) -> _Call[Answer]:
         async def alone(opened: InUse) -> Answer:
@@ -195,6 +206,8 @@ class _Calls:
     ) -> _Call[Counter[Answer]]:
         if (delay, deliver_at, later_by).count(None) != 2:
             raise DelayConflict("say when they are to be delivered: delay=…, deliver_at=…, or later_by=timedelta(…)")
+
+        SendOptions(delay=delay, deliver_at=deliver_at)  # refuses what cannot be
 
         def change(message: DelayedMessage) -> _Call[Answer]:
             at = deliver_at if later_by is None else later(message.due, later_by)
@@ -296,7 +309,8 @@ class Client:
 
         Raises:
             DelayConflict, InvalidMessage, InvalidHeaders, InvalidTimestamp, MessageTooLarge: nothing was sent.
-            DuplicateMessage: ``message_id`` was used before; the first message is unchanged.
+            DuplicateMessage: ``message_id`` was used before; the first message is unchanged. One that is in the error
+                queue is no such: without ``transaction``, what is sent under its id is delivered.
         """
         options = SendOptions(
             destination, delay, deliver_at, expires_at, time_to_be_received, None, headers, message_id
@@ -371,7 +385,8 @@ class Client:
     ) -> Counter[Answer]:
         """Cancel all that match; return how many there were of each answer. ``dry_run``: only count them.
 
-        What begins to match meanwhile may be left out. Raises `InvalidMessage` for a ``where`` without a condition.
+        They are listed first, and then changed by their ids: what begins to match meanwhile may be left out, and what
+        ceases to match is changed all the same. Raises `InvalidMessage` for a ``where`` without a condition.
         """
         return await self._do(self._calls.cancel_where(where, dry_run=dry_run), transaction)
 

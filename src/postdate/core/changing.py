@@ -11,8 +11,18 @@ from typing import Final
 import anyio
 
 from postdate.errors import InvalidMessage, NotSupported
-from postdate.messages import DelayedMessage, aware_utc
-from postdate.ports import AdministrableStore, Answer, ClaimingStore, JoiningStore, MessageFilter, Steps, answer_of
+from postdate.messages import DelayedMessage, aware_utc, check_headers
+from postdate.ports import (
+    AdministrableStore,
+    Answer,
+    ClaimingStore,
+    JoiningStore,
+    MessageFilter,
+    Record,
+    RecordKind,
+    Steps,
+    answer_of,
+)
 
 _PAGE: Final = 500
 _AT_ONCE: Final = 16
@@ -39,9 +49,13 @@ async def reschedule(store: AdministrableStore, message_id: str, due: datetime, 
 
 async def _standing(store: AdministrableStore, message_id: str) -> Answer:
     """Return why a message was not changed."""
-    if await store.get(message_id) is not None:
-        return Answer.BEING_DELIVERED
-    records = await store.history(message_id)
+    records = list[Record]()
+    for _ in range(2):  # it may come back from the error queue between the two questions
+        if await store.get(message_id) is not None:
+            return Answer.BEING_DELIVERED
+        records = await store.history(message_id)
+        if not records or records[-1].kind not in {RecordKind.SCHEDULED, RecordKind.RESCHEDULED}:
+            break
     return answer_of((records[-1].kind, records[-1].detail) if records else None)
 
 
@@ -61,6 +75,7 @@ class Pending:
 
     Raises:
         InvalidTimestamp: a date-time without a time zone.
+        InvalidMessage, InvalidHeaders: a condition that is empty, or headers that are no texts.
     """
 
     destination: str | None = None
@@ -74,10 +89,24 @@ class Pending:
         for name in ("due_from", "due_to"):
             if getattr(self, name) is not None:
                 aware_utc(getattr(self, name), name)
+        check_headers(self.headers or {})
+        for name in ("destination", "headers", "text"):
+            if getattr(self, name) is not None and not getattr(self, name):
+                raise InvalidMessage(f"{name} is empty, which says nothing: leave it out, or say which")
+
+    @property
+    def says_something(self) -> bool:
+        """Whether there is a condition."""
+        return self != Pending()
+
+    @property
+    def is_read_here(self) -> bool:
+        """Whether there is a condition that no store knows."""
+        return bool(self.headers) or self.text is not None or self.failing is not None
 
     def check_says_something(self) -> None:
         """Refuse to mean everything: it may be a variable that was not set."""
-        if self == Pending():
+        if not self.says_something:
             raise InvalidMessage("no condition is given, which would change every message: give one, such as due_to=…")
 
     def matches(self, message: DelayedMessage) -> bool:
@@ -96,17 +125,18 @@ class PendingPages:
     before what was read, is not found.
     """
 
-    def __init__(self, wanted: Pending) -> None:
+    def __init__(self, wanted: Pending, limit: int | None) -> None:
+        self._page = _PAGE if limit is None or wanted.is_read_here else min(limit, _PAGE)
         self._wanted, self._here, self.is_over = wanted, set[str](), False
         self._where = MessageFilter(wanted.destination, wanted.due_from, wanted.due_to)
 
     def ask(self) -> tuple[MessageFilter, int]:
-        return self._where, _PAGE + 2 * len(self._here)
+        return self._where, self._page + 2 * len(self._here)
 
     def take(self, found: Sequence[DelayedMessage]) -> list[DelayedMessage]:
         """Return what matches of the answer, but for what was returned before."""
         fresh = [each for each in found if each.message_id not in self._here]
-        self.is_over = not fresh or len(found) < self.ask()[1]
+        self.is_over = not fresh  # a page may be short of rows that cannot be read
         if not self.is_over:
             last = found[-1].due
             self._here = {each.message_id for each in found if each.due == last}
@@ -116,15 +146,16 @@ class PendingPages:
 
 async def first_of(store: AdministrableStore, wanted: Pending, limit: int | None) -> list[DelayedMessage]:
     """Return up to ``limit`` that match, the first due first; ``None``: all."""
-    reading, found = PendingPages(wanted), list[DelayedMessage]()
+    reading, found = PendingPages(wanted, limit), dict[str, DelayedMessage]()
     while not reading.is_over and (limit is None or len(found) < limit):
-        found += reading.take(await store.list_pending(*reading.ask()))
-    return found[:limit]
+        for each in reading.take(await store.list_pending(*reading.ask())):
+            found.setdefault(each.message_id, each)  # one that moves meanwhile is met again
+    return list(found.values())[:limit]
 
 
 def first_steps(store: JoiningStore, wanted: Pending, limit: int | None) -> Steps[list[DelayedMessage]]:
     """:func:`first_of` in a transaction of the application."""
-    reading, found = PendingPages(wanted), list[DelayedMessage]()
+    reading, found = PendingPages(wanted, limit), list[DelayedMessage]()
     while not reading.is_over and (limit is None or len(found) < limit):
         found += reading.take((yield from store.listing_steps(*reading.ask())))
     return found[:limit]
@@ -133,19 +164,26 @@ def first_steps(store: JoiningStore, wanted: Pending, limit: int | None) -> Step
 async def change_all(
     found: Sequence[DelayedMessage], change: Callable[[DelayedMessage], Awaitable[Answer]]
 ) -> Counter[Answer]:
-    """Change messages, several at a time; return how often each answer was given."""
+    """Change messages, several at a time; return how often each answer was given. Raises what one of them raises."""
     told, waiting = Counter[Answer](), iter(found)
 
-    async def work() -> None:
+    first_errors = list[Exception]()
+
+    async def work(scope: anyio.CancelScope) -> None:
         for message in waiting:
             try:
                 told[await change(message)] += 1
             except InvalidMessage:
                 told[Answer.WOULD_EXPIRE] += 1
+            except Exception as error:  # noqa: BLE001 - raised below, by itself
+                first_errors.append(error)
+                scope.cancel()
 
     async with anyio.create_task_group() as tasks:
         for _ in range(_AT_ONCE):
-            tasks.start_soon(work)
+            tasks.start_soon(work, tasks.cancel_scope)
+    if first_errors:
+        raise first_errors[0]
     return told
 
 

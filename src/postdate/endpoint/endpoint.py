@@ -197,7 +197,8 @@ class Endpoint:
             if not callable(handle):
                 raise ConfigurationError(f"handler {handle!r} must be a function (message, context)")
             self._add_type(message_type, name)
-            is_plain = not inspect.iscoroutinefunction(cast("object", handle))
+            ways: tuple[object, ...] = (handle, type(handle).__call__)  # a function, or an object that is called
+            is_plain = not any(map(inspect.iscoroutinefunction, ways))
             called = in_threads(cast("PlainHandler", handle)) if is_plain else cast("Handler", handle)
             self._handlers.add(message_type, called)
             return handle

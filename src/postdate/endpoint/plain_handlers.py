@@ -12,10 +12,14 @@ from anyio import from_thread, to_thread
 
 from postdate.endpoint.handling import Handler
 from postdate.endpoint.outgoing import HandlerContext
+from postdate.errors import ConfigurationError
 
 
 class BlockingHandlerContext:
-    """The second argument of a handler that is a plain function: :class:`HandlerContext` for code that blocks."""
+    """The second argument of a handler that is a plain function: :class:`HandlerContext` for code that blocks.
+
+    It has no ``transaction()``: connections of an outbox belong to the event loop, or to one thread.
+    """
 
     def __init__(self, context: HandlerContext) -> None:
         self._context = context
@@ -85,7 +89,10 @@ def in_threads(handle: PlainHandler) -> Handler:
     @functools.wraps(handle)
     async def call(message: Any, context: HandlerContext) -> None:
         found = await to_thread.run_sync(handle, message, BlockingHandlerContext(context))
-        if inspect.isawaitable(found):  # of an object, or a function, that does not say that it is asynchronous
-            await found
+        if inspect.iscoroutine(found):
+            found.close()
+            raise ConfigurationError(
+                f"handler {handle!r} was called as a plain function and gave a coroutine: define it with `async def`"
+            )
 
     return call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -69,8 +70,57 @@ class ErrorLine:
 
 
 @dataclass(frozen=True, slots=True)
+class ErrorFilter:
+    """Which failed messages: those that fulfil every condition that is given.
+
+    Args:
+        failed_queue: where they failed.
+        exception: its type, with or without its module.
+        text: in the reason, or in the body.
+    """
+
+    failed_queue: str | None = None
+    exception: str | None = None
+    text: str | None = None
+
+    def matches(self, envelope: Envelope) -> bool:
+        """Return whether a message of an error queue is one of these."""
+        headers, text = envelope.headers, self.text
+        kind = headers.get(Headers.EXCEPTION_TYPE, "")
+        return (
+            (self.failed_queue is None or headers.get(Headers.FAILED_QUEUE) == self.failed_queue)
+            and (self.exception is None or self.exception in {kind, kind.rpartition(".")[2]})
+            and (text is None or text in headers.get(Headers.EXCEPTION_MESSAGE, "") or text.encode() in envelope.body)
+        )
+
+
+ANY_FAILED = ErrorFilter()
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorGroup:
+    """ErrorFilter messages with one type of exception that failed in one queue; ``reason`` is that of the last one."""
+
+    count: int
+    exception_type: str | None
+    failed_queue: str | None
+    first_at: datetime | None
+    last_at: datetime | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorGroups:
+    """The failed messages of a queue, the largest group first."""
+
+    queue: str
+    total: int
+    groups: Sequence[ErrorGroup]
+
+
+@dataclass(frozen=True, slots=True)
 class ErrorList:
-    """Failed messages, the oldest first, and messages set aside as unreadable; ``total`` counts the whole queue."""
+    """ErrorFilter messages, the oldest first, and messages set aside as unreadable; ``total`` counts the whole queue."""
 
     queue: str
     total: int
@@ -97,12 +147,36 @@ class Returned:
     remark: str = ""
 
 
-async def list_errors(deployment: OpenDeployment, queue: str, limit: int) -> ErrorList:
-    """Return up to ``limit`` failed messages; raise NotSupported where queues cannot be browsed."""
+async def list_errors(deployment: OpenDeployment, queue: str, limit: int, where: ErrorFilter = ANY_FAILED) -> ErrorList:
+    """Return up to ``limit`` failed messages; ``total`` counts those that match.
+
+    Raises NotSupported where queues cannot be browsed.
+    """
     view = queue_view(deployment, "list failed messages")
-    found = await view.browse(queue, limit)
     total = (await view.queue_lengths()).get(queue, 0)
-    return ErrorList(queue, total, [_line(each) for each in found], await list_set_aside(deployment, limit))
+    found = await view.browse(queue, limit if where == ANY_FAILED else max(total, limit))
+    if where != ANY_FAILED:
+        found = [each for each in found if where.matches(each.envelope)]
+        total = len(found)
+    return ErrorList(queue, total, [_line(each) for each in found[:limit]], await list_set_aside(deployment, limit))
+
+
+async def group_errors(deployment: OpenDeployment, queue: str) -> ErrorGroups:
+    """Return all failed messages by type of exception and queue; raise NotSupported where these cannot be browsed."""
+    view = queue_view(deployment, "group failed messages")
+    total = (await view.queue_lengths()).get(queue, 0)
+    lines = defaultdict[tuple[str | None, str | None], list[ErrorLine]](list)
+    for each in await view.browse(queue, max(total, 1)):
+        line = _line(each)
+        lines[line.exception_type, line.failed_queue].append(line)
+    groups = [_group(kind, where, found) for (kind, where), found in lines.items()]
+    return ErrorGroups(queue, total, sorted(groups, key=lambda group: -group.count))
+
+
+def _group(kind: str | None, queue: str | None, found: Sequence[ErrorLine]) -> ErrorGroup:
+    times = [each.failed_at for each in found if each.failed_at is not None]
+    first, last = min(times, default=None), max(times, default=None)
+    return ErrorGroup(len(found), kind, queue, first, last, found[-1].reason)
 
 
 def _line(queued: Queued) -> ErrorLine:
@@ -172,29 +246,36 @@ async def return_messages(
 
 
 async def return_all(
-    deployment: OpenDeployment, queue: str, now: datetime, *, to: str | None = None, without_expiry: bool = False
+    deployment: OpenDeployment,
+    queue: str,
+    now: datetime,
+    where: ErrorFilter = ANY_FAILED,
+    *,
+    to: str | None = None,
+    without_expiry: bool = False,
 ) -> list[Returned]:
-    """Return every message that is in the error queue now; messages that cannot be returned stay."""
+    """Return every message that is in the error queue now and matches; those that cannot be returned stay."""
     if deployment.queue_view is None:
-        return await _return_in_order(deployment, queue, now, to, without_expiry=without_expiry)
+        return await _return_in_order(deployment, queue, now, where, to, without_expiry=without_expiry)
     seen: set[str] = set()
     results: list[Returned] = []
     stuck = 0
     while True:
         found = await deployment.queue_view.browse(queue, _PAGE + stuck)
-        fresh = [id_ for id_ in dict.fromkeys(each.envelope.message_id for each in found) if id_ not in seen]
+        fresh = {each.envelope.message_id: each for each in found if each.envelope.message_id not in seen}
         if not fresh:
             return results
         seen.update(fresh)
-        page = await return_messages(deployment, queue, fresh, now, to=to, without_expiry=without_expiry)
-        stuck += sum(not each.done for each in page)
+        wanted = [id_ for id_, each in fresh.items() if where.matches(each.envelope)]
+        page = await return_messages(deployment, queue, wanted, now, to=to, without_expiry=without_expiry)
+        stuck += len(fresh) - sum(each.done for each in page)
         results += page
 
 
 async def _return_in_order(
-    deployment: OpenDeployment, queue: str, now: datetime, to: str | None, *, without_expiry: bool
+    deployment: OpenDeployment, queue: str, now: datetime, where: ErrorFilter, to: str | None, *, without_expiry: bool
 ) -> list[Returned]:
-    """Receive the queue's messages in order; hold messages that cannot be returned, and release them at the end.
+    """Receive the queue's messages in order; hold those that stay, and release them at the end.
 
     Released at once, they would come again before the others.
     """
@@ -204,14 +285,19 @@ async def _return_in_order(
     returning = _Returning(deployment, receiver, queue, now, to, without_expiry)
     results: list[Returned] = []
     stuck: list[Received] = []
+    taken = 0
     try:
-        while limit is None or len(results) < limit:
+        while limit is None or taken < limit:
             page: Sequence[Received] = ()
             with anyio.move_on_after(_LAST_MESSAGE_SECONDS):
                 page = await receiver.receive(1)
             if not page:
                 break
             for received in page:
+                taken += 1
+                if not where.matches(received.envelope):
+                    stuck.append(received)
+                    continue
                 result = await returning.try_to_move(received)
                 results.append(result)
                 if not result.done:

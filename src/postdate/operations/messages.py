@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from postdate.core import changing
+from postdate.core.changing import Pending, first_of
 from postdate.errors import MessageNotFound
 from postdate.messages import DelayedMessage
 from postdate.operations.explanation import explain
 from postdate.operations.needs import administrable, in_queues, lengths, standing_of, users_of_store
 from postdate.operations.plain import Body, Event, body_of, delivering, events_of
 from postdate.operations.set_aside import count_set_aside
-from postdate.ports import MessageFilter, Queued, Standing
+from postdate.ports import AdministrableStore, Answer, Queued, Standing
 from postdate.wiring import OpenDeployment, own_queues
 
 
@@ -83,8 +86,8 @@ class MessageList:
     more: bool
 
 
-async def list_messages(deployment: OpenDeployment, where: MessageFilter, limit: int, now: datetime) -> MessageList:
-    found = await administrable(deployment, "list messages").list_pending(where, limit + 1)
+async def list_messages(deployment: OpenDeployment, where: Pending, limit: int, now: datetime) -> MessageList:
+    found = await first_of(administrable(deployment, "list messages"), where, limit + 1)
     return MessageList([_line(message, now) for message in found[:limit]], more=len(found) > limit)
 
 
@@ -202,6 +205,50 @@ async def reschedule(deployment: OpenDeployment, message_id: str, due: datetime,
     if await administrable(deployment, "reschedule a message").reschedule(message_id, due, now):
         return Change(message_id, done=True, due=due)
     return Change(message_id, done=False, reason=await _why_not(deployment, message_id, now))
+
+
+@dataclass(frozen=True, slots=True)
+class ManyChanged:
+    """Result of changing all that match: how often each answer was given; of a dry run, how many would be done."""
+
+    answers: Mapping[str, int]
+    dry_run: bool
+
+
+async def cancel_all(deployment: OpenDeployment, where: Pending, now: datetime, *, dry_run: bool) -> ManyChanged:
+    """Remove all pending messages that match, for good."""
+    store = administrable(deployment, "cancel messages")
+    return await _changed(store, where, lambda each: changing.cancel(store, each.message_id, now), dry_run=dry_run)
+
+
+async def reschedule_all(
+    deployment: OpenDeployment,
+    where: Pending,
+    due: Callable[[DelayedMessage, datetime], datetime],
+    now: datetime,
+    *,
+    dry_run: bool,
+) -> ManyChanged:
+    """Give all pending messages that match the due time that ``due`` says of each."""
+    store = administrable(deployment, "reschedule messages")
+
+    async def change(message: DelayedMessage) -> Answer:
+        return await changing.reschedule(store, message.message_id, due(message, now), now)
+
+    return await _changed(store, where, change, dry_run=dry_run)
+
+
+async def _changed(
+    store: AdministrableStore,
+    where: Pending,
+    change: Callable[[DelayedMessage], Awaitable[Answer]],
+    *,
+    dry_run: bool,
+) -> ManyChanged:
+    where.check_says_something()
+    found = await first_of(store, where, None)
+    told = Counter({Answer.DONE: len(found)} if found else {}) if dry_run else await changing.change_all(found, change)
+    return ManyChanged({answer.value: count for answer, count in told.items()}, dry_run)
 
 
 async def _why_not(deployment: OpenDeployment, message_id: str, now: datetime) -> str:

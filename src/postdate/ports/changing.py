@@ -37,9 +37,12 @@ class Answer(enum.Enum):
 def answer_of(last: tuple[RecordKind, str] | None) -> Answer:
     """Return what became of a message that does not wait any more; ``last``: kind and detail of its last record."""
     match last:
-        case (RecordKind.DELIVERED | RecordKind.HANDLED | RecordKind.RETRIED | RecordKind.RETURNED, _):
+        case (
+            RecordKind.DELIVERED | RecordKind.HANDLED | RecordKind.RETRIED | RecordKind.RETURNED | RecordKind.DISCARDED,
+            _,
+        ):
             return Answer.DELIVERED
-        case (RecordKind.EXPIRED | RecordKind.DISCARDED, _):
+        case (RecordKind.EXPIRED, _):
             return Answer.EXPIRED
         case (RecordKind.FAILED, _):
             return Answer.FAILED

@@ -16,6 +16,7 @@ from typing_extensions import override
 from postdate.backends.memory.database import MemorySagaStore
 from postdate.backends.memory.store import MemoryStore
 from postdate.backends.memory.transport import MemoryReceiver, MemoryTransport
+from postdate.core.changing import cancel, reschedule
 from postdate.core.recoverability import Recoverability
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.endpoint import Endpoint
@@ -28,6 +29,7 @@ from postdate.errors import ConfigurationError, InvalidMessage, PostdateError
 from postdate.messages import Envelope, Headers
 from postdate.ports import (
     HANDLED,
+    Answer,
     Correlation,
     End,
     MessageFilter,
@@ -222,6 +224,17 @@ class EndpointTest:
         self._endpoint.failures.clear()
         if failures:
             raise failures[0]
+
+    async def cancel(self, message_id: str) -> Answer:
+        """Cancel a delayed message, as :meth:`postdate.Client.cancel` does."""
+        return await cancel(self._store, message_id, self.now)
+
+    async def reschedule(
+        self, message_id: str, *, delay: timedelta | None = None, deliver_at: datetime | None = None
+    ) -> Answer:
+        """Give a delayed message another due time, as :meth:`postdate.Client.reschedule` does."""
+        due = SendOptions(delay=delay, deliver_at=deliver_at).due(self.now) or self.now
+        return await reschedule(self._store, message_id, due, self.now)
 
     # --- what came of it ------------------------------------------------------------------------------------------
 

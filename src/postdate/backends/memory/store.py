@@ -192,7 +192,7 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore):
             await self.store(message, now)
             return message.message_id
         stored = next(each.at for each in self._records if each.message_id == newest)
-        entry.message = make(newest, stored)
+        entry.message = with_failures(make(newest, stored), entry.message.number_of_failures)
         entry.attempt_at = entry.message.due
         self._record(RecordKind.RESCHEDULED, entry.message, now, "replaced")
         for wake in self._wakes:

@@ -6,14 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from typing_extensions import override
 
 from postdate.backends.postgres import inserting
 from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.joining import NOTICE, join, join_blocking, on
-from postdate.backends.postgres.rows import message_of, row_of
+from postdate.backends.postgres.rows import message_of, row_of, utc
 from postdate.backends.postgres.statements import Statements
 from postdate.errors import DuplicateMessage, MessageError
 from postdate.messages import DelayedMessage, rescheduled
@@ -30,6 +30,9 @@ from postdate.ports import (
 from postdate.ports.changing import KeyedIds, Making
 
 T = TypeVar("T")
+
+_NO_LONG_WAIT: Final = b"SET LOCAL lock_timeout = '5s'"
+"""For who replaces under the same key in a transaction that stays open: less than the silence that ends a session."""
 
 
 class PostgresChanges(JoiningStore, ReplacingStore, ABC):
@@ -105,7 +108,11 @@ class PostgresChanges(JoiningStore, ReplacingStore, ABC):
 
     @override
     async def replace(self, key: str, make: Making, now: datetime) -> str:
-        return await self.database.transaction(lambda c: self._alone(c, self.replacing_steps(key, make, now)))
+        def replace(connection: Connection) -> str:
+            connection.execute(_NO_LONG_WAIT)
+            return self._alone(connection, self.replacing_steps(key, make, now))
+
+        return await self.database.transaction(replace)
 
     @override
     def replacing_steps(self, key: str, make: Making, now: datetime) -> Steps[str]:
@@ -116,7 +123,7 @@ class PostgresChanges(JoiningStore, ReplacingStore, ABC):
         found = yield self._sql.newest, self._values(first=ids.first, last=ids.last)
         newest, at, waits = found[0] if found else ("", None, False)
         if waits:
-            row = row_of(make(newest, at), self._largest_message_bytes)
+            row = row_of(make(newest, utc(at)), self._largest_message_bytes)
             if (yield self._sql.replace, inserting.values_of(row, now, store_id, NOTICE)):
                 return row[0]
         row = row_of(make(ids.after(newest), None), self._largest_message_bytes)
@@ -148,5 +155,6 @@ def _readable(rows: Sequence[Sequence[Any]] | None) -> list[DelayedMessage]:
     found = list[DelayedMessage]()
     for _, id_, due, destination, expires_at, failures, headers, body in rows or ():
         with suppress(MessageError):
-            found.append(message_of(id_, due, destination, expires_at, failures, headers, bytes(body)))
+            content = (failures, headers, bytes(body))
+            found.append(message_of(id_, utc(due), destination, utc(expires_at), *content))
     return found

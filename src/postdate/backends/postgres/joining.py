@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 from psycopg.rows import tuple_row
+from psycopg.types.datetime import TimestamptzLoader
 
 from postdate.backends.postgres.inserting import PARAMETERS
 from postdate.backends.postgres.names import sql
@@ -51,7 +52,9 @@ async def join(connection: object, steps: Steps[T]) -> T:
     Raises `ConfigurationError` if the driver is unknown here, or the connection is in no transaction.
     """
     driver = _driver_of(connection)
-    if driver.run_blocking is not None:
+    if driver.run_blocking is not None and driver.prepare_blocking is not None:
+        if driver.belongs_to_thread:  # what a proxy stands for is another thing in another thread
+            return on(partial(driver.run_blocking, driver.prepare_blocking(connection)), steps)
         return await in_thread(join_blocking, connection, steps)
     assert driver.run is not None
     connection, found = await driver.prepare(connection), None
@@ -111,13 +114,15 @@ class _Driver:
     """How statements run on one kind of connection.
 
     ``prepare`` returns the object to run them on, and refuses a connection in autocommit mode; ``run`` returns the rows
-    of a statement. A driver blocks or is awaited: it has one pair of the two.
+    of a statement. A driver blocks or is awaited: it has one pair of the two. One that ``belongs_to_thread`` stands for
+    another connection in each thread.
     """
 
     prepare_blocking: Callable[[Any], Any] | None = None
     run_blocking: Callable[[Any, bytes, Values], Rows] | None = None
     prepare: Callable[[Any], Any] = lambda connection: connection
     run: Callable[[Any, bytes, Values], Any] | None = None
+    belongs_to_thread: bool = False
 
 
 def _driver_of(connection: object) -> _Driver:
@@ -163,11 +168,13 @@ async def _psycopg_ready_async(connection: Any) -> Any:
 def _psycopg_run(connection: Any, statement: bytes, values: Values) -> Rows:
     # A plain cursor: the application's factory may give one with other parameters or rows.
     with psycopg.Cursor[Any](connection, row_factory=tuple_row) as cursor:
+        cursor.adapters.register_loader("timestamptz", TimestamptzLoader)  # Django's may leave out the time zone
         return cursor.execute(sql(_with_names(statement)), values).fetchall()
 
 
 async def _psycopg_run_async(connection: Any, statement: bytes, values: Values) -> Rows:
     async with psycopg.AsyncCursor[Any](connection, row_factory=tuple_row) as cursor:
+        cursor.adapters.register_loader("timestamptz", TimestamptzLoader)
         await cursor.execute(sql(_with_names(statement)), values)
         return await cursor.fetchall()
 
@@ -263,11 +270,11 @@ _DRIVERS: Final[Mapping[tuple[str, str], _Driver]] = {
     ("psycopg", "AsyncConnection"): _Driver(prepare=_psycopg_ready_async, run=_psycopg_run_async),
     ("asyncpg", "Connection"): _Driver(prepare=_asyncpg_ready, run=_asyncpg_run),
     ("asyncpg", "PoolConnectionProxy"): _Driver(prepare=_asyncpg_ready, run=_asyncpg_run),
-    ("django", "ConnectionProxy"): _Driver(_django_ready, _psycopg_run),
-    ("django", "DatabaseWrapper"): _Driver(_django_ready, _psycopg_run),
+    ("django", "ConnectionProxy"): _Driver(_django_ready, _psycopg_run, belongs_to_thread=True),
+    ("django", "DatabaseWrapper"): _Driver(_django_ready, _psycopg_run, belongs_to_thread=True),
     ("sqlalchemy", "Connection"): _Driver(_sqlalchemy_ready, _sqlalchemy_run),
     ("sqlalchemy", "Session"): _Driver(_session_ready, _sqlalchemy_run),
-    ("sqlalchemy", "scoped_session"): _Driver(_session_ready, _sqlalchemy_run),
+    ("sqlalchemy", "scoped_session"): _Driver(_session_ready, _sqlalchemy_run, belongs_to_thread=True),
     ("sqlalchemy", "AsyncConnection"): _Driver(prepare=_sqlalchemy_ready_async, run=_sqlalchemy_run_async),
     ("sqlalchemy", "AsyncSession"): _Driver(prepare=_session_ready_async, run=_sqlalchemy_run_async),
     ("sqlalchemy", "async_scoped_session"): _Driver(prepare=_session_ready_async, run=_sqlalchemy_run_async),

@@ -240,7 +240,7 @@ class Statements:
                 FOR UPDATE OF p SKIP LOCKED),
             changed AS (
                 UPDATE {pending} AS p SET due = %(due)s, attempt_at = %(due)s, expires_at = %(expires_at)s::timestamptz,
-                    destination = %(destination)s, failures = 0
+                    destination = %(destination)s
                 FROM target WHERE p.number = target.number
                 RETURNING p.number, p.message_id, p.due, p.destination),
             written AS (

@@ -427,9 +427,7 @@ _NEWEST: Final = """
     WHERE r.kind = 1 AND r.message_id BETWEEN ? AND ? AND length(r.message_id) = length(?)
         AND substr(r.message_id, -8) NOT GLOB '*[^0-9]*'
     ORDER BY r.message_id DESC LIMIT 1"""
-_REPLACE: Final = (
-    "UPDATE delayed_message SET due = ?, attempt_at = ?, destination = ?, expires_at = ?, failures = 0 WHERE seq = ?"
-)
+_REPLACE: Final = "UPDATE delayed_message SET due = ?, attempt_at = ?, destination = ?, expires_at = ? WHERE seq = ?"
 _OF_ID: Final = "WHERE seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)"
 _CLAIM: Final = f"""
     UPDATE delayed_message SET claimant = ?, attempt_at = NULL WHERE seq IN (

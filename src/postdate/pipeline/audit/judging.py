@@ -27,9 +27,13 @@ def one_row_a_message(events: DataFrame) -> DataFrame:
     there = (F.col("kind") == "scheduled") & (F.col("times") > 0)
     after_due = F.unix_micros("at") - F.unix_micros("due")
     grouped = events.groupBy(*_KEY).agg(
-        F.coalesce(F.max(F.when(F.col("kind") == "scheduled", F.col("destination"))), F.max("destination")).alias(
-            "destination"
-        ),
+        # Where it was delivered, or waits: what takes its place under a key may be meant for another queue.
+        F.coalesce(
+            F.max_by(F.when(of_delivery, F.col("destination")), F.when(of_delivery, F.col("at"))),
+            F.max(F.when(F.col("kind") == "pending", F.col("destination"))),
+            F.max(F.when(F.col("kind") == "scheduled", F.col("destination"))),
+            F.max("destination"),
+        ).alias("destination"),
         # The due time of the delivery, else the latest that was set: a rescheduled message has had several.
         F.coalesce(
             F.max_by(F.when(of_delivery, F.col("due")), F.when(of_delivery, F.col("at"))),

@@ -1,0 +1,73 @@
+"""Messages that options describe are listed, cancelled and rescheduled, or counted."""
+
+import pytest
+
+
+@pytest.fixture
+def waiting(cli):
+    """Send ten messages, half of them for another queue."""
+    cli.ok("setup", "--queue", "orders", "--queue", "bills")
+    for number in range(10):
+        queue, customer = ("orders", "bills")[number % 2], number % 3
+        options = ["--id", f"m-{number}", "--header", f"customer={customer}", "--at", f"2126-01-31T{10 + number}:00Z"]
+        more = ["--expires-at", "2126-02-01T00:00Z"] if number == 9 else []
+        cli.ok("send", queue, f'{{"number": {number}}}', *options, *more)
+
+    def ids(*options: str) -> list[str]:
+        return [each["message_id"] for each in cli.ok("messages", "list", "--json", *options).json["messages"]]
+
+    return ids
+
+
+def test_options_say_which(cli, waiting) -> None:
+    assert waiting("--header", "customer=1") == ["m-1", "m-4", "m-7"]
+    assert waiting("--header", "customer=1", "--queue", "bills") == ["m-1", "m-7"]
+    assert waiting("--text", '"number": 4') == ["m-4"]
+    assert waiting("--failing") == []
+    assert waiting("--due-from", "2126-01-31T17:00Z", "--limit", "2") == ["m-7", "m-8"]
+
+
+def test_all_that_match_are_cancelled_or_counted(cli, waiting) -> None:
+    dry = cli.ok("messages", "cancel", "--queue", "bills", "--dry-run", "--json").json
+    assert dry == {"answers": {"done": 5}, "dry_run": True}
+    assert len(waiting()) == 10
+    assert cli.ok("messages", "cancel", "--queue", "bills", "--json").json["answers"] == {"done": 5}
+    assert waiting() == ["m-0", "m-2", "m-4", "m-6", "m-8"]
+    assert cli.ok("messages", "cancel", "--queue", "bills").out == "no message is like that\n"
+
+
+def test_all_that_match_are_rescheduled(cli, waiting) -> None:
+    moved = cli.ok("messages", "reschedule", "--queue", "bills", "--later-by", "1d")
+    assert moved.out.splitlines() == [
+        "4 messages rescheduled",
+        "1 message not rescheduled: would expire before it is due",
+    ]
+    assert waiting("--due-from", "2126-02-01T00:00Z") == ["m-1", "m-3", "m-5", "m-7"]
+    assert cli.ok("messages", "reschedule", "--header", "customer=0", "--delay", "1h", "--json").json == {
+        "answers": {"done": 4},
+        "dry_run": False,
+    }
+    assert set(waiting("--due-to", "2100-01-01T00:00Z")) == {"m-0", "m-3", "m-6", "m-9"}
+    both = cli.ok("messages", "reschedule", "m-1", "m-2", "--at", "2126-05-01T00:00Z", "--json").json["messages"]
+    assert [each["message_id"] for each in both] == ["m-1", "m-2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["cancel"], "which messages?"),
+        (["cancel", "--dry-run"], "which messages?"),
+        (["cancel", "m-1", "--queue", "orders"], "not both"),
+        (["cancel", "m-1", "--dry-run"], "not both"),
+        (["cancel", "--header", "customer"], "NAME=VALUE"),
+        (["reschedule", "--queue", "orders"], "say when: either --delay, --at or --later-by"),
+        (["reschedule", "--queue", "orders", "--delay", "1h", "--later-by", "1h"], "say when"),
+        (["reschedule", "m-1", "--later-by", "1h"], "say when: either --delay or --at"),
+        (["reschedule", "m-1"], "say when"),
+    ],
+)
+def test_what_is_wrong_is_said_and_nothing_is_changed(cli, waiting, arguments: list[str], said: str) -> None:
+    ran = cli("messages", *arguments)
+    assert ran.status == 2
+    assert said in ran.err
+    assert len(waiting()) == 10
