@@ -99,7 +99,7 @@ ANY_FAILED = ErrorFilter()
 
 @dataclass(frozen=True, slots=True)
 class ErrorGroup:
-    """ErrorFilter messages with one type of exception that failed in one queue; ``reason`` is that of the last one."""
+    """Failed messages with one type of exception that failed in one queue; ``reason`` is that of the last one."""
 
     count: int
     exception_type: str | None
@@ -120,7 +120,7 @@ class ErrorGroups:
 
 @dataclass(frozen=True, slots=True)
 class ErrorList:
-    """ErrorFilter messages, the oldest first, and messages set aside as unreadable; ``total`` counts the whole queue."""
+    """Failed messages, the oldest first, and messages set aside as unreadable; ``total`` counts the whole queue."""
 
     queue: str
     total: int
