@@ -110,7 +110,7 @@ class Race:
 
     @property
     def _keeps_keys(self) -> bool:
-        return not self._url.startswith(("mysql", "mariadb", "redis"))
+        return not self._url.startswith("redis")
 
     async def _passes(self, seconds: float) -> None:
         """Wait for a part of the time, by chance."""

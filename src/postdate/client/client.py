@@ -365,7 +365,7 @@ class Client:
         delivery.
 
         Raises:
-            NotSupported: the store cannot; SQLite, PostgreSQL and memory can.
+            NotSupported: the store cannot; PostgreSQL, SQLite, MariaDB and memory can.
         """
         options = SendOptions(destination, delay, deliver_at, expires_at, None, None, headers)
         return await self._do(self._calls.replace(message, key, longest_wait, options), transaction)

@@ -64,6 +64,18 @@ class MariaDbStatements(RowLockStatements):
         "WHERE number = %(number)s"
     )
 
+    newest = (
+        "SELECT r.message_id, r.at, p.number IS NOT NULL AND p.holder IS NULL "
+        "FROM {record} AS r LEFT JOIN {pending} AS p ON p.number = r.number "
+        "WHERE r.store_id = %(store)s AND r.once = 1 AND r.message_id BETWEEN %(first)s AND %(last)s "
+        "AND CHAR_LENGTH(r.message_id) = CHAR_LENGTH(%(first)s) AND RIGHT(r.message_id, 8) REGEXP '^[0-9]*$' "
+        "ORDER BY r.message_id DESC LIMIT 1"
+    )
+    replace = (
+        "UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s, destination = %(destination)s, "
+        "expires_at = %(expires_at)s, headers = %(headers)s, body = %(body)s WHERE number = %(number)s"
+    )
+
     next_attempt = "{after} ORDER BY p.attempt_at LIMIT 1"
     next_attempt_but = "{after} AND p.number NOT IN %(locked)s ORDER BY p.attempt_at LIMIT 1"
     next_due = "SELECT due FROM {pending} FORCE INDEX (due) ORDER BY due LIMIT 1"

@@ -7,7 +7,7 @@ Source: specification 1.1, 1.3; ADR 0008.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from typing_extensions import override
@@ -16,9 +16,11 @@ from postdate.backends.mariadb.connection import MariaDbSession, literal
 from postdate.backends.mariadb.schema import MariaDbNames, MariaDbSchema
 from postdate.backends.mariadb.tables import MariaDbTables, old_snapshots
 from postdate.backends.rowlocks.names import RowLockNames
-from postdate.backends.rowlocks.parts import in_pieces
+from postdate.backends.rowlocks.parts import MessageRow, in_pieces, to_row
 from postdate.backends.rowlocks.store import LockingStore
-from postdate.ports import OldSnapshot, Recording, RecordKind, ScanPart
+from postdate.clock import to_microseconds
+from postdate.ports import OldSnapshot, Recording, RecordKind, ReplacingStore, ScanPart
+from postdate.ports.changing import KeyedIds, Making
 from postdate.ports.scanning import ARCHIVED, ArchivableStore, StoredRecord
 
 _ROWS_AT_ONCE: Final = 2_000
@@ -28,7 +30,7 @@ _STATEMENT_BYTES: Final = 1024 * 1024
 """The longest statement, unless a single record is longer."""
 
 
-class MariaDbStore(LockingStore, ArchivableStore):
+class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
     """Keeps delayed messages in a table of MariaDB.
 
     Args:
@@ -70,6 +72,28 @@ class MariaDbStore(LockingStore, ArchivableStore):
             largest_message_bytes,
             database.holds_at_most,
         )
+
+    @override
+    async def replace(self, key: str, make: Making, now: datetime) -> str:
+        """Two that begin a key at once make the same id, which one of them stores; the other looks again."""
+        ids, at = KeyedIds(key), to_microseconds(now)
+        most, tables = self._capabilities.largest_message_bytes, self._tables
+        assert isinstance(tables, MariaDbTables)
+
+        def replace(session: MariaDbSession) -> MessageRow | None:
+            newest, stored_at, waits = tables.newest(session, ids.first, ids.last)
+            found = tables.lock(session, newest) if waits else None
+            if found is not None and found.holder is None:
+                row = to_row(make(newest, self._dialect.instant(stored_at)), most)
+                tables.replace(session, found, row, at)
+                return row
+            row = to_row(make(ids.after(newest), None), most)
+            return row if tables.insert(session, [row], at) else None
+
+        while (row := await self._pool.transaction(replace)) is None:
+            pass
+        self._next_due.heard(row.due)
+        return row.message_id
 
     @override
     async def old_snapshots(self) -> Sequence[OldSnapshot]:

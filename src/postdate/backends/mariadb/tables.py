@@ -11,10 +11,10 @@ from typing_extensions import override
 from postdate.backends.mariadb.connection import LockedTooLong, literal
 from postdate.backends.mariadb.schema import MariaDbNames
 from postdate.backends.mariadb.statements import MariaDbStatements
-from postdate.backends.rowlocks.parts import MessageRow, WaitingRow, in_pieces
+from postdate.backends.rowlocks.parts import MessageRow, RecordNote, WaitingRow, in_pieces
 from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.errors import MessageTooLarge, StoreNotWritable
-from postdate.ports import OldSnapshot, Recording
+from postdate.ports import OldSnapshot, Recording, RecordKind
 
 _PACKET_ROOM: Final = 64 * 1024
 """Bytes of a packet for the statement around the rows."""
@@ -41,6 +41,16 @@ class MariaDbTables(RowLockTables):
         self._mariadb = MariaDbStatements(names)
         self._records, self._messages = map(_around_rows, (self._mariadb.insert_records, self._mariadb.insert_messages))
         super().__init__(names, self._mariadb, recording)
+
+    def newest(self, session: Any, first: str, last: str) -> tuple[str, int, bool]:
+        """Return the last id between two, when it was stored, and whether it waits unclaimed; empty: there is none."""
+        found = session.rows(self._mariadb.newest, {"first": first, "last": last, "store": self.store_id(session)})
+        return found[0] if found else ("", 0, False)
+
+    def replace(self, session: Any, found: WaitingRow, row: MessageRow, at: int) -> None:
+        """Put another message in the place of a locked one."""
+        session.change(self._mariadb.replace, {**row._asdict(), "number": found.number})
+        self._record_one(session, found.number, RecordNote(at, int(RecordKind.RESCHEDULED), "replaced"))
 
     def _insert_records(self, session: Any, rows: Sequence[MessageRow], at: int) -> Mapping[str, int]:
         store = self.store_id(session)
