@@ -151,6 +151,21 @@ async def _one_is_due(client: Client) -> bool:
     return all(each.due < now() for each in await client.list())
 
 
+async def test_wrong_types_are_told(client: Client) -> None:
+    any_: Any = client
+    for call in (
+        lambda: any_.list("mails"),
+        lambda: any_.cancel_where("mails"),
+        lambda: any_.send_many([b"x"]),
+        lambda: any_.send_many([(b"x", {})]),
+        lambda: any_.cancel(7),
+        lambda: any_.get(None),
+        lambda: any_.reschedule(7, delay=HOUR),
+    ):
+        with pytest.raises(InvalidMessage, match=r"Pending\(…\)|pairs|must be str"):
+            await call()
+
+
 async def test_wrong_arguments_are_refused_at_once(client: Client) -> None:
     with pytest.raises(DelayConflict, match="say when"):
         await client.reschedule("m")
@@ -193,11 +208,11 @@ async def test_it_explains_where_a_message_is(tmp_path: Path) -> None:
 
 def test_an_address_that_cannot_be_is_told_and_so_is_a_server_that_is_not_there(tmp_path: Path) -> None:
     for url, create, said in (
-        ("sqlit:///shop.db", True, "did you mean sqlite"),
+        ("sqlit:///shop.db", True, r"\(an argument of connect\).* did you mean sqlite"),
         ("postgresql://nobody@127.0.0.1:1/none", True, "127"),
         (f"sqlite:///{tmp_path / 'none.db'}", False, "none.db"),
     ):
-        with postdate.connect(url, create=create).blocking as shop, pytest.raises(PostdateError, match=said):
+        with pytest.raises(PostdateError, match=said), postdate.connect(url, create=create).blocking as shop:
             shop.list()
 
 

@@ -34,7 +34,7 @@ from postdate.messages import MESSAGE_ID_LIMIT, DelayedMessage, check_text
 from postdate.ports import Answer, JoiningStore, NativeTransaction, ReplacingStore, Steps
 from postdate.ports.changing import KeyedIds, no_transaction_of_yours
 from postdate.runtime.threads import in_thread
-from postdate.wiring import opened, store_observer
+from postdate.wiring import check_store, naming, opened, store_observer
 
 if TYPE_CHECKING:
     from postdate.operations import Explanation
@@ -84,6 +84,13 @@ class _Calls:
             )
 
     def send(self, messages: Sequence[tuple[object, SendOptions]]) -> _Call[list[str]]:
+        for each in messages:
+            match each:
+                case (_, SendOptions()):
+                    pass
+                case _:  # pyright: ignore[reportUnnecessaryComparison] - callers without types
+                    raise InvalidMessage(f"send_many takes pairs (message, SendOptions(…)), not {each!r}")
+
         def made(now: datetime) -> list[DelayedMessage]:
             return [self._made(message, options, now) for message, options in messages]
 
@@ -115,6 +122,8 @@ class _Calls:
         return kept(outgoing_message(self._sender, content, body, destination, options, now), now)
 
     def cancel(self, message_id: str) -> _Call[Answer]:
+        check_text(message_id, "message id", MESSAGE_ID_LIMIT)
+
         async def alone(opened: InUse) -> Answer:
             return await cancel(administrable(opened.store), message_id, opened.clock.now())
 
@@ -124,6 +133,7 @@ class _Calls:
         if (delay is None) == (deliver_at is None):
             raise DelayConflict("say when it is to be delivered: delay=timedelta(…), or deliver_at=datetime(…)")
         options = SendOptions(delay=delay, deliver_at=deliver_at)
+        check_text(message_id, "message id", MESSAGE_ID_LIMIT)
 
         def due(now: datetime) -> datetime:
             return options.due(now) or now
@@ -160,12 +170,17 @@ class _Calls:
         return _Call(alone, joined)
 
     def get(self, message_id: str) -> _Call[DelayedMessage | None]:
+        check_text(message_id, "message id", MESSAGE_ID_LIMIT)
+
         async def alone(opened: InUse) -> DelayedMessage | None:
             return await administrable(opened.store).get(message_id)
 
         return _Call(alone, lambda store, _: store.getting_steps(message_id))
 
     def list(self, where: Pending, limit: int | None) -> _Call[list[DelayedMessage]]:
+        if not isinstance(where, Pending):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without types
+            raise InvalidMessage(f"say which messages with Pending(…), such as Pending('queue'), not {where!r}")
+
         async def alone(opened: InUse) -> list[DelayedMessage]:
             return await first_of(administrable(opened.store), where, limit)
 
@@ -175,8 +190,8 @@ class _Calls:
         self, where: Pending, change: Callable[[DelayedMessage], _Call[Answer]], *, dry_run: bool
     ) -> _Call[Counter[Answer]]:
         """Change all that match; or count them."""
-        where.check_says_something()
         listed = self.list(where, None)
+        where.check_says_something()
 
         async def alone(opened: InUse) -> Counter[Answer]:
             found = await listed.alone(opened)
@@ -252,7 +267,10 @@ def connect(
         "endpoint.name": endpoint,
         "store.schema": schema,
     }
-    return Client(load_settings(None, os.environ, options), create=create)
+    settings = load_settings(None, os.environ, options, origin="an argument of connect")
+    with naming("store.address", settings.store.address, settings):
+        check_store(settings.store.address)
+    return Client(settings, create=create)
 
 
 class Client:

@@ -36,7 +36,11 @@ class _Found:
 
 
 def load_settings(
-    file: str | Path | None, environment: Mapping[str, str], options: Mapping[str, str | None] | None = None
+    file: str | Path | None,
+    environment: Mapping[str, str],
+    options: Mapping[str, str | None] | None = None,
+    *,
+    origin: str | None = None,
 ) -> Settings:
     """Return the settings: defaults, over them the file, the environment, the options.
 
@@ -44,6 +48,7 @@ def load_settings(
         file: to read; ``None``: the one that ``POSTDATE_CONFIG`` names, or ``postdate.toml`` if it exists.
         environment: variables, such as ``POSTDATE_STORE__ADDRESS``.
         options: of the command line, by key (``store.address``); ``None`` for options that were not given.
+        origin: of the options, in words; by default their names on the command line.
 
     Raises:
         UnknownSetting: a key or section that does not exist; says where, and suggests a close one.
@@ -54,7 +59,7 @@ def load_settings(
     found |= _from_environment(environment)
     for key, value in (options or {}).items():
         if value is not None:
-            found[key] = _Found(FromText(value), f"option --{key.partition('.')[0]}")
+            found[key] = _Found(FromText(value), origin or f"option --{key.partition('.')[0]}")
     _follow_references(found, environment)
     _share_one_database(found)
     return _build(found, path)
