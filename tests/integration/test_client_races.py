@@ -77,7 +77,8 @@ class Race:
     async def _one(self, id_: str, own: Any) -> None:
         client, told = self._client, self.told.setdefault(id_, Told())
         due = now() + self._some() * MILLISECOND
-        call = partial(client.send, b"", destination=QUEUE, deliver_at=due, message_id=id_)
+        own_header = {"told": id_}
+        call = partial(client.send, b"", destination=QUEUE, deliver_at=due, message_id=id_, headers=own_header)
         told.sent = await self._do("send", call, own) is not None
         if not told.sent:
             assert await client.get(id_) is None
@@ -102,7 +103,7 @@ class Race:
                     if keyed is not None:
                         self.keyed.add(keyed)
                 case _:
-                    where = Pending(QUEUE, due_from=due, due_to=due + timedelta(microseconds=1))
+                    where = Pending(QUEUE, headers=own_header)  # others may be due at the same microsecond
                     answers = await self._do("where", partial(client.cancel_where, where), own)
                     if answers is not None and answers[Answer.DONE]:
                         assert answers == {Answer.DONE: 1}
