@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
 
 from postdate.client.background import Background, InUse, log
 from postdate.clock import later
@@ -28,7 +28,7 @@ from postdate.core.changing import (
     reschedule,
 )
 from postdate.endpoint.message_types import MessageTypes, TimesToBeReceived
-from postdate.endpoint.outgoing import SendOptions, kept, outgoing_message, sender_headers
+from postdate.endpoint.outgoing import SendKeywords, SendOptions, kept, outgoing_message, sender_headers
 from postdate.errors import DelayConflict, DuplicateMessage, InvalidMessage, NotSupported, PostdateError
 from postdate.messages import MESSAGE_ID_LIMIT, DelayedMessage, check_text
 from postdate.ports import Answer, JoiningStore, NativeTransaction, ReplacingStore, Steps
@@ -146,12 +146,16 @@ class _Calls:
 
     def replace(self, message: object, key: str, longest_wait: timedelta | None, options: SendOptions) -> _Call[str]:
         check_text(key, "key", MESSAGE_ID_LIMIT - len(KeyedIds("").first))
+        if options.message_id is not None:
+            raise InvalidMessage("what is sent under a key has an id that is made of the key: leave out message_id")
 
         def made(message_id: str, stored_at: datetime | None, now: datetime) -> DelayedMessage:
-            due = options.due(now) or now
+            how, due = replace(options, message_id=message_id), options.due(now) or now
             if longest_wait is not None:
-                due = min(due, later(now if stored_at is None else stored_at, longest_wait))
-            return self._made(message, replace(options, delay=None, deliver_at=due, message_id=message_id), now)
+                latest = later(now if stored_at is None else stored_at, longest_wait)
+                if latest < due:
+                    how = replace(how, delay=None, deliver_at=latest)
+            return self._made(message, how, now)
 
         async def alone(opened: InUse) -> str:
             if not isinstance(opened.store, ReplacingStore):
@@ -299,7 +303,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close the store; the next use opens it again. At the end of the process that is done by itself."""
+        """Close the store; the next use opens it again. A process that ends without this loses nothing."""
         await in_thread(self._background.close)
 
     async def _do(self, call: _Call[T], transaction: NativeTransaction | None) -> T:
@@ -308,20 +312,14 @@ class Client:
         store, now = await self._background.run(self._calls.joining)
         return await store.join(transaction, call.joined(store, now))
 
-    async def send(  # noqa: PLR0913 - all that can be said of one send, each by its name
+    async def send(
         self,
         message: object,
         *,
-        destination: str,
-        delay: timedelta | None = None,
-        deliver_at: datetime | None = None,
-        expires_at: datetime | None = None,
-        time_to_be_received: timedelta | None = None,
-        headers: Mapping[str, str] | None = None,
-        message_id: str | None = None,
         transaction: NativeTransaction | None = None,
+        **how: Unpack[SendKeywords],
     ) -> str:
-        """Send a message, and return its id; see :meth:`postdate.Endpoint.send`.
+        """Send a message to ``destination``, and return its id; how is said as to :meth:`postdate.Endpoint.send`.
 
         Without ``delay`` and ``deliver_at`` it is due at once. All go by way of the store, and by the service.
 
@@ -330,10 +328,7 @@ class Client:
             DuplicateMessage: ``message_id`` was used before; the first message is unchanged. One that is in the error
                 queue is no such: without ``transaction``, what is sent under its id is delivered.
         """
-        options = SendOptions(
-            destination, delay, deliver_at, expires_at, time_to_be_received, None, headers, message_id
-        )
-        return (await self._do(self._calls.send([(message, options)]), transaction))[0]
+        return (await self._do(self._calls.send([(message, SendOptions(**how))]), transaction))[0]
 
     async def send_many(
         self, messages: Iterable[tuple[object, SendOptions]], *, transaction: NativeTransaction | None = None
@@ -360,18 +355,14 @@ class Client:
         """Give a waiting message another due time. Raises `InvalidMessage` if it expires before that."""
         return await self._do(self._calls.reschedule(message_id, delay, deliver_at), transaction)
 
-    async def replace(  # noqa: PLR0913 - all that can be said of one send, each by its name
+    async def replace(
         self,
         message: object,
         *,
         key: str,
-        destination: str,
-        delay: timedelta | None = None,
-        deliver_at: datetime | None = None,
         longest_wait: timedelta | None = None,
-        expires_at: datetime | None = None,
-        headers: Mapping[str, str] | None = None,
         transaction: NativeTransaction | None = None,
+        **how: Unpack[SendKeywords],
     ) -> str:
         """Send a message in place of the one that waits under ``key``, if one does: the last one wins. Return its id.
 
@@ -385,8 +376,7 @@ class Client:
         Raises:
             NotSupported: the store cannot; PostgreSQL, SQLite, MariaDB and memory can.
         """
-        options = SendOptions(destination, delay, deliver_at, expires_at, None, None, headers)
-        return await self._do(self._calls.replace(message, key, longest_wait, options), transaction)
+        return await self._do(self._calls.replace(message, key, longest_wait, SendOptions(**how)), transaction)
 
     async def get(self, message_id: str, *, transaction: NativeTransaction | None = None) -> DelayedMessage | None:
         """Return a waiting message, or ``None``."""
@@ -449,24 +439,15 @@ class BlockingClient:
         store, now = self._background.submit(self._calls.joining).result()
         return store.join_blocking(transaction, call.joined(store, now))
 
-    def send(  # noqa: PLR0913 - all that can be said of one send, each by its name
+    def send(
         self,
         message: object,
         *,
-        destination: str,
-        delay: timedelta | None = None,
-        deliver_at: datetime | None = None,
-        expires_at: datetime | None = None,
-        time_to_be_received: timedelta | None = None,
-        headers: Mapping[str, str] | None = None,
-        message_id: str | None = None,
         transaction: NativeTransaction | None = None,
+        **how: Unpack[SendKeywords],
     ) -> str:
         """See :meth:`Client.send`."""
-        options = SendOptions(
-            destination, delay, deliver_at, expires_at, time_to_be_received, None, headers, message_id
-        )
-        return self._do(self._calls.send([(message, options)]), transaction)[0]
+        return self._do(self._calls.send([(message, SendOptions(**how))]), transaction)[0]
 
     def send_many(
         self, messages: Iterable[tuple[object, SendOptions]], *, transaction: NativeTransaction | None = None
@@ -489,22 +470,17 @@ class BlockingClient:
         """See :meth:`Client.reschedule`."""
         return self._do(self._calls.reschedule(message_id, delay, deliver_at), transaction)
 
-    def replace(  # noqa: PLR0913 - all that can be said of one send, each by its name
+    def replace(
         self,
         message: object,
         *,
         key: str,
-        destination: str,
-        delay: timedelta | None = None,
-        deliver_at: datetime | None = None,
         longest_wait: timedelta | None = None,
-        expires_at: datetime | None = None,
-        headers: Mapping[str, str] | None = None,
         transaction: NativeTransaction | None = None,
+        **how: Unpack[SendKeywords],
     ) -> str:
         """See :meth:`Client.replace`."""
-        options = SendOptions(destination, delay, deliver_at, expires_at, None, None, headers)
-        return self._do(self._calls.replace(message, key, longest_wait, options), transaction)
+        return self._do(self._calls.replace(message, key, longest_wait, SendOptions(**how)), transaction)
 
     def get(self, message_id: str, *, transaction: NativeTransaction | None = None) -> DelayedMessage | None:
         """See :meth:`Client.get`."""

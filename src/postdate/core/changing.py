@@ -119,7 +119,11 @@ class Pending:
 
 
 class PendingPages:
-    """Reads all that match, the first due first, a page at a time: :meth:`ask` the store, :meth:`take` what it says.
+    """Reads what matches, the first due first, a page at a time: :meth:`ask` the store, :meth:`take` what it says.
+
+    Args:
+        wanted: which.
+        limit: how many; ``None``: all, without headers and bodies, as there may be millions.
 
     What is due at one instant is read again for each page, so pages grow where a herd is. What is stored meanwhile, due
     before what was read, is not found.
@@ -127,38 +131,45 @@ class PendingPages:
 
     def __init__(self, wanted: Pending, limit: int | None) -> None:
         self._page = _PAGE if limit is None or wanted.is_read_here else min(limit, _PAGE)
-        self._wanted, self._here, self.is_over = wanted, set[str](), False
+        self._wanted, self._limit, self._here = wanted, limit, set[str]()
         self._where = MessageFilter(wanted.destination, wanted.due_from, wanted.due_to)
+        self._found, self.is_over = dict[str, DelayedMessage](), limit == 0
+
+    @property
+    def found(self) -> list[DelayedMessage]:
+        """What was found so far."""
+        return list(self._found.values())[: self._limit]
 
     def ask(self) -> tuple[MessageFilter, int]:
         return self._where, self._page + 2 * len(self._here)
 
-    def take(self, found: Sequence[DelayedMessage]) -> list[DelayedMessage]:
-        """Return what matches of the answer, but for what was returned before."""
-        fresh = [each for each in found if each.message_id not in self._here]
-        self.is_over = not fresh  # a page may be short of rows that cannot be read
-        if not self.is_over:
-            last = found[-1].due
-            self._here = {each.message_id for each in found if each.due == last}
+    def take(self, page: Sequence[DelayedMessage]) -> None:
+        """Note what matches of the answer."""
+        fresh = [each for each in page if each.message_id not in self._here]
+        for each in filter(self._wanted.matches, fresh):  # one that moves meanwhile is met again
+            self._found.setdefault(each.message_id, each if self._limit else replace(each, headers={}, body=b""))
+        # A page may be short of rows that cannot be read.
+        self.is_over = not fresh or (self._limit is not None and len(self._found) >= self._limit)
+        if fresh:
+            last = page[-1].due
+            self._here = {each.message_id for each in page if each.due == last}
             self._where = replace(self._where, due_from=last)
-        return [each for each in fresh if self._wanted.matches(each)]
 
 
 async def first_of(store: AdministrableStore, wanted: Pending, limit: int | None) -> list[DelayedMessage]:
-    """Return up to ``limit`` that match, the first due first; ``None``: all."""
-    reading, found = PendingPages(wanted, limit), dict[str, DelayedMessage]()
-    while not reading.is_over and (limit is None or len(found) < limit):
-        for each in reading.take(await store.list_pending(*reading.ask())):
-            found.setdefault(each.message_id, each)  # one that moves meanwhile is met again
-    return list(found.values())[:limit]
+    """Return up to ``limit`` that match, the first due first; ``None``: all, without headers and bodies."""
+    reading = PendingPages(wanted, limit)
+    while not reading.is_over:
+        reading.take(await store.list_pending(*reading.ask()))
+    return reading.found
 
 
 def first_steps(store: JoiningStore, wanted: Pending, limit: int | None) -> Steps[list[DelayedMessage]]:
     """:func:`first_of` in a transaction of the application."""
-    reading, found = PendingPages(wanted, limit), list[DelayedMessage]()
-    while not reading.is_over and (limit is None or len(found) < limit):
-        found += reading.take((yield from store.listing_steps(*reading.ask())))
-    return found[:limit]
+    reading = PendingPages(wanted, limit)
+    while not reading.is_over:
+        reading.take((yield from store.listing_steps(*reading.ask())))
+    return reading.found
 
 
 async def change_all(

@@ -18,11 +18,13 @@ from postdate.core.receive.outcomes import Step, StoreOutage
 from postdate.core.receive.pump import MessagePump
 from postdate.core.receive.settling import WatchedReceiver
 from postdate.core.recoverability import Host
+from postdate.core.retention import retention
 from postdate.core.simple_store import SimpleStore
 from postdate.endpoint.service import EndpointContext, Service
 from postdate.endpoint.settings import DelayedDelivery, check_scope
 from postdate.errors import ConfigurationError, ErrorQueueNotConfigured, PostdateError, UnsupportedTransactionMode
 from postdate.ports import ForeignIntake, IntakeQueue, TransactionMode, Transport
+from postdate.ports.scanning import ArchivableStore
 
 log = logging.getLogger("postdate.delayed_delivery")
 
@@ -125,6 +127,8 @@ class DelayedDeliveryService(Service):
         due = self._due_work(dispatching, failures)
         poller = Poller(due, context.clock, fetching, self._store_is_back, context.longest_sleep)
         self._steps, self._runs = [*self._outages], [*pumps, poller]
+        if chosen.retention and isinstance(chosen.claims, ArchivableStore):
+            self._runs.append(retention(chosen.claims, chosen.retention, context.clock))
 
     def _due_work(self, dispatching: RepeatedFailures, failures: FailureRate) -> DueWork:
         store, context = self._settings.claims, self._context

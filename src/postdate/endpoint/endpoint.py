@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, Unpack, cast
 
 import anyio
 from anyio.abc import TaskGroup
@@ -32,7 +32,7 @@ from postdate.endpoint.assemble import (
 from postdate.endpoint.handling import Handler, Handlers, MessageEndings
 from postdate.endpoint.message_types import Convention, MessageTypes, TimesToBeReceived, type_name
 from postdate.endpoint.outbox import Outbox, check_outbox
-from postdate.endpoint.outgoing import OutgoingMessages, SendOptions, publishing
+from postdate.endpoint.outgoing import OutgoingMessages, SendKeywords, SendOptions, publishing
 from postdate.endpoint.plain_handlers import PlainHandler, in_threads
 from postdate.endpoint.sagas import Saga
 from postdate.endpoint.service import CriticalErrorAction, CriticalErrors, EndpointContext, log_critical_error
@@ -311,19 +311,12 @@ class Endpoint:
 
     # --- sending ------------------------------------------------------------------------------------------------
 
-    async def send(  # noqa: PLR0913 - all that can be said of one send, each by its name
+    async def send(
         self,
         message: object,
         *,
-        destination: str | None = None,
-        delay: timedelta | None = None,
-        deliver_at: datetime | None = None,
-        expires_at: datetime | None = None,
-        time_to_be_received: timedelta | None = None,
-        use_dead_letter_queue: bool | None = None,
-        headers: Mapping[str, str] | None = None,
-        message_id: str | None = None,
         transaction: NativeTransaction | None = None,
+        **how: Unpack[SendKeywords],
     ) -> str:
         """Send a message at once, or with ``delay`` or ``deliver_at`` when it is due; return its id.
 
@@ -356,9 +349,7 @@ class Endpoint:
             NotSupported: a time to be received, or dead letters, with queues that have none; nothing was sent.
             DuplicateMessage: ``message_id`` was used for a delayed message before.
         """
-        options = SendOptions(
-            destination, delay, deliver_at, expires_at, time_to_be_received, use_dead_letter_queue, headers, message_id
-        )
+        options = SendOptions(**how)
         if transaction is not None:
             store, delayed = self.outgoing.into_transaction(message, options)
             await store.enqueue(transaction, [delayed], self.clock.now())
@@ -411,26 +402,17 @@ class BlockingEndpoint:
         self._portal = None
         return self._stack.__exit__(kind, error, trace)
 
-    def send(  # noqa: PLR0913 - all that can be said of one send, each by its name
+    def send(
         self,
         message: object,
         *,
-        destination: str | None = None,
-        delay: timedelta | None = None,
-        deliver_at: datetime | None = None,
-        expires_at: datetime | None = None,
-        time_to_be_received: timedelta | None = None,
-        use_dead_letter_queue: bool | None = None,
-        headers: Mapping[str, str] | None = None,
-        message_id: str | None = None,
         transaction: NativeTransaction | None = None,
+        **how: Unpack[SendKeywords],
     ) -> str:
         """Send a message and return its id; see :meth:`postdate.Endpoint.send`. May be called from any thread."""
         if self._portal is None:
             raise ConfigurationError("the endpoint is not running; use it as a context manager")
-        options = SendOptions(
-            destination, delay, deliver_at, expires_at, time_to_be_received, use_dead_letter_queue, headers, message_id
-        )
+        options = SendOptions(**how)
         if transaction is not None:  # in the caller's thread, which the connection belongs to
             store, delayed = self._endpoint.outgoing.into_transaction(message, options)
             store.enqueue_blocking(transaction, [delayed], self._endpoint.clock.now())

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from postdate.clock import later
 from postdate.core.dispatcher import enlisting
@@ -69,6 +69,19 @@ from postdate.ports import (
     Work,
 )
 from postdate.ports.changing import no_transaction_of_yours
+
+
+class SendKeywords(TypedDict, total=False):
+    """The keywords of every ``send``; what each means: :meth:`postdate.Endpoint.send`."""
+
+    destination: str | None
+    delay: timedelta | None
+    deliver_at: datetime | None
+    expires_at: datetime | None
+    time_to_be_received: timedelta | None
+    use_dead_letter_queue: bool | None
+    headers: Mapping[str, str] | None
+    message_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,31 +511,22 @@ class HandlerContext:
             )
         return await self._business.transaction.begin()
 
-    async def send(  # noqa: PLR0913 - all that can be said of one send, each by its name
+    async def send(
         self,
         message: object,
         *,
-        destination: str | None = None,
-        delay: timedelta | None = None,
-        deliver_at: datetime | None = None,
-        expires_at: datetime | None = None,
-        time_to_be_received: timedelta | None = None,
-        use_dead_letter_queue: bool | None = None,
-        headers: Mapping[str, str] | None = None,
-        message_id: str | None = None,
         isolated: bool = False,
+        **how: Unpack[SendKeywords],
     ) -> str:
         """Send a message and return its id: as :meth:`Endpoint.send`, with the end of the message being handled.
 
         With ``isolated`` it leaves at once, also if handling fails. A ``message_id`` that was used for another delayed
         message fails the handler as it ends.
         """
-        headers = self._with_saga(headers)
-        options = SendOptions(
-            destination, delay, deliver_at, expires_at, time_to_be_received, use_dead_letter_queue, headers, message_id
-        )
+        how["headers"] = self._with_saga(how.get("headers"))
+        options = SendOptions(**how)
         outgoing = self._messages.make(message, options, related_to=self.headers)
-        if message_id is not None and isinstance(outgoing, DelayedMessage):
+        if options.message_id is not None and isinstance(outgoing, DelayedMessage):
             outgoing = self._named(outgoing, isolated=isolated)
         return await self._leave(outgoing, isolated=isolated)
 

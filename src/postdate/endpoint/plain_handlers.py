@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import datetime
+from typing import Any, Unpack
 
 from anyio import from_thread, to_thread
 
 from postdate.endpoint.handling import Handler
-from postdate.endpoint.outgoing import HandlerContext
+from postdate.endpoint.outgoing import HandlerContext, SendKeywords
 from postdate.errors import ConfigurationError
 
 
@@ -39,35 +39,15 @@ class BlockingHandlerContext:
         """See :attr:`HandlerContext.due`."""
         return self._context.due
 
-    def send(  # noqa: PLR0913 - all that can be said of one send, each by its name
+    def send(
         self,
         message: object,
         *,
-        destination: str | None = None,
-        delay: timedelta | None = None,
-        deliver_at: datetime | None = None,
-        expires_at: datetime | None = None,
-        time_to_be_received: timedelta | None = None,
-        use_dead_letter_queue: bool | None = None,
-        headers: Mapping[str, str] | None = None,
-        message_id: str | None = None,
         isolated: bool = False,
+        **how: Unpack[SendKeywords],
     ) -> str:
         """See :meth:`HandlerContext.send`."""
-        send = functools.partial(
-            self._context.send,
-            message,
-            destination=destination,
-            delay=delay,
-            deliver_at=deliver_at,
-            expires_at=expires_at,
-            time_to_be_received=time_to_be_received,
-            use_dead_letter_queue=use_dead_letter_queue,
-            headers=headers,
-            message_id=message_id,
-            isolated=isolated,
-        )
-        return from_thread.run(send)
+        return from_thread.run(functools.partial(self._context.send, message, isolated=isolated, **how))
 
     def reply(self, message: object, headers: Mapping[str, str] | None = None) -> str:
         """See :meth:`HandlerContext.reply`."""

@@ -61,6 +61,9 @@ class DelayedDelivery:
         drain_timeout_manager: also receive from ``{endpoint}.timeoutsdispatcher``, a queue of the timeout manager that
             the endpoint had before, and which is created with the others: for when that does not run any more
             (specification 3.7).
+        retention: how long records of what happened are kept after that, and after the due time of their message, if it
+            does not wait any more; then an id may be used again. A day or more; zero: for ever. With SQLite, PostgreSQL
+            and MariaDB; in one file the shortest of its services counts.
         use_store_clock: judge by the clock of the store's server what is due, where it has one, so that services whose
             own clocks differ agree; ``False``: each by the clock of its machine. A clock of tests goes before both.
 
@@ -108,6 +111,14 @@ class DelayedDelivery:
             "endpoint had before"
         ),
     ] = False
+    retention: Annotated[
+        timedelta,
+        Span(timedelta(0), timedelta(days=36_500)),
+        Meta(
+            description="records of what happened are removed so long after that and the due time, a day at least, and "
+            "an id may be used again; 0s: never. In SQLite, PostgreSQL and MariaDB"
+        ),
+    ] = timedelta(days=30)
     use_store_clock: Annotated[
         bool,
         Meta(
@@ -121,6 +132,8 @@ class DelayedDelivery:
     def __post_init__(self) -> None:
         object.__setattr__(self, "claims", claiming(self.store))
         check_settings(self)
+        if timedelta(0) < self.retention < timedelta(days=1):
+            raise ConfigurationError(f"retention must be a day or more, or zero for ever, not {self.retention}")
 
 
 @dataclass(frozen=True, slots=True)

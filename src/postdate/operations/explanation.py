@@ -34,6 +34,7 @@ from postdate.operations.plain import (
 from postdate.operations.set_aside import SetAside, set_aside_of
 from postdate.ports import ARCHIVED, Process, Queued, Record, Recording, RecordKind, Standing
 from postdate.ports.migrating import MOVED_AWAY
+from postdate.ports.scanning import PRUNED_ID, Pruned, told_by
 from postdate.wiring import OpenDeployment
 
 _ENDED_IN_QUEUE = "expired in its queue"
@@ -381,10 +382,13 @@ class _Question:
             "check the id, and that this is the right store: postdate config show",
             "list what waits: postdate messages list",
         ]
-        if self._sees_queues:
-            headline = f"it was never scheduled in {address}"
-        else:
-            headline = f"nothing is known of it in {address}"
+        store = administrable(self.deployment, "explain a message")
+        removed = Pruned.of(told_by(await store.history(PRUNED_ID))).before
+        if removed is not None:
+            facts.append(f"records of messages that were over before {shown_time(removed)} have been removed")
+        is_known_not = self._sees_queues and removed is None
+        headline = f"it was never scheduled in {address}" if is_known_not else f"nothing is known of it in {address}"
+        if not self._sees_queues:
             of_intake, mend = await self._unseen_intake()
             facts, advice = [*facts, *of_intake, *self._unseen()], [*mend, *advice]
         if self.deployment.timeouts:

@@ -44,6 +44,8 @@ class RecordKind(enum.IntEnum):
     RESCHEDULED = 8
     DISCARDED = 9
     RETURNED = 10
+    PRUNED = 11
+    """Of no message: how many records are gone by now; see :class:`postdate.ports.scanning.Pruned`."""
 
 
 OUTCOME_RECORDS: Mapping[Outcome, RecordKind] = {

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from postdate.errors import NotSupported, PipelineError
+from postdate.ports.common import Record, RecordKind
 from postdate.ports.stores import StoreReport
 
 ArrowBatch = Any
@@ -191,6 +194,48 @@ class StoredRecord(NamedTuple):
     detail: str | None
 
 
+PRUNED_ID: Final = "postdate~pruned"
+"""What stands for a message's id in *pruned* records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What :meth:`ArchivableStore.prune_before` has removed from a store so far. Source: ADR 32.
+
+    Args:
+        before: of messages that were due before it some or all records may be gone; UTC. ``None``: none are.
+        counts: how many records of each kind.
+    """
+
+    before: datetime | None = None
+    counts: Mapping[RecordKind, int] = field(default_factory=dict[RecordKind, int])
+
+    @classmethod
+    def of(cls, told: Iterable[tuple[datetime | None, str]]) -> Self:
+        """Add up *pruned* records, each its ``before`` and its detail; one that was damaged counts nothing."""
+        before, counts = None, Counter[RecordKind]()
+        for at, detail in told:
+            before = max(filter(None, (before, at)), default=None)
+            with suppress(ValueError, KeyError, AttributeError, TypeError):
+                counts.update({RecordKind[kind.upper()]: int(count) for kind, count in json.loads(detail).items()})
+        return cls(before, counts)
+
+    def and_now(self, before: datetime, kinds: Iterable[int]) -> Self:
+        """Return this and records of ``kinds``, which are being removed."""
+        counts = Counter(self.counts) + Counter(map(RecordKind, kinds))
+        return type(self)(before if self.before is None else max(before, self.before), counts)
+
+    @property
+    def detail(self) -> str:
+        """The detail of the record that says so."""
+        return json.dumps({kind.name.lower(): count for kind, count in sorted(self.counts.items())})
+
+
+def told_by(history: Iterable[Record]) -> list[tuple[datetime | None, str]]:
+    """Return what the records under :data:`PRUNED_ID` say, for :meth:`Pruned.of`."""
+    return [(each.due, each.detail) for each in history if each.kind is RecordKind.PRUNED]
+
+
 class ArchivableStore(ScannableStore):
     """A store whose records can be audited, and moved elsewhere and back, while others work with it.
 
@@ -243,6 +288,23 @@ class ArchivableStore(ScannableStore):
         Args:
             part: where they were seen.
             numbers: of records in that share.
+
+        Returns:
+            How many were removed.
+        """
+
+    @abstractmethod
+    def prune_before(self, part: ScanPart, before: datetime, now: datetime) -> int:
+        """Remove records from before an instant, of messages that are over, for good: one short transaction.
+
+        Left are those of messages that wait, that may be returned from the error queue, that moved to another store, or
+        whose due time is or once was ``before`` or later; and *scheduled* ones that were marked as archived, or are the
+        last under their key. What is removed is counted in the store's *pruned* record (:class:`Pruned`).
+
+        Args:
+            part: a share of a scan of ``records``, not much wider than :attr:`pruned_at_once`.
+            before: UTC.
+            now: of the *pruned* record.
 
         Returns:
             How many were removed.

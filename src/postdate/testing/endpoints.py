@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 import msgspec
 from typing_extensions import override
@@ -22,7 +22,7 @@ from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.endpoint import Endpoint
 from postdate.endpoint.handling import MessageEndings
 from postdate.endpoint.outbox import Outbox
-from postdate.endpoint.outgoing import Outgoing, OutgoingMessages, SendOptions, reply_options
+from postdate.endpoint.outgoing import Outgoing, OutgoingMessages, SendKeywords, SendOptions, reply_options
 from postdate.endpoint.sagas import Saga, as_text
 from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import ConfigurationError, InvalidMessage, PostdateError
@@ -144,18 +144,10 @@ class EndpointTest:
 
     # --- what happens ---------------------------------------------------------------------------------------------
 
-    async def send(  # noqa: PLR0913 - all that can be said of one send, each by its name
+    async def send(
         self,
         message: object,
-        *,
-        destination: str | None = None,
-        delay: timedelta | None = None,
-        deliver_at: datetime | None = None,
-        expires_at: datetime | None = None,
-        time_to_be_received: timedelta | None = None,
-        use_dead_letter_queue: bool | None = None,
-        headers: Mapping[str, str] | None = None,
-        message_id: str | None = None,
+        **how: Unpack[SendKeywords],
     ) -> str:
         """Send a message to the endpoint under test; its immediate consequences have happened on return.
 
@@ -164,11 +156,9 @@ class EndpointTest:
         Raises:
             Exception: what its handler raised.
         """
-        destination = self._endpoint.name if destination is None else destination
-        options = SendOptions(
-            destination, delay, deliver_at, expires_at, time_to_be_received, use_dead_letter_queue, headers, message_id
-        )
-        return await self._leave(self._endpoint.outgoing.make(message, options))
+        if how.get("destination") is None:
+            how["destination"] = self._endpoint.name
+        return await self._leave(self._endpoint.outgoing.make(message, SendOptions(**how)))
 
     async def _leave(self, outgoing: Outgoing) -> str:
         await self._endpoint.outgoing.send([outgoing])

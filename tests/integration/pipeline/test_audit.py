@@ -17,7 +17,7 @@ from postdate.messages import DelayedMessage
 from postdate.pipeline.audit import AuditCounts, AuditResult, Lateness, audit
 from postdate.pipeline.report import render_html
 from postdate.pipeline.stores import StoreSpec
-from postdate.ports import Outcome
+from postdate.ports import Outcome, ScanPart
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -152,6 +152,25 @@ def test_a_rescheduled_message_is_judged_by_its_last_due_time(spark: SparkSessio
     live(store, story)
     result = audit(spark, store, minutes(60), late_after=timedelta(minutes=2))
     assert (result.counts.delivered, result.counts.late, result.lateness.max_seconds) == (1, 0, 60.0)
+
+
+def test_what_was_removed_for_its_age_still_adds_up(spark: SparkSession, store: StoreSpec) -> None:
+    """Of one message the end is gone, and of others all: none is missed, and the numbers of both are there."""
+
+    async def story(adapter: SqliteStore, _: LocalTransport) -> None:
+        await adapter.store_many([message(f"old-{n}", minutes(1)) for n in range(5)], START)
+        await adapter.move_due(minutes(2), 10)
+        await adapter.store_many([message("new", minutes(50))], minutes(50))
+        (whole,) = adapter.scan_parts("records", 1)
+        adapter.prune_before(ScanPart(2, whole.end), minutes(40), minutes(50))
+
+    live(store, story)
+    result = audit(spark, store, minutes(60))
+    assert result.clean
+    assert (result.counts.scheduled, result.counts.pending) == (2, 1)
+    assert result.pruned == {"scheduled": 4, "delivered": 5}
+    assert ("pruned: delivered", "5") in result.table()
+    assert result.to_json()["pruned"] == result.pruned
 
 
 def test_an_empty_store_has_nothing_to_audit(spark: SparkSession, store: StoreSpec) -> None:

@@ -21,7 +21,7 @@ Story = list[tuple[str, float, str | None]]
 """Kind, seconds after it was due, and detail."""
 
 
-def verdict(spark: SparkSession, stories: dict[str, Story]) -> dict[str, Row]:
+def verdict(spark: SparkSession, stories: dict[str, Story], pruned_before: datetime | None = None) -> dict[str, Row]:
     rows = [
         (number, kind, id_, DUE + timedelta(seconds=at), DUE, "orders", detail)
         for id_, story in stories.items()
@@ -29,7 +29,7 @@ def verdict(spark: SparkSession, stories: dict[str, Story]) -> dict[str, Row]:
     ]
     found = spark.createDataFrame(rows, spark_schema(arrow_schema("records")))
     messages = one_row_a_message(_events(found, F.lit("shop"), before=1, times=1))
-    told = judged(messages, DUE + timedelta(hours=1), timedelta(seconds=1)).collect()
+    told = judged(messages, DUE + timedelta(hours=1), timedelta(seconds=1), pruned_before).collect()
     return {row["message_id"]: row for row in told}
 
 
@@ -45,6 +45,20 @@ def test_only_what_was_sent_again_accounts_for_a_message_that_left_its_queue(spa
     )
     assert {id_ for id_, row in found.items() if row["lost"]} == {"attempted", "attempted for no reason"}
     assert {id_ for id_, row in found.items() if row["retried"]} == found.keys() - {"handled"}
+
+
+def test_records_that_were_removed_for_their_age_are_not_missed(spark: SparkSession) -> None:
+    half: dict[str, Story] = {
+        "nothing but scheduled": [],
+        "came back": [("delivered", 0, None), ("delivered", 1, None)],
+        "complete": [("delivered", 0, None), ("handled", 1, None)],
+    }
+    missed = verdict(spark, half)
+    assert {id_ for id_, row in missed.items() if row["lost"] or row["duplicated"]} == half.keys() - {"complete"}
+    for before, judged_by_them in ((DUE, True), (DUE + timedelta(microseconds=1), False)):
+        found = verdict(spark, half, before)
+        assert any(row["lost"] or row["duplicated"] for row in found.values()) is judged_by_them
+        assert found["complete"]["handled"]
 
 
 def test_a_receivers_clock_that_is_behind_makes_nothing_early(spark: SparkSession) -> None:

@@ -18,10 +18,11 @@ from postdate.backends.mariadb.tables import MariaDbTables, old_snapshots
 from postdate.backends.rowlocks.names import RowLockNames
 from postdate.backends.rowlocks.parts import MessageRow, in_pieces, to_row
 from postdate.backends.rowlocks.store import LockingStore
-from postdate.clock import to_microseconds
+from postdate.backends.sql.retention import Aging
+from postdate.clock import from_microseconds, to_microseconds
 from postdate.ports import OldSnapshot, Recording, RecordKind, ReplacingStore, ScanPart
 from postdate.ports.changing import KeyedIds, Making
-from postdate.ports.scanning import ARCHIVED, ArchivableStore, StoredRecord
+from postdate.ports.scanning import ARCHIVED, PRUNED_ID, ArchivableStore, Pruned, StoredRecord
 
 _ROWS_AT_ONCE: Final = 2_000
 """Numbers or records in one statement, at most: well below what servers take in a packet."""
@@ -129,6 +130,37 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
         """The server remembers the numbers it gave, so none is given again."""
         record = self._tables.names.of("record")
         return self._change_records(f"DELETE FROM {record} WHERE number IN %(numbers)s", numbers)
+
+    @override
+    def prune_before(self, part: ScanPart, before: datetime, now: datetime) -> int:
+        names, tables = self._tables.names, self._tables
+        record, values = names.of("record"), {"first": part.first, "end": part.end, "before": to_microseconds(before)}
+        last_of_key = "CONCAT(LEFT(r.message_id, CHAR_LENGTH(r.message_id) - 8), '99999999')"
+        same = "AND {0}.store_id = r.store_id"
+        aging = Aging(record, names.pending, "number", "%(before)s", last_of_key, same, any="%%")
+        find_old = (
+            f"SELECT r.number FROM {record} AS r FORCE INDEX (PRIMARY) WHERE r.number >= %(first)s "
+            f"AND r.number < %(end)s AND r.store_id = %(store)s "
+            f"AND {aging.is_old()} ORDER BY r.number"
+        )
+        # What was found may have been removed by another process since.
+        delete = f"DELETE FROM {record} WHERE number IN %(numbers)s RETURNING kind"
+        of_store = f"message_id = '{PRUNED_ID}' AND store_id = %(store)s AND kind = {RecordKind.PRUNED:d}"
+        told = f"DELETE FROM {record} WHERE {of_store} RETURNING due, detail"
+
+        def prune(session: MariaDbSession) -> int:
+            of_this = {"store": tables.store_id(session)}
+            numbers = [number for (number,) in session.rows(find_old, values | of_this)]
+            kinds = [kind for (kind,) in session.rows(delete, {"numbers": numbers})] if numbers else []
+            if kinds:
+                said = [(from_microseconds(due), detail) for due, detail in session.rows(told, of_this)]
+                gone = Pruned.of(said).and_now(before, kinds)
+                due = to_microseconds(gone.before or before)
+                row = StoredRecord(0, RecordKind.PRUNED, PRUNED_ID, to_microseconds(now), due, None, gone.detail)
+                session.change(_insert(names, "INSERT") + _row(row, of_this["store"]))
+            return len(kinds)
+
+        return self._pool.transaction_blocking(prune)
 
     def _change_records(self, statement: str, numbers: Sequence[int]) -> int:
         """Run a statement on numbers in ascending order, so that two processes wait for each other, not deadlock."""

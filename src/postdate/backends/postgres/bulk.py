@@ -23,13 +23,23 @@ from typing_extensions import override
 
 from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.names import DEFAULT_SCHEMA, SchemaNames, array, check_name, literal, sql
-from postdate.backends.postgres.rows import in_calendar
+from postdate.backends.postgres.rows import in_calendar, utc
 from postdate.backends.postgres.statements import Statements
+from postdate.backends.sql.retention import Aging
 from postdate.clock import from_microseconds, to_microseconds
-from postdate.errors import NotSupported, PipelineError, StoreNotSetUp
+from postdate.errors import NotSupported, PipelineError, PostdateError, StoreNotSetUp
 from postdate.persistence.migrations import setup_command
 from postdate.ports import RecordKind, RecordStreamStore, Scan, ScanPart
-from postdate.ports.scanning import ARCHIVED, TIMES, ArchivableStore, StoredRecord, check_scanned, shares
+from postdate.ports.scanning import (
+    ARCHIVED,
+    PRUNED_ID,
+    TIMES,
+    ArchivableStore,
+    Pruned,
+    StoredRecord,
+    check_scanned,
+    shares,
+)
 
 _ELSEWHERE: Final[Mapping[str, str]] = {
     "headers": "c.headers",
@@ -285,14 +295,17 @@ _SHORT_WAIT: Final = "SET LOCAL lock_timeout = '5s'"
 _RECORD_COLUMNS: Final = "number, at, due, store_id, kind, message_id, destination, detail"
 _TYPES: Final = ["int8", "timestamptz", "timestamptz", "int2", "int2", "text", "text", "text"]
 _MARK: Final = literal(ARCHIVED)
+_PAGES_PER_RANGE: Final = 32
+"""Of the indexes of the records."""
 
 
 def _among(part: ScanPart, numbers: Sequence[int]) -> str:
     """Return the condition, with the numbers as a literal: the server hashes only lists that are constants."""
-    return (
-        f"ctid >= '({part.first},0)'::tid AND ctid < '({part.end},0)'::tid "
-        f"AND number = ANY('{array(numbers)}'::bigint[])"
-    )
+    return f"{_in_share(part)} AND number = ANY('{array(numbers)}'::bigint[])"
+
+
+def _in_share(part: ScanPart) -> str:
+    return f"ctid >= '({part.first},0)'::tid AND ctid < '({part.end},0)'::tid"
 
 
 def _row(record: StoredRecord, store_id: int) -> tuple[Any, ...]:
@@ -404,6 +417,59 @@ class PostgresBulk(ArchivableStore):
     def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
         record = self.database.names.plain("record")
         return self._change_records(f"DELETE FROM {record} WHERE {_among(part, numbers)}")
+
+    @override
+    def prune_before(self, part: ScanPart, before: datetime, now: datetime) -> int:
+        names, store_id = self.database.names, self.database.run_blocking(self._store_id)
+        record, last_of_key = names.plain("record"), "left(r.message_id, -8) || '99999999'"
+        ours = f"AND ({{0}}.store_id = {store_id} OR {{0}}.store_id IS NULL)"
+        pending, at = names.plain(self._sql.table), _instant(before)
+        aging = Aging(record, pending, "number", at, last_of_key, ours, "OFFSET 0")
+        # Of what has no store: a neighbour's, whose records may be kept for longer, is left to it.
+        of_others = f"s.message_id = r.message_id AND s.kind = 1 AND s.store_id <> {store_id} OFFSET 0"
+        prune_old = sql(f"""
+            DELETE FROM {record} AS r WHERE {_in_share(part)} AND (r.store_id = {store_id} OR (
+                r.store_id IS NULL AND NOT EXISTS (SELECT 1 FROM {record} AS s WHERE {of_others})))
+                AND {aging.is_old()} RETURNING r.kind""")
+        told = sql(f"""
+            DELETE FROM {record} WHERE message_id = {literal(PRUNED_ID)} AND store_id = {store_id}
+                AND kind = {RecordKind.PRUNED:d} RETURNING due, detail""")
+        tell = sql(
+            f"INSERT INTO {names.of('record')} ({_RECORD_COLUMNS}) VALUES (DEFAULT, %s, %s, %s, %s, %s, NULL, %s)"
+        )
+
+        def prune(connection: Connection) -> int:
+            connection.execute(_HURRIED)
+            kinds = [kind for (kind,) in connection.execute(prune_old)]
+            if kinds:
+                gone = Pruned.of((utc(due), detail) for due, detail in connection.execute(told)).and_now(before, kinds)
+                what = (now, gone.before, store_id, int(RecordKind.PRUNED), PRUNED_ID, gone.detail)
+                connection.execute(tell, what)
+            return len(kinds)
+
+        removed = self.database.transaction_blocking(prune, patiently=True)
+        if not removed:
+            self._summarize(part)
+        return removed
+
+    def _summarize(self, part: ScanPart) -> None:
+        """Have the indexes of ranges of pages forget what was removed from this one earlier: they only widen else.
+
+        Skipped while the table is being vacuumed, and where the role may not.
+        """
+        anew = [
+            f"brin_desummarize_range({index}, page), brin_summarize_range({index}, page)"
+            for name in ("record_delivered", "record_number")
+            for index in (f"{literal(self.database.names.plain(name))}::regclass",)
+        ]
+        pages = f"generate_series({part.first}::bigint, {part.end - 1}, {_PAGES_PER_RANGE}) AS page"
+
+        def summarize(connection: Connection) -> None:
+            connection.execute("SET LOCAL lock_timeout = '50ms'")
+            connection.execute(sql(f"SELECT {', '.join(anew)} FROM {pages}"))
+
+        with suppress(PostdateError):
+            self.database.transaction_blocking(summarize)
 
     def _change_records(self, statement: str) -> int:
         def change(connection: Connection) -> int:

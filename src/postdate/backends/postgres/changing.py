@@ -8,6 +8,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
+import psycopg
 from typing_extensions import override
 
 from postdate.backends.postgres import inserting
@@ -15,7 +16,7 @@ from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.joining import NOTICE, join, join_blocking, on
 from postdate.backends.postgres.rows import message_of, row_of, utc
 from postdate.backends.postgres.statements import Statements
-from postdate.errors import DuplicateMessage, MessageError
+from postdate.errors import DuplicateMessage, MessageError, StoreUnavailable
 from postdate.messages import DelayedMessage, rescheduled
 from postdate.ports import (
     Answer,
@@ -110,7 +111,13 @@ class PostgresChanges(JoiningStore, ReplacingStore, ABC):
     async def replace(self, key: str, make: Making, now: datetime) -> str:
         def replace(connection: Connection) -> str:
             connection.execute(_NO_LONG_WAIT)
-            return self._alone(connection, self.replacing_steps(key, make, now))
+            try:
+                return self._alone(connection, self.replacing_steps(key, make, now))
+            except psycopg.errors.LockNotAvailable as error:
+                raise StoreUnavailable(
+                    f"the key {key!r} was replaced in a transaction that is open for more than 5 s: commit it, or roll "
+                    f"it back, and try again"
+                ) from error
 
         return await self.database.transaction(replace)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -14,6 +15,7 @@ from postdate.backends.sql.dialect import Sessions, SqlDialect, Values
 from postdate.clock import EARLIEST, to_microseconds
 from postdate.messages import DelayedMessage, Headers, encode_headers
 from postdate.ports import AdministrableStore, Mending, MessageFilter, Record, RecordKind, StoreStatistics
+from postdate.ports.scanning import PRUNED_ID, Pruned, told_by
 
 
 def header_text(message_id: str) -> str:
@@ -80,7 +82,10 @@ class SqlQuestions(AdministrableStore, ABC):
     async def record_counts(self) -> Mapping[RecordKind, int]:
         counts = self._questions.record_counts
         found = await self._sessions.look(lambda session: self._asked(session, counts, {}), patiently=True)
-        return {RecordKind(kind): count for kind, count in found}
+        totals = Counter({RecordKind(kind): count for kind, count in found})
+        if totals.pop(RecordKind.PRUNED, 0):
+            totals.update(Pruned.of(told_by(await self.history(PRUNED_ID))).counts)
+        return totals
 
     @override
     async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:

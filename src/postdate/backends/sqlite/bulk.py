@@ -7,18 +7,20 @@ import json
 import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 from typing_extensions import override
 
+from postdate.backends.sql.retention import Aging
 from postdate.backends.sqlite.connection import translate
 from postdate.backends.sqlite.file import OnFile, SqliteFile
-from postdate.backends.sqlite.rows import Transaction, is_undecodable, shown
-from postdate.clock import to_microseconds
+from postdate.backends.sqlite.rows import Transaction, is_undecodable, record, shown
+from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import StoreNotSetUp
 from postdate.ports import Recording, RecordKind, RecordStreamStore, Scan, ScanFilter, ScanPart
-from postdate.ports.scanning import ARCHIVED, ArchivableStore, StoredRecord, check_scanned, shares
+from postdate.ports.scanning import ARCHIVED, PRUNED_ID, ArchivableStore, Pruned, StoredRecord, check_scanned, shares
 
 
 def read_scan(file: SqliteFile, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
@@ -174,6 +176,13 @@ class SqliteRecordStream(RecordStreamStore):
 _MARK: Final = f"UPDATE record SET detail = '{ARCHIVED}' WHERE seq = ? AND kind = 1 AND detail IS NOT '{ARCHIVED}'"
 # New records are numbered after the last one: without it, numbers in an archive would be given again.
 _PRUNE: Final = "DELETE FROM record WHERE seq = ? AND seq < (SELECT max(seq) FROM record)"
+_LAST_OF_KEY: Final = "substr(r.message_id, 1, length(r.message_id) - 8) || '99999999'"
+_OLD: Final = f"""
+    r.seq >= :first AND r.seq < :end AND r.seq < (SELECT max(seq) FROM record)
+    AND {Aging("record", "delayed_message", "seq", ":before", _LAST_OF_KEY).is_old()}"""
+_IS_ANY_OLD: Final = f"SELECT EXISTS (SELECT 1 FROM record AS r WHERE {_OLD})"
+_PRUNE_OLD: Final = f"DELETE FROM record AS r WHERE {_OLD} RETURNING kind"
+_TOLD: Final = "SELECT seq, due, detail FROM record WHERE message_id = ? AND kind IN (8, 9, 10, 11) AND kind = 11"
 _UNMARK: Final = f"UPDATE record SET detail = ? WHERE kind = 1 AND message_id = ? AND detail = '{ARCHIVED}'"
 _INSERT: Final = "INSERT INTO record (seq, kind, message_id, at, due, destination, detail) VALUES (?, ?, ?, ?, ?, ?, ?)"
 
@@ -214,6 +223,24 @@ class BulkOnFile(OnFile, ArchivableStore):
     @override
     def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
         return self.file.write_blocking(lambda tx: tx.executemany(_PRUNE, [(number,) for number in numbers]).rowcount)
+
+    @override
+    def prune_before(self, part: ScanPart, before: datetime, now: datetime) -> int:
+        share = {"first": part.first, "end": part.end, "before": to_microseconds(before)}
+        if not self.file.read_blocking(lambda connection: connection.execute(_IS_ANY_OLD, share).fetchone()[0]):
+            return 0  # nobody was made to wait
+
+        def prune(tx: Transaction) -> int:
+            kinds = [kind for (kind,) in tx.execute(_PRUNE_OLD, share)]
+            if kinds:
+                told = tx.execute(_TOLD, (PRUNED_ID,)).fetchall()
+                gone = Pruned.of((from_microseconds(due), detail) for _, due, detail in told).and_now(before, kinds)
+                what = (PRUNED_ID, to_microseconds(gone.before or before), None)
+                record(tx, RecordKind.PRUNED, what, to_microseconds(now), gone.detail)
+                tx.executemany("DELETE FROM record WHERE seq = ?", [(number,) for number, *_ in told])
+            return len(kinds)
+
+        return self.file.write_blocking(prune)
 
     @override
     def restore(self, records: Sequence[StoredRecord]) -> int:

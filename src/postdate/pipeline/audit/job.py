@@ -21,6 +21,7 @@ from postdate.pipeline.audit.reading import (
     kept,
     named,
     open_records,
+    pruned_from,
     read_now,
     shown_paths,
     taken_picture,
@@ -38,6 +39,7 @@ from postdate.pipeline.audit.results import (
 )
 from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import StoreSpec
+from postdate.ports.scanning import Pruned
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ def audit(  # noqa: PLR0913 - what to audit, and how
     check_findings_folder(findings_to)
     sources = _Sources(endpoints, [open_records(spark, path) for path in records], partitions)
     with ExitStack() as stack:
-        verdict, summary = _judge(spark, stack, sources, as_of, late_after)
+        verdict, summary, pruned = _judge(spark, stack, sources, as_of, late_after)
         if findings_to is not None:
             write_findings(verdict, findings_to)
         width = width_of(summary)
@@ -116,27 +118,30 @@ def audit(  # noqa: PLR0913 - what to audit, and how
             took_seconds=time.perf_counter() - started,
             records=paths,
             findings_to=None if findings_to is None else str(findings_to),
+            pruned={kind.name.lower(): count for kind, count in sorted(pruned.counts.items())},
+            pruned_before=pruned.before,
         )
 
 
 def _judge(
     spark: SparkSession, stack: ExitStack, sources: _Sources, as_of: datetime, late_after: timedelta
-) -> tuple[DataFrame, Summary]:
-    """Return judged messages, kept until the stack is unwound, and their summary.
+) -> tuple[DataFrame, Summary, Pruned]:
+    """Return judged messages, kept until the stack is unwound, their summary, and what was removed for its age.
 
     Everything is read, and the stores are released: no snapshot is held during the comparison. So no frame derived from
     the messages may read a store again: it would see another state.
     """
     with taken_picture(spark, sources.endpoints, sources.records, sources.partitions) as picture:
         messages = read_now(one_row_a_message(picture.events))
-    verdict = kept(stack, judged(messages, as_of, late_after))
+    pruned = pruned_from(picture.endpoints)
+    verdict = kept(stack, judged(messages, as_of, late_after, pruned.before))
     summary = summary_of(verdict)
     if summary.total.counts.lost or summary.total.counts.orphaned:
         cleared = without_pruned(spark, verdict, picture.endpoints, sources.partitions)
         if cleared is not None:
             verdict = read_now(cleared)
             summary = summary_of(verdict)
-    return verdict, summary
+    return verdict, summary, pruned
 
 
 # --- adding up: counts in all, by endpoint, by destination and by hour ------------------------------------------------

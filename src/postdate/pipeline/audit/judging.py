@@ -61,11 +61,14 @@ def one_row_a_message(events: DataFrame) -> DataFrame:
     return grouped.where(known | (F.col("ended_before") > 0) | (F.col("received_before") > 0))
 
 
-def judged(messages: DataFrame, as_of: datetime, late_after: timedelta) -> DataFrame:
+def judged(messages: DataFrame, as_of: datetime, late_after: timedelta, pruned_before: datetime | None) -> DataFrame:
     """Judge for each message which lines of :class:`postdate.pipeline.audit.AuditCounts` apply to it.
 
     A message is early when its record of delivery is from before its due time. Its time of handling decides only
     without such a record: the receiver's clock may be a little behind, and must not make a punctual message early.
+
+    Of a message that was due before ``pruned_before``, some records may have been removed for their age: that any is
+    missing says nothing.
 
     Reads ``messages`` twice. Returns endpoint, message_id, destination, due, delivered_at, late_microseconds, a column
     for each line, and for each of :data:`postdate.pipeline.audit.FINDINGS` a text ``about_…`` with details, else null.
@@ -94,6 +97,7 @@ def judged(messages: DataFrame, as_of: datetime, late_after: timedelta) -> DataF
     waits = (F.col("pending") > 0) & (F.col("ended") <= F.col("came_back"))
     # The receiver's clock may be behind: a record of delivery, if there is one, decides.
     early = F.coalesce("earliest_microseconds", "handled_microseconds")
+    old = F.lit(False) if pruned_before is None else F.coalesce(F.col("due") < F.lit(pruned_before), F.lit(False))
     given_up = F.col("failed") > F.col("returned") + F.col("came_back")
     true_of = {
         "scheduled": known,
@@ -109,11 +113,11 @@ def judged(messages: DataFrame, as_of: datetime, late_after: timedelta) -> DataF
         "failed": given_up,
         "retried": F.col("retried") + F.col("sent_again") > 0,
         "archived": F.col("archived"),
-        "lost": (nowhere | vanished) & ~F.col("archived") & ~orphaned,
+        "lost": (nowhere | vanished) & ~F.col("archived") & ~orphaned & ~old,
         # Without a delay, a message goes to several queues under one id, and each may discard it.
-        "duplicated": (repeated | waits_after_its_end) & ~undelayed,
+        "duplicated": (repeated | waits_after_its_end) & ~undelayed & ~old,
         "early": early < 0,
-        "orphaned": orphaned,
+        "orphaned": orphaned & ~old,
         "late": F.col("late_microseconds") > late_after // timedelta(microseconds=1),
     }
     about = {

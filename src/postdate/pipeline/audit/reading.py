@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import reduce
 from pathlib import Path
 
@@ -36,7 +37,7 @@ from postdate.pipeline.rows import LEDGER_ARROW, spark_schema, spark_types
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import ScanFilter, ScanPart
 from postdate.ports.migrating import GIVEN_BACK
-from postdate.ports.scanning import ARCHIVED, ArchivableStore
+from postdate.ports.scanning import ARCHIVED, PRUNED_ID, ArchivableStore, Pruned, told_by
 
 KEPT = StorageLevel.MEMORY_AND_DISK
 """Storage of frames that must not be read again: the store would be in another state."""
@@ -243,6 +244,18 @@ def _events(records: DataFrame, endpoint: Column, *, before: int, times: int) ->
         F.lit(times).alias("times"),
         F.lit(True).alias("native"),
     )
+
+
+def pruned_from(endpoints: Sequence[AuditedStore]) -> Pruned:
+    """Return what retention has removed from all stores by now: later than they were read.
+
+    What one store has removed may be missed of a message of another: they are added up.
+    """
+    told = list[tuple[datetime | None, str]]()
+    for endpoint in endpoints:
+        with opened(endpoint.store) as store:
+            told += told_by(store.ask(lambda itself: itself.history(PRUNED_ID)))
+    return Pruned.of(told)
 
 
 # --- several sources --------------------------------------------------------------------------------------------------

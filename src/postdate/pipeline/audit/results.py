@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -133,6 +134,8 @@ class AuditResult:
         by_endpoint: in order of the name; an endpoint is a store.
         records: folders that were read besides the stores.
         findings_to: folder of all findings.
+        pruned: records that stores have removed for their age, by kind: of messages that are in no other number.
+        pruned_before: of what was due before this, nothing is called lost, duplicated or orphaned; ``None``: all is.
     """
 
     store: str
@@ -150,6 +153,8 @@ class AuditResult:
     by_endpoint: tuple[AuditRow, ...] = ()
     records: tuple[str, ...] = ()
     findings_to: str | None = None
+    pruned: Mapping[str, int] = field(default_factory=dict[str, int])
+    pruned_before: datetime | None = None
 
     @property
     def clean(self) -> bool:
@@ -161,7 +166,11 @@ class AuditResult:
 
     def table(self) -> list[tuple[str, str]]:
         """Return the totals as lines of name and value, for terminals."""
-        return [(name, f"{value:,}") for name, value in asdict(self.counts).items()] + [
-            (f"lateness {name.removesuffix('_seconds')}", "-" if value is None else f"{value:.3f} s")
-            for name, value in asdict(self.lateness).items()
-        ]
+        return (
+            [(name, f"{value:,}") for name, value in asdict(self.counts).items()]
+            + [
+                (f"lateness {name.removesuffix('_seconds')}", "-" if value is None else f"{value:.3f} s")
+                for name, value in asdict(self.lateness).items()
+            ]
+            + [(f"pruned: {kind}", f"{count:,}") for kind, count in self.pruned.items()]
+        )

@@ -1,0 +1,61 @@
+"""Which records are too old to be kept, in each SQL database alike. Source: ADR 32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from postdate.ports.migrating import MOVED_AWAY
+from postdate.ports.scanning import ARCHIVED
+
+_AFTER_THE_END: Final = "kind IN (8, 9, 10, 11)"
+"""Rescheduled (or came back), discarded, returned, pruned. Letter for letter the condition of an index of SQLite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aging:
+    """What a database calls things in the question which records ``r`` are too old.
+
+    Args:
+        record: table of the records.
+        pending: table of the waiting messages.
+        number: their common column: a waiting message has that of its *scheduled* record.
+        before: the instant, as SQL.
+        last_of_key: the last id that there can be under the key of ``r`` (ADR 31).
+        same_store: condition on ``{0}``, another record, joined with ``AND``.
+        limit: ends subqueries that are to be answered row by row.
+        any: of ``LIKE``.
+    """
+
+    record: str
+    pending: str
+    number: str
+    before: str
+    last_of_key: str
+    same_store: str = ""
+    limit: str = ""
+    any: str = "%"
+
+    def _is_there(self, other: str, condition: str) -> str:
+        """Return the condition that there is another record of the same message."""
+        return (
+            f"EXISTS (SELECT 1 FROM {self.record} AS {other} WHERE {other}.message_id = r.message_id AND {condition} "
+            f"{self.same_store.format(other)} {self.limit})"
+        )
+
+    def is_old(self) -> str:
+        """Return the condition; see :meth:`postdate.ports.scanning.ArchivableStore.prune_before`."""
+        before, number = self.before, self.number
+        ended = self._is_there("b", f"b.{_AFTER_THE_END} AND b.{number} > f.{number}")
+        return f"""
+            r.at < {before} AND (r.due IS NULL OR r.due < {before}) AND r.kind BETWEEN 1 AND 10
+            AND NOT (r.kind = 1 AND (COALESCE(r.detail, '') = '{ARCHIVED}' OR EXISTS (
+                SELECT 1 FROM {self.pending} AS w WHERE w.{number} = r.{number} {self.limit})))
+            AND NOT (r.kind = 1 AND r.message_id LIKE '{self.any}~________' AND NOT EXISTS (
+                SELECT 1 FROM {self.record} AS n WHERE n.kind = 1 AND n.message_id > r.message_id
+                    AND n.message_id <= {self.last_of_key} {self.same_store.format("n")} {self.limit}))
+            AND NOT (r.kind = 6 AND SUBSTR(COALESCE(r.detail, ''), 1, {len(MOVED_AWAY)}) = '{MOVED_AWAY}')
+            AND NOT {self._is_there("s", f"s.kind = 1 AND s.due >= {before}")}
+            AND NOT {self._is_there("o", f"o.{_AFTER_THE_END} AND (o.due >= {before} OR o.at >= {before})")}
+            AND NOT {self._is_there("f", f"f.kind = 7 AND NOT {ended}")}
+            AND NOT (r.{_AFTER_THE_END} AND {self._is_there("e", f"e.kind = 7 AND e.{number} < r.{number}")})"""

@@ -1,0 +1,72 @@
+"""What a service does once a day with its store, beside everything else. Source: ADR 32."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Final, TypeVar
+
+import anyio
+
+from postdate.clock import Clock
+from postdate.core.guard import Guard
+from postdate.errors import PostdateError
+
+_APART: Final = timedelta(days=1)
+_AGAIN_AFTER: Final = timedelta(hours=1)
+"""After a failure."""
+
+_ANSWERS_WITHIN: Final = timedelta(minutes=10)
+
+log = logging.getLogger("postdate.daily")
+
+T = TypeVar("T")
+
+
+class Daily:
+    """One loop. Start :meth:`run` as a task; :meth:`stop` ends it, and does not wait for a store that is silent.
+
+    Args:
+        store: that is worked on.
+        clock: of the service.
+        what: is done, for the log: ``old records are not removed``.
+        first_after: the start.
+        do: does it, by :meth:`ask` and :meth:`pause`; called once a day.
+    """
+
+    def __init__(
+        self, store: object, clock: Clock, what: str, first_after: timedelta, do: Callable[[Daily], Awaitable[None]]
+    ) -> None:
+        self._clock, self._what, self._first_after, self._do = clock, what, first_after, do
+        self._guard, self._stop = Guard.of_store(store, clock, _ANSWERS_WITHIN), anyio.Event()
+
+    async def ask(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Make one call of the store. Raises `PostdateError`."""
+        return await self._guard.call(call)
+
+    async def pause(self, seconds: float) -> bool:
+        """Pause for real seconds; return whether to go on."""
+        with anyio.move_on_after(seconds):
+            await self._stop.wait()
+        return not self._stop.is_set()
+
+    def stop(self) -> None:
+        self._guard.hurry()
+        self._stop.set()
+
+    async def run(self) -> None:
+        pause = self._first_after
+        while True:
+            await self._clock.wait_for(self._stop, pause)
+            if self._stop.is_set():
+                return
+            pause = _APART
+            try:
+                await self._do(self)
+            except PostdateError as error:
+                log.warning("%s; it is tried again in an hour: %s", self._what, error)
+                pause = _AGAIN_AFTER
+            except Exception:  # it must not end deliveries
+                log.exception("%s; it is tried again in an hour", self._what)
+                pause = _AGAIN_AFTER

@@ -1,0 +1,49 @@
+"""Removes records of messages that are over for long, a few at a time. Source: ADR 32."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final
+
+from postdate.clock import Clock, SystemClock, later
+from postdate.core.daily import Daily
+from postdate.ports import ScanPart
+from postdate.ports.scanning import ArchivableStore
+from postdate.runtime.threads import in_thread
+
+_FIRST_AFTER: Final = timedelta(minutes=5)
+"""The start, when there is enough else to do."""
+
+_SHARE: Final = 4
+"""A transaction removes this part of what a job does at once: deliveries wait for it, or share the disk with it."""
+
+_PAUSE: Final = 9
+"""Times as long as it worked it pauses: a tenth of one connection's time is spent at most."""
+
+log = logging.getLogger("postdate.retention")
+
+
+def retention(store: ArchivableStore, kept_for: timedelta, clock: Clock) -> Daily:
+    """Return the loop that removes what is older than ``kept_for``.
+
+    Several services of a store do it side by side; what one has removed, the others do not find.
+    """
+
+    async def remove(part: ScanPart, before: datetime) -> int:
+        return await in_thread(store.prune_before, part, before, clock.now())
+
+    async def remove_old(daily: Daily) -> None:
+        before, removed = later(clock.now(), -kept_for), 0
+        for whole in await daily.ask(lambda: in_thread(store.scan_parts, "records", 1)):
+            width = max(store.pruned_at_once // _SHARE, 1)
+            for first in range(whole.first, whole.end, width):
+                part, began = ScanPart(first, min(first + width, whole.end)), SystemClock().monotonic()
+                removed += await daily.ask(partial(remove, part, before))
+                if not await daily.pause(_PAUSE * (SystemClock().monotonic() - began)):
+                    return
+        if removed:
+            log.info("removed %d records from before %s of messages that are over", removed, before.isoformat())
+
+    return Daily(store, clock, "old records are not removed", _FIRST_AFTER, remove_old)
