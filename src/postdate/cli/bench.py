@@ -20,42 +20,32 @@ from postdate.bench import runs
 from postdate.bench.bench import Bench
 from postdate.bench.result import BenchmarkResult
 from postdate.bench.targets import BenchmarkOptions, file_named
-from postdate.cli.command import add_command, group, options_of, signals_handled
+from postdate.cli.command import add_command, group, option, options_of, signals_handled
 from postdate.errors import ConfigurationError
 
 Benchmark = TypeVar("Benchmark", bound=Callable[..., BenchmarkResult])
 
 app = group("bench", "Measure your own store and queues, beside the physical limit measured in the same run.")
 
-Number = Annotated[int, typer.Option("--n", min=1, help="Messages.")]
+Number = Annotated[int, option("--n", "Messages.", min=1)]
 
 
 def _common(
     store: Annotated[
-        str,
-        typer.Option("--store", help="A kind of store, as sqlite, postgres, mariadb, or the address of one."),
+        str, option("--store", "A kind of store, as sqlite, postgres, mariadb, or the address of one.")
     ] = "sqlite",
     transport: Annotated[
-        str | None,
-        typer.Option("--transport", help="A kind of queues, as local, rabbitmq, or an address. Default: the store's."),
+        str | None, option("--transport", "A kind of queues, as local, rabbitmq, or an address. Default: the store's.")
     ] = None,
-    queue_type: Annotated[
-        str, typer.Option("--queue-type", help="Kind of RabbitMQ queue: quorum or classic.")
-    ] = "quorum",
+    queue_type: Annotated[str, option("--queue-type", "Kind of RabbitMQ queue: quorum or classic.")] = "quorum",
     folder: Annotated[
-        Path | None,
-        typer.Option("--folder", help="Where to measure files: a folder on the disk in question. Default: temporary."),
+        Path | None, option("--folder", "Where to measure files: a folder on the disk in question. Default: temporary.")
     ] = None,
     synchronous: Annotated[
-        str,
-        typer.Option(
-            "--synchronous", help="Of files. full: survives loss of power; normal: survives the end of the process."
-        ),
+        str, option("--synchronous", "Of files. full: survives loss of power; normal: survives the end of the process.")
     ] = "full",
-    recording: Annotated[
-        str, typer.Option("--recording", help="How much is recorded for audits: all, outcomes.")
-    ] = "all",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    recording: Annotated[str, option("--recording", "How much is recorded for audits: all, outcomes.")] = "all",
+    as_json: Annotated[bool, option("--json", "Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Declare the options that every benchmark has; never called."""
 
@@ -103,11 +93,10 @@ def drain(
     bench: Bench,
     n: Number = 200_000,
     services: Annotated[
-        int,
-        typer.Option("--services", min=1, help="Service processes on one store; of_one compares with a single one."),
+        int, option("--services", "Service processes on one store; of_one compares with a single one.", min=1)
     ] = 1,
     beside_writer: Annotated[
-        bool, typer.Option("--beside-writer", help="While another process stores in single commits, flat out.")
+        bool, option("--beside-writer", "While another process stores in single commits, flat out.")
     ] = False,
 ) -> BenchmarkResult:
     """Deliver messages that are due; the limit does the same in the barest way."""
@@ -118,7 +107,7 @@ def drain(
 def backlog(
     bench: Bench,
     n: Number = 200_000,
-    pending: Annotated[int, typer.Option("--pending", min=1, help="Messages that are not due yet.")] = 1_000_000,
+    pending: Annotated[int, option("--pending", "Messages that are not due yet.", min=1)] = 1_000_000,
 ) -> BenchmarkResult:
     """Deliver what is due above many that are not; of_empty compares with an empty store."""
     return runs.backlog(bench, n, pending)
@@ -127,16 +116,13 @@ def backlog(
 @measures(app)
 def lateness(
     bench: Bench,
-    rate: Annotated[int, typer.Option("--rate", min=1, help="Messages a second.")] = 200,
-    seconds: Annotated[float, typer.Option("--seconds", min=1, help="For how long.")] = 30,
+    rate: Annotated[int, option("--rate", "Messages a second.", min=1)] = 200,
+    seconds: Annotated[float, option("--seconds", "For how long.", min=1)] = 30,
     stored_by: Annotated[
-        str,
-        typer.Option(
-            "--stored-by", help="Who stores the messages: the 'service', an 'other' process, or all 'before'."
-        ),
+        str, option("--stored-by", "Who stores the messages: the 'service', an 'other' process, or all 'before'.")
     ] = "service",
     receiver: Annotated[
-        bool, typer.Option("--receiver", help="Another process receives each message; received_p50_ms … are its view.")
+        bool, option("--receiver", "Another process receives each message; received_p50_ms … are its view.")
     ] = False,
 ) -> BenchmarkResult:
     """Deliver at an even rate; how late each message is in its queue, and a bare loop that does the same."""
@@ -153,7 +139,7 @@ def herd(bench: Bench, n: Number = 20_000) -> BenchmarkResult:
 def handle(
     bench: Bench,
     n: Number = 20_000,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Messages handled at once.")] = 100,
+    concurrency: Annotated[int, option("--concurrency", "Messages handled at once.", min=1)] = 100,
 ) -> BenchmarkResult:
     """Handle messages that are in the queue of an endpoint; the limit takes them off in the barest way."""
     return runs.handle(bench, n, concurrency)
@@ -163,7 +149,7 @@ def handle(
 def schedule(
     bench: Bench,
     n: Number = 200_000,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Messages in one commit.")] = 5_000,
+    batch: Annotated[int, option("--batch", "Messages in one commit.", min=1)] = 5_000,
 ) -> BenchmarkResult:
     """Store messages in bulk; the limit is bare rows in the same batches."""
     return runs.schedule(bench, n, batch)

@@ -80,40 +80,29 @@ def epilog() -> str:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_COMMON: Final[dict[str, Any]] = {
-    "config": Annotated[
-        str | None,
-        typer.Option("--config", metavar="FILE", help="Settings; default: POSTDATE_CONFIG, or postdate.toml if there."),
-    ],
-    "store": Annotated[
-        str | None,
-        typer.Option(
-            "--store",
-            metavar="ADDRESS",
-            help="Where messages wait, as sqlite:///postdate.db or postgresql://user@host/db.",
-        ),
-    ],
-    "transport": Annotated[
-        str | None,
-        typer.Option(
-            "--transport",
-            metavar="ADDRESS",
-            help="Where the queues are; default: with the store.",
-        ),
-    ],
-}
-_VERSION: Final[Any] = Annotated[bool, typer.Option("--version", help="Print the version and exit.")]
-_JSON: Final[Any] = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+def option(name: str, meaning: str, **more: Any) -> Any:
+    """Return an option of a command, with what ``--help`` says of it; ``more`` is as for ``typer.Option``."""
+    return typer.Option(name, help=meaning, **more)
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
     """The common options of one call of a command; ``None`` when not given."""
 
-    config: str | None = None
-    store: str | None = None
-    transport: str | None = None
-    as_json: bool = False
+    config: Annotated[
+        str | None, option("--config", "Settings; default: POSTDATE_CONFIG, or postdate.toml if there.", metavar="FILE")
+    ] = None
+    store: Annotated[
+        str | None,
+        option(
+            "--store", "Where messages wait, as sqlite:///postdate.db or postgresql://user@host/db.", metavar="ADDRESS"
+        ),
+    ] = None
+    transport: Annotated[
+        str | None, option("--transport", "Where the queues are; default: with the store.", metavar="ADDRESS")
+    ] = None
+    as_json: Annotated[bool, option("--json", "Print one JSON object and nothing else.")] = False
 
     def settings(self) -> Settings:
         from postdate.config import load_settings
@@ -157,13 +146,13 @@ def command(
     A parameter whose type is a dataclass is a group of options: its fields are options like other parameters. So
     options that several commands have are written once. With ``reports``, the command takes ``--json``.
     """
-    common = _parameters({**_COMMON, "as_json": _JSON} if reports else _COMMON)
+    common = _common_options(reports=reports)
 
     def register(function: Command[P]) -> Command[P]:
         groups = _groups(function)
 
         def run(context: typer.Context, **arguments: Any) -> None:
-            given = {option.name: arguments.pop(option.name) for option in common}
+            given = {each.name: arguments.pop(each.name) for each in common}
             for parameter, group in groups.items():
                 arguments[parameter] = group(**{each.name: arguments.pop(each.name) for each in fields(group)})
             function(_together(context.obj, given), **arguments)  # pyright: ignore[reportCallIssue] - typer has checked them
@@ -210,25 +199,23 @@ def keep_common(context: typer.Context, **options: Any) -> None:
 
 def root_signature() -> inspect.Signature:
     """Return the signature of a callback that takes the context, the common options and ``--version``."""
-    return inspect.Signature([_CONTEXT, *_parameters({**_COMMON, "version": _VERSION})])
+    annotation: Any = Annotated[bool, option("--version", "Print the version and exit.")]
+    version = inspect.Parameter("version", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
+    return inspect.Signature([_CONTEXT, *_common_options(reports=False), version])
 
 
 def _together(before: object, given: dict[str, Any]) -> Use:
     """Merge common options: one behind the command wins over the same one before it."""
     known = before if isinstance(before, Use) else Use()
-    return replace(known, **{option: value for option, value in given.items() if value})
+    return replace(known, **{name: value for name, value in given.items() if value})
 
 
 _CONTEXT: Final = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
 
 
-def _parameters(common: dict[str, Any]) -> list[inspect.Parameter]:
-    kind = inspect.Parameter.KEYWORD_ONLY
-    defaults = {"as_json": False, "version": False}
-    return [
-        inspect.Parameter(option, kind, default=defaults.get(option), annotation=annotation)
-        for option, annotation in common.items()
-    ]
+def _common_options(*, reports: bool) -> list[inspect.Parameter]:
+    """Return the common options; ``--json`` is of commands that report."""
+    return [each for each in _of_group(Use) if reports or each.name != "as_json"]
 
 
 def _groups(function: Callable[..., object]) -> dict[str, type[Any]]:
@@ -314,42 +301,40 @@ def _name(text: str) -> str:
     return text
 
 
-DURATION = _reading(_duration)
-INSTANT = _reading(_instant)
 NAME = _reading(_name)
 
+
+def duration(name: str, meaning: str, metavar: str = "DURATION") -> Any:
+    """Return an option that is a duration, as ``1h30m``."""
+    return option(name, meaning, parser=_reading(_duration), metavar=metavar)
+
+
+def instant(name: str, meaning: str, *, hidden: bool = False) -> Any:
+    """Return an option that is an instant, in ISO 8601 with an offset."""
+    return option(name, meaning, parser=_reading(_instant), metavar="TIME", hidden=hidden)
+
+
+def named(name: str, meaning: str, metavar: str) -> Any:
+    """Return an option that is a name, of a queue for example, and not blank."""
+    return option(name, meaning, parser=NAME, metavar=metavar)
+
+
 MessageId = Annotated[str, typer.Argument(parser=NAME, metavar="ID", help="Id of the message.")]
-MessageIds = Annotated[list[str], typer.Argument(parser=NAME, metavar="ID…", help="Ids of messages.")]
 SomeIds = Annotated[
     list[str] | None, typer.Argument(parser=NAME, metavar="[ID…]", help="Ids of messages; or say which by options.")
 ]
-Delay = Annotated[
-    timedelta | None,
-    typer.Option("--delay", parser=DURATION, metavar="DURATION", help="Due this long from now: 30s, 10m, 1h30m, 2d."),
-]
-At = Annotated[
-    datetime | None,
-    typer.Option(
-        "--at", parser=INSTANT, metavar="TIME", help="Due then: ISO 8601 with offset, 2026-01-31T12:00+01:00."
-    ),
-]
-Queue = Annotated[
-    str | None, typer.Option("--queue", parser=NAME, metavar="QUEUE", help="Only messages for this queue.")
-]
-DueFrom = Annotated[
-    datetime | None, typer.Option("--due-from", parser=INSTANT, metavar="TIME", help="Only those due then or later.")
-]
-DueTo = Annotated[
-    datetime | None, typer.Option("--due-to", parser=INSTANT, metavar="TIME", help="Only those due before that.")
-]
+Delay = Annotated[timedelta | None, duration("--delay", "Due this long from now: 30s, 10m, 1h30m, 2d.")]
+At = Annotated[datetime | None, instant("--at", "Due then: ISO 8601 with offset, 2026-01-31T12:00+01:00.")]
+Queue = Annotated[str | None, named("--queue", "Only messages for this queue.", metavar="QUEUE")]
+DueFrom = Annotated[datetime | None, instant("--due-from", "Only those due then or later.")]
+DueTo = Annotated[datetime | None, instant("--due-to", "Only those due before that.")]
 HeaderOptions = Annotated[
-    list[str] | None,
-    typer.Option("--header", metavar="NAME=VALUE", help="Only those with this header; may be repeated."),
+    list[str] | None, option("--header", "Only those with this header; may be repeated.", metavar="NAME=VALUE")
 ]
-Text = Annotated[str | None, typer.Option("--text", metavar="TEXT", help="Only those with this text in their bodies.")]
-Failing = Annotated[bool, typer.Option("--failing", help="Only those that could not be delivered so far.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="At most so many.")]
+Text = Annotated[str | None, option("--text", "Only those with this text in their bodies.", metavar="TEXT")]
+Failing = Annotated[bool, option("--failing", "Only those that could not be delivered so far.")]
+DryRun = Annotated[bool, option("--dry-run", "Only say how many it would be.")]
+Limit = Annotated[int, option("--limit", "At most so many.", min=1, max=1_000_000)]
 
 
 def headers_of(texts: list[str] | None) -> dict[str, str]:
@@ -376,7 +361,7 @@ def _level(text: str) -> str:
 
 
 LogLevel = Annotated[
-    str, typer.Option("--log-level", parser=_level, metavar="LEVEL", help=f"Least level to log: {', '.join(_LEVELS)}.")
+    str, option("--log-level", f"Least level to log: {', '.join(_LEVELS)}.", parser=_level, metavar="LEVEL")
 ]
 
 

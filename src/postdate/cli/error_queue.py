@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.command import INSTANT, NAME, Exit, Limit, Use, command, group, wrong_usage
+from postdate.cli.command import NAME, Exit, Limit, Use, command, group, instant, named, option, wrong_usage
 from postdate.cli.output import clean, hexdump, one_line, print_pairs, print_table, time_or_dash
 
 if TYPE_CHECKING:
@@ -27,20 +27,11 @@ if TYPE_CHECKING:
 
 app = group("errors", "Look at failed messages, and send them back; mend what cannot be read.")
 
-Queue = Annotated[
-    str | None,
-    typer.Option("--queue", parser=NAME, metavar="QUEUE", help="Error queue; default: endpoint.error_queue."),
-]
-FailedQueue = Annotated[
-    str | None,
-    typer.Option("--failed-queue", parser=NAME, metavar="QUEUE", help="Only those that failed in this queue."),
-]
-Exception_ = Annotated[
-    str | None,
-    typer.Option("--exception", parser=NAME, metavar="TYPE", help="Only those with this type of exception."),
-]
+Queue = Annotated[str | None, named("--queue", "Error queue; default: endpoint.error_queue.", metavar="QUEUE")]
+FailedQueue = Annotated[str | None, named("--failed-queue", "Only those that failed in this queue.", metavar="QUEUE")]
+Exception_ = Annotated[str | None, named("--exception", "Only those with this type of exception.", metavar="TYPE")]
 FailedText = Annotated[
-    str | None, typer.Option("--text", metavar="TEXT", help="Only those with this text in their reason or body.")
+    str | None, option("--text", "Only those with this text in their reason or body.", metavar="TEXT")
 ]
 
 
@@ -52,8 +43,7 @@ def list_(
     exception: Exception_ = None,
     text: FailedText = None,
     only_set_aside: Annotated[
-        bool,
-        typer.Option("--set-aside", help="List only what cannot be read, wherever it was; the queue is not looked at."),
+        bool, option("--set-aside", "List only what cannot be read, wherever it was; the queue is not looked at.")
     ] = False,
     limit: Limit = 50,
 ) -> None:
@@ -134,8 +124,7 @@ def show(
         str | None, typer.Argument(parser=NAME, metavar="[ID]", help="Id of the message; or use --set-aside.")
     ] = None,
     set_aside: Annotated[
-        str | None,
-        typer.Option("--set-aside", parser=NAME, metavar="NAME", help="Show one that cannot be read, as s12 or q3."),
+        str | None, named("--set-aside", "Show one that cannot be read, as s12 or q3.", metavar="NAME")
     ] = None,
     queue: Queue = None,
 ) -> None:
@@ -198,41 +187,27 @@ def return_(
         list[str] | None, typer.Argument(parser=NAME, metavar="[ID]…", help="Ids of messages; or use --all.")
     ] = None,
     queue: Queue = None,
-    every: Annotated[bool, typer.Option("--all", help="Return every message of the error queue.")] = False,
+    every: Annotated[bool, option("--all", "Return every message of the error queue.")] = False,
     failed_queue: FailedQueue = None,
     exception: Exception_ = None,
     text: FailedText = None,
-    to: Annotated[
-        str | None,
-        typer.Option("--to", parser=NAME, metavar="QUEUE", help="Put them there instead of where they failed."),
-    ] = None,
+    to: Annotated[str | None, named("--to", "Put them there instead of where they failed.", metavar="QUEUE")] = None,
     without_expiry: Annotated[
-        bool, typer.Option("--without-expiry", help="Take off when their use ends: what is past it is handled, too.")
+        bool, option("--without-expiry", "Take off when their use ends: what is past it is handled, too.")
     ] = False,
     set_aside: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set-aside",
-            parser=NAME,
-            metavar="NAME",
-            help="Put back what could not be read, as s12 or q3; may be repeated.",
-        ),
+        named("--set-aside", "Put back what could not be read, as s12 or q3; may be repeated.", metavar="NAME"),
     ] = None,
     headers: Annotated[
-        str | None,
-        typer.Option("--headers", metavar="JSON|@FILE", help="With --set-aside: headers in place of what it has."),
+        str | None, option("--headers", "With --set-aside: headers in place of what it has.", metavar="JSON|@FILE")
     ] = None,
-    due: Annotated[
-        datetime | None,
-        typer.Option("--due", parser=INSTANT, metavar="TIME", help="With --set-aside, of the store: its due time."),
-    ] = None,
+    due: Annotated[datetime | None, instant("--due", "With --set-aside, of the store: its due time.")] = None,
     destination: Annotated[
-        str | None,
-        typer.Option("--destination", parser=NAME, metavar="QUEUE", help="With --set-aside, of the store: its queue."),
+        str | None, named("--destination", "With --set-aside, of the store: its queue.", metavar="QUEUE")
     ] = None,
     body: Annotated[
-        str | None,
-        typer.Option("--body", metavar="TEXT|@FILE", help="With --set-aside: a body in place of what it has."),
+        str | None, option("--body", "With --set-aside: a body in place of what it has.", metavar="TEXT|@FILE")
     ] = None,
 ) -> None:
     """Put failed messages back where they failed, to be tried again. Mend the cause first.

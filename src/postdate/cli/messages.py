@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from postdate.cli.command import (
-    DURATION,
     At,
     Delay,
     DryRun,
@@ -24,6 +23,7 @@ from postdate.cli.command import (
     Text,
     Use,
     command,
+    duration,
     group,
     headers_of,
     wrong_usage,
@@ -203,10 +203,7 @@ def reschedule(
     message_ids: SomeIds = None,
     delay: Delay = None,
     at: At = None,
-    later_by: Annotated[
-        timedelta | None,
-        typer.Option("--later-by", parser=DURATION, metavar="DURATION", help="Due so much later than each is now."),
-    ] = None,
+    later_by: Annotated[timedelta | None, duration("--later-by", "Due so much later than each is now.")] = None,
     queue: Queue = None,
     due_from: DueFrom = None,
     due_to: DueTo = None,

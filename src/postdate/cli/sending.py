@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.command import DURATION, INSTANT, NAME, At, Delay, Use, command, headers_of, wrong_usage
+from postdate.cli.command import At, Delay, Use, command, duration, headers_of, instant, named, option, wrong_usage
 
 if TYPE_CHECKING:
     from postdate.operations import SendReport
@@ -23,18 +23,13 @@ def register(app: typer.Typer) -> None:
 def setup(
     use: Use,
     queue: Annotated[
-        list[str] | None,
-        typer.Option("--queue", parser=NAME, metavar="QUEUE", help="Create this queue, too; may be repeated."),
+        list[str] | None, named("--queue", "Create this queue, too; may be repeated.", metavar="QUEUE")
     ] = None,
-    sagas: Annotated[
-        bool, typer.Option("--sagas", help="Create the table of sagas, too, by default where the store is.")
-    ] = False,
+    sagas: Annotated[bool, option("--sagas", "Create the table of sagas, too, by default where the store is.")] = False,
     outbox: Annotated[
-        bool, typer.Option("--outbox", help="Create the table of the outbox, too, by default where the store is.")
+        bool, option("--outbox", "Create the table of the outbox, too, by default where the store is.")
     ] = False,
-    print_sql: Annotated[
-        bool, typer.Option("--print-sql", help="Print the SQL of the tables; change nothing.")
-    ] = False,
+    print_sql: Annotated[bool, option("--print-sql", "Print the SQL of the tables; change nothing.")] = False,
 ) -> None:
     """Create the tables, the endpoint's queues and the queues of the settings; what is there already is left alone.
 
@@ -80,30 +75,19 @@ def send(
     ] = None,
     delay: Delay = None,
     at: At = None,
-    expires_at: Annotated[
-        datetime | None,
-        typer.Option("--expires-at", parser=INSTANT, metavar="TIME", help="Not to be delivered after that."),
-    ] = None,
+    expires_at: Annotated[datetime | None, instant("--expires-at", "Not to be delivered after that.")] = None,
     time_to_be_received: Annotated[
         timedelta | None,
-        typer.Option(
-            "--time-to-be-received",
-            parser=DURATION,
-            metavar="TIME",
-            help="Discard it if not received this long from now.",
-        ),
+        duration("--time-to-be-received", "Discard it if not received this long from now.", metavar="TIME"),
     ] = None,
     message_type: Annotated[
-        str | None,
-        typer.Option("--type", parser=NAME, metavar="TYPE", help="Type of the message, as the receiver knows it."),
+        str | None, named("--type", "Type of the message, as the receiver knows it.", metavar="TYPE")
     ] = None,
     header: Annotated[
-        list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="A header of your own; may be repeated.")
+        list[str] | None, option("--header", "A header of your own; may be repeated.", metavar="NAME=VALUE")
     ] = None,
-    message_id: Annotated[
-        str | None, typer.Option("--id", parser=NAME, metavar="ID", help="Id of the message; default: a new one.")
-    ] = None,
-    file: Annotated[Path | None, typer.Option("--file", metavar="FILE", help="Send the content of this file.")] = None,
+    message_id: Annotated[str | None, named("--id", "Id of the message; default: a new one.", metavar="ID")] = None,
+    file: Annotated[Path | None, option("--file", "Send the content of this file.", metavar="FILE")] = None,
 ) -> None:
     """Send a message, now or when it is due. A body that is JSON is marked as such."""
     from postdate import operations

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.command import INSTANT, Exit, LogLevel, Use, command, logging_to_stderr, wrong_usage
+from postdate.cli.command import Exit, LogLevel, Use, command, instant, logging_to_stderr, option, wrong_usage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,14 +37,12 @@ def run(
     use: Use,
     log_level: LogLevel = "INFO",
     no_setup: Annotated[
-        bool, typer.Option("--no-setup", help="Fail if tables or queues are missing; do not create them.")
+        bool, option("--no-setup", "Fail if tables or queues are missing; do not create them.")
     ] = False,
     exit_on_critical: Annotated[
-        bool, typer.Option("--exit-on-critical", help="Stop, with exit code 3, at the first critical error.")
+        bool, option("--exit-on-critical", "Stop, with exit code 3, at the first critical error.")
     ] = False,
-    clock_start: Annotated[
-        datetime | None, typer.Option("--clock-start", parser=INSTANT, metavar="TIME", hidden=True)
-    ] = None,
+    clock_start: Annotated[datetime | None, instant("--clock-start", "For tests.", hidden=True)] = None,
     clock_speed: Annotated[float, typer.Option("--clock-speed", hidden=True)] = 1.0,
     clock_real_start: Annotated[float | None, typer.Option("--clock-real-start", hidden=True)] = None,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.command import DURATION, INSTANT, Use, command, wrong_usage
+from postdate.cli.command import Use, command, duration, instant, option, wrong_usage
 from postdate.cli.output import print_pairs
 from postdate.cli.pipeline.common import SparkOptions, app, on_spark, store_of
 
@@ -23,17 +23,9 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The archive: a fold
 def archive(
     use: Use,
     folder: Folder,
-    before: Annotated[
-        datetime | None,
-        typer.Option("--before", parser=INSTANT, metavar="TIME", help="Messages that ended before; ISO 8601."),
-    ] = None,
-    older_than: Annotated[
-        timedelta | None,
-        typer.Option("--older-than", parser=DURATION, metavar="DURATION", help="Messages that ended so long ago: 30d."),
-    ] = None,
-    forget_ids: Annotated[
-        bool, typer.Option("--forget-ids", help="Remove the ids as well: they may be used again then.")
-    ] = False,
+    before: Annotated[datetime | None, instant("--before", "Messages that ended before; ISO 8601.")] = None,
+    older_than: Annotated[timedelta | None, duration("--older-than", "Messages that ended so long ago: 30d.")] = None,
+    forget_ids: Annotated[bool, option("--forget-ids", "Remove the ids as well: they may be used again then.")] = False,
     *,
     cluster: SparkOptions,
 ) -> None:
@@ -80,17 +72,9 @@ def _print_archived(result: ArchiveResult) -> None:
 def restore(
     use: Use,
     folder: Folder,
-    ids: Annotated[
-        list[str] | None, typer.Option("--id", metavar="ID", help="This message; repeatable. Default: all.")
-    ] = None,
-    ended_from: Annotated[
-        datetime | None,
-        typer.Option("--ended-from", parser=INSTANT, metavar="TIME", help="Messages that ended then or later."),
-    ] = None,
-    ended_to: Annotated[
-        datetime | None,
-        typer.Option("--ended-to", parser=INSTANT, metavar="TIME", help="Messages that ended before then."),
-    ] = None,
+    ids: Annotated[list[str] | None, option("--id", "This message; repeatable. Default: all.", metavar="ID")] = None,
+    ended_from: Annotated[datetime | None, instant("--ended-from", "Messages that ended then or later.")] = None,
+    ended_to: Annotated[datetime | None, instant("--ended-to", "Messages that ended before then.")] = None,
     *,
     cluster: SparkOptions,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.command import DURATION, Exit, Use, command, wrong_usage
+from postdate.cli.command import Exit, Use, command, duration, option, wrong_usage
 from postdate.cli.output import clean, print_pairs
 from postdate.cli.pipeline.common import SparkOptions, app, on_spark, store_of
 
@@ -20,22 +20,18 @@ if TYPE_CHECKING:
 @command(app, "audit")
 def audit(
     use: Use,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a report to look at.")] = None,
-    late_after: Annotated[
-        timedelta, typer.Option("--late-after", parser=DURATION, metavar="DURATION", help="Later than that is late.")
-    ] = timedelta(seconds=1),
+    html: Annotated[Path | None, option("--html", "Write a report to look at.", metavar="FILE")] = None,
+    late_after: Annotated[timedelta, duration("--late-after", "Later than that is late.")] = timedelta(seconds=1),
     records: Annotated[
         list[str] | None,
-        typer.Option("--records", metavar="DIR", help="Archive, or ledger of a sweep, to read as well; repeatable."),
+        option("--records", "Archive, or ledger of a sweep, to read as well; repeatable.", metavar="DIR"),
     ] = None,
     findings: Annotated[
         Path | None,
-        typer.Option(
-            "--findings", metavar="DIR", help="New folder for every finding; …json: JSON lines, else Parquet."
-        ),
+        option("--findings", "New folder for every finding; …json: JSON lines, else Parquet.", metavar="DIR"),
     ] = None,
     all_endpoints: Annotated[
-        bool, typer.Option("--all-endpoints", help="Every endpoint of the database, not only that of the settings.")
+        bool, option("--all-endpoints", "Every endpoint of the database, not only that of the settings.")
     ] = False,
     *,
     cluster: SparkOptions,

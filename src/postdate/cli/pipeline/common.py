@@ -10,9 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
-import typer
-
-from postdate.cli.command import Use, group, signals_handled
+from postdate.cli.command import Use, group, option, signals_handled
 from postdate.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -30,10 +28,8 @@ app = group("pipeline", "Bulk jobs on Spark, in this process or on a cluster.")
 class SparkOptions:
     """Where Spark runs: options of every job."""
 
-    cores: Annotated[int | None, typer.Option("--cores", min=1, help="Threads of Spark; default: all cores.")] = None
-    master: Annotated[
-        str | None, typer.Option("--master", metavar="URL", help="A Spark cluster; default: this process.")
-    ] = None
+    cores: Annotated[int | None, option("--cores", "Threads of Spark; default: all cores.", min=1)] = None
+    master: Annotated[str | None, option("--master", "A Spark cluster; default: this process.", metavar="URL")] = None
 
 
 def store_of(use: Use) -> StoreSpec:

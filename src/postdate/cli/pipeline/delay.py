@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.command import DURATION, LogLevel, Use, command, logging_to_stderr, wrong_usage
+from postdate.cli.command import LogLevel, Use, command, duration, logging_to_stderr, option, wrong_usage
 from postdate.cli.pipeline.common import SparkOptions, app, extra_installed, log, on_spark, told_to_stop
 
 if TYPE_CHECKING:
     from postdate.pipeline.session import SparkSession
-
-
-def _duration(option: str, what: str) -> Any:
-    return typer.Option(option, parser=DURATION, metavar="DURATION", help=what)
 
 
 @command(app, "delay", reports=False)
@@ -23,28 +19,24 @@ def delay(
     use: Use,
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Folder whose files are the stream.")],
     target: Annotated[str, typer.Argument(metavar="TARGET", help="Folder for the rows that are due.")],
-    checkpoint: Annotated[str, typer.Option("--checkpoint", metavar="DIR", help="Folder in which the rows wait.")],
-    schema: Annotated[
-        str, typer.Option("--schema", help="Columns of the source, as in 'id string, due timestamp, text string'.")
-    ],
-    due: Annotated[str, typer.Option("--due", metavar="COLUMN", help="Due times.")] = "due",
-    source_format: Annotated[str, typer.Option("--format", help="Of the source: json, csv or parquet.")] = "json",
-    target_format: Annotated[str, typer.Option("--to-format", help="Of the target: json or parquet.")] = "json",
-    id_column: Annotated[
-        str | None, typer.Option("--id", metavar="COLUMN", help="What --cancels refers to; of both.")
-    ] = None,
+    checkpoint: Annotated[str, option("--checkpoint", "Folder in which the rows wait.", metavar="DIR")],
+    schema: Annotated[str, option("--schema", "Columns of the source, as in 'id string, due timestamp, text string'.")],
+    due: Annotated[str, option("--due", "Due times.", metavar="COLUMN")] = "due",
+    source_format: Annotated[str, option("--format", "Of the source: json, csv or parquet.")] = "json",
+    target_format: Annotated[str, option("--to-format", "Of the target: json or parquet.")] = "json",
+    id_column: Annotated[str | None, option("--id", "What --cancels refers to; of both.", metavar="COLUMN")] = None,
     cancels: Annotated[
-        str | None, typer.Option("--cancels", metavar="DIR", help="Folder of JSON files with ids to be cancelled.")
+        str | None, option("--cancels", "Folder of JSON files with ids to be cancelled.", metavar="DIR")
     ] = None,
-    null_due: Annotated[str, typer.Option("--null-due", help="Rows without a due time: fail, now or drop.")] = "fail",
-    resolution: Annotated[timedelta, _duration("--resolution", "Rows go at multiples of it.")] = timedelta(
+    null_due: Annotated[str, option("--null-due", "Rows without a due time: fail, now or drop.")] = "fail",
+    resolution: Annotated[timedelta, duration("--resolution", "Rows go at multiples of it.")] = timedelta(
         milliseconds=250
     ),
-    slots: Annotated[int | None, typer.Option("--slots", min=1, help="Over how many keys rows are spread.")] = None,
-    keep_cancels: Annotated[timedelta, _duration("--keep-cancels", "Later rows of a cancelled id.")] = timedelta(
+    slots: Annotated[int | None, option("--slots", "Over how many keys rows are spread.", min=1)] = None,
+    keep_cancels: Annotated[timedelta, duration("--keep-cancels", "Later rows of a cancelled id.")] = timedelta(
         hours=1
     ),
-    trigger: Annotated[timedelta, _duration("--trigger", "How often a micro-batch begins.")] = timedelta(
+    trigger: Annotated[timedelta, duration("--trigger", "How often a micro-batch begins.")] = timedelta(
         milliseconds=500
     ),
     log_level: LogLevel = "INFO",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from postdate.cli.command import DURATION, Use, command, wrong_usage
+from postdate.cli.command import Use, command, duration, option, wrong_usage
 from postdate.cli.output import clean, print_pairs
 from postdate.cli.pipeline.common import SparkOptions, app, extra_installed, on_spark, store_of
 
@@ -20,25 +20,17 @@ if TYPE_CHECKING:
 @command(app, "forecast")
 def forecast(
     use: Use,
-    tolerance: Annotated[
-        timedelta, typer.Option("--tolerance", parser=DURATION, metavar="DURATION", help="How late a message may be.")
-    ] = timedelta(seconds=1),
-    width: Annotated[
-        Literal["auto", "minute", "hour", "day"], typer.Option("--width", help="Intervals of the table.")
-    ] = "auto",
+    tolerance: Annotated[timedelta, duration("--tolerance", "How late a message may be.")] = timedelta(seconds=1),
+    width: Annotated[Literal["auto", "minute", "hour", "day"], option("--width", "Intervals of the table.")] = "auto",
     herd_factor: Annotated[
-        float, typer.Option("--herd-factor", metavar="N", help="How many times the usual load makes a herd.")
+        float, option("--herd-factor", "How many times the usual load makes a herd.", metavar="N")
     ] = 10.0,
-    herd_least: Annotated[
-        int, typer.Option("--herd-least", metavar="N", help="Messages in a second that make a herd.")
-    ] = 1_000,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page to look at.")] = None,
+    herd_least: Annotated[int, option("--herd-least", "Messages in a second that make a herd.", metavar="N")] = 1_000,
+    html: Annotated[Path | None, option("--html", "Write a page to look at.", metavar="FILE")] = None,
     load: Annotated[
-        Path | None, typer.Option("--load", metavar="DIR", help="Write the table of the load to a new folder.")
+        Path | None, option("--load", "Write the table of the load to a new folder.", metavar="DIR")
     ] = None,
-    load_format: Annotated[
-        Literal["parquet", "csv", "json"], typer.Option("--load-format", help="Of the table.")
-    ] = "parquet",
+    load_format: Annotated[Literal["parquet", "csv", "json"], option("--load-format", "Of the table.")] = "parquet",
     rate: Annotated[str | None, typer.Option("--rate", hidden=True)] = None,
     *,
     cluster: SparkOptions,

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.command import DURATION, INSTANT, Exit, LogLevel, Use, command, group, logging_to_stderr, wrong_usage
+from postdate.cli.command import (
+    Exit,
+    LogLevel,
+    Use,
+    command,
+    duration,
+    group,
+    instant,
+    logging_to_stderr,
+    option,
+    wrong_usage,
+)
 from postdate.cli.output import print_pairs, print_table, time_or_dash
 from postdate.cli.pipeline.common import SparkOptions, app, extra_installed, on_spark, store_of
 
@@ -29,24 +40,12 @@ migrations = group(
 app.add_typer(migrations)
 
 Endpoints = Annotated[
-    list[str] | None,
-    typer.Option("--endpoint", metavar="NAME", help="Whose messages, in upper or lower case; repeatable."),
+    list[str] | None, option("--endpoint", "Whose messages, in upper or lower case; repeatable.", metavar="NAME")
 ]
 Cutoff = Annotated[
-    datetime | None,
-    typer.Option(
-        "--cutoff",
-        parser=INSTANT,
-        metavar="TIME",
-        help="Leave what is due earlier; ISO 8601 with offset. Default: everything moves.",
-    ),
+    datetime | None, instant("--cutoff", "Leave what is due earlier; ISO 8601 with offset. Default: everything moves.")
 ]
-Margin = Annotated[
-    timedelta | None,
-    typer.Option(
-        "--margin", parser=DURATION, metavar="DURATION", help="Leave what is due sooner than that; default: 60s."
-    ),
-]
+Margin = Annotated[timedelta | None, duration("--margin", "Leave what is due sooner than that; default: 60s.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +53,14 @@ class OriginOptions:
     """Where messages come from: options of every ``migrate`` command."""
 
     source: Annotated[
-        str | None,
-        typer.Option("--from", metavar="ADDRESS", help="A timeout manager's database; env:NAME and file:PATH name it."),
+        str | None, option("--from", "A timeout manager's database; env:NAME and file:PATH name it.", metavar="ADDRESS")
     ] = None
     from_store: Annotated[
-        str | None,
-        typer.Option("--from-store", metavar="ADDRESS", help="Another Postdate store; env:NAME and file:PATH name it."),
+        str | None, option("--from-store", "Another Postdate store; env:NAME and file:PATH name it.", metavar="ADDRESS")
     ] = None
-    schema: Annotated[str | None, typer.Option("--schema", help="Of its tables; default: that of what is there.")] = (
-        None
-    )
+    schema: Annotated[str | None, option("--schema", "Of its tables; default: that of what is there.")] = None
     prefixes: Annotated[
-        list[str] | None,
-        typer.Option("--prefix", metavar="ENDPOINT=PREFIX", help="How an endpoint's tables begin; repeatable."),
+        list[str] | None, option("--prefix", "How an endpoint's tables begin; repeatable.", metavar="ENDPOINT=PREFIX")
     ] = None
 
     def store(self) -> StoreSpec | None:
@@ -98,9 +92,7 @@ class Whose:
     """Whose messages move: options of commands that begin a run."""
 
     endpoints: Endpoints = None
-    all_endpoints: Annotated[bool, typer.Option("--all-endpoints", help="The messages of every endpoint there.")] = (
-        False
-    )
+    all_endpoints: Annotated[bool, option("--all-endpoints", "The messages of every endpoint there.")] = False
 
     def chosen(self) -> list[str] | None:
         if bool(self.endpoints) == self.all_endpoints:
@@ -113,8 +105,7 @@ class MoveOptions:
     """How a run moves messages: options of commands that move."""
 
     batch_size: Annotated[
-        int | None,
-        typer.Option("--batch-size", min=1, max=1_000_000, help="Messages in one transaction; default: 5000."),
+        int | None, option("--batch-size", "Messages in one transaction; default: 5000.", min=1, max=1_000_000)
     ] = None
     margin: Margin = None
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from postdate.cli.command import Exit, Use, command, wrong_usage
+from postdate.cli.command import Exit, Use, command, option, wrong_usage
 from postdate.cli.output import print_pairs
 from postdate.cli.pipeline.common import SparkOptions, app, on_spark, store_of
 from postdate.errors import PipelineError
@@ -31,33 +31,29 @@ def schedule(
     use: Use,
     source: Annotated[str, typer.Argument(metavar="INPUT", help="File or folder of messages, one a row.")],
     input_format: Annotated[
-        Literal["csv", "parquet", "json"] | None, typer.Option("--format", help="Default: by the end of the name.")
+        Literal["csv", "parquet", "json"] | None, option("--format", "Default: by the end of the name.")
     ] = None,
     id_column: Annotated[str | None, _column("--id", "Message ids; default: message_id.")] = None,
     due: Annotated[str | None, _column("--due", "Due times; default: due.")] = None,
     destination: Annotated[str | None, _column("--destination", "Queues; default: destination.")] = None,
     destination_value: Annotated[
-        str | None, typer.Option("--destination-value", metavar="QUEUE", help="One queue for all messages.")
+        str | None, option("--destination-value", "One queue for all messages.", metavar="QUEUE")
     ] = None,
     body: Annotated[str | None, _column("--body", "Bodies; default: body, if there is such a column.")] = None,
     headers: Annotated[str | None, _column("--headers", "Headers as JSON; default: headers, if there.")] = None,
     expires_at: Annotated[str | None, _column("--expires-at", "Ends of use; default: expires_at, if there.")] = None,
-    zone: Annotated[
-        str | None, typer.Option("--zone", metavar="AREA/CITY", help="Time zone of times without an offset.")
-    ] = None,
+    zone: Annotated[str | None, option("--zone", "Time zone of times without an offset.", metavar="AREA/CITY")] = None,
     ambiguous: Annotated[
-        Literal["earlier", "later", "reject"],
-        typer.Option("--ambiguous", help="A clock time that occurs twice, in autumn."),
+        Literal["earlier", "later", "reject"], option("--ambiguous", "A clock time that occurs twice, in autumn.")
     ] = "earlier",
     nonexistent: Annotated[
-        Literal["forward", "reject"],
-        typer.Option("--nonexistent", help="A clock time that does not occur, in spring."),
+        Literal["forward", "reject"], option("--nonexistent", "A clock time that does not occur, in spring.")
     ] = "reject",
     rejected: Annotated[
-        Path | None, typer.Option("--rejected", metavar="DIR", help="New folder for rows that are no message.")
+        Path | None, option("--rejected", "New folder for rows that are no message.", metavar="DIR")
     ] = None,
     report: Annotated[
-        Path | None, typer.Option("--report", metavar="DIR", help="New folder for the counts, as a Parquet table.")
+        Path | None, option("--report", "New folder for the counts, as a Parquet table.", metavar="DIR")
     ] = None,
     *,
     cluster: SparkOptions,

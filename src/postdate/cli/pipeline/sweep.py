@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.command import DURATION, Exit, LogLevel, Use, command, logging_to_stderr, wrong_usage
+from postdate.cli.command import Exit, LogLevel, Use, command, duration, logging_to_stderr, option, wrong_usage
 from postdate.cli.output import print_pairs
 from postdate.cli.pipeline.common import SparkOptions, app, extra_installed, log, on_spark, told_to_stop
 
@@ -19,23 +19,18 @@ if TYPE_CHECKING:
 @command(app, "sweep")
 def sweep(
     use: Use,
-    continuous: Annotated[
-        bool, typer.Option("--continuous", help="Go on until SIGTERM or Ctrl-C; needs --checkpoint.")
-    ] = False,
+    continuous: Annotated[bool, option("--continuous", "Go on until SIGTERM or Ctrl-C; needs --checkpoint.")] = False,
     checkpoint: Annotated[
-        str | None, typer.Option("--checkpoint", metavar="DIR", help="Folder of the query, to go on with it later.")
+        str | None, option("--checkpoint", "Folder of the query, to go on with it later.", metavar="DIR")
     ] = None,
     ledger: Annotated[
-        str | None, typer.Option("--ledger", metavar="DIR", help="Add what was done to Parquet files there.")
+        str | None, option("--ledger", "Add what was done to Parquet files there.", metavar="DIR")
     ] = None,
     slots: Annotated[
-        int | None, typer.Option("--slots", min=1, help="Dispatchers at once; default: as many as Spark has cores.")
+        int | None, option("--slots", "Dispatchers at once; default: as many as Spark has cores.", min=1)
     ] = None,
     residency: Annotated[
-        timedelta | None,
-        typer.Option(
-            "--residency", parser=DURATION, metavar="DURATION", help="With --continuous: a task lasts; default: 30s."
-        ),
+        timedelta | None, duration("--residency", "With --continuous: a task lasts; default: 30s.")
     ] = None,
     discard_lapsed: Annotated[bool, typer.Option("--discard-lapsed", hidden=True)] = False,
     allowance: Annotated[str | None, typer.Option("--allowance", hidden=True)] = None,
