@@ -319,21 +319,8 @@ def named(name: str, meaning: str, metavar: str) -> Any:
     return option(name, meaning, parser=NAME, metavar=metavar)
 
 
-MessageId = Annotated[str, typer.Argument(parser=NAME, metavar="ID", help="Id of the message.")]
-SomeIds = Annotated[
-    list[str] | None, typer.Argument(parser=NAME, metavar="[ID…]", help="Ids of messages; or say which by options.")
-]
 Delay = Annotated[timedelta | None, duration("--delay", "Due this long from now: 30s, 10m, 1h30m, 2d.")]
 At = Annotated[datetime | None, instant("--at", "Due then: ISO 8601 with offset, 2026-01-31T12:00+01:00.")]
-Queue = Annotated[str | None, named("--queue", "Only messages for this queue.", metavar="QUEUE")]
-DueFrom = Annotated[datetime | None, instant("--due-from", "Only those due then or later.")]
-DueTo = Annotated[datetime | None, instant("--due-to", "Only those due before that.")]
-HeaderOptions = Annotated[
-    list[str] | None, option("--header", "Only those with this header; may be repeated.", metavar="NAME=VALUE")
-]
-Text = Annotated[str | None, option("--text", "Only those with this text in their bodies.", metavar="TEXT")]
-Failing = Annotated[bool, option("--failing", "Only those that could not be delivered so far.")]
-DryRun = Annotated[bool, option("--dry-run", "Only say how many it would be.")]
 Limit = Annotated[int, option("--limit", "At most so many.", min=1, max=1_000_000)]
 
 

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from postdate.cli.command import (
+    NAME,
     At,
     Delay,
-    DryRun,
-    DueFrom,
-    DueTo,
     Exit,
-    Failing,
-    HeaderOptions,
     Limit,
-    MessageId,
-    Queue,
-    SomeIds,
-    Text,
     Use,
     command,
     duration,
     group,
     headers_of,
+    instant,
+    named,
+    option,
     wrong_usage,
 )
 from postdate.cli.output import clean, print_pairs, print_table, time_or_dash
@@ -49,39 +45,41 @@ if TYPE_CHECKING:
 
 app = group("messages", "Look at delayed messages, and change them.")
 
+MessageId = Annotated[str, typer.Argument(parser=NAME, metavar="ID", help="Id of the message.")]
+SomeIds = Annotated[
+    list[str] | None, typer.Argument(parser=NAME, metavar="[ID…]", help="Ids of messages; or say which by options.")
+]
+DryRun = Annotated[bool, option("--dry-run", "Only say how many it would be.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Which:
+    """Which of the messages that wait: options of commands for many of them."""
+
+    queue: Annotated[str | None, named("--queue", "Only messages for this queue.", metavar="QUEUE")] = None
+    due_from: Annotated[datetime | None, instant("--due-from", "Only those due then or later.")] = None
+    due_to: Annotated[datetime | None, instant("--due-to", "Only those due before that.")] = None
+    header: Annotated[
+        list[str] | None, option("--header", "Only those with this header; may be repeated.", metavar="NAME=VALUE")
+    ] = None
+    text: Annotated[str | None, option("--text", "Only those with this text in their bodies.", metavar="TEXT")] = None
+    failing: Annotated[bool, option("--failing", "Only those that could not be delivered so far.")] = False
+
+    def pending(self) -> Pending:
+        from postdate.core.changing import Pending
+
+        headers = headers_of(self.header) or None
+        return Pending(self.queue, self.due_from, self.due_to, headers, self.text, self.failing or None)
+
 
 @command(app, "list")
-def list_(
-    use: Use,
-    queue: Queue = None,
-    due_from: DueFrom = None,
-    due_to: DueTo = None,
-    header: HeaderOptions = None,
-    text: Text = None,
-    failing: Failing = False,
-    limit: Limit = 50,
-) -> None:
+def list_(use: Use, which: Which, limit: Limit = 50) -> None:
     """List messages that wait, the next due first."""
     from postdate import operations
 
-    where = _pending(queue, due_from, due_to, header, text, failing=failing)
-
+    where = which.pending()
     found = use.work(lambda deployment, now: operations.list_messages(deployment, where, limit, now))
     use.report(found, lambda: _print_list(found, limit))
-
-
-def _pending(
-    queue: str | None,
-    due_from: datetime | None,
-    due_to: datetime | None,
-    header: list[str] | None,
-    text: str | None,
-    *,
-    failing: bool,
-) -> Pending:
-    from postdate.core.changing import Pending
-
-    return Pending(queue, due_from, due_to, headers_of(header) or None, text, failing or None)
 
 
 def _print_list(found: MessageList, limit: int) -> None:
@@ -167,24 +165,14 @@ def _print_explanation(found: Explanation) -> None:
 
 
 @command(app, "cancel")
-def cancel(
-    use: Use,
-    message_ids: SomeIds = None,
-    queue: Queue = None,
-    due_from: DueFrom = None,
-    due_to: DueTo = None,
-    header: HeaderOptions = None,
-    text: Text = None,
-    failing: Failing = False,
-    dry_run: DryRun = False,
-) -> None:
+def cancel(use: Use, message_ids: SomeIds = None, *, which: Which, dry_run: DryRun = False) -> None:
     """Remove messages that wait, for good: those named, or all that the options say.
 
     Those that do not wait any more are left alone.
     """
     from postdate import operations
 
-    where = _pending(queue, due_from, due_to, header, text, failing=failing)
+    where = which.pending()
     if _are_named(message_ids, where, dry_run=dry_run):
         named = message_ids or []
         changes = use.work(lambda deployment, now: operations.cancel(deployment, named, now))
@@ -204,19 +192,15 @@ def reschedule(
     delay: Delay = None,
     at: At = None,
     later_by: Annotated[timedelta | None, duration("--later-by", "Due so much later than each is now.")] = None,
-    queue: Queue = None,
-    due_from: DueFrom = None,
-    due_to: DueTo = None,
-    header: HeaderOptions = None,
-    text: Text = None,
-    failing: Failing = False,
+    *,
+    which: Which,
     dry_run: DryRun = False,
 ) -> None:
     """Give messages that wait another due time: those named, or all that the options say."""
     from postdate import operations
     from postdate.clock import later
 
-    where = _pending(queue, due_from, due_to, header, text, failing=failing)
+    where = which.pending()
     are_named = _are_named(message_ids, where, dry_run=dry_run)
     if (delay, at, later_by).count(None) != 2 or (are_named and later_by is not None):
         choice = "--delay or --at" if are_named else "--delay, --at or --later-by"
