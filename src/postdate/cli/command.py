@@ -125,14 +125,16 @@ class Use:
 
         return anyio.run(working)
 
-    def report(self, found: object, lines: Callable[[], None]) -> None:
-        """Print ``found`` as one JSON object, or call ``lines`` to print it as text."""
-        if not self.as_json:
-            lines()
-            return
-        import msgspec
+    def report(self, found: object, lines: Callable[[], None], *, kept: bool = True) -> None:
+        """Print ``found`` as one JSON object, or call ``lines`` to print it as text; exit code 1 unless ``kept``."""
+        if self.as_json:
+            import msgspec
 
-        typer.echo(msgspec.json.encode(found))
+            typer.echo(msgspec.json.encode(found))
+        else:
+            lines()
+        if not kept:
+            raise typer.Exit(Exit.NOT_KEPT)
 
 
 Command = Callable[Concatenate[Use, P], None]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from postdate.cli.command import Exit, Use, command, group
+from postdate.cli.command import Use, command, group
 from postdate.cli.output import clean, print_pairs, print_table
 
 if TYPE_CHECKING:
@@ -29,9 +29,11 @@ def doctor(use: Use) -> None:
     from postdate.clock import SystemClock
 
     found = anyio.run(operations.diagnose, use.settings(), os.environ, SystemClock())
-    use.report({"result": found.worst, "checks": found.checks}, lambda: _print_checks(found))
-    if found.worst is operations.Verdict.FAIL:
-        raise typer.Exit(Exit.NOT_KEPT)
+    use.report(
+        {"result": found.worst, "checks": found.checks},
+        lambda: _print_checks(found),
+        kept=found.worst is not operations.Verdict.FAIL,
+    )
 
 
 def _print_checks(found: Diagnosis) -> None:

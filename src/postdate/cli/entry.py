@@ -21,19 +21,7 @@ from postdate.cli.command import Exit, epilog, exit_of, keep_common, root_signat
 from postdate.errors import PostdateError
 
 # In the order in which an operator needs them.
-_ORDER: Final = (
-    "demo",
-    "run",
-    "setup",
-    "send",
-    "messages",
-    "errors",
-    "pipeline",
-    "bench",
-    "config",
-    "doctor",
-    "version",
-)
+_ORDER = ("demo", "run", "setup", "send", "messages", "errors", "pipeline", "bench", "config", "doctor", "version")
 
 
 class _InOrder(TyperGroup):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.command import NAME, Exit, Limit, Use, command, group, instant, named, option, wrong_usage
+from postdate.cli.command import NAME, Limit, Use, command, group, instant, named, option, wrong_usage
 from postdate.cli.output import clean, hexdump, one_line, print_pairs, print_table, time_or_dash
 
 if TYPE_CHECKING:
@@ -244,9 +244,7 @@ def return_(
         return await operations.return_messages(deployment, source, ids, now, to=to, without_expiry=without_expiry)
 
     results = use.work(work)
-    use.report({"messages": results}, lambda: _print_returned(results))
-    if not all(each.done for each in results):
-        raise typer.Exit(Exit.NOT_KEPT)
+    use.report({"messages": results}, lambda: _print_returned(results), kept=all(each.done for each in results))
 
 
 def _mending(headers: str | None, due: datetime | None, destination: str | None, body: str | None) -> Mending:
@@ -292,9 +290,7 @@ def _report_mended(use: Use, results: list[Mended], done: str) -> None:
         for each in results:
             print(f"{clean(each.name)}: {done if each.done else f'not {done}: {clean(each.remark)}'}")
 
-    use.report({"messages": results}, lines)
-    if not all(each.done for each in results):
-        raise typer.Exit(Exit.NOT_KEPT)
+    use.report({"messages": results}, lines, kept=all(each.done for each in results))
 
 
 def _print_returned(results: list[Returned]) -> None:

@@ -12,7 +12,6 @@ from postdate.cli.command import (
     NAME,
     At,
     Delay,
-    Exit,
     Limit,
     Use,
     command,
@@ -147,9 +146,7 @@ def explain(use: Use, message_id: MessageId) -> None:
     from postdate import operations
 
     found = use.work(lambda deployment, now: operations.explain(deployment, message_id, now))
-    use.report(found, lambda: _print_explanation(found))
-    if found.state is operations.MessageState.UNKNOWN:
-        raise typer.Exit(Exit.NOT_KEPT)
+    use.report(found, lambda: _print_explanation(found), kept=found.state is not operations.MessageState.UNKNOWN)
 
 
 def _print_explanation(found: Explanation) -> None:
@@ -253,9 +250,7 @@ def _report_changes(use: Use, changes: list[Change], done: str) -> None:
             said = f"{done}{due}" if change.done else f"not {done}: {clean(change.reason)}"
             print(f"{clean(change.message_id)}: {said}")
 
-    use.report({"messages": changes}, lines)
-    if not all(change.done for change in changes):
-        raise typer.Exit(Exit.NOT_KEPT)
+    use.report({"messages": changes}, lines, kept=all(change.done for change in changes))
 
 
 @command(app, "stats")

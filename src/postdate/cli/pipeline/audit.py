@@ -6,9 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from postdate.cli.command import Exit, Use, command, duration, option, wrong_usage
+from postdate.cli.command import Use, command, duration, option, wrong_usage
 from postdate.cli.output import clean, print_pairs
 from postdate.cli.pipeline.common import SparkOptions, app, on_spark, store_of
 
@@ -58,9 +56,7 @@ def audit(
         from postdate.pipeline.report import write_html
 
         write_html(result, html)
-    use.report(result.to_json(), lambda: _print_audit(result, html))
-    if not result.clean:
-        raise typer.Exit(Exit.NOT_KEPT)
+    use.report(result.to_json(), lambda: _print_audit(result, html), kept=result.clean)
 
 
 def _print_audit(result: AuditResult, html: Path | None) -> None:

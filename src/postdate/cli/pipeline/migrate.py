@@ -6,10 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from postdate.cli.command import (
-    Exit,
     LogLevel,
     Use,
     command,
@@ -128,9 +125,7 @@ def preview(
     from postdate.pipeline import migrate
 
     result = job.preview() if isinstance(job, migrate.StoreMove) else migrate.preview(job, SystemClock().now())
-    use.report(result.to_json(), lambda: _print_preview(result))
-    if not result.possible:
-        raise typer.Exit(Exit.NOT_KEPT)
+    use.report(result.to_json(), lambda: _print_preview(result), kept=result.possible)
 
 
 @command(migrations, "run")
@@ -158,7 +153,7 @@ def run(
             if isinstance(job, migrate.StoreMove)
             else on_spark(lambda session: migrate.migrate(session, job), cluster, long=True)
         )
-    _report(use, result)
+    use.report(result.to_json(), lambda: _print_result(result), kept=result.complete)
 
 
 @command(migrations, "resume")
@@ -185,7 +180,7 @@ def resume(
             if isinstance(job, migrate.StoreMove)
             else on_spark(lambda session: migrate.resume(session, job), cluster, long=True)
         )
-    _report(use, result)
+    use.report(result.to_json(), lambda: _print_result(result), kept=result.complete)
 
 
 @command(migrations, "abort")
@@ -203,9 +198,7 @@ def abort(
     from postdate.pipeline import migrate
 
     result = job.abort() if isinstance(job, migrate.StoreMove) else migrate.abort(job)
-    use.report(result.to_json(), lambda: _print_result(result))
-    if not result.exact:
-        raise typer.Exit(Exit.NOT_KEPT)
+    use.report(result.to_json(), lambda: _print_result(result), kept=result.exact)
 
 
 @command(migrations, "status")
@@ -251,12 +244,6 @@ def _refuse_with_store(**options: object) -> None:
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------
-
-
-def _report(use: Use, result: MigrateResult) -> None:
-    use.report(result.to_json(), lambda: _print_result(result))
-    if not result.complete:
-        raise typer.Exit(Exit.NOT_KEPT)
 
 
 def _print_preview(result: PreviewResult) -> None:

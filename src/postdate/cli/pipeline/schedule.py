@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from postdate.cli.command import Exit, Use, command, option, wrong_usage
+from postdate.cli.command import Use, command, option, wrong_usage
 from postdate.cli.output import print_pairs
 from postdate.cli.pipeline.common import SparkOptions, app, on_spark, store_of
 from postdate.errors import PipelineError
@@ -92,9 +92,7 @@ def schedule(
         )
 
     result = on_spark(job, cluster, long=_size(source) >= _LARGE_BYTES)
-    use.report(result.to_json(), lambda: _print_scheduled(result, store))
-    if result.set_aside:
-        raise typer.Exit(Exit.NOT_KEPT)
+    use.report(result.to_json(), lambda: _print_scheduled(result, store), kept=not result.set_aside)
 
 
 def _size(source: str) -> int:

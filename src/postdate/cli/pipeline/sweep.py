@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.command import Exit, LogLevel, Use, command, duration, logging_to_stderr, option, wrong_usage
+from postdate.cli.command import LogLevel, Use, command, duration, logging_to_stderr, option, wrong_usage
 from postdate.cli.output import print_pairs
 from postdate.cli.pipeline.common import SparkOptions, app, extra_installed, log, on_spark, told_to_stop
 
@@ -91,6 +91,5 @@ def sweep(
                 "took": f"{result.seconds:.1f} s, {result.per_second:,.1f} messages/s",
             }
         ),
+        kept=result.complete,
     )
-    if not result.complete:
-        raise typer.Exit(Exit.NOT_KEPT)
