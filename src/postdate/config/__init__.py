@@ -4,19 +4,16 @@ Every value remembers its origin. Names and defaults: specification 1.4.
 """
 
 from postdate.config.addresses import Address, check_server, resolved, without_secrets
-from postdate.config.sections import SECTIONS, SectionValues, SettingRow, Settings, definitions, keys
-from postdate.config.sources import DEFAULT_FILE, FILE_VARIABLE, PREFIX, load_settings
+from postdate.config.sections import SECTIONS, SectionValues, Settings, definitions, keys
+from postdate.config.sources import PREFIX, load_settings
 from postdate.config.values import parse_duration, parse_instant
 from postdate.ports.settings import format_duration
 
 __all__ = [
-    "DEFAULT_FILE",
-    "FILE_VARIABLE",
     "PREFIX",
     "SECTIONS",
     "Address",
     "SectionValues",
-    "SettingRow",
     "Settings",
     "check_server",
     "definitions",

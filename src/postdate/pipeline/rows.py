@@ -10,7 +10,6 @@ good or bad, are checked one by one, by the message itself. Runs on executors.
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # Arrow's stubs make schemas, fields and arrays generic in a type that only the running program knows.
-# Arrow's stubs make arrays generic in a type that only the running program knows.
 
 from __future__ import annotations
 

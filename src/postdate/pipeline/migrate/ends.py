@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -19,7 +19,7 @@ from postdate.config import Address, resolved
 from postdate.errors import NotSupported
 from postdate.messages import DelayedMessage
 from postdate.migrating.tables import MigrationSource
-from postdate.pipeline.rows import INSTANT, MESSAGE_COLUMNS, to_columns
+from postdate.pipeline.rows import MESSAGE_COLUMNS, to_columns
 from postdate.pipeline.stores import PAGE_ROWS, OpenStore, StoreSpec, absolute, opened_as
 from postdate.ports import (
     AdministrableStore,
@@ -109,7 +109,7 @@ class TargetStore(OpenStore):
         store = self.itself
         if isinstance(store, ScannableStore) and len(ids) > _FEW:
             where = ScanFilter(message_ids=tuple(ids))
-            batches = [batch for part in self.parts(1) for batch in _scanned(store, part, where)]
+            batches = [batch for part in self.parts(1) for batch in self.part(part, where)]
             return pa.Table.from_batches(batches, MESSAGE_COLUMNS)
         return pa.Table.from_batches([to_columns(self._portal.call(_pending, _administrable(store), ids))])
 
@@ -120,7 +120,7 @@ class TargetStore(OpenStore):
 
     def part(self, part: ScanPart, where: ScanFilter) -> Iterable[pa.RecordBatch]:
         """Yield the waiting messages of one part, with :data:`MESSAGE_COLUMNS`."""
-        return _scanned(self.scannable(), part, where)
+        return self.scan(Scan("pending", tuple(MESSAGE_COLUMNS.names), where), part, MESSAGE_COLUMNS)
 
     def known(self, ids: Sequence[str]) -> set[str]:
         """Return the ids that were ever stored, whatever has become of the messages."""
@@ -163,25 +163,6 @@ async def _pending(store: AdministrableStore, ids: Sequence[str]) -> list[Delaye
 
 async def _histories(store: AdministrableStore, ids: Sequence[str]) -> list[Record]:
     return [record for each in ids for record in await store.history(each)]
-
-
-def _scanned(store: ScannableStore, part: ScanPart, where: ScanFilter) -> Iterable[pa.RecordBatch]:
-    scan = Scan("pending", tuple(MESSAGE_COLUMNS.names), where)
-    if store.gives_columns:
-        for batch in store.scan_columns(scan, part):
-            columns = [batch.column(field.name).cast(field.type) for field in MESSAGE_COLUMNS]
-            yield pa.record_batch(columns, schema=MESSAGE_COLUMNS)
-    else:
-        for page in store.scan(scan, part, PAGE_ROWS):
-            yield _batch(page)
-
-
-def _batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
-    arrays = [
-        pa.array(values, pa.int64()).cast(INSTANT) if field.type == INSTANT else pa.array(values, field.type)
-        for field, values in zip(MESSAGE_COLUMNS, zip(*rows, strict=True), strict=True)
-    ]
-    return pa.record_batch(arrays, schema=MESSAGE_COLUMNS)
 
 
 def _records(store: ScannableStore, ids: Sequence[str]) -> Iterable[Recorded]:

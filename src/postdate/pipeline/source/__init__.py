@@ -25,15 +25,12 @@ from pyspark.sql.types import StructType
 from postdate.clock import SystemClock
 from postdate.errors import PipelineError
 from postdate.pipeline.rows import spark_schema
-from postdate.pipeline.source.options import DEFAULT_BATCH, SourceOptions, StoreUse
+from postdate.pipeline.source.options import SourceOptions, StoreUse
 from postdate.pipeline.source.reading import Reading, columns_read, reader_for
 from postdate.pipeline.source.streaming import Following, RecordStreamReader
 from postdate.pipeline.source.writing import StoreWriter, StreamStoreWriter, Writing, check_columns
 
-BATCH_MESSAGES = DEFAULT_BATCH
-"""Messages stored in one transaction."""
-
-__all__ = ["BATCH_MESSAGES", "FORMAT", "PostdateDataSource", "register"]
+__all__ = ["FORMAT", "PostdateDataSource", "register"]
 
 
 # --- the entry point; its methods run on the driver, in Python processes of Spark's own -------------------------------
