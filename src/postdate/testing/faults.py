@@ -6,31 +6,27 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from functools import wraps
+from typing import Any, Protocol, TypeVar, cast
 
 from typing_extensions import override
 
 from postdate.errors import PostdateError
 from postdate.messages import DelayedMessage, Envelope
 from postdate.ports import (
-    HANDLED,
     Claim,
     ClaimingStore,
-    End,
-    MoveReport,
     MovingStore,
     Outcome,
-    Received,
     Receiver,
     StoreCapabilities,
-    StoreReport,
     Transport,
     TransportCapabilities,
-    Wake,
     Work,
 )
 
 T = TypeVar("T")
+Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +107,17 @@ class Faults:
                 raise error
 
 
+def _planned(method: Method) -> Method:
+    """Return a method that makes the same call of what is wrapped, unless a plan lets it fail."""
+
+    @wraps(method, updated=())  # without the mark of an abstract method
+    async def call(self: Any, *args: Any, **options: Any) -> Any:
+        wrapped = getattr(self._wrapped, method.__name__)
+        return await self.faults.run(method.__name__, lambda: wrapped(*args, **options))
+
+    return cast("Method", call)
+
+
 class FaultyStore(ClaimingStore):
     """A claiming store that fails as planned and otherwise does what ``store`` does.
 
@@ -120,75 +127,29 @@ class FaultyStore(ClaimingStore):
     """
 
     def __init__(self, store: ClaimingStore, *plans: Plan) -> None:
-        self._store = store
+        self._wrapped = store
         self.faults = Faults(*plans)
-
-    @override
-    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        return await self.faults.run("release", lambda: self._store.release(claims, attempt_at))
-
-    @override
-    async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
-        return await self.faults.run("set_aside", lambda: self._store.set_aside(claim, reason, now))
 
     @property
     @override
     def capabilities(self) -> StoreCapabilities:
-        return self._store.capabilities
+        return self._wrapped.capabilities
 
-    @override
-    async def initialize(self, endpoint: str, mode: Any) -> None:
-        await self.faults.run("initialize", lambda: self._store.initialize(endpoint, mode))
-
-    @override
-    async def setup(self) -> None:
-        await self.faults.run("setup", self._store.setup)
-
-    @override
-    async def store(self, message: DelayedMessage, now: datetime) -> None:
-        await self.faults.run("store", lambda: self._store.store(message, now))
-
-    @override
-    async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
-        return await self.faults.run("fetch_next_due", lambda: self._store.fetch_next_due(now))
-
-    @override
-    async def remove(self, message_id: str, now: datetime) -> bool:
-        return await self.faults.run("remove", lambda: self._store.remove(message_id, now))
-
-    @override
-    async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
-        return await self.faults.run(
-            "increment_failure_count", lambda: self._store.increment_failure_count(message_id, now)
-        )
-
-    @override
-    async def next_due(self) -> datetime | None:
-        return await self.faults.run("next_due", self._store.next_due)
-
-    @override
-    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        return await self.faults.run("store_many", lambda: self._store.store_many(messages, now))
-
-    @override
-    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
-        return await self.faults.run("claim_due", lambda: self._store.claim_due(now, limit))
-
-    @override
-    async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
-        return await self.faults.run("finish", lambda: self._store.finish(claims, outcome, now, detail))
-
-    @override
-    async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
-        return await self.faults.run("retry_later", lambda: self._store.retry_later(claim, attempt_at, now, reason))
-
-    @override
-    async def next_attempt(self) -> datetime | None:
-        return await self.faults.run("next_attempt", self._store.next_attempt)
-
-    @override
-    async def listen(self, wake: Wake) -> Callable[[], None]:
-        return await self.faults.run("listen", lambda: self._store.listen(wake))
+    initialize = _planned(ClaimingStore.initialize)
+    setup = _planned(ClaimingStore.setup)
+    store = _planned(ClaimingStore.store)
+    fetch_next_due = _planned(ClaimingStore.fetch_next_due)
+    remove = _planned(ClaimingStore.remove)
+    increment_failure_count = _planned(ClaimingStore.increment_failure_count)
+    next_due = _planned(ClaimingStore.next_due)
+    store_many = _planned(ClaimingStore.store_many)
+    claim_due = _planned(ClaimingStore.claim_due)
+    finish = _planned(ClaimingStore.finish)
+    retry_later = _planned(ClaimingStore.retry_later)
+    release = _planned(ClaimingStore.release)
+    set_aside = _planned(ClaimingStore.set_aside)
+    next_attempt = _planned(ClaimingStore.next_attempt)
+    listen = _planned(ClaimingStore.listen)
 
 
 class FaultyMovingStore(FaultyStore, MovingStore):
@@ -211,13 +172,8 @@ class FaultyMovingStore(FaultyStore, MovingStore):
     def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
         return self._moving.finishing(claims, outcome, now, detail)
 
-    @override
-    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
-        return await self.faults.run("move_due", lambda: self._moving.move_due(now, limit, listing=listing))
-
-    @override
-    async def pause(self) -> None:
-        await self.faults.run("pause", self._moving.pause)
+    move_due = _planned(MovingStore.move_due)
+    pause = _planned(MovingStore.pause)
 
 
 class FaultyTransport(Transport):
@@ -273,25 +229,17 @@ class FaultyReceiver(Receiver):
     """
 
     def __init__(self, receiver: Receiver, faults: Faults) -> None:
-        self._receiver, self._faults = receiver, faults
+        self._wrapped, self.faults = receiver, faults
 
-    @override
-    async def receive(self, limit: int) -> Sequence[Received]:
-        return await self._faults.run("receive", lambda: self._receiver.receive(limit))
-
-    @override
-    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        await self._faults.run("commit", lambda: self._receiver.commit(received, now, end))
-
-    @override
-    async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-        await self._faults.run("roll_back", lambda: self._receiver.roll_back(received, failed=failed))
+    receive = _planned(Receiver.receive)
+    commit = _planned(Receiver.commit)
+    roll_back = _planned(Receiver.roll_back)
 
     @override
     def stop(self) -> None:
-        self._receiver.stop()
+        self._wrapped.stop()
 
     @override
     async def close(self) -> None:
         """Never fails, as held messages must be given back."""
-        await self._receiver.close()
+        await self._wrapped.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -31,6 +31,7 @@ QUEUE = "conformance"
 LARGEST_MESSAGE = 16 * 1024 * 1024
 
 P = TypeVar("P", bound=DelayedMessageStore)
+R = TypeVar("R")
 
 
 class StoreSubject(ABC):
@@ -119,25 +120,20 @@ async def a_store(subject: StoreSubject, **settings: Any) -> AsyncGenerator[tupl
         yield (store,)
 
 
-@asynccontextmanager
-async def operated(subject: StoreSubject) -> AsyncGenerator[tuple[ClaimingStore, AdministrableStore] | None]:
-    """Open a store whose pending messages an operator can see and change."""
-    async with claiming(subject) as store:
-        yield (store, store) if isinstance(store, AdministrableStore) else None
+def having(role: type[R]) -> Callable[[StoreSubject], AbstractAsyncContextManager[tuple[ClaimingStore, R] | None]]:
+    """Return the function that opens a store with a role, for checks of it."""
+
+    @asynccontextmanager
+    async def opening(subject: StoreSubject) -> AsyncGenerator[tuple[ClaimingStore, R] | None]:
+        async with claiming(subject) as store:
+            yield (store, store) if isinstance(store, role) else None
+
+    return opening
 
 
-@asynccontextmanager
-async def replacing(subject: StoreSubject) -> AsyncGenerator[tuple[ClaimingStore, ReplacingStore] | None]:
-    """Open a store that keeps one waiting message for a key."""
-    async with claiming(subject) as store:
-        yield (store, store) if isinstance(store, ReplacingStore) else None
-
-
-@asynccontextmanager
-async def scannable(subject: StoreSubject) -> AsyncGenerator[tuple[ClaimingStore, ScannableStore] | None]:
-    """Open a store that can be scanned."""
-    async with claiming(subject) as store:
-        yield (store, store) if isinstance(store, ScannableStore) else None
+operated = having(AdministrableStore)
+replacing = having(ReplacingStore)
+scannable = having(ScannableStore)
 
 
 @asynccontextmanager

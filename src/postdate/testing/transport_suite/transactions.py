@@ -10,6 +10,7 @@ from postdate.errors import ClaimLost, DuplicateMessage, MessageTooLarge, QueueN
 from postdate.messages import DelayedMessage
 from postdate.ports import End, Ending, NativeTransaction, Receiver, TransactionMode, Transport
 from postdate.testing.conformance import Topic, expect, expect_equal, expect_error
+from postdate.testing.store_suite.subject import close
 from postdate.testing.transport_suite.subject import (
     IN,
     NOW,
@@ -172,17 +173,11 @@ async def work_of_a_database_is_done_or_refused(subject: TransportSubject) -> No
             expect_equal([claim.message.message_id for claim in claims], ["stored"], "stored with the commit")
         finally:
             await receiver.close()
-            await _close(store)
+            await close(store)
 
 
 def _fail(transaction: NativeTransaction) -> None:
     raise ClaimLost("the work of this check fails on purpose")
-
-
-async def _close(store: object) -> None:
-    closing = getattr(store, "close", None)
-    if closing is not None:
-        await closing()
 
 
 @capabilities.given(a_receiver)
