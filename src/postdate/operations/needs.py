@@ -27,19 +27,17 @@ def administrable(deployment: OpenDeployment, purpose: str) -> AdministrableStor
     store = deployment.kept
     if isinstance(store, AdministrableStore):
         return store
-    raise _cannot(
-        purpose, f"the store {deployment.settings.store.address!r} does not show what is in it, nor lets it be changed"
-    )
+    address = deployment.settings.store.address
+    raise NotSupported(f"cannot {purpose}: the store {address!r} does not show what is in it, nor lets it be changed")
 
 
 def queue_view(deployment: OpenDeployment, purpose: str) -> Observer:
     """Return the queues' observer if there is one; see :func:`administrable`."""
     if deployment.queue_view is not None:
         return deployment.queue_view
-    raise _cannot(
-        purpose,
-        f"the queues at {deployment.settings.transport.address!r} cannot be looked into without taking messages out; "
-        f"use the server's own tools to look",
+    raise NotSupported(
+        f"cannot {purpose}: the queues at {deployment.settings.transport.address!r} cannot be looked into without "
+        f"taking messages out; use the server's own tools to look"
     )
 
 
@@ -47,15 +45,10 @@ def taking(deployment: OpenDeployment, receiver: Receiver, purpose: str) -> Rece
     """Return the receiver if it can take one message by its id; see :func:`administrable`."""
     if deployment.transport.capabilities.takes_by_id:
         return receiver
-    raise _cannot(
-        purpose,
-        f"the queues at {deployment.settings.transport.address!r} give out messages in their order only; "
-        f"return them all",
+    raise NotSupported(
+        f"cannot {purpose}: the queues at {deployment.settings.transport.address!r} give out messages in their order "
+        f"only; return them all"
     )
-
-
-def _cannot(purpose: str, why: str) -> NotSupported:
-    return NotSupported(f"cannot {purpose}: {why}")
 
 
 async def present(deployment: OpenDeployment) -> datetime:

@@ -19,7 +19,6 @@ FRAME_WIDTHS = {"minute": 60, "hour": 3_600, "day": 86_400}
 
 AUTO = "auto"
 _LOAD_FORMATS = ("parquet", "csv", "json")
-_UNKNOWN = "(unknown)"
 _LONGEST_SECONDS = 86_400.0 * 999_999_998
 """The longest span that Python can represent."""
 
@@ -279,4 +278,4 @@ def shown_rate(per_second: float) -> str:
 
 
 def shown_destination(destination: str | None) -> str:
-    return _UNKNOWN if destination is None else destination
+    return "(unknown)" if destination is None else destination

@@ -45,7 +45,7 @@ class SparkTasks:
     def get_ready(self) -> None:
         """Start the workers, and check that they reach both sides, before anything is hidden; PipelineError if not."""
         slots = self.spark.sparkContext.defaultParallelism
-        _collected(self._slots(slots).mapInArrow(_reaching(self.origin, self.target), "found string"), MovedBatch)
+        _collected(self._slots(slots), _reaching(self.origin, self.target), MovedBatch)
 
     def move(self, tasks: Sequence[BatchTask], *, summed: bool = False) -> list[MovedBatch]:
         """Move batches, in their order; those that an abort gave back are missing in the result.
@@ -56,10 +56,8 @@ class SparkTasks:
         if not tasks:
             return []
         shares = self._dealt(tasks)
-        moved = self._slots(len(shares)).mapInArrow(
-            _moving(self.origin, self.target, dict(self.runs), shares, summed=summed), "found string"
-        )
-        return _collected(moved, MovedBatch)
+        moving = _moving(self.origin, self.target, dict(self.runs), shares, summed=summed)
+        return _collected(self._slots(len(shares)), moving, MovedBatch)
 
     def verify(self, tasks: Sequence[BatchTask], since: datetime) -> list[Verified]:
         """Compare moved batches with the target; ``since`` is the earliest due time in them."""
@@ -73,8 +71,11 @@ class SparkTasks:
             return []
         of_each = [np.frombuffer(task.checksums, np.int64) for task in tasks]
         parts, where = self._parts(), ScanFilter(due_from=since)
-        searching = _searching(self.target, parts, where, np.unique(np.concatenate(of_each)))
-        blocks = _collected(self._slots(len(parts)).mapInArrow(searching, "found string"), bytes)
+        wanted = np.unique(np.concatenate(of_each))
+        searching = _summing_waiting(
+            self.target, parts, where, lambda sums: _found([sums[are_among(sums, wanted)].tobytes()])
+        )
+        blocks = _collected(self._slots(len(parts)), searching, bytes)
         there = np.unique(np.frombuffer(b"".join(blocks), np.int64))
         doubts = [(task, sums[~are_among(sums, there)]) for task, sums in zip(tasks, of_each, strict=True)]
         rows = [
@@ -98,7 +99,7 @@ class SparkTasks:
 
     def _look_closer(self, by_batch: DataFrame) -> list[Verified]:
         looking = _looking_closer(self.origin, self.target, dict(self.runs))
-        return _collected(by_batch.mapInArrow(looking, "found string"), Verified)
+        return _collected(by_batch, looking, Verified)
 
     def _given(self, tasks: Sequence[BatchTask]) -> DataFrame:
         """Return a checksum of each message as it was given to the target."""
@@ -109,7 +110,10 @@ class SparkTasks:
     def _waiting(self, since: datetime) -> DataFrame:
         """Return a checksum of each message that waits in the target."""
         parts = self._parts()
-        summing = _summing_waiting(self.target, parts, ScanFilter(due_from=since))
+        where = ScanFilter(due_from=since)
+        summing = _summing_waiting(
+            self.target, parts, where, lambda sums: pa.record_batch([pa.array(sums)], schema=_TARGET)
+        )
         return self._slots(len(parts)).mapInArrow(summing, "checksum long").withColumn("waits", F.lit(1))
 
     def _parts(self) -> Sequence[ScanPart]:
@@ -125,9 +129,9 @@ class SparkTasks:
         return self.spark.range(0, count, 1, max(count, 1))
 
 
-def _collected(frame: DataFrame, kind: type[T]) -> list[T]:
+def _collected(frame: DataFrame, task: _Task, kind: type[T]) -> list[T]:
     with told_in_one_line("the migration has failed"):
-        return [msgspec.json.decode(row[0], type=kind) for row in frame.collect()]
+        return [msgspec.json.decode(row[0], type=kind) for row in frame.mapInArrow(task, "found string").collect()]
 
 
 # --- on the executors: they take addresses along, never a connection --------------------------------------------------
@@ -186,27 +190,18 @@ def _summing(origin: OriginSpec, runs: Mapping[str, MigrationRun], shares: Seque
     return sum_up
 
 
-def _summing_waiting(target: StoreSpec, parts: Sequence[ScanPart], where: ScanFilter) -> _Task:
+def _summing_waiting(
+    target: StoreSpec, parts: Sequence[ScanPart], where: ScanFilter, answer: Callable[[Checksums], pa.RecordBatch]
+) -> _Task:
+    """Return the function of each task that makes an answer of the checksums of waiting messages."""
+
     def sum_up(slots: _Batches) -> _Batches:
         with opened_target(target) as store:
             for number in _numbers(slots):
                 for batch in store.part(parts[number], where):
-                    yield pa.record_batch([pa.array(checksums(batch))], schema=_TARGET)
+                    yield answer(checksums(batch))
 
     return sum_up
-
-
-def _searching(target: StoreSpec, parts: Sequence[ScanPart], where: ScanFilter, wanted: Checksums) -> _Task:
-    """Return the function of each task that finds ``wanted`` (sorted) among the checksums of waiting messages."""
-
-    def search(slots: _Batches) -> _Batches:
-        with opened_target(target) as store:
-            for number in _numbers(slots):
-                for batch in store.part(parts[number], where):
-                    sums = checksums(batch)
-                    yield _found([sums[are_among(sums, wanted)].tobytes()])
-
-    return search
 
 
 def _looking_closer(origin: OriginSpec, target: StoreSpec, runs: Mapping[str, MigrationRun]) -> _Task:
