@@ -7,7 +7,6 @@ import mmap
 import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from postdate.bench.deployment import Deployment, Workload
@@ -31,9 +30,7 @@ class SharedCount:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._number.release()
         self._map.close()
 
@@ -73,9 +70,7 @@ class Partner:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is not None:
             self._process.kill()
         try:

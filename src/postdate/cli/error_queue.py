@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from postdate.cli.command import NAME, Limit, Use, command, group, instant, named, option, wrong_usage
-from postdate.cli.output import clean, hexdump, one_line, print_pairs, print_table, time_or_dash
+from postdate.cli.output import clean, hexdump, one_line, print_body, print_pairs, print_table, time_or_dash
 
 if TYPE_CHECKING:
     from postdate.operations import (
@@ -175,9 +175,8 @@ def _print_details(found: ErrorDetails) -> None:
     print_table(["header", "value"], shown.items())
     if found.stack_trace:
         print(f"\n{clean(found.stack_trace).rstrip()}")
-    print(f"\nbody ({found.body.size_bytes:,} bytes{'' if found.body.base64 is None else ', base64'})")
-    if found.body.size_bytes:
-        print(clean(found.body.text if found.body.text is not None else found.body.base64 or ""))
+    print()
+    print_body(found.body)
 
 
 @command(app, "return")

@@ -23,7 +23,7 @@ from postdate.cli.command import (
     option,
     wrong_usage,
 )
-from postdate.cli.output import clean, print_pairs, print_table, time_or_dash
+from postdate.cli.output import clean, print_body, print_pairs, print_table, time_or_dash
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,14 +130,7 @@ def _print_place(place: MessageLocation) -> None:
     )
     if place.headers:
         print_table(["header", "value"], place.headers.items())
-    _print_body(place)
-
-
-def _print_body(place: MessageLocation) -> None:
-    body = place.body
-    print(f"body ({body.size_bytes:,} bytes{'' if body.base64 is None else ', base64'})")
-    if body.size_bytes:
-        print(clean(body.text if body.text is not None else body.base64 or ""))
+    print_body(place.body)
 
 
 @command(app, "explain")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from postdate.operations.plain import Body
+
 _WIDE = 100_000
 """Columns where the output is no terminal: a pipe is never wrapped and no id is ever cut."""
 
@@ -71,6 +73,12 @@ def print_pairs(pairs: Mapping[str, object]) -> None:
     for name, value in pairs.items():
         if value is not None and value != "":
             print(f"{name:<{width}}  {_cell(value)}")
+
+
+def print_body(body: Body) -> None:
+    print(f"body ({body.size_bytes:,} bytes{'' if body.base64 is None else ', base64'})")
+    if body.size_bytes:
+        print(clean(body.text if body.text is not None else body.base64 or ""))
 
 
 def _cell(value: object) -> str:

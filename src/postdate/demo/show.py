@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -81,9 +80,7 @@ class Stage:
         self._start("the service", "postdate.cli", "run", *addresses, "--log-level", "warning", *clock)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         for _, process in self._processes:
             process.terminate()
         for _, process in self._processes:
