@@ -22,15 +22,7 @@ from postdate.operations.needs import (
     users_of_queues,
     users_of_store,
 )
-from postdate.operations.plain import (
-    Event,
-    delivering,
-    events_of,
-    receiving,
-    shown_count,
-    shown_span,
-    shown_time,
-)
+from postdate.operations.plain import Event, delivering, events_of, receiving, shown_count, shown_span, shown_time
 from postdate.operations.set_aside import SetAside, set_aside_of
 from postdate.ports import ARCHIVED, Process, Queued, Record, Recording, RecordKind, Standing
 from postdate.ports.migrating import MOVED_AWAY

@@ -22,14 +22,7 @@ from pyspark.sql.types import StringType, TimestampType
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import PipelineError
 from postdate.messages import aware_utc
-from postdate.pipeline.forecast_rates import (
-    HerdSpan,
-    Load,
-    find_herds,
-    horizon,
-    needed_rate,
-    round_width,
-)
+from postdate.pipeline.forecast_rates import HerdSpan, Load, find_herds, horizon, needed_rate, round_width
 from postdate.pipeline.forecast_result import (
     AUTO,
     FRAME_WIDTHS,
@@ -61,12 +54,7 @@ _LAST_MICROSECOND = to_microseconds(datetime.max.replace(tzinfo=UTC))
 
 
 def forecast(
-    spark: SparkSession,
-    store: StoreSpec,
-    now: datetime,
-    options: ForecastOptions | None = None,
-    *,
-    partitions: int = 4,
+    spark: SparkSession, store: StoreSpec, now: datetime, options: ForecastOptions | None = None, *, partitions: int = 4
 ) -> ForecastResult:
     """Forecast the pending messages of a store.
 

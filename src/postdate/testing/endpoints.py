@@ -27,17 +27,7 @@ from postdate.endpoint.sagas import Saga, as_text
 from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import ConfigurationError, InvalidMessage, PostdateError
 from postdate.messages import Envelope, Headers
-from postdate.ports import (
-    HANDLED,
-    Answer,
-    Correlation,
-    End,
-    MessageFilter,
-    Received,
-    SagaStore,
-    TransactionMode,
-    Work,
-)
+from postdate.ports import HANDLED, Answer, Correlation, End, MessageFilter, Received, SagaStore, TransactionMode, Work
 from postdate.testing.clock import START, VirtualClock
 
 S = TypeVar("S")
@@ -144,11 +134,7 @@ class EndpointTest:
 
     # --- what happens ---------------------------------------------------------------------------------------------
 
-    async def send(
-        self,
-        message: object,
-        **how: Unpack[SendKeywords],
-    ) -> str:
+    async def send(self, message: object, **how: Unpack[SendKeywords]) -> str:
         """Send a message to the endpoint under test; its immediate consequences have happened on return.
 
         As :meth:`postdate.Endpoint.send`, but by default to its own queue.
@@ -198,9 +184,7 @@ class EndpointTest:
         Raises:
             Exception: what a handler raised.
         """
-        await self.clock.advance(
-            duration + timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds),
-        )
+        await self.clock.advance(duration + timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds))
         await self._let_it_happen()
 
     async def _let_it_happen(self) -> None:

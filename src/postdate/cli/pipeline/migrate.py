@@ -21,14 +21,7 @@ from postdate.cli.output import print_pairs, print_table, time_or_dash
 from postdate.cli.pipeline.common import SparkOptions, app, extra_installed, on_spark, store_of
 
 if TYPE_CHECKING:
-    from postdate.pipeline.migrate import (
-        MigrateJob,
-        MigrateResult,
-        OriginSpec,
-        PreviewResult,
-        StatusResult,
-        StoreMove,
-    )
+    from postdate.pipeline.migrate import MigrateJob, MigrateResult, OriginSpec, PreviewResult, StatusResult, StoreMove
     from postdate.pipeline.stores import StoreSpec
 
 migrations = group(
@@ -108,13 +101,7 @@ class MoveOptions:
 
 
 @command(migrations, "preview")
-def preview(
-    use: Use,
-    origin: OriginOptions,
-    whose: Whose,
-    cutoff: Cutoff = None,
-    margin: Margin = None,
-) -> None:
+def preview(use: Use, origin: OriginOptions, whose: Whose, cutoff: Cutoff = None, margin: Margin = None) -> None:
     """Say what would move and what is in the way; change nothing.
 
     Exit code 1 if something is in the way.
@@ -184,11 +171,7 @@ def resume(
 
 
 @command(migrations, "abort")
-def abort(
-    use: Use,
-    origin: OriginOptions,
-    endpoints: Endpoints = None,
-) -> None:
+def abort(use: Use, origin: OriginOptions, endpoints: Endpoints = None) -> None:
     """Give back to where it came from what the store does not have yet; what it has stays there.
 
     Of the runs that have not ended, or of the endpoints named. Exit code 1 if what the store has is not as it was.

@@ -9,14 +9,7 @@ from datetime import datetime
 from postdate.config import Settings
 from postdate.operations.doctor.checks import Probe, Verdict
 from postdate.operations.plain import delivering, shown_count, shown_span
-from postdate.ports import (
-    AdministrableStore,
-    FileFacts,
-    MessageFilter,
-    Observer,
-    Process,
-    Transport,
-)
+from postdate.ports import AdministrableStore, FileFacts, MessageFilter, Observer, Process, Transport
 
 _EXCHANGES = ("exchange:", "exchange-or-queue:")
 """Prefixes of destinations on RabbitMQ that are no queues."""

@@ -21,15 +21,7 @@ from postdate.messages import DelayedMessage
 from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.rows import MESSAGE_COLUMNS, to_columns
 from postdate.pipeline.stores import PAGE_ROWS, OpenStore, StoreSpec, absolute, opened_as
-from postdate.ports import (
-    AdministrableStore,
-    Record,
-    RecordKind,
-    Scan,
-    ScanFilter,
-    ScannableStore,
-    ScanPart,
-)
+from postdate.ports import AdministrableStore, Record, RecordKind, Scan, ScanFilter, ScannableStore, ScanPart
 from postdate.ports.migrating import MOVED_AWAY
 from postdate.ports.scanning import ARCHIVED
 from postdate.wiring.sources import migration_source

@@ -54,14 +54,7 @@ from postdate.testing.store_suite.subject import (
 
 capabilities: Topic[StoreSubject] = Topic("capabilities")
 
-_ROLES: tuple[type, ...] = (
-    ClaimingStore,
-    MovingStore,
-    AdministrableStore,
-    ScannableStore,
-    ArchivableStore,
-    Quarantine,
-)
+_ROLES: tuple[type, ...] = (ClaimingStore, MovingStore, AdministrableStore, ScannableStore, ArchivableStore, Quarantine)
 
 
 @capabilities

@@ -14,15 +14,7 @@ from postdate.errors import PipelineError
 from postdate.ports import ClaimingStore, Outcome, RecordKind, Scan, ScanFilter, ScannableStore, ScanPart
 from postdate.ports.scanning import SCANNED
 from postdate.testing.conformance import Topic, expect, expect_equal, expect_error
-from postdate.testing.store_suite.subject import (
-    MICROSECOND,
-    NOW,
-    SECOND,
-    StoreSubject,
-    columnar,
-    message,
-    scannable,
-)
+from postdate.testing.store_suite.subject import MICROSECOND, NOW, SECOND, StoreSubject, columnar, message, scannable
 
 scanning: Topic[StoreSubject] = Topic("scanning")
 

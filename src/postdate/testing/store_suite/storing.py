@@ -63,13 +63,7 @@ async def unicode_survives(store: ClaimingStore) -> None:
     stored = message(
         "отправка-🕰️-\u0301",
         destination="очередь.配達.📮",
-        headers={
-            "ключ 🔑": "значение",
-            "naïve": "e\u0301≠é",
-            "emoji": "👩\u200d🚀",
-            "space": " \t\r\n",
-            "empty": "",
-        },
+        headers={"ключ 🔑": "значение", "naïve": "e\u0301≠é", "emoji": "👩\u200d🚀", "space": " \t\r\n", "empty": ""},
     )
     await _comes_back(store, stored)
 
