@@ -184,21 +184,13 @@ class Services:
             lost=arrivals.lost,
             duplicated=arrivals.duplicated,
             early=arrivals.unexpected,
-            rss_mb=self.rss_mb,
-            cpu_s=self.cpu_s,
+            rss_mb=max(found["rss_mb"] for found in self.found),
+            cpu_s=sum(found["cpu_s"] for found in self.found),
             server_cpu_s=self.server_cpu_s,
             server_cpu_cores=None if self.server_cpu_s is None or not seconds else self.server_cpu_s / seconds,
             extra=extra,
             servers=self.targets.facts(),
         )
-
-    @property
-    def rss_mb(self) -> float:
-        return max(found["rss_mb"] for found in self.found)
-
-    @property
-    def cpu_s(self) -> float:
-        return sum(found["cpu_s"] for found in self.found)
 
     def lateness_of(self, dues: list[float]) -> list[float]:
         """Return each message's seconds from due to delivered, assuming that batches go in order of due time."""

@@ -183,20 +183,15 @@ def add_command(
 
 
 def options_of(function: Callable[..., object]) -> list[inspect.Parameter]:
-    """Return a function's parameters in the form that typer reads: types resolved, groups split into their fields."""
+    """Return the options of a function or a group as typer reads them: types resolved, groups split into fields."""
     hints, kind = get_type_hints(function, include_extras=True), inspect.Parameter.KEYWORD_ONLY
     groups, found = _groups(function), list[inspect.Parameter]()
     for each in inspect.signature(function).parameters.values():
         if each.name in groups:
-            found += _of_group(groups[each.name])
+            found += options_of(groups[each.name])
         else:
             found.append(each.replace(annotation=hints[each.name], kind=kind))
     return found
-
-
-def keep_common(context: typer.Context, **options: Any) -> None:
-    """Keep common options that stand before the command; see :func:`root_signature`."""
-    context.obj = Use(**options)
 
 
 def root_signature() -> inspect.Signature:
@@ -217,7 +212,7 @@ _CONTEXT: Final = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_K
 
 def _common_options(*, reports: bool) -> list[inspect.Parameter]:
     """Return the common options; ``--json`` is of commands that report."""
-    return [each for each in _of_group(Use) if reports or each.name != "as_json"]
+    return [each for each in options_of(Use) if reports or each.name != "as_json"]
 
 
 def _groups(function: Callable[..., object]) -> dict[str, type[Any]]:
@@ -225,13 +220,6 @@ def _groups(function: Callable[..., object]) -> dict[str, type[Any]]:
     _, *own = inspect.signature(function).parameters
     hints = get_type_hints(function)
     return {name: hints[name] for name in own if is_dataclass(hints[name])}
-
-
-def _of_group(group: type[Any]) -> list[inspect.Parameter]:
-    hints, kind = get_type_hints(group, include_extras=True), inspect.Parameter.KEYWORD_ONLY
-    return [
-        inspect.Parameter(each.name, kind, default=each.default, annotation=hints[each.name]) for each in fields(group)
-    ]
 
 
 @contextmanager

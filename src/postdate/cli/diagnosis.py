@@ -7,18 +7,11 @@ import platform
 import sys
 from typing import TYPE_CHECKING
 
-import typer
-
 from postdate.cli.command import Use, command, group
 from postdate.cli.output import clean, print_pairs, print_table
 
 if TYPE_CHECKING:
     from postdate.operations import Diagnosis
-
-
-def register(app: typer.Typer) -> None:
-    command(app, "doctor", short_help="Check this installation, and say how to mend it.")(doctor)
-    command(app, "version")(version)
 
 
 def doctor(use: Use) -> None:

@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from postdate.cli import diagnosis, error_queue, messages, sending, service
-from postdate.cli.command import Exit, epilog, exit_of, keep_common, root_signature
+from postdate.cli.command import Exit, Use, command, epilog, exit_of, root_signature
 from postdate.errors import PostdateError
 
 # In the order in which an operator needs them.
@@ -49,7 +49,7 @@ def postdate(context: typer.Context, version: bool = False, **options: Any) -> N
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-    keep_common(context, **options)
+    context.obj = Use(**options)  # options that stand before the command
 
 
 postdate.__signature__ = root_signature()
@@ -76,14 +76,16 @@ def _later(name: str, module: str, meaning: str) -> None:
 
 
 _later("demo", "postdate.demo.command", "Deliver reminders for real flights on time, and prove it.")
-service.register(app)
-sending.register(app)
+command(app, "run", reports=False, short_help="Deliver delayed messages until told to stop.")(service.run)
+command(app, "setup", short_help="Create tables and queues.")(sending.setup)
+command(app, "send")(sending.send)
 app.add_typer(messages.app)
 app.add_typer(error_queue.app)
 _later("pipeline", "postdate.cli.pipeline", "Bulk jobs on Spark: schedule, sweep, delay, audit, forecast, archive.")
 _later("bench", "postdate.cli.bench", "Measure this machine's own store and queues.")
 app.add_typer(diagnosis.config)
-diagnosis.register(app)
+command(app, "doctor", short_help="Check this installation, and say how to mend it.")(diagnosis.doctor)
+command(app, "version")(diagnosis.version)
 
 
 # --- running one ------------------------------------------------------------------------------------------------------

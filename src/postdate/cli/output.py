@@ -15,12 +15,10 @@ if TYPE_CHECKING:
 _WIDE = 100_000
 """Columns where the output is no terminal: a pipe is never wrapped and no id is ever cut."""
 
-_KEPT_CONTROLS = "\n\t"
-
 
 def clean(text: str) -> str:
     """Return ``text`` with control characters escaped: a message must not steer the terminal of its reader."""
-    return "".join(each if each.isprintable() or each in _KEPT_CONTROLS else repr(each)[1:-1] for each in text)
+    return "".join(each if each.isprintable() or each in "\n\t" else repr(each)[1:-1] for each in text)
 
 
 def hexdump(content: bytes) -> str:

@@ -9,15 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.command import At, Delay, Use, command, duration, headers_of, instant, named, option, wrong_usage
+from postdate.cli.command import At, Delay, Use, duration, headers_of, instant, named, option, wrong_usage
 
 if TYPE_CHECKING:
     from postdate.operations import SendReport
-
-
-def register(app: typer.Typer) -> None:
-    command(app, "setup", short_help="Create tables and queues.")(setup)
-    command(app, "send")(send)
 
 
 def setup(

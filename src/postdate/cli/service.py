@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.command import Exit, LogLevel, Use, command, instant, logging_to_stderr, option, wrong_usage
+from postdate.cli.command import Exit, LogLevel, Use, instant, logging_to_stderr, option, wrong_usage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,10 +27,6 @@ ONE_ORDER_SECONDS = 1.0
 """Signals this close together count as one: supervisors and terminals signal a process and its group."""
 
 log = logging.getLogger("postdate.service")
-
-
-def register(app: typer.Typer) -> None:
-    command(app, "run", reports=False, short_help="Deliver delayed messages until told to stop.")(run)
 
 
 def run(

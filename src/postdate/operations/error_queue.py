@@ -203,17 +203,13 @@ def _failed_at(headers: Mapping[str, str]) -> datetime | None:
 
 async def show_error(deployment: OpenDeployment, queue: str, message_id: str) -> ErrorDetails:
     """Return one failed message; raise NotSupported where queues cannot be browsed."""
-    queued = await _find(deployment, queue, message_id)
+    found = await queue_view(deployment, "find a failed message").find_in_queues(message_id)
+    queued = next((each for each in found if each.queue == queue), None)
     if queued is None:
         raise MessageNotFound(_not_there(queue, message_id))
     headers = queued.envelope.headers
     trace = headers.get(Headers.EXCEPTION_STACK_TRACE)
     return ErrorDetails(queue, _line(queued), trace, headers, body_of(queued.envelope.body))
-
-
-async def _find(deployment: OpenDeployment, queue: str, message_id: str) -> Queued | None:
-    found = await queue_view(deployment, "find a failed message").find_in_queues(message_id)
-    return next((each for each in found if each.queue == queue), None)
 
 
 def _not_there(queue: str, message_id: str) -> str:

@@ -35,6 +35,7 @@ from postdate.pipeline.forecast_result import (
     NeededRate,
 )
 from postdate.pipeline.frames import scan_frame, scan_parts
+from postdate.pipeline.rows import quoted
 from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import StoreSpec
 
@@ -114,7 +115,7 @@ def forecast_frame(
                 f"the column {name!r} is {found.simpleString()}, and a forecast needs {wanted.simpleString()}; "
                 f"cast it before"
             )
-    columns = [messages[f"`{column.replace('`', '``')}`"].alias(name) for name, (column, _) in named.items()]
+    columns = [messages[quoted(column)].alias(name) for name, (column, _) in named.items()]
     return _forecast(messages.select(columns), as_of, options or ForecastOptions(), "a table", started)
 
 
