@@ -226,12 +226,8 @@ class Arrivals:
 
     @property
     def duplicated(self) -> int:
-        return (
-            len(self._times)
-            - self._times.count(0)
-            - self._times.count(1)
-            + sum(times > 1 for times in self._others.values())
-        )
+        several = len(self._times) - self._times.count(0) - self._times.count(1)
+        return several + sum(times > 1 for times in self._others.values())
 
     @property
     def unexpected(self) -> int:

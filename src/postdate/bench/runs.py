@@ -347,12 +347,8 @@ def _queue_up(bench: Bench, targets: Targets, n: int) -> float:
 
 
 async def _send(deployment: Deployment, n: int) -> None:
-    transport, clock, types, sender = (
-        deployment.open_transport(),
-        SystemClock(),
-        MessageTypes(),
-        sender_headers(deployment.endpoint, None),
-    )
+    transport, clock, types = deployment.open_transport(), SystemClock(), MessageTypes()
+    sender = sender_headers(deployment.endpoint, None)
     try:
         await transport.create_queues([deployment.endpoint])
         for first in range(0, n, _SENT_AT_ONCE):

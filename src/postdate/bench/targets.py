@@ -237,10 +237,8 @@ def _room(what: Named, run: str, options: BenchmarkOptions, *, has_store: bool =
         address = Address(f"{what.kind.scheme}:///{folder / 'bench.db'}")
     elif address is None:
         address = Address(what.kind.example)
-    make = (
-        BenchmarkTarget
-        if adapter is None
-        else cast("type[BenchmarkTarget]", loaded(replace(what.kind, adapter=adapter)))
-    )
+    make = BenchmarkTarget
+    if adapter is not None:
+        make = cast("type[BenchmarkTarget]", loaded(replace(what.kind, adapter=adapter)))
     with make(str(address), BenchmarkRun(run, tuple(names_of(run)), options.settings, has_store)) as target:
         yield Measured(what, target)

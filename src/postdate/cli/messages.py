@@ -168,11 +168,8 @@ def cancel(use: Use, message_ids: SomeIds = None, *, which: Which, dry_run: DryR
         changes = use.work(lambda deployment, now: operations.cancel(deployment, named, now))
         _report_changes(use, changes, "cancelled")
         return
-    _report_many(
-        use,
-        use.work(lambda deployment, now: operations.cancel_all(deployment, where, now, dry_run=dry_run)),
-        "cancelled",
-    )
+    done = use.work(lambda deployment, now: operations.cancel_all(deployment, where, now, dry_run=dry_run))
+    _report_many(use, done, "cancelled")
 
 
 @command(app, "reschedule")

@@ -117,22 +117,13 @@ class _Service:
         settings = self._settings
         errors, own = settings.endpoint.error_queue, settings.endpoint.name
         if deployment.store is not None:
-            log.info(
-                "delivering from %s; intake queue %s.timeouts, error queue %s, transaction mode %s",
-                settings.store.address.shown,
-                own,
-                settings.delayed_delivery.poison_queue or errors,
-                modes[own],
-            )
+            said = "delivering from %s; intake queue %s.timeouts, error queue %s, transaction mode %s"
+            poison_queue = settings.delayed_delivery.poison_queue or errors
+            log.info(said, settings.store.address.shown, own, poison_queue, modes[own])
         place = "" if settings.timeout_manager.address is None else settings.timeout_manager.address.shown
         for name in deployment.timeouts:
-            log.info(
-                "timeout manager of %s: delivering from %s, error queue %s, transaction mode %s",
-                name,
-                place,
-                errors,
-                modes[name],
-            )
+            said = "timeout manager of %s: delivering from %s, error queue %s, transaction mode %s"
+            log.info(said, name, place, errors, modes[name])
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()

@@ -70,12 +70,8 @@ class Stage:
         anyio.run(self._transport.create_queues, [QUEUE])
         for _ in range(self._consumers):
             self._start("the consumer", "postdate.demo.consumer", str(self._file), *self._clock_arguments())
-        options = self._clock_arguments()
-        clock = (
-            ["--clock-start", options[0], "--clock-real-start", options[1], "--clock-speed", options[2]]
-            if options
-            else []
-        )
+        names = ("--clock-start", "--clock-real-start", "--clock-speed")
+        clock = [f"{name}={value}" for name, value in zip(names, self._clock_arguments(), strict=False)]
         addresses = ["--store", f"sqlite:///{self._file}", "--transport", f"local:///{self._file}"]
         self._start("the service", "postdate.cli", "run", *addresses, "--log-level", "warning", *clock)
         return self

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -69,12 +69,7 @@ class ColumnMapping:
     @classmethod
     def found_in(cls, columns: list[str]) -> ColumnMapping:
         """Return the default names, without the optional columns that are missing."""
-        default = cls()
-        return cls(
-            body=default.body if default.body in columns else None,
-            headers=default.headers if default.headers in columns else None,
-            expires_at=default.expires_at if default.expires_at in columns else None,
-        )
+        return replace(cls(), **{name: None for name in ("body", "headers", "expires_at") if name not in columns})
 
 
 @dataclass(frozen=True, slots=True)
