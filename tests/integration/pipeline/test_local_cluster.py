@@ -88,7 +88,8 @@ def test_what_belongs_to_a_cluster_ends_with_the_process_that_started_it(eventua
     with starter:
         assert starter.stdout is not None
         directory = Path(starter.stdout.readline().strip())
-        assert len(daemons_with(f"POSTDATE_SPARK_CLUSTER={directory}")) == 1
+        # Its environment is to be seen a moment after a process runs.
+        eventually(lambda: len(daemons_with(f"POSTDATE_SPARK_CLUSTER={directory}")) == 1, "its process is there")
         starter.send_signal(signal.SIGKILL)
     eventually(lambda: not daemons_with(f"POSTDATE_SPARK_CLUSTER={directory}"), "its processes have ended")
     eventually(lambda: not directory.parent.exists(), "its directory is gone")
