@@ -138,7 +138,8 @@ def test_a_new_field_of_delayed_delivery_is_a_setting_by_itself(own_folder, cli)
 
 def test_the_settings_of_delayed_delivery_reach_it_whole(own_folder):
     names = settings_of(DelayedDelivery)
-    lines = [f"{name} = {json.dumps(example(each))}" for name, each in names.items()]
+    values = {name: example(each) for name, each in names.items()} | {"retention": "2d"}  # a day at least
+    lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]
     (own_folder / "postdate.toml").write_text("\n".join(["[delayed_delivery]", *lines]))
     settings = load_settings(None, {})
     made = delayed_delivery(settings, MemoryStore())

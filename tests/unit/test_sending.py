@@ -2,6 +2,7 @@
 
 import inspect
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -12,10 +13,12 @@ from postdate import (
     Envelope,
     HandlerContext,
     Headers,
+    MemoryTransport,
     SendOptions,
 )
 from postdate.clock import LATEST
-from postdate.endpoint.outgoing import kept, outgoing_message, sender_headers, through_queue
+from postdate.endpoint.outgoing import SendKeywords, kept, outgoing_message, sender_headers, through_queue
+from postdate.endpoint.plain_handlers import BlockingHandlerContext
 from postdate.errors import DelayConflict, InvalidHeaders, InvalidMessage, InvalidTimestamp
 from postdate.testing import EndpointTest
 
@@ -29,20 +32,18 @@ def send(**options) -> Envelope | DelayedMessage:
     return outgoing_message(SENDER, CONTENT, b"body", "billing", SendOptions(**options), NOW)
 
 
-@pytest.mark.parametrize(
-    ("sends", "more"),
-    [(Endpoint, "transaction"), (BlockingEndpoint, "transaction"), (HandlerContext, "isolated"), (EndpointTest, "")],
-)
-def test_the_fields_of_its_options_are_keywords_of_every_send(sends: type, more: str) -> None:
-    keywords = list(inspect.signature(sends.send).parameters.values())[2:]
-    shared = [each for each in keywords if each.name != more]
-    fields = list(inspect.signature(SendOptions).parameters.values())
-    assert [(each.name, each.annotation, each.default) for each in shared] == [
-        (each.name, each.annotation, each.default) for each in fields
-    ]
-    assert {each.kind for each in keywords} == {inspect.Parameter.KEYWORD_ONLY}
-    with pytest.raises(TypeError, match=rf"{sends.__name__}\.send\(\) got an unexpected keyword argument 'delai'"):
-        sends.send(None, b"", delai=SECOND)
+@pytest.mark.parametrize("sends", [Endpoint, BlockingEndpoint, HandlerContext, BlockingHandlerContext, EndpointTest])
+def test_the_fields_of_its_options_are_keywords_of_every_send(sends: type) -> None:
+    *_, keywords = inspect.signature(sends.send).parameters.values()
+    assert (keywords.kind, keywords.annotation) == (inspect.Parameter.VAR_KEYWORD, "Unpack[SendKeywords]")
+    assert get_type_hints(SendKeywords) == get_type_hints(SendOptions)
+    assert {each.default for each in inspect.signature(SendOptions).parameters.values()} == {None}
+
+
+async def test_a_keyword_that_cannot_be_is_told() -> None:
+    wrong: dict[str, Any] = {"delai": SECOND}
+    with pytest.raises(TypeError, match="got an unexpected keyword argument 'delai'"):
+        await Endpoint("sales", transport=MemoryTransport()).send(b"", **wrong)
 
 
 def test_a_delay_counts_from_now_row_1() -> None:
