@@ -46,6 +46,7 @@ class Headers:
     DELIVER_AT = "NServiceBus.DeliverAt"
     TIME_TO_BE_RECEIVED = "NServiceBus.TimeToBeReceived"
     EXPIRES_AT = "Postdate.ExpiresAt"
+    WALL_TIME = "Postdate.WallTime"
     MAY_REPEAT_SINCE = "Postdate.MayRepeatSince"
     DELAYED_RETRIES = "NServiceBus.Retries"
     DELAYED_RETRIES_TIMESTAMP = "NServiceBus.Retries.Timestamp"

@@ -200,7 +200,8 @@ async def test_a_server_that_tells_nothing_is_not_guessed_at():
 
 
 def about_queues(queues: Queues, processes: list[Process] | None = None) -> dict[str, Probe]:
-    stored = StoreTraffic(0, 0, None, processes, ())
+    zone = {"zone": "Europe/Paris", "at": "now", "moved": "3"}
+    stored = StoreTraffic(0, 0, None, processes, ("postdate.zones",), [zone])
     return {check.name: check for check in traffic(Settings(), queues, stored, NOW)}
 
 
@@ -208,6 +209,8 @@ def test_destinations_that_are_no_queues_are_not_listed_as_such():
     lengths = {"error": 0, "postdate.timeouts": 0, "exchange:a/b": 0, "exchange-or-queue:a/b": 0}
     checks = about_queues(Queues(["error", "postdate.timeouts"], lengths))
     assert checks["queues"].found == "2: error, postdate.timeouts"
+    assert checks["time zone"].found == "Europe/Paris: messages wait by its rules of now, which moved 3 of them"
+    assert "postdate.zones" not in checks["destinations"].found
 
 
 def test_queues_that_cannot_be_looked_into_are_not_to_be_listed():

@@ -23,8 +23,9 @@ from postdate.backends.sqlite.processes import presence_folder
 from postdate.backends.sqlite.store import SqliteStore
 from postdate.clock import SystemClock
 from postdate.core.simple_store import SimpleStore
+from postdate.core.wall_times import KeptZones, markers
 from postdate.errors import MessageTooLarge, MigrationConflict, NotSupported, PipelineError
-from postdate.messages import DelayedMessage
+from postdate.messages import DelayedMessage, Headers
 from postdate.pipeline.migrate import between_stores, status_of_store
 from postdate.pipeline.migrate.ends import TargetStore
 from postdate.pipeline.migrate.looking import target_of
@@ -679,3 +680,36 @@ def test_row_115_a_schema_without_stores_is_refused(files: tuple[StorePlace, Sto
 
 def _path(place: StorePlace) -> Path:
     return Path(place.spec.address.removeprefix("sqlite:///"))
+
+
+# --- messages that follow the clocks of a zone ------------------------------------------------------------------------
+
+
+def follow(place: StorePlace) -> DelayedMessage:
+    """Have a message for a time in Paris wait there."""
+    place.ask(lambda store: KeptZones(store).keep("Europe/Paris", _NOW()))
+    due = _NOW() + DAY
+    headers = {Headers.WALL_TIME: f"{due.replace(tzinfo=None).isoformat()} Europe/Paris"}
+    place.add([replace(messages(1, due)[0], headers=headers)])
+    return place.ask(lambda store: store.get("postdate~Europe/Paris~00000001"))
+
+
+def test_the_rules_of_their_zones_go_with_messages(files: tuple[StorePlace, StorePlace]) -> None:
+    old, new = files
+    marker = follow(old)
+    move = old.move_to(new)
+    (seen,) = move.preview().endpoints
+    assert (seen.count, seen.problems, dict(seen.destinations)) == (1, (), {"orders": 1})
+    assert move.run().complete
+    assert new.ask(markers) == [marker]
+    assert move.run().complete
+
+
+@pytest.mark.parametrize("ends", [("sqlite", "redis")], ids="-".join, indirect=True)
+def test_a_store_that_cannot_follow_a_zone_takes_no_such_messages(ends: tuple[StorePlace, StorePlace]) -> None:
+    old, new = ends
+    follow(old)
+    (seen,) = old.move_to(new).preview().endpoints
+    assert seen.problems == (
+        "there are messages that follow the clocks of zones, which RedisStore cannot have them do",
+    )

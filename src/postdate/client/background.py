@@ -23,6 +23,7 @@ from postdate.clock import Clock, SystemClock
 from postdate.config import Settings
 from postdate.core.guard import calling_store
 from postdate.core.store_clock import FollowingClock, clock_of_store
+from postdate.core.wall_times import KeptZones
 from postdate.errors import ConfigurationError, PostdateError, StoreUnavailable
 from postdate.ports import ClaimingStore, TransactionMode
 from postdate.runtime.threads import Alarm
@@ -42,6 +43,7 @@ class InUse:
 
     store: ClaimingStore
     clock: Clock
+    zones: KeptZones
     read_at: float
 
     async def now_known(self) -> None:
@@ -165,7 +167,7 @@ class _Running:
             clock = clock_of_store(SystemClock(), store, judges=settings.delayed_delivery.use_store_clock)
             if clock is not None:
                 await clock.read()
-        return InUse(store, clock or SystemClock(), SystemClock().monotonic())
+        return InUse(store, clock or SystemClock(), KeptZones(store), SystemClock().monotonic())
 
     def close(self) -> None:
         """Let what is being done end, but not for long; then close the store, and end the loop whatever happens."""

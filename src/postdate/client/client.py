@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
 from postdate.client.background import Background, InUse, log
 from postdate.clock import later
@@ -48,6 +49,18 @@ class _Call(Generic[T]):
 
     alone: Callable[[InUse], Awaitable[T]]
     joined: Callable[[JoiningStore, datetime], Steps[T]]
+    zones: frozenset[str | None] = frozenset()
+    """Whose clocks messages follow that it stores."""
+
+    async def ready(self, opened: InUse) -> InUse:
+        """Have the store know the zones."""
+        for zone in filter(None, self.zones):
+            await opened.zones.keep(zone, opened.clock.now())
+        return opened
+
+    async def run(self, opened: InUse) -> T:
+        """Do it alone."""
+        return await self.alone(await self.ready(opened))
 
 
 class _Calls:
@@ -59,8 +72,9 @@ class _Calls:
         self._looked: int | None = None
         """The process in which it was looked whether somebody delivers."""
 
-    async def joining(self, opened: InUse) -> tuple[JoiningStore, datetime]:
+    async def joining(self, call: _Call[Any], opened: InUse) -> tuple[JoiningStore, datetime]:
         """Return the store, if it can be part of a transaction of the application, and the time."""
+        await call.ready(opened)
         if not isinstance(opened.store, JoiningStore):
             raise no_transaction_of_yours(opened.store)
         await self.warn(opened)
@@ -108,7 +122,7 @@ class _Calls:
             yield from store.storing_steps(found, now)
             return [each.message_id for each in found]
 
-        return _Call(alone, joined)
+        return _Call(alone, joined, frozenset(options.zone for _, options in messages))
 
     def _made(self, message: object, options: SendOptions, now: datetime) -> DelayedMessage:
         destination = options.destination
@@ -146,6 +160,8 @@ class _Calls:
 
     def replace(self, message: object, key: str, longest_wait: timedelta | None, options: SendOptions) -> _Call[str]:
         check_text(key, "key", MESSAGE_ID_LIMIT - len(KeyedIds("").first))
+        if longest_wait is not None and options.zone is not None:
+            raise InvalidMessage("longest_wait is a span, which clocks of a zone do not keep: leave out one of them")
         if options.message_id is not None:
             raise InvalidMessage("what is sent under a key has an id that is made of the key: leave out message_id")
 
@@ -171,7 +187,7 @@ class _Calls:
         def joined(store: JoiningStore, now: datetime) -> Steps[str]:
             return store.replacing_steps(key, lambda id_, stored_at: made(id_, stored_at, now), now)
 
-        return _Call(alone, joined)
+        return _Call(alone, joined, frozenset({options.zone}))
 
     def get(self, message_id: str) -> _Call[DelayedMessage | None]:
         check_text(message_id, "message id", MESSAGE_ID_LIMIT)
@@ -308,8 +324,8 @@ class Client:
 
     async def _do(self, call: _Call[T], transaction: NativeTransaction | None) -> T:
         if transaction is None:
-            return await self._background.run(call.alone)
-        store, now = await self._background.run(self._calls.joining)
+            return await self._background.run(call.run)
+        store, now = await self._background.run(partial(self._calls.joining, call))
         return await store.join(transaction, call.joined(store, now))
 
     async def send(
@@ -435,8 +451,8 @@ class BlockingClient:
 
     def _do(self, call: _Call[T], transaction: NativeTransaction | None) -> T:
         if transaction is None:
-            return self._background.submit(call.alone).result()
-        store, now = self._background.submit(self._calls.joining).result()
+            return self._background.submit(call.run).result()
+        store, now = self._background.submit(partial(self._calls.joining, call)).result()
         return store.join_blocking(transaction, call.joined(store, now))
 
     def send(

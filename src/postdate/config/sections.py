@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from datetime import timedelta
 from enum import Enum
 from functools import lru_cache, partial
@@ -34,6 +34,10 @@ _ADDRESS: Final = Form(address)
 # asks the registry, while a backend of another package may be loading this module.
 _STORE: Final = Address("sqlite:///postdate.db")
 _QUEUES: Final = Address("local:///postdate.db")
+_WHERE_QUEUES_ARE: Final = (
+    "where the queues are; default: in the database of the store, or of the timeouts where only that is named: there "
+    "they share transactions"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +52,11 @@ class EndpointSettings:
     concurrency: Annotated[int, Meta(ge=1, description="messages handled at once")] = 16
 
 
-@dataclass(frozen=True, slots=True)
-class _Store:
-    """Where messages wait."""
-
-    address: Annotated[
-        Address, _ADDRESS, Meta(description="where messages wait; default: in the database where the queues are")
-    ] = _STORE
-
-
-@dataclass(frozen=True, slots=True)
-class _Transport:
-    """Where the queues are."""
-
-    address: Annotated[
-        Address,
-        _ADDRESS,
-        Meta(
-            description="where the queues are; default: in the database of the store, or of the timeouts where only "
-            "that is named: there they share transactions"
-        ),
-    ] = _QUEUES
+def _place(meaning: str, default: Address | None = None) -> type:
+    """Return a dataclass of one setting, ``address``; without a default that may be left out."""
+    kind: Any = Address | None if default is None else Address
+    annotation = Annotated[kind, _ADDRESS, Meta(description=meaning)]
+    return make_dataclass("_Place", [("address", annotation, default)], frozen=True, namespace={"__doc__": meaning})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +67,6 @@ class _Enabled:
         bool,
         Meta(description="false: there is no store, and nothing is delivered from one; for a timeout manager alone"),
     ] = True
-
-
-@dataclass(frozen=True, slots=True)
-class _Timeouts:
-    """Where timeouts are kept."""
-
-    address: Annotated[
-        Address | None, _ADDRESS, Meta(description="where timeouts are kept; default: no timeout manager runs")
-    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,28 +83,6 @@ class _ManagedTimeouts:
             description="queue of the timeout manager of another endpoint, as other.Timeouts, to which delayed sends "
             "go; only without a delayed delivery and a timeout manager of one's own"
         ),
-    ] = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Sagas:
-    """Where applications keep the instances of their sagas."""
-
-    address: Annotated[
-        Address | None,
-        _ADDRESS,
-        Meta(description="where applications keep saga instances; default: in the database of the store"),
-    ] = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Outbox:
-    """Where applications keep their outbox."""
-
-    address: Annotated[
-        Address | None,
-        _ADDRESS,
-        Meta(description="where applications keep their outbox; default: in the database of the store"),
     ] = None
 
 
@@ -166,12 +123,19 @@ class Section:
 
 SECTIONS: Final[Mapping[str, Section]] = {
     "endpoint": Section((EndpointSettings,)),
-    "store": Section((_Store,), "store"),
-    "transport": Section((_Transport,), "transport"),
+    "store": Section((_place("where messages wait; default: in the database where the queues are", _STORE),), "store"),
+    "transport": Section((_place(_WHERE_QUEUES_ARE, _QUEUES),), "transport"),
     "delayed_delivery": Section((_Enabled, DelayedDelivery)),
-    "timeout_manager": Section((_Timeouts, _ManagedTimeouts, TimeoutManager), "timeouts"),
-    "sagas": Section((_Sagas,), "sagas"),
-    "outbox": Section((_Outbox,), "outbox"),
+    "timeout_manager": Section(
+        (_place("where timeouts are kept; default: no timeout manager runs"), _ManagedTimeouts, TimeoutManager),
+        "timeouts",
+    ),
+    "sagas": Section(
+        (_place("where applications keep saga instances; default: in the database of the store"),), "sagas"
+    ),
+    "outbox": Section(
+        (_place("where applications keep their outbox; default: in the database of the store"),), "outbox"
+    ),
     "queues": Section((QueueSettings,)),
     "intake": Section((IntakeSettings,)),
 }

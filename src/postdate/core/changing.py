@@ -11,7 +11,7 @@ from typing import Final
 import anyio
 
 from postdate.errors import InvalidMessage, NotSupported
-from postdate.messages import DelayedMessage, aware_utc, check_headers
+from postdate.messages import DelayedMessage, Headers, aware_utc, check_headers
 from postdate.ports import (
     AdministrableStore,
     Answer,
@@ -23,6 +23,7 @@ from postdate.ports import (
     Steps,
     answer_of,
 )
+from postdate.ports.changing import MARKERS
 
 _PAGE: Final = 500
 _AT_ONCE: Final = 16
@@ -72,6 +73,7 @@ class Pending:
         headers: that they have, with these values.
         text: that is in their bodies, in UTF-8.
         failing: whether an attempt to deliver them has failed.
+        zone: by whose clocks they are due, such as ``Europe/Paris``.
 
     Raises:
         InvalidTimestamp: a date-time without a time zone.
@@ -84,13 +86,14 @@ class Pending:
     headers: Mapping[str, str] | None = None
     text: str | None = None
     failing: bool | None = None
+    zone: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("due_from", "due_to"):
             if getattr(self, name) is not None:
                 aware_utc(getattr(self, name), name)
         check_headers(self.headers or {})
-        for name in ("destination", "headers", "text"):
+        for name in ("destination", "headers", "text", "zone"):
             if getattr(self, name) is not None and not getattr(self, name):
                 raise InvalidMessage(f"{name} is empty, which says nothing: leave it out, or say which")
 
@@ -99,23 +102,25 @@ class Pending:
         """Whether there is a condition."""
         return self != Pending()
 
-    @property
-    def is_read_here(self) -> bool:
-        """Whether there is a condition that no store knows."""
-        return bool(self.headers) or self.text is not None or self.failing is not None
-
     def check_says_something(self) -> None:
         """Refuse to mean everything: it may be a variable that was not set."""
         if not self.says_something:
             raise InvalidMessage("no condition is given, which would change every message: give one, such as due_to=…")
 
     def matches(self, message: DelayedMessage) -> bool:
-        """Return whether a message fulfils the conditions that no store knows."""
+        """Return whether a message fulfils the conditions that no store knows, and is none of the store's own."""
         return (
-            all(message.headers.get(name) == value for name, value in (self.headers or {}).items())
+            (message.destination != MARKERS or self.destination == MARKERS)
+            and all(message.headers.get(name) == value for name, value in (self.headers or {}).items())
             and (self.text is None or self.text.encode() in message.body)
             and (self.failing is None or self.failing == (message.number_of_failures > 0))
+            and (self.zone is None or message.headers.get(Headers.WALL_TIME, "").endswith(f" {self.zone}"))
         )
+
+
+def _brief(message: DelayedMessage) -> DelayedMessage:
+    headers = {Headers.WALL_TIME: message.headers[Headers.WALL_TIME]} if Headers.WALL_TIME in message.headers else {}
+    return replace(message, headers=headers, body=b"")
 
 
 class PendingPages:
@@ -123,14 +128,15 @@ class PendingPages:
 
     Args:
         wanted: which.
-        limit: how many; ``None``: all, without headers and bodies, as there may be millions.
+        limit: how many; ``None``: all, without bodies and most headers, as there may be millions.
 
     What is due at one instant is read again for each page, so pages grow where a herd is. What is stored meanwhile, due
     before what was read, is not found.
     """
 
     def __init__(self, wanted: Pending, limit: int | None) -> None:
-        self._page = _PAGE if limit is None or wanted.is_read_here else min(limit, _PAGE)
+        is_read_here = replace(wanted, destination=None, due_from=None, due_to=None).says_something
+        self._page = _PAGE if limit is None or is_read_here else min(limit, _PAGE)
         self._wanted, self._limit, self._here = wanted, limit, set[str]()
         self._where = MessageFilter(wanted.destination, wanted.due_from, wanted.due_to)
         self._found, self.is_over = dict[str, DelayedMessage](), limit == 0
@@ -143,17 +149,19 @@ class PendingPages:
     def ask(self) -> tuple[MessageFilter, int]:
         return self._where, self._page + 2 * len(self._here)
 
-    def take(self, page: Sequence[DelayedMessage]) -> None:
-        """Note what matches of the answer."""
+    def take(self, page: Sequence[DelayedMessage]) -> list[DelayedMessage]:
+        """Note what matches of the answer, and return it."""
         fresh = [each for each in page if each.message_id not in self._here]
-        for each in filter(self._wanted.matches, fresh):  # one that moves meanwhile is met again
-            self._found.setdefault(each.message_id, each if self._limit else replace(each, headers={}, body=b""))
+        found = [each if self._limit else _brief(each) for each in fresh if self._wanted.matches(each)]
+        for each in found:  # one that moves meanwhile is met again
+            self._found.setdefault(each.message_id, each)
         # A page may be short of rows that cannot be read.
         self.is_over = not fresh or (self._limit is not None and len(self._found) >= self._limit)
         if fresh:
             last = page[-1].due
             self._here = {each.message_id for each in page if each.due == last}
             self._where = replace(self._where, due_from=last)
+        return found
 
 
 async def first_of(store: AdministrableStore, wanted: Pending, limit: int | None) -> list[DelayedMessage]:

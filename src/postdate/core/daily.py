@@ -1,4 +1,4 @@
-"""What a service does once a day with its store, beside everything else. Source: ADR 32."""
+"""What a service does once a day with its store, beside everything else. Source: ADR 32, 33."""
 
 from __future__ import annotations
 

@@ -17,15 +17,19 @@ from postdate.core.outages import Suspects
 from postdate.core.receive.outcomes import AttemptsRecovery, Failed, StepOutcome, StoreOutage, attempts
 from postdate.core.receive.settling import RepeatableStoring, is_stored, to_be_stored
 from postdate.core.recoverability import Allowed
+from postdate.core.wall_times import KeptZones, WallTime
 from postdate.errors import (
     DestinationUnavailable,
     DuplicateMessage,
+    InvalidMessage,
+    InvalidTimestamp,
     MessageError,
     NotADelayedMessage,
+    NotSupported,
     PostdateError,
     QueueNotFound,
 )
-from postdate.messages import DelayedMessage, Envelope, Headers, from_delay_headers, to_envelope
+from postdate.messages import DelayedMessage, Envelope, Headers, from_delay_headers, rescheduled, to_envelope
 from postdate.ports import ClaimingStore, End, Read, Received, Transport
 from postdate.runtime.reporting import NO_METRICS, Metrics, OutageLog
 
@@ -101,7 +105,7 @@ class Intake:
         failure_rate: FailureRate | None = None,
     ) -> None:
         self._read, self._watch, self._store, self._clock, self._metrics = read, watch, store, clock, metrics
-        self._enlisting = enlisting(store, transport)
+        self._enlisting, self._zones = enlisting(store, transport), KeptZones(store)
         said = f"cannot store the delayed messages of {settings.timeouts_queue}"
         self.outage = StoreOutage(clock, OutageLog(log, said, f"{type(store).__name__} is"), breaker)
         self._storing = AttemptsRecovery(
@@ -130,6 +134,8 @@ class Intake:
         now, id_ = self._clock.now(), received.envelope.message_id
         try:
             message = self._read(received.envelope, now)
+            if (wall := WallTime.of(message.headers)) is not None:
+                message = await self._by_clocks(message, wall, now)
             if received.failures == received.tries == 0 and message.due < now:
                 sent = [to_envelope(to_be_stored(message))]
                 done = [partial(self._ended, self._sending, id_, message)]
@@ -142,6 +148,16 @@ class Intake:
         except PostdateError as error:
             return StepOutcome(None, self._storing, failed=Failed(error))
         return StepOutcome(_TAKEN_OFF, None, [stored])  # should that fail, it is found stored when it comes again
+
+    async def _by_clocks(self, message: DelayedMessage, wall: WallTime, now: datetime) -> DelayedMessage:
+        """Return the message at the instant by the rules of now; what cannot follow its zone keeps its own."""
+        try:
+            await self._watch.call_apart(self._zones.keep(wall.zone, now), self._store, OF_STORES)
+            due = wall.instant()
+            return message if message.due == due else rescheduled(message, due)
+        except (InvalidMessage, InvalidTimestamp, NotSupported) as error:
+            log.warning("message %s, for %s, stays due at %s: %s", message.message_id, wall, message.due, error)
+            return message
 
     async def _store_apart(self, message: DelayedMessage, now: datetime) -> None:
         """Store a message before it is taken off its queue; a repetition is no error."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from datetime import datetime, timedelta
-from functools import partial
+from datetime import timedelta
 from typing import Final
 
 from postdate.clock import Clock, SystemClock, later
@@ -31,16 +30,13 @@ def retention(store: ArchivableStore, kept_for: timedelta, clock: Clock) -> Dail
     Several services of a store do it side by side; what one has removed, the others do not find.
     """
 
-    async def remove(part: ScanPart, before: datetime) -> int:
-        return await in_thread(store.prune_before, part, before, clock.now())
-
     async def remove_old(daily: Daily) -> None:
         before, removed = later(clock.now(), -kept_for), 0
         for whole in await daily.ask(lambda: in_thread(store.scan_parts, "records", 1)):
             width = max(store.pruned_at_once // _SHARE, 1)
             for first in range(whole.first, whole.end, width):
                 part, began = ScanPart(first, min(first + width, whole.end)), SystemClock().monotonic()
-                removed += await daily.ask(partial(remove, part, before))
+                removed += await daily.ask(lambda part=part: in_thread(store.prune_before, part, before, clock.now()))
                 if not await daily.pause(_PAUSE * (SystemClock().monotonic() - began)):
                     return
         if removed:

@@ -20,6 +20,7 @@ from postdate.core.receive.settling import WatchedReceiver
 from postdate.core.recoverability import Host
 from postdate.core.retention import retention
 from postdate.core.simple_store import SimpleStore
+from postdate.core.wall_times import Keeping, wall_times
 from postdate.endpoint.service import EndpointContext, Service
 from postdate.endpoint.settings import DelayedDelivery, check_scope
 from postdate.errors import ConfigurationError, ErrorQueueNotConfigured, PostdateError, UnsupportedTransactionMode
@@ -129,6 +130,8 @@ class DelayedDeliveryService(Service):
         self._steps, self._runs = [*self._outages], [*pumps, poller]
         if chosen.retention and isinstance(chosen.claims, ArchivableStore):
             self._runs.append(retention(chosen.claims, chosen.retention, context.clock))
+        if Keeping.is_one(chosen.claims) and chosen.claims.capabilities.durable:  # what is not ends before rules do
+            self._runs.append(wall_times(chosen.claims, context.clock))
 
     def _due_work(self, dispatching: RepeatedFailures, failures: FailureRate) -> DueWork:
         store, context = self._settings.claims, self._context

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, cast
 
@@ -327,7 +328,8 @@ class Endpoint:
             message: see above.
             destination: queue; by default where messages of this type are routed, or this endpoint where it handles it.
             delay: not to be delivered before this long from now; zero is allowed, and ``timedelta.max`` means never.
-            deliver_at: not to be delivered before this instant; aware; a past one is delivered promptly.
+            deliver_at: not to be delivered before this instant; aware; a past one is delivered promptly. With ``zone``
+                what the clocks show there: a text such as ``2027-03-28 09:00``, or a naive date-time.
             expires_at: not to be delivered after this instant; aware; may go together with a delay.
             time_to_be_received: discarded if not received this long after sending; not with a delay. By default as the
                 message's type says; ``timedelta.max``: for ever, whatever that says.
@@ -335,6 +337,9 @@ class Endpoint:
                 the transport is set; not with a delay.
             headers: of your own.
             message_id: of your own; unique among delayed messages. By default a new one.
+            zone: such as ``Europe/Paris``: the message follows its clocks, also when its rules change while it waits. A
+                time that they show twice is the first, one that they leave out is as long after the gap began as it
+                says. With stores that replace (PostgreSQL, SQLite, MariaDB, memory).
             transaction: a connection of your own with a transaction open on the store's database: the message is stored
                 in it, is durable with its commit, and never was with its roll-back. Without a delay it is due at once.
 
@@ -352,6 +357,7 @@ class Endpoint:
         options = SendOptions(**how)
         if transaction is not None:
             store, delayed = self.outgoing.into_transaction(message, options)
+            await self.outgoing.keep_zone(delayed)
             await store.enqueue(transaction, [delayed], self.clock.now())
             return delayed.message_id
         outgoing = self.outgoing.make(message, options)
@@ -412,14 +418,10 @@ class BlockingEndpoint:
         """Send a message and return its id; see :meth:`postdate.Endpoint.send`. May be called from any thread."""
         if self._portal is None:
             raise ConfigurationError("the endpoint is not running; use it as a context manager")
-        options = SendOptions(**how)
-        if transaction is not None:  # in the caller's thread, which the connection belongs to
-            store, delayed = self._endpoint.outgoing.into_transaction(message, options)
-            store.enqueue_blocking(transaction, [delayed], self._endpoint.clock.now())
-            return delayed.message_id
-        return self._portal.call(self._send, message, options)
-
-    async def _send(self, message: object, options: SendOptions) -> str:
-        outgoing = self._endpoint.outgoing.make(message, options)
-        await self._endpoint.outgoing.send([outgoing])
-        return outgoing.message_id
+        if transaction is None:
+            return self._portal.call(partial(self._endpoint.send, message, **how))
+        outgoing = self._endpoint.outgoing  # in the caller's thread, which the connection belongs to
+        store, delayed = outgoing.into_transaction(message, SendOptions(**how))
+        self._portal.call(outgoing.keep_zone, delayed)
+        store.enqueue_blocking(transaction, [delayed], self._endpoint.clock.now())
+        return delayed.message_id

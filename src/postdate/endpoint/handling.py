@@ -474,6 +474,7 @@ class MessageEndings:
         own = _own_headers(envelope)
         # Without headers of an earlier delay: on the way through a queue they would be taken for those of this one.
         retried = without_delay_headers(delayed_retry_headers(own, now))
+        retried.pop(Headers.WALL_TIME, None)
         headers = {Headers.MESSAGE_ID: envelope.message_id, **retried}
         return DelayedMessage(new_message_id(), due, self.outgoing.endpoint, headers, envelope.body)
 

@@ -5,6 +5,7 @@ Source: specification 5; ADR 9, 14.
 
 from __future__ import annotations
 
+import logging
 import platform
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,10 +16,11 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TypedDict, Unpack
 
-from postdate.clock import later
+from postdate.clock import EARLIEST, later
 from postdate.core.dispatcher import enlisting
 from postdate.core.receive.settling import RepeatableStoring
 from postdate.core.timeout_manager.steps import clear_timeouts, to_timeout_manager
+from postdate.core.wall_times import KeptZones, WallTime
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.message_types import INFINITE, MessageTypes, TimesToBeReceived, finite, type_name
 from postdate.endpoint.service import EndpointContext
@@ -33,6 +35,7 @@ from postdate.errors import (
     MessageError,
     MessageTooLarge,
     NotSupported,
+    PostdateError,
     UnknownMessageType,
 )
 from postdate.messages import (
@@ -76,12 +79,16 @@ class SendKeywords(TypedDict, total=False):
 
     destination: str | None
     delay: timedelta | None
-    deliver_at: datetime | None
+    deliver_at: datetime | str | None
     expires_at: datetime | None
     time_to_be_received: timedelta | None
     use_dead_letter_queue: bool | None
     headers: Mapping[str, str] | None
     message_id: str | None
+    zone: str | None
+
+
+log = logging.getLogger("postdate.endpoint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +104,13 @@ class SendOptions:
 
     destination: str | None = None
     delay: timedelta | None = None
-    deliver_at: datetime | None = None
+    deliver_at: datetime | str | None = None
     expires_at: datetime | None = None
     time_to_be_received: timedelta | None = None
     use_dead_letter_queue: bool | None = None
     headers: Mapping[str, str] | None = None
     message_id: str | None = None
+    zone: str | None = None
 
     def __post_init__(self) -> None:
         if self.destination is not None:
@@ -128,17 +136,26 @@ class SendOptions:
             raise DelayConflict(
                 "use_dead_letter_queue is for the queue that a message is sent to at once: not with a delay"
             )
-        for name in ("deliver_at", "expires_at"):
-            if getattr(self, name) is not None:
-                aware_utc(getattr(self, name), name)
+        self.due(EARLIEST)  # refuses what cannot be
+        if self.expires_at is not None:
+            aware_utc(self.expires_at, "expires_at")
 
     @property
     def is_delayed(self) -> bool:
         """Whether it is to be delivered later."""
         return self.delay is not None or self.deliver_at is not None
 
+    @property
+    def wall_time(self) -> WallTime | None:
+        """What the clocks of ``zone`` show when it is due."""
+        return None if self.zone is None else WallTime.read(self.deliver_at, self.zone)
+
     def due(self, now: datetime) -> datetime | None:
         """Return the due time in UTC, or ``None`` for at once; the end of the calendar means never."""
+        if (wall := self.wall_time) is not None:
+            return wall.instant()
+        if isinstance(self.deliver_at, str):
+            raise InvalidTimestamp(f"deliver_at={self.deliver_at!r} is what clocks show: say where, with zone='…'")
         if self.deliver_at is not None:
             return aware_utc(self.deliver_at, "deliver_at")
         if self.delay is None:
@@ -213,10 +230,13 @@ def outgoing_message(
         **content,
         **own,
     }
+    headers.pop(Headers.WALL_TIME, None)  # of another message, whose headers were copied
     if span is not None:
         headers[Headers.TIME_TO_BE_RECEIVED] = format_time_span(span)
     if options.expires_at is not None:
         headers[Headers.EXPIRES_AT] = format_timestamp(options.expires_at)
+    if options.wall_time is not None:
+        headers[Headers.WALL_TIME] = str(options.wall_time)
     if due is not None:
         check_not_reserved(own)
         if Headers.TIME_TO_BE_RECEIVED in headers:
@@ -294,6 +314,7 @@ class OutgoingMessages:
         self._sender = sender_headers(self.endpoint, None if context.send_only else self.endpoint)
         self.store = None if delayed_delivery is None else delayed_delivery.store
         self._enlisted = None if delayed_delivery is None else enlisting(delayed_delivery.claims, self.transport)
+        self._zones = None if delayed_delivery is None else KeptZones(delayed_delivery.claims)
         self._manager: str | None = None
         if isinstance(timeout_manager, ExternalTimeoutManager):
             self._manager = timeout_manager.address
@@ -329,6 +350,10 @@ class OutgoingMessages:
         options = self._expiring(type(message), options, can)
         if options.is_delayed:
             self._delaying()
+        if options.zone is not None:
+            if self._zones is None:
+                raise NotSupported("a timeout manager keeps instants: give deliver_at with its offset, and no zone")
+            self._zones.check(options.zone)
         if related_to:
             content = {**_conversation(related_to), **content}
         outgoing = outgoing_message(self._sender, content, body, destination, options, self.clock.now())
@@ -359,11 +384,26 @@ class OutgoingMessages:
         envelopes, delayed = self._split(messages)
         for message in delayed:  # each in a transaction of its own
             assert self._enlisted is not None
+            await self.keep_zone(message)
             await self._enlisted.store(message, self.clock.now())
         if envelopes:
             for error in await self.transport.send(envelopes, self.clock.now()):
                 if error is not None:
                     raise error
+
+    async def keep_zone(self, outgoing: Outgoing) -> None:
+        """Have the store know the zone whose clocks a message follows, if it goes there directly."""
+        wall = WallTime.of(outgoing.headers)
+        if wall is not None and self._zones is not None and isinstance(outgoing, DelayedMessage):
+            await self._zones.keep(wall.zone, self.clock.now())
+
+    async def keep_zone_afterwards(self, outgoing: Outgoing) -> None:
+        """Do the same for a message that has been stored: a handler may have a file's only writer."""
+        try:
+            if self._enlisted is not None:
+                await self.keep_zone(outgoing)
+        except PostdateError as error:
+            log.warning("message %s may not follow the clocks of its zone: %s", outgoing.message_id, error)
 
     def end_of(
         self, outgoing: Sequence[Outgoing], record: RecordKind, detail: str = "", also: Sequence[Work] = ()
@@ -578,5 +618,7 @@ class HandlerContext:
                 self._business.check_isolated_send()
             await self._messages.send([outgoing])
         else:
+            if Headers.WALL_TIME in outgoing.headers:
+                self.afterwards.append(partial(self._messages.keep_zone_afterwards, outgoing))
             self.outgoing.append(outgoing)
         return outgoing.message_id

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from postdate.core.expiry import discard_reason
+from postdate.core.wall_times import WallTime
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.errors import InvalidTimestamp
 from postdate.messages import Headers, headers_with_expiry
@@ -133,6 +134,8 @@ class _Question:
         processes = await users_of_store(self.deployment)
         facts = await self._service_facts(processes)
         facts += await self._destination_facts(message.destination)
+        if (wall := WallTime.of(message.headers)) is not None:
+            facts.append(_by_clocks(wall))
         if message.expires_at is not None:
             facts.append(f"it expires at {shown_time(message.expires_at)}")
         advice = [] if processes is None or delivering(processes) else ["start the service: postdate run"]
@@ -399,6 +402,13 @@ class _Question:
         processes = await users_of_store(self.deployment)
         idle = processes is not None and not delivering(processes)
         return facts, ["start the service: postdate run"] if idle and known and any(known.values()) else []
+
+
+def _by_clocks(wall: WallTime) -> str:
+    try:
+        return f"it was sent for {wall}, which is {shown_time(wall.instant())} by the rules here"
+    except InvalidTimestamp as error:
+        return f"it was sent for {wall}, and {error}"
 
 
 def _ended_in_queue(discarded: Record) -> bool:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from postdate.errors import ConfigurationError
 from postdate.messages import DelayedMessage
@@ -87,6 +87,10 @@ class KeyedIds:
     def after(self, message_id: str) -> str:
         """Return the id after another; empty: there is none yet."""
         return f"{self.key}~{int(message_id[-8:]) + 1:08d}" if message_id else self.first
+
+
+MARKERS: Final = "postdate.zones"
+"""The destination of the messages by which a store keeps time zones: no queue, for nothing delivers them. ADR 33."""
 
 
 class ReplacingStore(ABC):

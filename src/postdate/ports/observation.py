@@ -198,6 +198,7 @@ class FileFacts:
         pending: messages that wait.
         overdue: of these, past their due time.
         next_destinations: of the 10,000 messages that are due next.
+        zones: headers of the messages by which the store keeps time zones (:mod:`postdate.core.wall_times`).
         quarantined: rows of the store and of queues that cannot be read and were set aside.
     """
 
@@ -208,6 +209,7 @@ class FileFacts:
     pending: int
     overdue: int
     next_destinations: Sequence[str]
+    zones: Sequence[Mapping[str, str]]
     quarantined: int
 
 

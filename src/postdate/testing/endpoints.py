@@ -28,6 +28,7 @@ from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import ConfigurationError, InvalidMessage, PostdateError
 from postdate.messages import Envelope, Headers
 from postdate.ports import HANDLED, Answer, Correlation, End, MessageFilter, Received, SagaStore, TransactionMode, Work
+from postdate.ports.changing import MARKERS
 from postdate.testing.clock import START, VirtualClock
 
 S = TypeVar("S")
@@ -230,7 +231,9 @@ class EndpointTest:
         """Return the delayed messages that are not due yet, by due time; saga timeouts are among them."""
         pending = await self._store.list_pending(MessageFilter(), _EVERYTHING)
         return [
-            Waiting(self._endpoint.made.get(each.message_id, each.body), each.destination, each.due) for each in pending
+            Waiting(self._endpoint.made.get(each.message_id, each.body), each.destination, each.due)
+            for each in pending
+            if each.destination != MARKERS
         ]
 
     async def state_of(self, saga: type[Saga[S]], value: object) -> S | None:

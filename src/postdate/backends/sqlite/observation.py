@@ -30,7 +30,9 @@ from postdate.backends.sqlite.rows import (
 )
 from postdate.clock import from_microseconds
 from postdate.errors import QueueNotFound
+from postdate.messages import decode_headers
 from postdate.ports import FileFacts, Observer, Process, Queued, Standing
+from postdate.ports.changing import MARKERS
 
 OLDEST_SQLITE: Final = (3, 35, 0)
 """The first version with RETURNING, which claims need."""
@@ -48,6 +50,10 @@ _LAST_DELIVERED: Final = """
 _NEXT_DESTINATIONS: Final = """
     SELECT DISTINCT destination FROM (
         SELECT destination FROM delayed_message ORDER BY attempt_at LIMIT 10000) ORDER BY 1"""
+
+_ZONES: Final = f"""
+    SELECT headers FROM delayed_message AS d JOIN content AS c ON c.seq = d.content
+    WHERE d.destination = '{MARKERS}' ORDER BY d.message_id"""
 
 
 class FileObserver(Observer):
@@ -163,6 +169,7 @@ def look_at(path: Path, now_microseconds: int) -> FileFacts:
                 pending=_one(connection, "SELECT count(*) FROM delayed_message"),
                 overdue=_one(connection, "SELECT count(*) FROM delayed_message WHERE due < ?", now_microseconds),
                 next_destinations=[name for (name,) in connection.execute(_NEXT_DESTINATIONS)],
+                zones=[decode_headers(text) for (text,) in connection.execute(_ZONES)],
                 quarantined=_one(connection, "SELECT count(*) FROM quarantine"),
             )
     finally:

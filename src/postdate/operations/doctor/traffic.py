@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from postdate.config import Settings
+from postdate.core.wall_times import markers
 from postdate.operations.doctor.checks import Probe, Verdict
 from postdate.operations.plain import delivering, shown_count, shown_span
 from postdate.ports import AdministrableStore, FileFacts, MessageFilter, Observer, Process, Transport
+from postdate.ports.changing import MARKERS
 
 _EXCHANGES = ("exchange:", "exchange-or-queue:")
 """Prefixes of destinations on RabbitMQ that are no queues."""
@@ -28,6 +30,8 @@ class StoreTraffic:
     oldest: datetime | None
     processes: Sequence[Process] | None
     destinations: Sequence[str]
+    zones: Sequence[Mapping[str, str]]
+    """Headers of the markers of zones; see :mod:`postdate.core.wall_times`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class Queues:
 
 
 def stored_in_file(facts: FileFacts) -> StoreTraffic:
-    return StoreTraffic(facts.pending, facts.overdue, None, facts.processes, facts.next_destinations)
+    return StoreTraffic(facts.pending, facts.overdue, None, facts.processes, facts.next_destinations, facts.zones)
 
 
 async def stored_on_server(store: AdministrableStore, view: Observer | None, now: datetime) -> StoreTraffic:
@@ -53,7 +57,8 @@ async def stored_on_server(store: AdministrableStore, view: Observer | None, now
     if destinations is None:
         pending = await store.list_pending(MessageFilter(), _READ_AHEAD)
         destinations = sorted({message.destination for message in pending})
-    return StoreTraffic(counts.pending, counts.overdue, counts.next_due, processes, destinations)
+    zones = [each.headers for each in await markers(store)]
+    return StoreTraffic(counts.pending, counts.overdue, counts.next_due, processes, destinations, zones)
 
 
 async def lengths_on_server(
@@ -78,11 +83,12 @@ def traffic(
         if stored.processes is not None:
             yield _processes(stored.processes)
         yield _service(stored, now)
+        yield from map(_zone, stored.zones)
     if queues is not None:
         yield _queues(queues)
         yield _error_queue(settings.endpoint.error_queue, queues)
         if stored is not None:
-            yield _destinations(stored.destinations, queues.lengths)
+            yield _destinations([each for each in stored.destinations if each != MARKERS], queues.lengths)
     if set_aside is not None:
         yield _set_aside(set_aside)
 
@@ -112,6 +118,11 @@ def _service(stored: StoreTraffic, now: datetime) -> Probe:
     if stored.overdue:
         return Probe("service", Verdict.FAIL, f"none is running, and {overdue}", "start it: postdate run")
     return Probe("service", Verdict.WARN, "none is running; nothing is overdue", "start it: postdate run")
+
+
+def _zone(marker: Mapping[str, str]) -> Probe:
+    zone, at, moved = (marker.get(name, "?") for name in ("zone", "at", "moved"))
+    return Probe("time zone", Verdict.OK, f"{zone}: messages wait by its rules of {at}, which moved {moved} of them")
 
 
 def _queues(queues: Queues) -> Probe:

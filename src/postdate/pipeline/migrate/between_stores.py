@@ -25,6 +25,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,7 +37,8 @@ import pyarrow as pa
 from postdate.backends.registry import place_of
 from postdate.clock import SystemClock, from_microseconds
 from postdate.config import resolved
-from postdate.errors import MessageError, MigrationConflict, PipelineError
+from postdate.core.wall_times import Keeping, markers
+from postdate.errors import DuplicateMessage, MessageError, MigrationConflict, PipelineError
 from postdate.messages import DelayedMessage
 from postdate.pipeline.migrate.ends import TargetStore, opened_target
 from postdate.pipeline.migrate.looking import BATCH_SIZE, EVERYTHING, begun_with, meant_by, nothing_new, target_of
@@ -64,6 +66,7 @@ from postdate.ports import (
     ScannableStore,
 )
 from postdate.ports.backends import Place
+from postdate.ports.changing import MARKERS
 from postdate.ports.migrating import MOVED_AWAY, BatchStatus, MigrationBatch, MigrationRun, MigrationStatus
 from postdate.ports.scanning import ARCHIVED, ArchivableStore
 from postdate.wiring.sources import moves_of_older_versions
@@ -241,6 +244,16 @@ def _intents(store: TargetStore) -> Sequence[DelayedMessage]:
     return store.ask(lambda store: store.list_pending(MessageFilter(INTENTS, due_from=_NEVER), 1_000))
 
 
+def _markers(store: TargetStore) -> Sequence[DelayedMessage]:
+    """Return what says of which zones' rules messages depend: it goes into both stores."""
+    return store.ask(markers)
+
+
+def _own(store: TargetStore) -> int:
+    """Return how many of the waiting messages are none of an application."""
+    return len(_intents(store)) + len(_markers(store))
+
+
 def _content(intent: DelayedMessage) -> pa.RecordBatch:
     try:
         return pa.ipc.read_record_batch(pa.py_buffer(intent.body), MESSAGE_COLUMNS)
@@ -288,11 +301,11 @@ class _Passage:
         destinations, latest, back = Counter[str](), 0, list[str]()
         gone = self._given_away()
         for id_, destination, due in _rows(self.source, "pending", "message_id", "destination", "due"):
-            if destination != INTENTS:
+            if destination not in {INTENTS, MARKERS}:
                 destinations[destination] += 1
                 latest = max(latest, due)
                 back += [id_] if id_ in gone else []
-        count, aside = counted.pending - len(intents), counted.quarantined
+        count, aside = counted.pending - _own(self.source), counted.quarantined
         problems = self._in_the_way(intents)
         if back:
             some = ", ".join(sorted(back)[:10]) + (", …" if len(back) > 10 else "")
@@ -342,6 +355,9 @@ class _Passage:
             return [
                 f"the target itself is being emptied: {_by_an_older_version(run_id, self.plan.target)}: {_WITH_THAT}"
             ]
+        if _markers(self.source) and not Keeping.is_one(self.target.itself):
+            cannot = type(self.target.itself).__name__
+            return [f"there are messages that follow the clocks of zones, which {cannot} cannot have them do"]
         elsewhere = [each for each in intents if _target(each) != target_of(self.plan.target)]
         return [f"a batch is on its way, begun with {begun_with(_target(each))}" for each in elsewhere[:1]]
 
@@ -350,8 +366,11 @@ class _Passage:
     def move(self) -> EndpointResult:
         """Finish batches on their way, and move waiting messages."""
         self._settle(patience_seconds=0)
+        for marker in _markers(self.source):
+            with suppress(DuplicateMessage):
+                self.target.ask(lambda store, marker=marker: store.store(marker, SystemClock().now()))
         before = self.source.ask(lambda store: store.statistics(SystemClock().now()))
-        left, aside = before.pending - len(_intents(self.source)), list[Claim]()
+        left, aside = before.pending - _own(self.source), list[Claim]()
         looks = _LOOKS
         while left > 0 and looks:
             most = min(left, self.plan.batch_size)
@@ -367,7 +386,7 @@ class _Passage:
         after = self.source.ask(lambda store: store.statistics(SystemClock().now()))
         if after.quarantined > before.quarantined:
             self._refuse(after.quarantined - before.quarantined, "cannot be read: `postdate errors` shows them")
-        waiting = after.pending - len(_intents(self.source)) - len(aside)
+        waiting = after.pending - _own(self.source) - len(aside)
         if waiting > 0:
             why = "a service of it holds them, or they were stored meanwhile; run this again"
             self._tally.problems.append(f"{waiting:,} wait in the old store still: {why}")

@@ -1,0 +1,267 @@
+"""Wall times: messages that are due when the clocks of a zone show a time, whatever becomes of its rules. ADR 33.
+
+A store that has such messages has a *marker* for each of their zones, which waits for ever: its body is the rules by
+which they are due, with those of before. A service compares them with its own at its start and once a day, and reads
+messages only where they differ, or did so lately. A message that was given another due time by hand is not due by its
+wall time any more, and is left alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import zoneinfo
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache, partial
+from importlib.resources import files
+from io import BytesIO
+from pathlib import Path
+from typing import Final, Self, TypeGuard
+from zoneinfo import ZoneInfo
+
+import tzdata
+
+from postdate.clock import LATEST, Clock, SystemClock
+from postdate.core.changing import Pending, PendingPages
+from postdate.core.daily import Daily
+from postdate.errors import DuplicateMessage, InvalidMessage, InvalidTimestamp, NotSupported, StoreUnavailable
+from postdate.messages import DelayedMessage, Headers
+from postdate.ports import AdministrableStore, ClaimingStore, MessageFilter, ReplacingStore
+from postdate.ports.changing import MARKERS, KeyedIds
+
+_KEY: Final = "postdate~{}"
+"""Under which the marker of a zone waits."""
+
+_SAME_FOR_SECONDS: Final = 60
+_LOOKED_FOR: Final = timedelta(days=30)
+"""After new rules, messages are looked for that were sent by those of before, and stored since."""
+
+_KEPT_RULES: Final = 8
+
+log = logging.getLogger("postdate.wall_times")
+
+
+def rules_of(zone: str) -> bytes:
+    """Return the rules of a zone, as they are on this machine now: a file in the format TZif.
+
+    Raises:
+        InvalidTimestamp: there is no such zone.
+    """
+    return _rules_of(str(zone), int(SystemClock().monotonic() // _SAME_FOR_SECONDS))  # str: callers without types
+
+
+@lru_cache(maxsize=1_000)
+def _rules_of(zone: str, _minute: int) -> bytes:
+    if zone in zoneinfo.available_timezones() - {"localtime"}:
+        for folder in zoneinfo.TZPATH:
+            if (path := Path(folder, zone)).is_file():
+                return path.read_bytes()
+        return files("tzdata").joinpath("zoneinfo", *zone.split("/")).read_bytes()
+    raise InvalidTimestamp(f"there is no time zone {zone!r}; names look like Europe/Paris")
+
+
+@lru_cache(maxsize=1_000)
+def _zone(rules: bytes) -> ZoneInfo:
+    return ZoneInfo.from_file(BytesIO(rules))
+
+
+def _version() -> str:
+    """Return which zone files these are, such as ``2026b``; empty: that is not said."""
+    folder = next((each for each in map(Path, zoneinfo.TZPATH) if each.is_dir()), None)
+    if folder is None:
+        return tzdata.IANA_VERSION
+    with suppress(OSError), (folder / "tzdata.zi").open(encoding="ascii") as file:
+        return file.readline().removeprefix("# version ").strip()
+    return ""
+
+
+def _are_the_same(one: bytes, other: bytes) -> bool:
+    """Return whether two files have the same rules from now on, for as long as anybody plans."""
+    if one == other:
+        return True
+    noon = datetime(SystemClock().now().year, 1, 1, 12)  # noqa: DTZ001 - what clocks show
+    days, zones = [noon + timedelta(days=day) for day in range(20 * 366)], (_zone(one), _zone(other))
+    return all(len({day.replace(tzinfo=zone).utcoffset() for zone in zones}) == 1 for day in days)
+
+
+@dataclass(frozen=True, slots=True)
+class WallTime:
+    """What the clocks of a zone show.
+
+    A time that they show twice is the first of the two instants; one that they leave out is as long after the gap began
+    as it says: 02:30 becomes 03:30 where clocks go from 2 to 3 (``fold=0`` of :mod:`zoneinfo`).
+
+    Args:
+        local: date and time, without a time zone.
+        zone: such as ``Europe/Paris``.
+    """
+
+    local: datetime
+    zone: str
+
+    @classmethod
+    def read(cls, local: datetime | str | None, zone: str) -> Self:
+        """Return what an application says. Raises `InvalidTimestamp`."""
+        try:
+            found = datetime.fromisoformat(local) if isinstance(local, str) else local
+        except ValueError as error:
+            raise InvalidTimestamp(f"deliver_at={local!r} is no date and time, such as '2027-03-28 09:00'") from error
+        if not isinstance(found, datetime) or found.tzinfo is not None:
+            raise InvalidTimestamp(
+                f"with zone={zone!r}, deliver_at is what clocks show there, without an offset, such as "
+                f"'2027-03-28 09:00'; not {local!r}"
+            )
+        wall = cls(found.replace(fold=0), zone)
+        wall.instant()
+        return wall
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> Self | None:
+        """Return that of a message, if it has one that can be read."""
+        local, _, zone = headers.get(Headers.WALL_TIME, "").rpartition(" ")
+        try:
+            return cls(datetime.fromisoformat(local), zone) if local else None
+        except ValueError:
+            return None
+
+    def __str__(self) -> str:
+        return f"{self.local.isoformat()} {self.zone}"
+
+    def instant(self, rules: bytes | None = None) -> datetime:
+        """Return the instant by these rules, or by those of now, UTC. Raises `InvalidTimestamp`."""
+        zone = _zone(rules_of(self.zone) if rules is None else rules)
+        try:
+            return self.local.replace(tzinfo=zone).astimezone(UTC)
+        except OverflowError as error:
+            raise InvalidTimestamp(f"{self} is outside of the years 1 to 9999") from error
+
+
+# --- markers ----------------------------------------------------------------------------------------------------------
+
+
+class Keeping(ReplacingStore, AdministrableStore, ClaimingStore, ABC):
+    """A store that can have messages follow a zone."""
+
+    @classmethod
+    def is_one(cls, store: object) -> TypeGuard[Keeping]:
+        return isinstance(store, ReplacingStore) and isinstance(store, AdministrableStore)
+
+
+def _marker(zone: str, rules: Sequence[bytes], moved: int, now: datetime, message_id: str) -> DelayedMessage:
+    """Return the marker of a zone: its ``rules`` are the newest first."""
+    headers = {"zone": zone, "moved": str(moved), "at": now.isoformat(), "version": _version()}
+    body = json.dumps([base64.b64encode(each).decode() for each in rules[:_KEPT_RULES]]).encode()
+    return DelayedMessage(message_id, LATEST, MARKERS, headers, body)
+
+
+def _rules_in(marker: DelayedMessage) -> list[bytes]:
+    """Raises `ValueError` for one that is damaged."""
+    return [base64.b64decode(each, validate=True) for each in json.loads(marker.body)]
+
+
+async def markers(store: AdministrableStore) -> list[DelayedMessage]:
+    """Return the markers of a store, if it can have any. It looks at the rows of all messages, not at their content."""
+    if not Keeping.is_one(store):
+        return []
+    return list(await store.list_pending(MessageFilter(MARKERS, due_from=LATEST), 1_000))
+
+
+class KeptZones:
+    """Sees to it that a store has a marker for each zone of the messages that it is given."""
+
+    def __init__(self, store: ClaimingStore) -> None:
+        self._store, self._known = store, dict[str, float]()
+
+    def check(self, zone: str) -> Keeping:
+        """Return the store. Raises `NotSupported` if it cannot have messages follow a zone."""
+        if Keeping.is_one(self._store):
+            return self._store
+        raise NotSupported(
+            f"{type(self._store).__name__} cannot have messages follow the clocks of {zone}: give deliver_at as an "
+            f"instant, with its offset, and no zone"
+        )
+
+    async def keep(self, zone: str, now: datetime) -> None:
+        """Make the marker if there is none; looked for once a minute. Raises `NotSupported`, `InvalidTimestamp`."""
+        store, rules, seconds = self.check(zone), rules_of(zone), SystemClock().monotonic()
+        if seconds - self._known.get(zone, float("-inf")) < _SAME_FOR_SECONDS:
+            return
+        id_ = KeyedIds(_KEY.format(zone)).first
+        if (marker := await store.get(id_)) is None:
+            with suppress(DuplicateMessage):  # another process has made it meanwhile, or somebody cancelled it
+                await store.store(_marker(zone, [rules], 0, now, id_), now)
+        elif zone not in self._known:
+            with suppress(ValueError):
+                if not _are_the_same(_rules_in(marker)[0], rules):
+                    log.warning("the rules of %s here are not those that messages wait by: update the zone files", zone)
+        self._known[zone] = seconds
+
+
+# --- following --------------------------------------------------------------------------------------------------------
+
+
+def wall_times(store: Keeping, clock: Clock) -> Daily:
+    """Return the loop that moves what waits to where new rules of its zone have it."""
+
+    async def follow(daily: Daily) -> None:
+        for marker in await daily.ask(partial(markers, store)):
+            zone = marker.headers.get("zone", "")
+            try:
+                await _follow_zone(daily, marker, zone)
+            except (InvalidTimestamp, ValueError) as error:
+                log.warning("messages for %r stay where they are: %s", zone, error)
+
+    async def _follow_zone(daily: Daily, marker: DelayedMessage, zone: str) -> None:
+        mine, known, since = rules_of(zone), _rules_in(marker), datetime.fromisoformat(marker.headers.get("at", ""))
+        changed = not _are_the_same(mine, known[0])
+        if changed and "" < _version() < marker.headers.get("version", ""):
+            log.warning("the zone files here are %s, older than those that messages wait by: update them", _version())
+            return
+        if not changed and (len(known) == 1 or clock.now() - since > _LOOKED_FOR):
+            return
+        known, at = ([mine, *known], clock.now()) if changed else (known, since)
+        total = 0 if changed else int(marker.headers.get("moved", ""))
+        if changed:  # before anything is moved: a process that is killed half way leaves the rules of before
+            await daily.ask(partial(_mark, zone, known, total, at))
+        moved, held = await _move(daily, zone, known)
+        if moved:
+            log.warning("the rules of %s have changed: %d messages were moved", zone, moved)
+            await daily.ask(partial(_mark, zone, known, total + moved, at))
+        if held:
+            raise StoreUnavailable(f"{held} messages of {zone} are in somebody's hand")
+
+    async def _mark(zone: str, rules: Sequence[bytes], moved: int, at: datetime) -> None:
+        await store.replace(_KEY.format(zone), lambda id_, _: _marker(zone, rules, moved, at, id_), clock.now())
+
+    async def _move(daily: Daily, zone: str, rules: Sequence[bytes]) -> tuple[int, int]:
+        """Return how many messages were moved, and how many could not be as somebody holds them."""
+        reading, told = PendingPages(Pending(zone=zone), None), {True: 0, False: 0}
+        while not reading.is_over and await daily.pause(0):
+            for message in reading.take(await daily.ask(partial(store.list_pending, *reading.ask()))):
+                wall = WallTime.of(message.headers)
+                if wall is not None and (due := _moves_to(message, wall, rules)) is not None:
+                    with suppress(InvalidMessage):  # it expires before that
+                        told[await _moved(daily, message, wall, due)] += 1
+        return told[True], told[False]
+
+    async def _moved(daily: Daily, message: DelayedMessage, wall: WallTime, due: datetime) -> bool:
+        done = await daily.ask(partial(store.reschedule, message.message_id, due, clock.now()))
+        if done:
+            log.info("message %s, for %s, is due at %s instead of %s", message.message_id, wall, due, message.due)
+        return done or await daily.ask(partial(store.get, message.message_id)) is None
+
+    return Daily(store, clock, "changes of time zones are not followed", timedelta(0), follow)
+
+
+def _moves_to(message: DelayedMessage, wall: WallTime, rules: Sequence[bytes]) -> datetime | None:
+    """Return when a message is due by the first of ``rules`` if it is due by another of them."""
+    try:
+        due, *before = (wall.instant(each) for each in rules)
+    except InvalidTimestamp:
+        return None
+    return due if message.due != due and message.due in before else None

@@ -1,0 +1,349 @@
+"""Messages follow the clocks of a zone, whatever becomes of its rules (ADR 33)."""
+
+import logging
+import zoneinfo
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from tests import mariadb_subjects, postgres_subjects
+from tests.waiting import until
+
+import postdate
+from postdate import (
+    Client,
+    DelayedDelivery,
+    DelayedMessage,
+    Endpoint,
+    HandlerContext,
+    MemoryTransport,
+    Pending,
+    Recoverability,
+    SendOptions,
+    Sqlite,
+)
+from postdate.clock import LATEST
+from postdate.core import wall_times
+from postdate.errors import DelayConflict, InvalidMessage, InvalidTimestamp, NotSupported
+from postdate.messages import Headers
+from postdate.ports import MessageFilter, RecordKind
+from postdate.ports.changing import MARKERS
+from postdate.testing import VirtualClock
+from postdate.wiring import open_store
+
+PARIS = "Europe/Paris"
+SUMMER, WINTER = "2027-07-01 09:00", "2027-12-01T09:00"
+
+
+def at(hour: int, month: int = 7) -> datetime:
+    return datetime(2027, month, 1, hour, tzinfo=UTC)
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Iterator[Any]:
+    """A function that gives Paris its own rules, or those of another zone."""
+    folder, before = tmp_path / "zones", zoneinfo.TZPATH
+    (folder / "Europe").mkdir(parents=True)
+    real = {zone: wall_times.rules_of(zone) for zone in (PARIS, "Africa/Algiers")}
+
+    def set_to(zone: str) -> None:
+        (folder / "Europe" / "Paris").write_bytes(real[zone])
+        zoneinfo.reset_tzpath([str(folder)])
+        wall_times._rules_of.cache_clear()
+
+    set_to(PARIS)
+    yield set_to
+    zoneinfo.reset_tzpath(before)
+    wall_times._rules_of.cache_clear()
+
+
+@contextmanager
+def address(kind: str, request: pytest.FixtureRequest) -> Generator[tuple[str, dict[str, Any]]]:
+    if kind == "sqlite":
+        yield f"sqlite:///{request.getfixturevalue('tmp_path') / 'shop.db'}", {}
+        return
+    subjects = postgres_subjects if kind == "postgres" else mariadb_subjects
+    server, schema = request.getfixturevalue(f"{kind}_url"), subjects.fresh_schema()
+    yield server, {"schema": schema}
+    subjects.drop_schema(server, schema)
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+def place(request: pytest.FixtureRequest) -> Iterator[tuple[str, dict[str, Any]]]:
+    with address(request.param, request) as found:
+        yield found
+
+
+# --- what clocks show -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("local", "instant"),
+    [
+        (SUMMER, at(7)),
+        (datetime(2027, 12, 1, 9), at(8, 12)),  # noqa: DTZ001 - what clocks show has no zone of its own
+        ("2027-03-28 02:30", datetime(2027, 3, 28, 1, 30, tzinfo=UTC)),  # left out: clocks show 03:30 then
+        ("2027-10-31 02:30", datetime(2027, 10, 31, 0, 30, tzinfo=UTC)),  # twice: the first
+        (datetime(2027, 10, 31, 2, 30, fold=1), datetime(2027, 10, 31, 0, 30, tzinfo=UTC)),  # noqa: DTZ001
+        ("2027-07-01", datetime(2027, 6, 30, 22, tzinfo=UTC)),
+    ],
+)
+def test_what_clocks_show_is_an_instant(local: str | datetime, instant: datetime) -> None:
+    options = SendOptions("q", deliver_at=local, zone=PARIS)
+    assert options.due(at(0)) == instant
+    assert wall_times.WallTime.of({Headers.WALL_TIME: str(options.wall_time)}) == options.wall_time
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "said"),
+    [
+        ({"deliver_at": SUMMER}, InvalidTimestamp, "say where, with zone="),
+        ({"zone": PARIS}, InvalidTimestamp, "is what clocks show there"),
+        ({"deliver_at": at(9), "zone": PARIS}, InvalidTimestamp, "without an offset"),
+        ({"deliver_at": "2027-07-01T09:00Z", "zone": PARIS}, InvalidTimestamp, "without an offset"),
+        ({"deliver_at": "tomorrow", "zone": PARIS}, InvalidTimestamp, "is no date and time"),
+        ({"deliver_at": SUMMER, "zone": "Europe/Pari"}, InvalidTimestamp, "there is no time zone 'Europe/Pari'"),
+        ({"deliver_at": SUMMER, "zone": "../../etc/passwd"}, InvalidTimestamp, "there is no time zone"),
+        ({"deliver_at": SUMMER, "zone": ""}, InvalidTimestamp, "there is no time zone"),
+        ({"deliver_at": SUMMER, "zone": "localtime"}, InvalidTimestamp, "there is no time zone"),
+        ({"deliver_at": SUMMER, "zone": 2}, InvalidTimestamp, "there is no time zone '2'"),
+        ({"deliver_at": "9999-12-31 23:59", "zone": "America/New_York"}, InvalidTimestamp, "outside of the years"),
+        ({"deliver_at": SUMMER, "zone": PARIS, "delay": timedelta(1)}, DelayConflict, "exclude each other"),
+    ],
+)
+def test_what_cannot_be_is_refused(wrong: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        SendOptions("q", **wrong)
+
+
+def test_a_header_that_cannot_be_read_is_no_wall_time() -> None:
+    for text in ("", "Europe/Paris", "tomorrow Europe/Paris"):
+        assert wall_times.WallTime.of({Headers.WALL_TIME: text}) is None
+
+
+# --- new rules --------------------------------------------------------------------------------------------------------
+
+
+Change = Callable[[str], None]
+FOLLOWS: dict[str, Any] = {"destination": "q", "zone": PARIS}
+
+
+async def dues(client: Client) -> dict[str, datetime]:
+    return {each.message_id: each.due for each in await client.list()}
+
+
+async def served_until(url: str, more: dict[str, Any], wanted: Callable[[], Awaitable[object]]) -> None:
+    """Run a service until something is so."""
+    store = open_store(url, **more)
+    delivery = DelayedDelivery(store)
+    transport, clock = MemoryTransport(), VirtualClock()
+    async with Endpoint("shop", transport=transport, delayed_delivery=delivery, error_queue="error", clock=clock):
+        await until(wanted)
+    await store.close()
+
+
+@asynccontextmanager
+async def looking_into(url: str, more: dict[str, Any]) -> AsyncGenerator[Any]:
+    store = open_store(url, **more)
+    await store.initialize("shop", postdate.TransactionMode.RECEIVE_ONLY)
+    yield store
+    await store.close()
+
+
+async def test_new_rules_move_what_waits(
+    place: tuple[str, dict[str, Any]], rules: Change, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "postdate.wall_times")
+    url, more = place
+    client = postdate.connect(url, endpoint="shop", **more)
+    await client.send(b"", **FOLLOWS, deliver_at=SUMMER, message_id="summer")
+    await client.send(b"", **FOLLOWS, deliver_at=SUMMER, message_id="by hand")
+    assert await client.reschedule("by hand", deliver_at=at(10))
+    await client.send_many([(b"", SendOptions(**FOLLOWS, deliver_at=WINTER, message_id="winter"))])
+    await client.send(b"", **FOLLOWS, deliver_at=SUMMER, message_id="expires", expires_at=at(7) + timedelta(minutes=1))
+    await client.send(b"", destination="q", deliver_at=at(7), message_id="an instant")
+    assert await client.replace(b"", key="last", **FOLLOWS, deliver_at=SUMMER) == "last~00000001"
+    with pytest.raises(InvalidMessage, match="longest_wait is a span"):
+        await client.replace(b"", key="cut", **FOLLOWS, deliver_at=SUMMER, longest_wait=timedelta(1))
+    before = {
+        **dict.fromkeys(["summer", "expires", "an instant", "last~00000001"], at(7)),
+        "by hand": at(10),
+        "winter": at(8, 12),
+    }
+    assert await dues(client) == before
+    assert len(await client.list(Pending(zone=PARIS))) == 5
+    if not url.startswith("mariadb"):  # which holds no queues
+        told = await client.explain("summer")
+        assert "it was sent for 2027-07-01T09:00:00 Europe/Paris, which is 2027-07-01T07:00" in " ".join(told.facts)
+
+    rules("Africa/Algiers")  # whose clocks are those of Paris in winter, all the year
+    after = {**before, "summer": at(8), "last~00000001": at(8)}
+
+    async def moved() -> bool:
+        async with looking_into(url, more) as store:
+            return [each.headers["moved"] for each in await wall_times.markers(store)] == ["2"]
+
+    await served_until(url, more, moved)
+    assert await dues(client) == after
+    assert "message summer, for 2027-07-01T09:00:00 Europe/Paris, is due at 2027-07-01 08:00" in caplog.text
+    assert "the rules of Europe/Paris have changed: 2 messages were moved" in caplog.text
+    async with looking_into(url, more) as store:
+        kinds = [record.kind for record in await store.history("summer")]
+        assert kinds == [RecordKind.SCHEDULED, RecordKind.RESCHEDULED]
+        # What somebody with the rules of before stores now is found, too, as long as that may happen.
+        late = DelayedMessage("late", at(7), "q", {Headers.WALL_TIME: f"2027-07-01T09:00:00 {PARIS}"}, b"")
+        await store.store(late, at(0))
+
+    async def found() -> bool:
+        return (await dues(client))["late"] == at(8)
+
+    await served_until(url, more, found)
+    assert await dues(client) == {**after, "late": at(8)}
+
+    rules(PARIS)
+
+    async def back() -> bool:
+        return await dues(client) == {**before, "late": at(7)}
+
+    await served_until(url, more, back)
+
+    # The markers are none of the application's messages.
+    gone = await client.cancel_where(Pending(due_from=datetime(1, 1, 1, tzinfo=UTC)))
+    assert sum(gone.values()) == 7
+    assert await client.list() == []
+    async with looking_into(url, more) as store:
+        assert len(await wall_times.markers(store)) == 1
+    await client.close()
+
+
+async def test_damage_and_older_files_leave_messages_where_they_are(
+    tmp_path: Path, rules: Change, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    client = postdate.connect(url, endpoint="shop")
+    monkeypatch.setattr(wall_times, "_version", lambda: "2026b")
+    await client.send(b"", **FOLLOWS, deliver_at=SUMMER, message_id="m")
+    rules("Africa/Algiers")
+    monkeypatch.setattr(wall_times, "_version", lambda: "2026a")
+
+    async def is_told(text: str) -> bool:
+        return text in caplog.text
+
+    await served_until(url, {}, partial(is_told, "the zone files here are 2026a, older than those"))
+    assert await dues(client) == {"m": at(7)}
+    async with looking_into(url, {}) as store:
+        damaged = DelayedMessage("postdate~Mars~00000001", LATEST, MARKERS, {"zone": "Mars"}, b"{")
+        await store.store(damaged, at(0))
+    await served_until(url, {}, partial(is_told, "messages for 'Mars' stay where they are"))
+    monkeypatch.setattr(wall_times, "_version", lambda: "2026c")
+
+    async def moved() -> bool:
+        return await dues(client) == {"m": at(8)}
+
+    await served_until(url, {}, moved)  # what is damaged stops no other
+    await client.close()
+
+
+def test_the_version_of_zone_files_is_theirs(tmp_path: Path, rules: Change) -> None:
+    rules(PARIS)
+    assert wall_times._version() == ""
+    (tmp_path / "zones" / "tzdata.zi").write_text("# version 2026b\nR x\n", encoding="ascii")
+    assert wall_times._version() == "2026b"
+
+
+async def test_a_zone_is_kept_for_a_transaction_of_the_application(postgres_url: str) -> None:
+    schema = postgres_subjects.fresh_schema()
+    client = postdate.connect(postgres_url, schema=schema, endpoint="shop")
+    async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
+        await client.send(b"", **FOLLOWS, deliver_at=SUMMER, message_id="kept", transaction=connection)
+        await connection.commit()
+        await client.send(b"", **FOLLOWS, deliver_at=SUMMER, message_id="undone", transaction=connection)
+        await connection.rollback()
+    assert [each.message_id for each in await client.list(Pending(zone=PARIS))] == ["kept"]
+    async with looking_into(postgres_url, {"schema": schema}) as store:
+        assert len(await wall_times.markers(store)) == 1
+    await client.close()
+    postgres_subjects.drop_schema(postgres_url, schema)
+
+
+async def test_what_comes_through_a_queue_goes_by_the_rules_of_the_service(tmp_path: Path, rules: Change) -> None:
+    store: Any = open_store(f"sqlite:///{tmp_path / 'shop.db'}")
+    transport, delivery = MemoryTransport(), DelayedDelivery(store)
+    endpoint = Endpoint("shop", transport=transport, delayed_delivery=delivery, error_queue="error")
+    await transport.create_queues(["shop.timeouts", "error"])
+    outgoing = endpoint.outgoing.make(b"", SendOptions(**FOLLOWS, deliver_at="2999-07-01 09:00", message_id="m"))
+    await endpoint.outgoing.send([outgoing])
+    rules("Africa/Algiers")
+    async with endpoint:
+        found = await until(lambda: store.get("m"))
+        assert found.due == datetime(2999, 7, 1, 8, tzinfo=UTC)
+        assert [each.headers["zone"] for each in await wall_times.markers(store)] == [PARIS]
+    await store.close()
+
+
+@dataclass
+class Order:
+    name: str
+
+
+async def test_a_handler_may_have_the_only_writer_of_the_file(tmp_path: Path) -> None:
+    """The marker is made when its message has ended; before, it would wait for the handler, and the handler for it."""
+    database = Sqlite(tmp_path / "shop.db")
+    endpoint = Endpoint("shop", database, outbox=True, error_queue="error", transaction_mode="receive_only")
+
+    @endpoint.handler(Order)
+    async def handle(order: Order, context: HandlerContext) -> None:
+        await context.transaction()
+        await context.send(b"", **FOLLOWS, deliver_at="2999-07-01 09:00", message_id="m")
+
+    async with endpoint:
+        await endpoint.send(Order("a lamp"))
+        await until(lambda: wall_times.markers(database.store))
+        assert await database.store.get("m") is not None
+    await database.close()
+
+
+async def test_a_delayed_retry_follows_no_zone(tmp_path: Path) -> None:
+    database = Sqlite(tmp_path / "shop.db")
+    policy = Recoverability(immediate_retries=0, delayed_retries=1, time_increase=timedelta(days=1))
+    endpoint = Endpoint("shop", database, error_queue="error", recoverability=policy)
+
+    @endpoint.handler(Order)
+    async def handle(order: Order, context: HandlerContext) -> None:
+        raise ValueError("not now")
+
+    async with endpoint:
+        made = endpoint.outgoing.make(Order("a lamp"), SendOptions("shop"))
+        delivered = replace(made, headers={**made.headers, Headers.WALL_TIME: f"2027-07-01T09:00:00 {PARIS}"})
+        await endpoint.outgoing.send([delivered])
+        (retry,) = await until(lambda: database.store.list_pending(MessageFilter(), 9))
+        assert Headers.WALL_TIME not in retry.headers
+    await database.close()
+
+
+async def test_a_copied_header_makes_no_wall_time(tmp_path: Path) -> None:
+    client = postdate.connect(f"sqlite:///{tmp_path / 'shop.db'}")
+    headers = {Headers.WALL_TIME: f"2027-07-01T09:00:00 {PARIS}"}
+    await client.send(b"", destination="q", delay=timedelta(days=400), headers=headers)
+    assert await client.list(Pending(zone=PARIS)) == []
+    await client.close()
+
+
+async def test_a_store_that_cannot_keep_a_zone_refuses_at_once(redis_url: str) -> None:
+    url = f"{redis_url}?prefix=wall-times"
+    client = postdate.connect(url)
+    with pytest.raises(NotSupported, match="RedisStore cannot have messages follow the clocks of Europe/Paris"):
+        await client.send(b"", **FOLLOWS, deliver_at=SUMMER)
+    await client.close()
+    store = open_store(url)
+    delivery = DelayedDelivery(store)
+    endpoint = Endpoint("shop", transport=MemoryTransport(), delayed_delivery=delivery, error_queue="error")
+    with pytest.raises(NotSupported, match="give deliver_at as an instant"):
+        await endpoint.send(b"", **FOLLOWS, deliver_at=SUMMER)
+    await store.close()
