@@ -38,7 +38,7 @@ KINDS = (RecordKind.SCHEDULED, RecordKind.DELIVERED, RecordKind.HANDLED)
 AGE = timedelta(days=40)
 
 
-class Place:
+class Measured:
     """A store with queues, and what it takes to look at its records."""
 
     def __init__(self, kind: str, where: str) -> None:
@@ -89,22 +89,22 @@ class Place:
 
 
 @contextmanager
-def place(kind: str) -> Generator[Place]:
+def empty(kind: str) -> Generator[Measured]:
     if kind == "sqlite":
         with tempfile.TemporaryDirectory() as folder:
-            yield Place(kind, str(Path(folder, "messages.db")))
+            yield Measured(kind, str(Path(folder, "messages.db")))
         return
     url, name = os.environ["POSTDATE_POSTGRES_URL"], f"postdate_retention_{secrets.token_hex(6)}"
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}".encode())
         try:
-            yield Place(kind, urlsplit(url)._replace(path=f"/{name}").geturl())
+            yield Measured(kind, urlsplit(url)._replace(path=f"/{name}").geturl())
         finally:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
-async def set_up(place: Place) -> None:
-    store, transport = place.adapters()
+async def set_up(measured: Measured) -> None:
+    store, transport = measured.adapters()
     await store.initialize("bench", TransactionMode.RECEIVE_ONLY)
     await store.setup()
     await transport.create_queues(["queue"])
@@ -112,19 +112,19 @@ async def set_up(place: Place) -> None:
     await store.close()
 
 
-async def deliver(place: Place, name: str, rate: int, seconds: int, *, removes: bool) -> dict[str, Any]:
-    store, transport = place.adapters()
+async def deliver(measured: Measured, rate: int, seconds: int, *, removes: bool) -> dict[str, Any]:
+    store, transport = measured.adapters()
     delivery = DelayedDelivery(store, retention=timedelta(days=30 if removes else 0))
     async with Endpoint("bench", transport=transport, delayed_delivery=delivery, error_queue="error"):
         start = datetime.now(UTC) + timedelta(seconds=5)
         for second in range(seconds):
             dues = [start + timedelta(seconds=second + n / rate) for n in range(rate)]
-            batch = [DelayedMessage(f"{name}-{second}-{n}", due, "queue") for n, due in enumerate(dues)]
+            batch = [DelayedMessage(f"{removes}-{second}-{n}", due, "queue") for n, due in enumerate(dues)]
             await store.store_many(batch, start)
         await anyio.sleep((start - datetime.now(UTC)).total_seconds() + seconds + 2)
     await transport.close()
     await store.close()
-    late, ((left,),) = place.late_ms(start), place.records("count(*)", "at <", datetime.now(UTC) - AGE / 2)
+    late, ((left,),) = measured.late_ms(start), measured.records("count(*)", "at <", datetime.now(UTC) - AGE / 2)
     cuts = quantiles(late, n=100)
     return {
         "removes": removes,
@@ -145,13 +145,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     setattr(retention, "_FIRST_AFTER", timedelta(seconds=2))  # noqa: B010 - a benchmark does not wait for 5 minutes
-    with place(options.store) as found:
-        anyio.run(set_up, found)
-        found.fill(options.records)
-        for number in range(options.rounds):
+    for _ in range(options.rounds):
+        with empty(options.store) as measured:
+            anyio.run(set_up, measured)
+            measured.fill(options.records)
             for removes in (False, True):
-                name = f"{number}-{removes}"
-                told = anyio.run(partial(deliver, found, name, options.rate, options.seconds, removes=removes))
+                told = anyio.run(partial(deliver, measured, options.rate, options.seconds, removes=removes))
                 print(json.dumps(told), flush=True)
     return 0
 

@@ -23,7 +23,7 @@ from postdate.backends.sqlite.processes import presence_folder
 from postdate.backends.sqlite.store import SqliteStore
 from postdate.clock import SystemClock
 from postdate.core.simple_store import SimpleStore
-from postdate.core.wall_times import KeptZones, markers
+from postdate.core.wall_times import KeptZones, markers, note_rules, rules_in, rules_of
 from postdate.errors import MessageTooLarge, MigrationConflict, NotSupported, PipelineError
 from postdate.messages import DelayedMessage, Headers
 from postdate.pipeline.migrate import between_stores, status_of_store
@@ -700,8 +700,11 @@ def test_the_rules_of_their_zones_go_with_messages(files: tuple[StorePlace, Stor
     move = old.move_to(new)
     (seen,) = move.preview().endpoints
     assert (seen.count, seen.problems, dict(seen.destinations)) == (1, (), {"orders": 1})
+    elsewhere = rules_of("Asia/Tokyo")
+    new.ask(lambda store: note_rules(store, "Europe/Paris", [elsewhere], _NOW()))
     assert move.run().complete
-    assert new.ask(markers) == [marker]
+    (there,) = new.ask(markers)
+    assert rules_in(there) == [elsewhere, *rules_in(marker)]
     assert move.run().complete
 
 

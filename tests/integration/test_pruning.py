@@ -239,7 +239,11 @@ async def test_what_is_over_for_long_is_removed_and_counted(store: AnyStore) -> 
     for key in (1, 2, 11):
         await store.store(DelayedMessage(f"key~{key:08d}", NOW, "queue"), NOW)
         await finish(store, f"key~{key:08d}", Outcome.DELIVERED, NOW + A_DAY)
+    await store.store(DelayedMessage("no key~of mine", NOW, "queue"), NOW)
+    await finish(store, "no key~of mine", Outcome.DELIVERED, NOW + A_DAY)
     await store.store(DelayedMessage("overdue", NOW, "queue"), NOW)
+    (claim,) = [each for each in await store.claim_due(NOW + A_DAY, 9) if each.message.message_id == "overdue"]
+    await store.retry_later(claim, NOW + A_DAY, NOW + A_DAY, "why")
     await store.store(DelayedMessage("due later", OLD + A_DAY, "queue"), NOW)
     before = await store.record_counts()
 
@@ -258,6 +262,7 @@ async def test_what_is_over_for_long_is_removed_and_counted(store: AnyStore) -> 
         ("moved away", "CANCELLED"),
         ("key~00000011", "SCHEDULED"),  # the next one under this key gets another id
         ("overdue", "SCHEDULED"),
+        ("overdue", "RETRIED"),
         ("due later", "SCHEDULED"),
     }
     assert gone == sum(before.values()) - len(left)
@@ -271,7 +276,7 @@ async def test_what_is_over_for_long_is_removed_and_counted(store: AnyStore) -> 
     (told,) = pruned(store)
     assert prune_all(store, OLD - A_DAY) == 0
     await store.cancel("overdue", NOW)
-    assert prune_all(store, OLD - A_DAY) == 2
+    assert prune_all(store, OLD - A_DAY) == 3
     (again,) = pruned(store)
     assert (again.message_id, again.due) == (PRUNED_ID, told.due)
     assert await store.record_counts() == {

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iter
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -222,32 +221,101 @@ async def test_new_rules_move_what_waits(
     await client.close()
 
 
-async def test_damage_and_older_files_leave_messages_where_they_are(
-    tmp_path: Path, rules: Change, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+async def shop(tmp_path: Path) -> AsyncGenerator[tuple[str, Client]]:
+    """The address of a file in which a message follows Paris, and a client of it."""
     url = f"sqlite:///{tmp_path / 'shop.db'}"
     client = postdate.connect(url, endpoint="shop")
-    monkeypatch.setattr(wall_times, "_version", lambda: "2026b")
     await client.send(b"", **FOLLOWS, deliver_at=SUMMER, message_id="m")
-    rules("Africa/Algiers")
-    monkeypatch.setattr(wall_times, "_version", lambda: "2026a")
+    yield url, client
+    await client.close()
 
-    async def is_told(text: str) -> bool:
+
+def says(caplog: pytest.LogCaptureFixture, text: str) -> Callable[[], Awaitable[bool]]:
+    async def is_said() -> bool:
         return text in caplog.text
 
-    await served_until(url, {}, partial(is_told, "the zone files here are 2026a, older than those"))
-    assert await dues(client) == {"m": at(7)}
+    return is_said
+
+
+def is_due(client: Client, hour: int) -> Callable[[], Awaitable[bool]]:
+    async def is_so() -> bool:
+        return (await dues(client))["m"] == at(hour)
+
+    return is_so
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"5", b"[1]", b'["AA=="]', b'["VFppZjI="]'])
+async def test_a_damaged_marker_stops_no_other_zone_and_is_made_anew(
+    tmp_path: Path, rules: Change, caplog: pytest.LogCaptureFixture, body: bytes
+) -> None:
+    url, abidjan = f"sqlite:///{tmp_path / 'shop.db'}", "Africa/Abidjan"
+    client = postdate.connect(url, endpoint="shop")
     async with looking_into(url, {}) as store:
-        damaged = DelayedMessage("postdate~Mars~00000001", LATEST, MARKERS, {"zone": "Mars"}, b"{")
-        await store.store(damaged, at(0))
-    await served_until(url, {}, partial(is_told, "messages for 'Mars' stay where they are"))
-    monkeypatch.setattr(wall_times, "_version", lambda: "2026c")
-
-    async def moved() -> bool:
-        return await dues(client) == {"m": at(8)}
-
-    await served_until(url, {}, moved)  # what is damaged stops no other
+        await store.setup()
+        await store.store(
+            DelayedMessage(f"postdate~{abidjan}~00000001", LATEST, MARKERS, {"zone": abidjan}, body), at(0)
+        )
+    await client.send(b"", **FOLLOWS, deliver_at=SUMMER, message_id="m")
+    rules("Africa/Algiers")
+    await served_until(url, {}, is_due(client, 8))
+    assert f"messages for {abidjan!r} stay where they are" in caplog.text
+    await client.send(b"", destination="q", deliver_at=SUMMER, zone=abidjan)
+    async with looking_into(url, {}) as store:
+        assert {each.headers["zone"]: len(wall_times.rules_in(each)) for each in await wall_times.markers(store)} == {
+            abidjan: 1,
+            PARIS: 2,
+        }
     await client.close()
+
+
+async def test_older_files_move_nothing(
+    shop: tuple[str, Client], rules: Change, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, client = shop
+    monkeypatch.setattr(wall_times, "_version", lambda: "2026b")
+    rules("Africa/Algiers")
+    await served_until(url, {}, is_due(client, 8))
+    rules(PARIS)
+    monkeypatch.setattr(wall_times, "_version", lambda: "2026a")
+    await served_until(url, {}, says(caplog, "the zone files here are 2026a, older than those"))
+    assert await is_due(client, 8)()
+
+    # What is sent by them is found by a service with the newer ones.
+    other = postdate.connect(url, endpoint="shop")
+    await other.send(b"", **FOLLOWS, deliver_at=SUMMER, message_id="by older files")
+    await other.close()
+    rules("Africa/Algiers")
+    monkeypatch.setattr(wall_times, "_version", lambda: "2026b")
+
+    async def found() -> bool:
+        return set((await dues(client)).values()) == {at(8)}
+
+    await served_until(url, {}, found)
+
+
+async def test_what_somebody_holds_is_told_and_moves_later(
+    shop: tuple[str, Client], rules: Change, caplog: pytest.LogCaptureFixture
+) -> None:
+    url, client = shop
+    rules("Africa/Algiers")
+    async with looking_into(url, {}) as store:
+        (claim,) = await store.claim_due(at(7) + timedelta(seconds=1), 9)
+        await served_until(url, {}, says(caplog, "somebody holds 1 messages that new rules of a zone move"))
+        await store.release([claim], None)
+    await served_until(url, {}, is_due(client, 8))
+
+
+async def test_a_marker_that_was_cancelled_is_made_anew(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    for number in (1, 2):
+        client = postdate.connect(url, endpoint="shop")
+        await client.send(b"", **FOLLOWS, deliver_at=SUMMER)
+        async with looking_into(url, {}) as store:
+            (marker,) = await wall_times.markers(store)
+            assert marker.message_id == f"postdate~{PARIS}~{number:08d}"
+            await store.cancel(marker.message_id, at(0))
+        await client.close()
 
 
 def test_the_version_of_zone_files_is_theirs(tmp_path: Path, rules: Change) -> None:

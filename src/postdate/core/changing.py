@@ -110,7 +110,7 @@ class Pending:
     def matches(self, message: DelayedMessage) -> bool:
         """Return whether a message fulfils the conditions that no store knows, and is none of the store's own."""
         return (
-            (message.destination != MARKERS or self.destination == MARKERS)
+            message.destination != MARKERS
             and all(message.headers.get(name) == value for name, value in (self.headers or {}).items())
             and (self.text is None or self.text.encode() in message.body)
             and (self.failing is None or self.failing == (message.number_of_failures > 0))
@@ -165,7 +165,7 @@ class PendingPages:
 
 
 async def first_of(store: AdministrableStore, wanted: Pending, limit: int | None) -> list[DelayedMessage]:
-    """Return up to ``limit`` that match, the first due first; ``None``: all, without headers and bodies."""
+    """Return up to ``limit`` that match, the first due first; ``None``: all, without bodies and most headers."""
     reading = PendingPages(wanted, limit)
     while not reading.is_over:
         reading.take(await store.list_pending(*reading.ask()))

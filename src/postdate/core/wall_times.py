@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import struct
 import zoneinfo
 from abc import ABC
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ import tzdata
 from postdate.clock import LATEST, Clock, SystemClock
 from postdate.core.changing import Pending, PendingPages
 from postdate.core.daily import Daily
-from postdate.errors import DuplicateMessage, InvalidMessage, InvalidTimestamp, NotSupported, StoreUnavailable
+from postdate.errors import InvalidMessage, InvalidTimestamp, NotSupported, StoreUnavailable
 from postdate.messages import DelayedMessage, Headers
 from postdate.ports import AdministrableStore, ClaimingStore, MessageFilter, ReplacingStore
 from postdate.ports.changing import MARKERS, KeyedIds
@@ -80,13 +81,14 @@ def _version() -> str:
     return ""
 
 
-def _are_the_same(one: bytes, other: bytes) -> bool:
-    """Return whether two files have the same rules from now on, for as long as anybody plans."""
+@lru_cache(maxsize=100)
+def _are_the_same(one: bytes, other: bytes, year: int) -> bool:
+    """Return whether two files have the same rules for each hour of the ten years from ``year`` on."""
     if one == other:
         return True
-    noon = datetime(SystemClock().now().year, 1, 1, 12)  # noqa: DTZ001 - what clocks show
-    days, zones = [noon + timedelta(days=day) for day in range(20 * 366)], (_zone(one), _zone(other))
-    return all(len({day.replace(tzinfo=zone).utcoffset() for zone in zones}) == 1 for day in days)
+    first, zones = datetime(year, 1, 1), (_zone(one), _zone(other))  # noqa: DTZ001 - what clocks show
+    hours = (first + timedelta(hours=hour) for hour in range(10 * 366 * 24))
+    return all(len({hour.replace(tzinfo=zone).utcoffset() for zone in zones}) == 1 for hour in hours)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +161,15 @@ def _marker(zone: str, rules: Sequence[bytes], moved: int, now: datetime, messag
     return DelayedMessage(message_id, LATEST, MARKERS, headers, body)
 
 
-def _rules_in(marker: DelayedMessage) -> list[bytes]:
-    """Raises `ValueError` for one that is damaged."""
-    return [base64.b64decode(each, validate=True) for each in json.loads(marker.body)]
+def rules_in(marker: DelayedMessage) -> list[bytes]:
+    """Return the rules of a marker, the newest first. Raises `ValueError` for one that is damaged."""
+    try:
+        found = [base64.b64decode(each, validate=True) for each in json.loads(marker.body)]
+        if found and all(map(_zone, found)):
+            return found
+    except (TypeError, EOFError, struct.error) as error:
+        raise ValueError(f"its marker is damaged: {error}") from error
+    raise ValueError("its marker is damaged: there are no rules in it")
 
 
 async def markers(store: AdministrableStore) -> list[DelayedMessage]:
@@ -187,19 +195,33 @@ class KeptZones:
         )
 
     async def keep(self, zone: str, now: datetime) -> None:
-        """Make the marker if there is none; looked for once a minute. Raises `NotSupported`, `InvalidTimestamp`."""
-        store, rules, seconds = self.check(zone), rules_of(zone), SystemClock().monotonic()
-        if seconds - self._known.get(zone, float("-inf")) < _SAME_FOR_SECONDS:
-            return
-        id_ = KeyedIds(_KEY.format(zone)).first
-        if (marker := await store.get(id_)) is None:
-            with suppress(DuplicateMessage):  # another process has made it meanwhile, or somebody cancelled it
-                await store.store(_marker(zone, [rules], 0, now, id_), now)
-        elif zone not in self._known:
-            with suppress(ValueError):
-                if not _are_the_same(_rules_in(marker)[0], rules):
-                    log.warning("the rules of %s here are not those that messages wait by: update the zone files", zone)
-        self._known[zone] = seconds
+        """See to its marker, once a minute. Raises `NotSupported`, `InvalidTimestamp`."""
+        store, seconds = self.check(zone), SystemClock().monotonic()
+        if seconds - self._known.get(zone, float("-inf")) >= _SAME_FOR_SECONDS:
+            await note_rules(store, zone, [rules_of(zone)], now)
+            self._known[zone] = seconds
+
+
+async def note_rules(store: Keeping, zone: str, rules: Sequence[bytes], now: datetime) -> None:
+    """See to it that the marker of a zone is there and has ``rules``, behind those that it has.
+
+    So messages that are due by them, sent where zone files are older, are found by services for some time.
+    """
+    marker = await store.get(KeyedIds(_KEY.format(zone)).first)
+    if marker is None:  # or it was cancelled, and made anew
+        marker = next((each for each in await markers(store) if each.headers.get("zone") == zone), None)
+    known = list[bytes]()
+    with suppress(ValueError):  # what is damaged is made anew
+        known = [] if marker is None else rules_in(marker)
+    new = [each for each in rules if not any(_are_the_same(each, there, now.year) for there in known)]
+    if known and new:
+        log.warning("the rules of %s here are not those that messages wait by: update the zone files", zone)
+    if new:
+        await _mark(store, zone, [*known, *new], 0, now)
+
+
+async def _mark(store: Keeping, zone: str, rules: Sequence[bytes], moved: int, now: datetime) -> None:
+    await store.replace(_KEY.format(zone), lambda id_, _: _marker(zone, rules, moved, now, id_), now)
 
 
 # --- following --------------------------------------------------------------------------------------------------------
@@ -209,34 +231,36 @@ def wall_times(store: Keeping, clock: Clock) -> Daily:
     """Return the loop that moves what waits to where new rules of its zone have it."""
 
     async def follow(daily: Daily) -> None:
+        held = 0
         for marker in await daily.ask(partial(markers, store)):
             zone = marker.headers.get("zone", "")
             try:
-                await _follow_zone(daily, marker, zone)
+                held += await _follow_zone(daily, marker, zone)
             except (InvalidTimestamp, ValueError) as error:
                 log.warning("messages for %r stay where they are: %s", zone, error)
+        if held:
+            raise StoreUnavailable(f"somebody holds {held} messages that new rules of a zone move")
 
-    async def _follow_zone(daily: Daily, marker: DelayedMessage, zone: str) -> None:
-        mine, known, since = rules_of(zone), _rules_in(marker), datetime.fromisoformat(marker.headers.get("at", ""))
-        changed = not _are_the_same(mine, known[0])
-        if changed and "" < _version() < marker.headers.get("version", ""):
-            log.warning("the zone files here are %s, older than those that messages wait by: update them", _version())
-            return
-        if not changed and (len(known) == 1 or clock.now() - since > _LOOKED_FOR):
-            return
-        known, at = ([mine, *known], clock.now()) if changed else (known, since)
-        total = 0 if changed else int(marker.headers.get("moved", ""))
-        if changed:  # before anything is moved: a process that is killed half way leaves the rules of before
-            await daily.ask(partial(_mark, zone, known, total, at))
+    async def _follow_zone(daily: Daily, marker: DelayedMessage, zone: str) -> int:
+        """Return how many messages could not be moved, as somebody holds them."""
+        now, mine, known = clock.now(), rules_of(zone), rules_in(marker)
+        since, total = datetime.fromisoformat(marker.headers.get("at", "")), int(marker.headers.get("moved", ""))
+        if changed := not _are_the_same(mine, known[0], now.year):
+            if "" < _version() < marker.headers.get("version", ""):
+                log.warning(
+                    "the zone files here are %s, older than those that messages wait by: update them", _version()
+                )
+                return 0
+            # Before anything is moved: a process that is killed half way leaves the rules of before.
+            known, since, total = [mine, *(each for each in known if each != mine)], now, 0
+            await daily.ask(partial(_mark, store, zone, known, 0, now))
+        if not changed and (len(known) == 1 or now - since > _LOOKED_FOR):
+            return 0
         moved, held = await _move(daily, zone, known)
         if moved:
             log.warning("the rules of %s have changed: %d messages were moved", zone, moved)
-            await daily.ask(partial(_mark, zone, known, total + moved, at))
-        if held:
-            raise StoreUnavailable(f"{held} messages of {zone} are in somebody's hand")
-
-    async def _mark(zone: str, rules: Sequence[bytes], moved: int, at: datetime) -> None:
-        await store.replace(_KEY.format(zone), lambda id_, _: _marker(zone, rules, moved, at, id_), clock.now())
+            await daily.ask(partial(_mark, store, zone, known, total + moved, since))
+        return held
 
     async def _move(daily: Daily, zone: str, rules: Sequence[bytes]) -> tuple[int, int]:
         """Return how many messages were moved, and how many could not be as somebody holds them."""

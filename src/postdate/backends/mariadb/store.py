@@ -137,7 +137,8 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
         record, values = names.of("record"), {"first": part.first, "end": part.end, "before": to_microseconds(before)}
         last_of_key = "CONCAT(LEFT(r.message_id, CHAR_LENGTH(r.message_id) - 8), '99999999')"
         same = "AND {0}.store_id = r.store_id"
-        aging = Aging(record, names.pending, "number", "%(before)s", last_of_key, same, any="%%")
+        is_keyed = "r.message_id REGEXP '~[0-9]{8}$'"
+        aging = Aging(record, names.pending, "number", "%(before)s", is_keyed, last_of_key, same)
         find_old = (
             f"SELECT r.number FROM {record} AS r FORCE INDEX (PRIMARY) WHERE r.number >= %(first)s "
             f"AND r.number < %(end)s AND r.store_id = %(store)s "
@@ -151,7 +152,8 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
         def prune(session: MariaDbSession) -> int:
             of_this = {"store": tables.store_id(session)}
             numbers = [number for (number,) in session.rows(find_old, values | of_this)]
-            kinds = [kind for (kind,) in session.rows(delete, {"numbers": numbers})] if numbers else []
+            parts = [numbers[start : start + _ROWS_AT_ONCE] for start in range(0, len(numbers), _ROWS_AT_ONCE)]
+            kinds = [kind for part in parts for (kind,) in session.rows(delete, {"numbers": part})]
             if kinds:
                 said = [(from_microseconds(due), detail) for due, detail in session.rows(told, of_this)]
                 gone = Pruned.of(said).and_now(before, kinds)

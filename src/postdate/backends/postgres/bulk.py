@@ -16,6 +16,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any, Final
 
 import psycopg
@@ -424,7 +425,7 @@ class PostgresBulk(ArchivableStore):
         record, last_of_key = names.plain("record"), "left(r.message_id, -8) || '99999999'"
         ours = f"AND ({{0}}.store_id = {store_id} OR {{0}}.store_id IS NULL)"
         pending, at = names.plain(self._sql.table), _instant(before)
-        aging = Aging(record, pending, "number", at, last_of_key, ours, "OFFSET 0")
+        aging = Aging(record, pending, "number", at, "r.message_id ~ '~[0-9]{8}$'", last_of_key, ours, "OFFSET 0")
         # Of what has no store: a neighbour's, whose records may be kept for longer, is left to it.
         of_others = f"s.message_id = r.message_id AND s.kind = 1 AND s.store_id <> {store_id} OFFSET 0"
         prune_old = sql(f"""
@@ -448,14 +449,22 @@ class PostgresBulk(ArchivableStore):
             return len(kinds)
 
         removed = self.database.transaction_blocking(prune, patiently=True)
-        if not removed:
+        if removed:
+            self._lost_records.add(part)
+        elif part in self._lost_records:
+            self._lost_records.discard(part)
             self._summarize(part)
         return removed
 
-    def _summarize(self, part: ScanPart) -> None:
-        """Have the indexes of ranges of pages forget what was removed from this one earlier: they only widen else.
+    @cached_property
+    def _lost_records(self) -> set[ScanPart]:
+        """Shares that have lost records since their indexes were made."""
+        return set()
 
-        Skipped while the table is being vacuumed, and where the role may not.
+    def _summarize(self, part: ScanPart) -> None:
+        """Have the indexes of ranges of pages forget what was removed from a share in an earlier round, and vacuumed.
+
+        Else they only widen. Skipped while the table is being vacuumed, and where the role may not.
         """
         anew = [
             f"brin_desummarize_range({index}, page), brin_summarize_range({index}, page)"

@@ -21,20 +21,20 @@ class Aging:
         pending: table of the waiting messages.
         number: their common column: a waiting message has that of its *scheduled* record.
         before: the instant, as SQL.
-        last_of_key: the last id that there can be under the key of ``r`` (ADR 31).
+        is_keyed: whether the id of ``r`` is one of those that wait under a key one after the other (ADR 31).
+        last_of_key: the last id that there can be under that key.
         same_store: condition on ``{0}``, another record, joined with ``AND``.
         limit: ends subqueries that are to be answered row by row.
-        any: of ``LIKE``.
     """
 
     record: str
     pending: str
     number: str
     before: str
+    is_keyed: str
     last_of_key: str
     same_store: str = ""
     limit: str = ""
-    any: str = "%"
 
     def _is_there(self, other: str, condition: str) -> str:
         """Return the condition that there is another record of the same message."""
@@ -49,9 +49,11 @@ class Aging:
         ended = self._is_there("b", f"b.{_AFTER_THE_END} AND b.{number} > f.{number}")
         return f"""
             r.at < {before} AND (r.due IS NULL OR r.due < {before}) AND r.kind BETWEEN 1 AND 10
-            AND NOT (r.kind = 1 AND (COALESCE(r.detail, '') = '{ARCHIVED}' OR EXISTS (
-                SELECT 1 FROM {self.pending} AS w WHERE w.{number} = r.{number} {self.limit})))
-            AND NOT (r.kind = 1 AND r.message_id LIKE '{self.any}~________' AND NOT EXISTS (
+            AND NOT (r.kind = 1 AND COALESCE(r.detail, '') = '{ARCHIVED}')
+            AND NOT EXISTS (
+                SELECT 1 FROM {self.record} AS a JOIN {self.pending} AS w ON w.{number} = a.{number}
+                WHERE a.message_id = r.message_id AND a.kind = 1 {self.same_store.format("a")} {self.limit})
+            AND NOT (r.kind = 1 AND {self.is_keyed} AND NOT EXISTS (
                 SELECT 1 FROM {self.record} AS n WHERE n.kind = 1 AND n.message_id > r.message_id
                     AND n.message_id <= {self.last_of_key} {self.same_store.format("n")} {self.limit}))
             AND NOT (r.kind = 6 AND SUBSTR(COALESCE(r.detail, ''), 1, {len(MOVED_AWAY)}) = '{MOVED_AWAY}')

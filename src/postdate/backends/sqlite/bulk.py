@@ -176,10 +176,11 @@ class SqliteRecordStream(RecordStreamStore):
 _MARK: Final = f"UPDATE record SET detail = '{ARCHIVED}' WHERE seq = ? AND kind = 1 AND detail IS NOT '{ARCHIVED}'"
 # New records are numbered after the last one: without it, numbers in an archive would be given again.
 _PRUNE: Final = "DELETE FROM record WHERE seq = ? AND seq < (SELECT max(seq) FROM record)"
+_IS_KEYED: Final = f"r.message_id GLOB '*~{'[0-9]' * 8}'"
 _LAST_OF_KEY: Final = "substr(r.message_id, 1, length(r.message_id) - 8) || '99999999'"
 _OLD: Final = f"""
     r.seq >= :first AND r.seq < :end AND r.seq < (SELECT max(seq) FROM record)
-    AND {Aging("record", "delayed_message", "seq", ":before", _LAST_OF_KEY).is_old()}"""
+    AND {Aging("record", "delayed_message", "seq", ":before", _IS_KEYED, _LAST_OF_KEY).is_old()}"""
 _IS_ANY_OLD: Final = f"SELECT EXISTS (SELECT 1 FROM record AS r WHERE {_OLD})"
 _PRUNE_OLD: Final = f"DELETE FROM record AS r WHERE {_OLD} RETURNING kind"
 _TOLD: Final = "SELECT seq, due, detail FROM record WHERE message_id = ? AND kind IN (8, 9, 10, 11) AND kind = 11"

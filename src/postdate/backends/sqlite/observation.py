@@ -53,7 +53,7 @@ _NEXT_DESTINATIONS: Final = """
 
 _ZONES: Final = f"""
     SELECT headers FROM delayed_message AS d JOIN content AS c ON c.seq = d.content
-    WHERE d.destination = '{MARKERS}' ORDER BY d.message_id"""
+    WHERE d.destination = '{MARKERS}' AND json_valid(headers) ORDER BY d.message_id"""
 
 
 class FileObserver(Observer):

@@ -134,8 +134,8 @@ class AuditResult:
         by_endpoint: in order of the name; an endpoint is a store.
         records: folders that were read besides the stores.
         findings_to: folder of all findings.
-        pruned: records that stores have removed for their age, by kind: of messages that are in no other number.
-        pruned_before: of what was due before this, nothing is called lost, duplicated or orphaned; ``None``: all is.
+        pruned: records, not messages, that stores have removed for their age, by kind.
+        pruned_before: of what was due before this, nothing is called lost, duplicated or orphaned.
     """
 
     store: str

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -37,8 +38,8 @@ import pyarrow as pa
 from postdate.backends.registry import place_of
 from postdate.clock import SystemClock, from_microseconds
 from postdate.config import resolved
-from postdate.core.wall_times import Keeping, markers
-from postdate.errors import DuplicateMessage, MessageError, MigrationConflict, PipelineError
+from postdate.core.wall_times import Keeping, markers, note_rules, rules_in
+from postdate.errors import MessageError, MigrationConflict, PipelineError
 from postdate.messages import DelayedMessage
 from postdate.pipeline.migrate.ends import TargetStore, opened_target
 from postdate.pipeline.migrate.looking import BATCH_SIZE, EVERYTHING, begun_with, meant_by, nothing_new, target_of
@@ -367,8 +368,9 @@ class _Passage:
         """Finish batches on their way, and move waiting messages."""
         self._settle(patience_seconds=0)
         for marker in _markers(self.source):
-            with suppress(DuplicateMessage):
-                self.target.ask(lambda store, marker=marker: store.store(marker, SystemClock().now()))
+            with suppress(ValueError):  # a damaged one says nothing of messages
+                zone, rules = marker.headers.get("zone", ""), rules_in(marker)
+                self.target.ask(partial(note_rules, zone=zone, rules=rules, now=SystemClock().now()))
         before = self.source.ask(lambda store: store.statistics(SystemClock().now()))
         left, aside = before.pending - _own(self.source), list[Claim]()
         looks = _LOOKS
