@@ -15,11 +15,11 @@ from postdate.runtime.threads import in_thread
 _FIRST_AFTER: Final = timedelta(minutes=5)
 """The start, when there is enough else to do."""
 
-_SHARE: Final = 4
+_SHARE: Final = 32
 """A transaction removes this part of what a job does at once: deliveries wait for it, or share the disk with it."""
 
-_PAUSE: Final = 9
-"""Times as long as it worked it pauses: a tenth of one connection's time is spent at most."""
+_PAUSE: Final = 19
+"""Times as long as it worked it pauses: a twentieth of one connection's time is spent at most."""
 
 log = logging.getLogger("postdate.retention")
 
