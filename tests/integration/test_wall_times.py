@@ -294,6 +294,21 @@ async def test_older_files_move_nothing(
     await served_until(url, {}, found)
 
 
+async def test_who_sends_by_older_files_does_not_make_the_store_older(
+    shop: tuple[str, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service with files as old would move what waits back to their rules."""
+    url, _ = shop
+    algiers = wall_times.rules_of("Africa/Algiers")
+    async with looking_into(url, {}) as store:
+        (before,) = await wall_times.markers(store)
+        monkeypatch.setattr(wall_times, "_version", lambda: "1970a")
+        await wall_times.note_rules(store, PARIS, [algiers], at(0))
+        (marker,) = await wall_times.markers(store)
+        assert marker.headers["version"] == before.headers["version"] != "1970a"
+        assert wall_times.rules_in(marker) == [*wall_times.rules_in(before), algiers]
+
+
 async def test_what_somebody_holds_is_told_and_moves_later(
     shop: tuple[str, Client], rules: Change, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -154,9 +154,11 @@ class Keeping(ReplacingStore, AdministrableStore, ClaimingStore, ABC):
         return isinstance(store, ReplacingStore) and isinstance(store, AdministrableStore)
 
 
-def _marker(zone: str, rules: Sequence[bytes], moved: int, now: datetime, message_id: str) -> DelayedMessage:
-    """Return the marker of a zone: its ``rules`` are the newest first."""
-    headers = {"zone": zone, "moved": str(moved), "at": now.isoformat(), "version": _version()}
+def _marker(
+    zone: str, rules: Sequence[bytes], moved: int, now: datetime, version: str, message_id: str
+) -> DelayedMessage:
+    """Return the marker of a zone: its ``rules`` are the newest first, from the files of ``version``."""
+    headers = {"zone": zone, "moved": str(moved), "at": now.isoformat(), "version": version}
     body = json.dumps([base64.b64encode(each).decode() for each in rules[:_KEPT_RULES]]).encode()
     return DelayedMessage(message_id, LATEST, MARKERS, headers, body)
 
@@ -217,11 +219,15 @@ async def note_rules(store: Keeping, zone: str, rules: Sequence[bytes], now: dat
     if known and new:
         log.warning("the rules of %s here are not those that messages wait by: update the zone files", zone)
     if new:
-        await _mark(store, zone, [*known, *new], 0, now)
+        version = marker.headers.get("version", "") if marker is not None and known else _version()
+        await _mark(store, zone, [*known, *new], 0, now, version)
 
 
-async def _mark(store: Keeping, zone: str, rules: Sequence[bytes], moved: int, now: datetime) -> None:
-    await store.replace(_KEY.format(zone), lambda id_, _: _marker(zone, rules, moved, now, id_), now)
+async def _mark(
+    store: Keeping, zone: str, rules: Sequence[bytes], moved: int, now: datetime, version: str | None = None
+) -> None:
+    version = _version() if version is None else version
+    await store.replace(_KEY.format(zone), lambda id_, _: _marker(zone, rules, moved, now, version, id_), now)
 
 
 # --- following --------------------------------------------------------------------------------------------------------
