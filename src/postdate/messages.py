@@ -47,6 +47,7 @@ class Headers:
     TIME_TO_BE_RECEIVED = "NServiceBus.TimeToBeReceived"
     EXPIRES_AT = "Postdate.ExpiresAt"
     WALL_TIME = "Postdate.WallTime"
+    EDIT_OF = "Postdate.EditOf"
     MAY_REPEAT_SINCE = "Postdate.MayRepeatSince"
     DELAYED_RETRIES = "NServiceBus.Retries"
     DELAYED_RETRIES_TIMESTAMP = "NServiceBus.Retries.Timestamp"
@@ -222,14 +223,10 @@ def check_headers(headers: Mapping[str, str]) -> None:
         if not key:
             raise InvalidHeaders("a header has an empty name")
         if not (key.isascii() and value.isascii()):
-            _check_encodable(key, value)
-
-
-def _check_encodable(key: str, value: str) -> None:
-    try:
-        (key + value).encode()
-    except UnicodeEncodeError as error:
-        raise InvalidHeaders(f"header {key!r} has text that UTF-8 cannot encode: {error}") from error
+            try:
+                (key + value).encode()
+            except UnicodeEncodeError as error:
+                raise InvalidHeaders(f"header {key!r} has text that UTF-8 cannot encode: {error}") from error
 
 
 def encode_headers(headers: Mapping[str, str]) -> str:

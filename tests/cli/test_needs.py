@@ -11,14 +11,20 @@ from postdate import DelayedMessage, Headers, MemoryStore, MemoryTransport
 from postdate.config import load_settings
 from postdate.core.changing import Pending
 from postdate.endpoint.outgoing import SendOptions
-from postdate.errors import NotSupported
+from postdate.errors import MessageNotFound, NotSupported, QueueNotFound
 from postdate.messages import Envelope
 from postdate.operations import (
+    Edit,
+    ErrorFilter,
     MessageState,
+    Treatment,
     cancel,
+    edit,
     explain,
+    group_errors,
     list_errors,
     list_messages,
+    queues,
     reschedule,
     return_all,
     return_messages,
@@ -172,7 +178,7 @@ async def test_queues_that_can_be_counted_by_name_are_counted():
     ("ask", "said"),
     [
         (lambda here: list_errors(here, "error", 9), "cannot list failed messages: the queues at"),
-        (lambda here: show_error(here, "error", "m1"), "cannot find a failed message: the queues at"),
+        (lambda here: group_errors(here, "error"), "cannot group failed messages: the queues at"),
     ],
 )
 async def test_looking_into_queues_that_cannot_be_looked_into_is_an_error_that_says_so(ask, said):
@@ -202,7 +208,7 @@ async def test_asking_a_store_that_answers_no_questions_is_an_error_that_says_so
 
 @pytest.mark.parametrize("transport", [UncountedTransport, MemoryTransport])
 async def test_all_failed_messages_are_returned_and_the_others_stay(transport, monkeypatch):
-    monkeypatch.setattr("postdate.operations.error_queue._LAST_MESSAGE_SECONDS", 0.05)
+    monkeypatch.setattr("postdate.operations.queues._LAST_MESSAGE_SECONDS", 0.05)
     async with deployment(transport()) as here:
         await here.transport.create_queues(["error", "orders"])
         await here.transport.send([failed("m1"), failed("m2", None), failed("m3", "nowhere"), failed("m4")], NOW)
@@ -218,14 +224,85 @@ async def test_all_failed_messages_are_returned_and_the_others_stay(transport, m
 
 
 async def test_an_empty_error_queue_is_no_error(monkeypatch):
-    monkeypatch.setattr("postdate.operations.error_queue._LAST_MESSAGE_SECONDS", 0.05)
+    monkeypatch.setattr("postdate.operations.queues._LAST_MESSAGE_SECONDS", 0.05)
     async with deployment() as here:
         await here.transport.create_queues(["error"])
         assert await return_all(here, "error", NOW) == []
 
 
-async def test_one_message_by_its_id_needs_a_queue_that_gives_it():
-    async with deployment() as here:
-        await here.transport.create_queues(["error"])
-        with pytest.raises(NotSupported, match="in their order only; return them all"):
-            await return_messages(here, "error", ["m1"], NOW)
+@pytest.fixture
+def soon(monkeypatch):
+    """Queues that cannot be counted are empty after a moment."""
+    monkeypatch.setattr("postdate.operations.queues._LAST_MESSAGE_SECONDS", 0.05)
+
+
+@asynccontextmanager
+async def with_failed(transport: MemoryTransport, *ids: str):
+    async with deployment(transport) as here:
+        await here.transport.create_queues(["error", "orders"])
+        await here.transport.send([failed(each) for each in ids], NOW)
+        yield here
+
+
+async def left_in(here: OpenDeployment, queue: str) -> list[str]:
+    return sorted(each.message_id for each in (await queues.peek(here, queue, 9, NOW)).messages)
+
+
+@pytest.mark.parametrize("transport", [UncountedTransport, MemoryTransport])
+async def test_some_are_returned_by_their_ids_and_shown(transport, soon) -> None:
+    async with with_failed(transport(), "m1", "m2", "m3") as here:
+        assert (await show_error(here, "error", "m2", NOW)).message.failed_queue == "orders"
+        with pytest.raises(MessageNotFound, match="no message 'm9' is in queue 'error'"):
+            await show_error(here, "error", "m9", NOW)
+        results = await return_messages(here, "error", ["m3", "m9"], NOW)
+        assert [(each.message_id, each.done) for each in results] == [("m3", True), ("m9", False)]
+        assert "no message 'm9' is in queue 'error'" in results[1].remark
+        assert (await left_in(here, "error"), await left_in(here, "orders")) == (["m1", "m2"], ["m3"])
+
+
+@pytest.mark.parametrize("transport", [UncountedTransport, MemoryTransport])
+async def test_some_are_discarded(transport, soon) -> None:
+    async with with_failed(transport(), "m1", "m2", "m3") as here:
+        discarded = Treatment(discard=True)
+        assert [each.done for each in await return_messages(here, "error", ["m2"], NOW, discarded)] == [True]
+        assert len(await return_all(here, "error", NOW, ErrorFilter(text="{"), discarded)) == 2
+        assert (await left_in(here, "error"), await left_in(here, "orders")) == ([], [])
+
+
+@pytest.mark.parametrize("transport", [UncountedTransport, MemoryTransport])
+async def test_what_is_edited_is_another_and_the_failed_one_stays(transport, soon) -> None:
+    async with with_failed(transport(), "m1") as here:
+        sent = await edit(here, "error", "m1", NOW, Edit(b"new", {"own": "1"}, None))
+        (arrived,) = [each.envelope for each in await here.transport.receiver("orders").receive(9)]
+        assert (arrived.message_id, arrived.body, arrived.headers["own"]) == (sent.message_id, b"new", "1")
+        assert arrived.headers[Headers.EDIT_OF] == "m1"
+        assert arrived.headers[Headers.MESSAGE_ID] == sent.message_id != "m1"
+        assert Headers.FAILED_QUEUE not in arrived.headers
+        with pytest.raises(QueueNotFound):
+            await edit(here, "error", "m1", NOW, Edit(None, {"own": "1"}, "nowhere"))
+        assert await left_in(here, "error") == ["m1"]
+
+
+@pytest.mark.parametrize("transport", [UncountedTransport, MemoryTransport])
+async def test_any_queue_is_looked_into_and_emptied(transport, soon) -> None:
+    async with with_failed(transport(), "m1", "m2", "m3") as here:
+        found = await queues.peek(here, "error", 2, NOW)
+        assert [each.message_id for each in found.messages] == ["m1", "m2"]
+        printed = list[queues.QueuedMessage]()
+        assert await queues.receive(here, "error", 1, NOW, printed.append) == 1
+        assert printed[0].body.text == "{}"
+        assert (await queues.purge(here, "error", NOW, lambda _: None, dry_run=False)).count == 2
+        assert (await queues.peek(here, "error", 2, NOW)).messages == []
+
+
+async def test_what_could_not_be_printed_stays() -> None:
+    async with with_failed(MemoryTransport(), "m1") as here:
+
+        def broken(_: object) -> None:
+            raise BrokenPipeError
+
+        with pytest.raises(BrokenPipeError):
+            await queues.receive(here, "error", 1, NOW, broken)
+        assert await left_in(here, "error") == ["m1"]
+        with pytest.raises(QueueNotFound, match="there is no queue 'erors'"):
+            await queues.peek(here, "erors", 1, NOW)

@@ -17,7 +17,7 @@ from tests.rabbitmq_subjects import channel_of, transport_at
 from tests.servers import LOOPBACK, RabbitMQ, started
 from tests.waiting import received, until
 
-from postdate import Endpoint, Envelope, Headers, Recoverability, SystemClock
+from postdate import Endpoint, Envelope, Headers, MemoryStore, Recoverability, SystemClock
 from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.address import parse_url
 from postdate.backends.rabbitmq.consuming import Attempts, Delivery
@@ -25,9 +25,12 @@ from postdate.backends.rabbitmq.delays import came_to_be_delayed
 from postdate.backends.rabbitmq.observation import delivery_limit, read_limits
 from postdate.backends.rabbitmq.properties import Arrived, arrived
 from postdate.backends.rabbitmq.transport import RabbitMqReceiver, RabbitMqTransport
-from postdate.errors import ConfigurationError, TransportError, TransportUnreachable
+from postdate.config import load_settings
+from postdate.errors import ConfigurationError, MessageNotFound, TransportError, TransportUnreachable
+from postdate.operations import Treatment, queues, return_messages, show_error
 from postdate.operations.doctor.checks import Verdict
 from postdate.operations.doctor.servers import limits_on_server
+from postdate.wiring import OpenDeployment
 
 pytest_plugins = ["tests.integration.rabbitmq_fixtures"]
 
@@ -472,3 +475,41 @@ def test_what_others_gave_back_is_no_answer_only_where_the_queue_cannot_tell(
 ) -> None:
     came = arrived("orders", properties, b"", redelivered=True)
     assert Attempts().failures("orders", came, redelivered=True) == failures
+
+
+async def test_looking_into_a_queue_again_and_again_drops_nothing(rabbitmq_url: str, channel: BlockingChannel) -> None:
+    """What goes back counts for the delivery limit of its queue, 20 by default; before that it is sent anew."""
+    name = f"postdate.test.{uuid.uuid4()}"
+    declare(channel, name)
+    async with transport_at(rabbitmq_url) as transport:
+        deployment, now = (
+            OpenDeployment(load_settings(None, {}), MemoryStore(), transport, None, None),
+            SystemClock().now(),
+        )
+        await transport.send([Envelope(name, f"m-{number}", {"own": "1"}, b"body") for number in range(3)], now)
+
+        async def are_there(*ids: str) -> bool:  # what went back a moment ago is not counted yet
+            found = await queues.peek(deployment, name, 9, now)
+            return sorted(each.message_id for each in found.messages) == list(ids)
+
+        for _ in range(25):
+            await until(lambda: are_there("m-0", "m-1", "m-2"))
+        for id_, how in {"m-1": Treatment(to=name), "m-2": Treatment(discard=True)}.items():
+
+            async def is_done(id_: str = id_, how: Treatment = how) -> bool:
+                (result,) = await return_messages(deployment, name, [id_], now, how)
+                return result.done
+
+            await until(is_done)
+        await until(lambda: are_there("m-0", "m-1"))
+        await until(lambda: show_error(deployment, name, "m-0", now), despite=MessageNotFound)
+        await until(lambda: are_there("m-0", "m-1"))
+        gone = list[int]()
+
+        async def are_gone() -> bool:
+            gone.append((await queues.purge(deployment, name, now, lambda _: None, dry_run=False)).count)
+            return sum(gone) == 2
+
+        await until(are_gone)
+    assert length(channel, name) == 0
+    channel.queue_delete(name)

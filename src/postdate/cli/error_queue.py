@@ -9,12 +9,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.command import NAME, Limit, Use, command, group, instant, named, option, wrong_usage
+from postdate.cli.command import (
+    NAME,
+    Limit,
+    Use,
+    command,
+    group,
+    headers_of,
+    instant,
+    named,
+    option,
+    wrong_usage,
+)
 from postdate.cli.output import clean, hexdump, one_line, print_body, print_pairs, print_table, time_or_dash
 
 if TYPE_CHECKING:
     from postdate.operations import (
         ErrorDetails,
+        ErrorFilter,
         ErrorGroups,
         ErrorList,
         Mended,
@@ -30,6 +42,9 @@ app = group("errors", "Look at failed messages, and send them back; mend what ca
 Queue = Annotated[str | None, named("--queue", "Error queue; default: endpoint.error_queue.", metavar="QUEUE")]
 FailedQueue = Annotated[str | None, named("--failed-queue", "Only those that failed in this queue.", metavar="QUEUE")]
 Exception_ = Annotated[str | None, named("--exception", "Only those with this type of exception.", metavar="TYPE")]
+SomeIds = Annotated[
+    list[str] | None, typer.Argument(parser=NAME, metavar="[ID]…", help="Ids of messages; or use --all.")
+]
 FailedText = Annotated[
     str | None, option("--text", "Only those with this text in their reason or body.", metavar="TEXT")
 ]
@@ -140,7 +155,9 @@ def show(
     id_ = message_id or ""
 
     found = use.work(
-        lambda deployment, _: operations.show_error(deployment, queue or deployment.settings.endpoint.error_queue, id_)
+        lambda deployment, now: operations.show_error(
+            deployment, queue or deployment.settings.endpoint.error_queue, id_, now
+        )
     )
     use.report(found, lambda: _print_details(found))
 
@@ -182,9 +199,7 @@ def _print_details(found: ErrorDetails) -> None:
 @command(app, "return")
 def return_(
     use: Use,
-    message_ids: Annotated[
-        list[str] | None, typer.Argument(parser=NAME, metavar="[ID]…", help="Ids of messages; or use --all.")
-    ] = None,
+    message_ids: SomeIds = None,
     queue: Queue = None,
     every: Annotated[bool, option("--all", "Return every message of the error queue.")] = False,
     failed_queue: FailedQueue = None,
@@ -229,21 +244,78 @@ def return_(
         raise wrong_usage(
             "--headers, --due, --destination and --body mend what could not be read: add --set-aside NAME"
         )
-    where = operations.ErrorFilter(failed_queue, exception, text)
+    _deal(use, message_ids, queue, every, operations.ErrorFilter(failed_queue, exception, text), (to, without_expiry))
+
+
+@command(app, "discard")
+def discard(
+    use: Use,
+    message_ids: SomeIds = None,
+    queue: Queue = None,
+    every: Annotated[bool, option("--all", "Discard every message of the error queue.")] = False,
+    failed_queue: FailedQueue = None,
+    exception: Exception_ = None,
+    text: FailedText = None,
+) -> None:
+    """Throw failed messages away, for good."""
+    from postdate import operations
+
+    _deal(use, message_ids, queue, every, operations.ErrorFilter(failed_queue, exception, text), None)
+
+
+def _deal(
+    use: Use,
+    message_ids: list[str] | None,
+    queue: str | None,
+    every: bool,
+    where: ErrorFilter,
+    returned: tuple[str | None, bool] | None,
+) -> None:
+    """Return messages, or discard them."""
+    from postdate import operations
+
+    action = "discard" if returned is None else "return"
     if [bool(message_ids), every, where != operations.ErrorFilter()].count(True) != 1:
         raise wrong_usage(
-            "name the messages to return, or all of them with --all, or say which: --failed-queue, --exception, --text"
+            f"name the messages to {action}, or all of them with --all, or say which: --failed-queue, --exception, "
+            f"--text"
         )
+    how = operations.Treatment(discard=True) if returned is None else operations.Treatment(*returned)
 
     async def work(deployment: OpenDeployment, now: datetime) -> list[Returned]:
         source = queue or deployment.settings.endpoint.error_queue
         if not message_ids:
-            return await operations.return_all(deployment, source, now, where, to=to, without_expiry=without_expiry)
-        ids = message_ids or []
-        return await operations.return_messages(deployment, source, ids, now, to=to, without_expiry=without_expiry)
+            return await operations.return_all(deployment, source, now, where, how)
+        return await operations.return_messages(deployment, source, message_ids, now, how)
 
     results = use.work(work)
-    use.report({"messages": results}, lambda: _print_returned(results), kept=all(each.done for each in results))
+    use.report({"messages": results}, lambda: _print_dealt(results, action), kept=all(each.done for each in results))
+
+
+@command(app, "edit")
+def edit(
+    use: Use,
+    message_id: Annotated[str, typer.Argument(parser=NAME, metavar="ID", help="Id of the message.")],
+    queue: Queue = None,
+    body: Annotated[str | None, option("--body", "Its body from now on.", metavar="TEXT|@FILE")] = None,
+    header: Annotated[
+        list[str] | None, option("--header", "A header that it gets; may be repeated.", metavar="NAME=VALUE")
+    ] = None,
+    to: Annotated[str | None, named("--to", "Send it there instead of where it failed.", metavar="QUEUE")] = None,
+) -> None:
+    """Send a failed message with another body or headers, under a new id. The failed one stays in the error queue."""
+    from postdate import operations
+
+    if body is None and not header:
+        raise wrong_usage("what is to be changed? give --body or --header")
+    change = operations.Edit(None if body is None else _content("--body", body), headers_of(header), to)
+    sent = use.work(
+        lambda deployment, now: operations.edit(
+            deployment, queue or deployment.settings.endpoint.error_queue, message_id, now, change
+        )
+    )
+    said = f"{clean(message_id)}: sent to {clean(sent.queue)} as {sent.message_id}"
+    use.report({"message": sent}, lambda: print(said))
 
 
 def _mending(headers: str | None, due: datetime | None, destination: str | None, body: str | None) -> Mending:
@@ -277,7 +349,7 @@ def delete(
     use: Use,
     names: Annotated[list[str], typer.Argument(parser=NAME, metavar="NAME…", help="What is set aside, as s12 or q3.")],
 ) -> None:
-    """Delete what was set aside, for good. Failed messages that can be read are not deleted here."""
+    """Delete what was set aside, for good. For failed messages that can be read there is `discard`."""
     from postdate import operations
 
     deleted = use.work(lambda deployment, now: operations.delete_set_aside(deployment, names, now))
@@ -292,10 +364,11 @@ def _report_mended(use: Use, results: list[Mended], done: str) -> None:
     use.report({"messages": results}, lines, kept=all(each.done for each in results))
 
 
-def _print_returned(results: list[Returned]) -> None:
+def _print_dealt(results: list[Returned], action: str) -> None:
     if not results:
-        print("nothing to return")
+        print(f"nothing to {action}")
     for each in results:
         remark = f": {clean(each.remark)}" if each.remark else ""
-        said = f"returned to {clean(each.queue)}{remark}" if each.done else f"not returned{remark}"
+        where = f" to {clean(each.queue)}" if action == "return" else ""
+        said = f"{action}ed{where}{remark}" if each.done else f"not {action}ed{remark}"
         print(f"{clean(each.message_id)}: {said}")

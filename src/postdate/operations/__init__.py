@@ -6,12 +6,15 @@ written as JSON as it is: times in UTC, names instead of numbers, no secrets.
 
 from postdate.operations.doctor import Diagnosis, Probe, Verdict, diagnose
 from postdate.operations.error_queue import (
+    Edit,
     ErrorDetails,
     ErrorFilter,
     ErrorGroups,
     ErrorLine,
     ErrorList,
     Returned,
+    Treatment,
+    edit,
     group_errors,
     list_errors,
     return_all,
@@ -52,6 +55,7 @@ from postdate.operations.set_aside import (
 __all__ = [
     "Change",
     "Diagnosis",
+    "Edit",
     "ErrorDetails",
     "ErrorFilter",
     "ErrorGroups",
@@ -73,6 +77,7 @@ __all__ = [
     "SetAsideList",
     "SetUp",
     "Statistics",
+    "Treatment",
     "Verdict",
     "cancel",
     "cancel_all",
@@ -81,6 +86,7 @@ __all__ = [
     "count_set_aside",
     "delete_set_aside",
     "diagnose",
+    "edit",
     "explain",
     "group_errors",
     "list_errors",

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-import anyio
-
 from postdate.core.expiry import discard_reason
 from postdate.errors import InvalidTimestamp, MessageNotFound, PostdateError, QueueNotFound
-from postdate.messages import Envelope, Headers, parse_timestamp
-from postdate.operations.needs import lengths, queue_view, taking
+from postdate.messages import Envelope, Headers, new_message_id, parse_timestamp
+from postdate.operations.needs import queue_view
 from postdate.operations.plain import Body, body_of
+from postdate.operations.queues import walking
 from postdate.operations.set_aside import SetAsideList, list_set_aside
 from postdate.ports import End, Queued, Received, Receiver, RecordKind
 from postdate.wiring import OpenDeployment
 
 _PAGE = 500
-_LAST_MESSAGE_SECONDS = 2.0
-"""Silence after which a queue that cannot be browsed counts as empty."""
-
 _FAILURE_HEADERS = frozenset(
     {
         Headers.FAILED_QUEUE,
@@ -77,11 +74,13 @@ class ErrorFilter:
         failed_queue: where they failed.
         exception: its type, with or without its module.
         text: in the reason, or in the body.
+        ids: of the message in the queue, or as its sender gave it.
     """
 
     failed_queue: str | None = None
     exception: str | None = None
     text: str | None = None
+    ids: Collection[str] | None = None
 
     def matches(self, envelope: Envelope) -> bool:
         """Return whether a message of an error queue is one of these."""
@@ -90,11 +89,43 @@ class ErrorFilter:
         return (
             (self.failed_queue is None or headers.get(Headers.FAILED_QUEUE) == self.failed_queue)
             and (self.exception is None or self.exception in {kind, kind.rpartition(".")[2]})
+            and (self.ids is None or bool(_ids_of(envelope).intersection(self.ids)))
             and (text is None or text in headers.get(Headers.EXCEPTION_MESSAGE, "") or text.encode() in envelope.body)
         )
 
 
 ANY_FAILED = ErrorFilter()
+
+
+def _ids_of(envelope: Envelope) -> set[str]:
+    return {envelope.message_id, envelope.headers.get(Headers.MESSAGE_ID, envelope.message_id)}
+
+
+@dataclass(frozen=True, slots=True)
+class Treatment:
+    """What becomes of failed messages.
+
+    Args:
+        to: they are returned there; ``None``: to the queue where each failed.
+        without_expiry: their expiry is taken off; else expired messages stay.
+        discard: they are thrown away instead.
+    """
+
+    to: str | None = None
+    without_expiry: bool = False
+    discard: bool = False
+
+
+RETURN = Treatment()
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """What of a failed message becomes another; ``to``: another queue than that where it failed."""
+
+    body: bytes | None
+    headers: Mapping[str, str]
+    to: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +170,10 @@ class ErrorDetails:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """Result of returning one message: ``queue`` is where it is now, ``remark`` why it was not returned."""
+    """Result of returning or discarding one message.
+
+    ``queue`` is where it is, or was, ``remark`` why it was not done.
+    """
 
     message_id: str
     done: bool
@@ -201,15 +235,55 @@ def _failed_at(headers: Mapping[str, str]) -> datetime | None:
         return None
 
 
-async def show_error(deployment: OpenDeployment, queue: str, message_id: str) -> ErrorDetails:
-    """Return one failed message; raise NotSupported where queues cannot be browsed."""
-    found = await queue_view(deployment, "find a failed message").find_in_queues(message_id)
-    queued = next((each for each in found if each.queue == queue), None)
-    if queued is None:
-        raise MessageNotFound(_not_there(queue, message_id))
+async def show_error(deployment: OpenDeployment, queue: str, message_id: str, now: datetime) -> ErrorDetails:
+    """Return one failed message."""
+    queued = await _find(deployment, queue, message_id, now)
     headers = queued.envelope.headers
     trace = headers.get(Headers.EXCEPTION_STACK_TRACE)
     return ErrorDetails(queue, _line(queued), trace, headers, body_of(queued.envelope.body))
+
+
+async def _find(deployment: OpenDeployment, queue: str, message_id: str, now: datetime) -> Queued:
+    """Return a failed message, which stays where it is. Raises `MessageNotFound`."""
+    if deployment.queue_view is not None:
+        for found in await deployment.queue_view.find_in_queues(message_id):
+            if found.queue == queue:
+                return found
+        raise MessageNotFound(_not_there(queue, message_id))
+    async with walking(deployment, queue, now) as walk:
+        async for (received,) in walk.pages():
+            if message_id in _ids_of(received.envelope):
+                return Queued(queue, received.envelope, received.failures, None)
+    raise MessageNotFound(_not_there(queue, message_id))
+
+
+async def edit(
+    deployment: OpenDeployment,
+    queue: str,
+    message_id: str,
+    now: datetime,
+    change: Edit,
+) -> Returned:
+    """Send a failed message to the queue where it failed, or elsewhere, with another body or other headers.
+
+    What is sent is another message, which names the one it was made of; that stays in the error queue.
+    """
+    failed = (await _find(deployment, queue, message_id, now)).envelope
+    copy, new_id = returned_copy(failed, _returned_to(failed, change.to)), new_message_id()
+    own = {**copy.headers, **change.headers, Headers.MESSAGE_ID: new_id, Headers.EDIT_OF: failed.message_id}
+    (error,) = await deployment.transport.send(
+        [replace(copy, message_id=new_id, headers=own, body=copy.body if change.body is None else change.body)], now
+    )
+    if error is not None:
+        raise error
+    return Returned(new_id, done=True, queue=copy.destination)
+
+
+def _returned_to(failed: Envelope, to: str | None) -> str:
+    destination = to or failed.headers.get(Headers.FAILED_QUEUE)
+    if not destination:
+        raise QueueNotFound(f"it has no header {Headers.FAILED_QUEUE}; say where it belongs with --to QUEUE")
+    return destination
 
 
 def _not_there(queue: str, message_id: str) -> str:
@@ -220,21 +294,20 @@ def _not_there(queue: str, message_id: str) -> str:
 
 
 async def return_messages(
-    deployment: OpenDeployment,
-    queue: str,
-    message_ids: Sequence[str],
-    now: datetime,
-    *,
-    to: str | None = None,
-    without_expiry: bool = False,
+    deployment: OpenDeployment, queue: str, message_ids: Sequence[str], now: datetime, how: Treatment = RETURN
 ) -> list[Returned]:
-    """Return failed messages to the queue where each failed, or to ``to``, without the headers of the failure.
+    """Return failed messages without the headers of the failure, or discard them.
 
-    Each is one transaction: afterwards it is in exactly one of the two queues. ``without_expiry`` removes their expiry;
-    else expired messages stay. Raises NotSupported where queues give out messages in their order only.
+    Each is one transaction: afterwards it is in exactly one of the two queues. Where queues give out messages in their
+    order only, all are received, and those that are not meant go back.
     """
+    if not deployment.transport.capabilities.takes_by_id:
+        found = await _in_order(deployment, queue, now, ErrorFilter(ids=message_ids), how)
+        known = {each.message_id for each in found}
+        missing = [each for each in message_ids if each not in known]
+        return [*found, *(Returned(each, done=False, queue=queue, remark=_not_there(queue, each)) for each in missing)]
     receiver = deployment.transport.receiver(queue)
-    returning = _Returning(deployment, receiver, queue, now, to, without_expiry)
+    returning = _Returning(deployment, receiver, queue, now, how)
     try:
         return [await returning.put_back(each) for each in message_ids]
     finally:
@@ -242,17 +315,11 @@ async def return_messages(
 
 
 async def return_all(
-    deployment: OpenDeployment,
-    queue: str,
-    now: datetime,
-    where: ErrorFilter = ANY_FAILED,
-    *,
-    to: str | None = None,
-    without_expiry: bool = False,
+    deployment: OpenDeployment, queue: str, now: datetime, where: ErrorFilter = ANY_FAILED, how: Treatment = RETURN
 ) -> list[Returned]:
-    """Return every message that is in the error queue now and matches; those that cannot be returned stay."""
+    """Return, or discard, every message that is in the error queue now and matches; what cannot be returned stays."""
     if deployment.queue_view is None:
-        return await _return_in_order(deployment, queue, now, where, to, without_expiry=without_expiry)
+        return await _in_order(deployment, queue, now, where, how)
     seen: set[str] = set()
     results: list[Returned] = []
     stuck = 0
@@ -263,46 +330,31 @@ async def return_all(
             return results
         seen.update(fresh)
         wanted = [id_ for id_, each in fresh.items() if where.matches(each.envelope)]
-        page = await return_messages(deployment, queue, wanted, now, to=to, without_expiry=without_expiry)
+        page = await return_messages(deployment, queue, wanted, now, how)
         stuck += len(fresh) - sum(each.done for each in page)
         results += page
 
 
-async def _return_in_order(
-    deployment: OpenDeployment, queue: str, now: datetime, where: ErrorFilter, to: str | None, *, without_expiry: bool
+async def _in_order(
+    deployment: OpenDeployment, queue: str, now: datetime, where: ErrorFilter, how: Treatment
 ) -> list[Returned]:
-    """Receive the queue's messages in order; hold those that stay, and release them at the end.
-
-    Released at once, they would come again before the others.
-    """
-    counted = await lengths(deployment, [queue])
-    limit = None if counted is None else counted.get(queue, 0)
-    receiver = deployment.transport.receiver(queue)
-    returning = _Returning(deployment, receiver, queue, now, to, without_expiry)
+    """Deal with the queue's messages as they come."""
     results: list[Returned] = []
-    stuck: list[Received] = []
-    taken = 0
-    try:
-        while limit is None or taken < limit:
-            page: Sequence[Received] = ()
-            with anyio.move_on_after(_LAST_MESSAGE_SECONDS):
-                page = await receiver.receive(1)
-            if not page:
-                break
+    async with walking(deployment, queue, now) as walk:
+        returning = _Returning(deployment, walk.receiver, queue, now, how)
+        async for page in walk.pages():
             for received in page:
-                taken += 1
-                if not where.matches(received.envelope):
-                    stuck.append(received)
-                    continue
-                result = await returning.try_to_move(received)
-                results.append(result)
-                if not result.done:
-                    stuck.append(received)
-        return results
-    finally:
-        for received in stuck:
-            await receiver.roll_back(received, failed=False)
-        await receiver.close()
+                if where.matches(received.envelope):
+                    result = await returning.try_to_move(received)
+                    results.append(replace(result, message_id=_named(received.envelope, where)))
+                    if result.done:
+                        walk.ended([received])
+    return results
+
+
+def _named(envelope: Envelope, where: ErrorFilter) -> str:
+    """Return the id by which a message was meant."""
+    return next((each for each in where.ids or () if each in _ids_of(envelope)), envelope.message_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,12 +363,11 @@ class _Returning:
     receiver: Receiver
     queue: str
     now: datetime
-    to: str | None
-    without_expiry: bool
+    how: Treatment
 
     async def put_back(self, message_id: str) -> Returned:
         """Move a message by its id in the queue, or by its sender's id: a retry has a new one in the queue."""
-        receiver = taking(self.deployment, self.receiver, "return one message by its id")
+        receiver = self.receiver
         received = await receiver.take(message_id)
         if received is None:
             free, why_not = await self._by_header(message_id)
@@ -337,14 +388,18 @@ class _Returning:
 
     async def _move(self, received: Received) -> Returned:
         message_id = received.envelope.message_id
-        destination = self.to or received.envelope.headers.get(Headers.FAILED_QUEUE)
-        if not destination:
-            raise QueueNotFound(f"it has no header {Headers.FAILED_QUEUE}; say where it belongs with --to QUEUE")
+        if self.how.discard:
+            end = End(RecordKind.DISCARDED, "discarded by hand from the error queue")
+            await self.receiver.commit(received, self.now, end)
+            return Returned(message_id, done=True, queue=self.queue)
+        destination = _returned_to(received.envelope, self.how.to)
         copy = returned_copy(received.envelope, destination)
-        if self.without_expiry:
+        if self.how.without_expiry:
             lasting = {key: value for key, value in copy.headers.items() if key not in _EXPIRY_HEADERS}
             copy = replace(copy, headers=lasting, expires_at=None)
-        reason = _past_use(copy, self.now)
+        reason = None
+        with suppress(InvalidTimestamp):
+            reason = discard_reason(copy.headers, self.now)
         if reason is not None:  # it does not expire here, and would be discarded there: this is the only one
             return self._stays(
                 message_id,
@@ -379,10 +434,3 @@ def returned_copy(envelope: Envelope, destination: str) -> Envelope:
         if key not in _FAILURE_HEADERS and not key.startswith(Headers.EXCEPTION_DATA_PREFIX)
     }
     return replace(envelope, destination=destination, headers=headers)
-
-
-def _past_use(envelope: Envelope, now: datetime) -> str | None:
-    try:
-        return discard_reason(envelope.headers, now)
-    except InvalidTimestamp:
-        return None

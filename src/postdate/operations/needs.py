@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 
 from postdate.clock import SystemClock
@@ -14,11 +15,11 @@ from postdate.ports import (
     Observer,
     Process,
     Queued,
-    Receiver,
     Standing,
     TransactionMode,
     Transport,
 )
+from postdate.ports.limits import LimitingStore
 from postdate.wiring import OpenDeployment, delay_exchange, dispatcher_queues, intake_queues, placing_errors
 
 
@@ -41,27 +42,12 @@ def queue_view(deployment: OpenDeployment, purpose: str) -> Observer:
     )
 
 
-def taking(deployment: OpenDeployment, receiver: Receiver, purpose: str) -> Receiver:
-    """Return the receiver if it can take one message by its id; see :func:`administrable`."""
-    if deployment.transport.capabilities.takes_by_id:
-        return receiver
-    raise NotSupported(
-        f"cannot {purpose}: the queues at {deployment.settings.transport.address!r} give out messages in their order "
-        f"only; return them all"
-    )
-
-
 async def present(deployment: OpenDeployment) -> datetime:
     """Return the time, UTC, by which services judge due times: the store's own where it has a clock."""
-    if (
-        deployment.settings.delayed_delivery.use_store_clock
-        and deployment.store is not None
-        and deployment.store.capabilities.has_clock
-    ):
-        try:
-            return await deployment.store.server_now()
-        except StoreNotSetUp:  # as when it is about to be set up: nothing waits there that could be judged
-            return SystemClock().now()
+    store = deployment.store
+    if store is not None and store.capabilities.has_clock and deployment.settings.delayed_delivery.use_store_clock:
+        with suppress(StoreNotSetUp):  # as when it is about to be set up: nothing waits there that could be judged
+            return await store.server_now()
     return SystemClock().now()
 
 
@@ -146,6 +132,8 @@ async def check_set_up(deployment: OpenDeployment) -> None:
     if deployment.store is not None:
         await deployment.store.initialize(settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
         await deployment.store.next_attempt()
+        if isinstance(deployment.store, LimitingStore):
+            await deployment.store.kept_limits()
     now = SystemClock().now()
     with placing_errors(settings, "timeout_manager.address"):
         for endpoint, timeouts in deployment.timeouts.items():
@@ -156,7 +144,7 @@ async def check_set_up(deployment: OpenDeployment) -> None:
     there = await lengths(deployment, needed)
     missing = [name for name in needed if there is not None and name not in there]
     if missing:
-        origin = settings.origins.get("transport.address", "default")
+        origin = settings.origin("transport.address")
         raise StoreNotSetUp(
             f"{settings.transport.address!r} (transport.address, {origin}) lacks queues of the endpoint "
             f"{settings.endpoint.name!r}: {', '.join(missing)}; run `postdate setup`, or start without --no-setup"

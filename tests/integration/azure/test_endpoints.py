@@ -32,7 +32,7 @@ from postdate.config import load_settings
 from postdate.endpoint.message_types import type_name
 from postdate.errors import ConfigurationError, DelayedDeliveryNotConfigured, ErrorQueueNotConfigured
 from postdate.messages import format_timestamp
-from postdate.operations.error_queue import return_all
+from postdate.operations.error_queue import return_all, return_messages, show_error
 from postdate.ports import Received
 from postdate.wiring.deployment import OpenDeployment
 
@@ -218,7 +218,8 @@ async def test_a_missing_destination_ends_in_the_error_queue_and_can_be_returned
         assert await place.waiting() == []
 
         deployment = OpenDeployment(load_settings(None, {}), store, transport, None, None)
-        (stays,) = await return_all(deployment, place.error, utc_now())
+        assert (await show_error(deployment, place.error, sent, utc_now())).message.failed_queue == nowhere
+        (stays,) = await return_messages(deployment, place.error, [sent], utc_now())
         assert not stays.done
         assert nowhere in stays.remark
         await transport.create_queues([nowhere])

@@ -1,0 +1,73 @@
+"""``postdate queues``: messages of any queue, looked at, taken off, thrown away."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from postdate.cli.command import DryRun, Limit, Queue, Use, command, group
+from postdate.cli.output import clean, print_body, print_pairs, print_table
+
+if TYPE_CHECKING:
+    from postdate.operations.queues import QueuedMessage, QueuedMessages
+
+app = group("queues", "Look into queues, take messages off them, empty them.")
+
+
+@command(app, "peek")
+def peek(use: Use, queue: Queue, limit: Limit = 10) -> None:
+    """Show the first messages of a queue, and leave them there.
+
+    RabbitMQ and Azure give them out for that, and get them back: they count as delivered once more.
+    """
+    from postdate.operations import queues
+
+    found = use.work(lambda deployment, now: queues.peek(deployment, queue, limit, now))
+    use.report(found, lambda: _print_all(found))
+
+
+def _print_all(found: QueuedMessages) -> None:
+    for each in found.messages:
+        _print(each)
+    if not found.messages:
+        print(f"queue {clean(found.queue)} is empty")
+    if found.total > len(found.messages):
+        print(f"… and {found.total - len(found.messages):,} more; use --limit")
+
+
+def _print(message: QueuedMessage) -> None:
+    print(f"message {clean(message.message_id)}")
+    print_pairs({"due": message.due})
+    if message.headers:
+        print_table(["header", "value"], message.headers.items())
+    print_body(message.body)
+    print()
+
+
+@command(app, "receive")
+def receive(use: Use, queue: Queue, limit: Limit = 1) -> None:
+    """Take messages off a queue, for good, and print them; with --json an object a line."""
+    from postdate.operations import queues
+
+    def print_out(message: QueuedMessage) -> None:
+        use.report(message, lambda: _print(message))
+        sys.stdout.flush()
+
+    taken = use.work(lambda deployment, now: queues.receive(deployment, queue, limit, now, print_out))
+    if not taken and not use.as_json:
+        print(f"queue {clean(queue)} is empty")
+
+
+@command(app, "purge")
+def purge(use: Use, queue: Queue, dry_run: DryRun = False) -> None:
+    """Throw away all messages that are in a queue now, and in nobody's hands."""
+    from postdate.operations import queues
+    from postdate.operations.plain import shown_count
+
+    def progress(gone: int) -> None:
+        if gone % 10_000 == 0:
+            print(f"{gone:,} so far", file=sys.stderr)
+
+    found = use.work(lambda deployment, now: queues.purge(deployment, queue, now, progress, dry_run=dry_run))
+    said = "would be thrown away" if dry_run else "thrown away"
+    use.report(found, lambda: print(f"{shown_count(found.count, 'message')} {said}"))

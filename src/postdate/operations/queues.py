@@ -1,0 +1,161 @@
+"""The messages of any queue: looked at, taken off, thrown away."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+import anyio
+
+from postdate.errors import QueueNotFound
+from postdate.messages import Envelope
+from postdate.operations.needs import lengths
+from postdate.operations.plain import Body, body_of
+from postdate.ports import End, Ending, Received, Receiver, RecordKind
+from postdate.wiring import OpenDeployment
+
+_PURGED_AT_ONCE = 100
+_LAST_MESSAGE_SECONDS = 2.0
+"""Silence after which a queue that cannot be browsed counts as empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedMessage:
+    """A message of a queue; ``due`` is when it was due, if it had been delayed."""
+
+    message_id: str
+    due: datetime | None
+    headers: Mapping[str, str]
+    body: Body
+
+    @classmethod
+    def of(cls, envelope: Envelope) -> QueuedMessage:
+        return cls(envelope.message_id, envelope.due, envelope.headers, body_of(envelope.body))
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedMessages:
+    """The first messages of a queue; ``total`` counts all, those in somebody's hands where that can be seen."""
+
+    queue: str
+    total: int
+    messages: Sequence[QueuedMessage]
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """How many messages were thrown away, or would be."""
+
+    queue: str
+    count: int
+    dry_run: bool
+
+
+class Walk:
+    """The messages that are in a queue now, held one after the other; those that nobody ends go back at the end.
+
+    Given back at once, they would come again before the others.
+    """
+
+    def __init__(self, receiver: Receiver, now: datetime, counted: int | None) -> None:
+        self.receiver, self._now, self._counted = receiver, now, counted
+        self._held: list[Received] = []
+
+    async def pages(self, at_once: int = 1) -> AsyncGenerator[Sequence[Received]]:
+        """Yield them, up to ``at_once`` at a time; whoever ends some says so by :meth:`ended`."""
+        left = math.inf if self._counted is None else self._counted
+        while left > 0:
+            page: Sequence[Received] = ()
+            with anyio.move_on_after(_LAST_MESSAGE_SECONDS):
+                page = await self.receiver.receive(int(min(at_once, left)))
+            if not page:
+                return
+            left -= len(page)
+            self._held += page
+            yield page
+
+    def ended(self, page: Sequence[Received]) -> None:
+        gone = {id(each) for each in page}
+        self._held = [each for each in self._held if id(each) not in gone]
+
+    async def give_back(self) -> None:
+        for received in self._held:
+            if received.is_last:  # its queue drops it when it comes back too often
+                await self.receiver.commit(received, self._now, End(None, outgoing=[received.envelope]))
+            else:
+                await self.receiver.roll_back(received, failed=False)
+
+
+@asynccontextmanager
+async def walking(deployment: OpenDeployment, queue: str, now: datetime) -> AsyncGenerator[Walk]:
+    """Receive what is in a queue; by whatever transport. Raises `QueueNotFound`."""
+    walk = Walk(deployment.transport.receiver(queue), now, await _counted(deployment, queue))
+    try:
+        yield walk
+    finally:
+        with anyio.CancelScope(shield=True):
+            await walk.give_back()
+            await walk.receiver.close()
+
+
+async def _counted(deployment: OpenDeployment, queue: str) -> int | None:
+    known = await lengths(deployment, [queue])
+    if known is not None and queue not in known:
+        raise QueueNotFound(f"there is no queue {queue!r}")
+    return None if known is None else known[queue]
+
+
+async def peek(deployment: OpenDeployment, queue: str, limit: int, now: datetime) -> QueuedMessages:
+    """Return the first messages of a queue, and leave them there.
+
+    Queues that cannot be browsed give them out, and get them back: meanwhile, nobody else receives them.
+    """
+    counted = await _counted(deployment, queue)
+    if deployment.queue_view is not None:
+        browsed = await deployment.queue_view.browse(queue, limit)
+        return QueuedMessages(queue, counted or 0, [QueuedMessage.of(each.envelope) for each in browsed])
+    found = list[QueuedMessage]()
+    async with walking(deployment, queue, now) as walk:
+        async for page in walk.pages():
+            found += [QueuedMessage.of(each.envelope) for each in page]
+            if len(found) == limit:
+                break
+    return QueuedMessages(queue, max(counted or 0, len(found)), found)
+
+
+async def receive(
+    deployment: OpenDeployment, queue: str, limit: int, now: datetime, print_out: Callable[[QueuedMessage], None]
+) -> int:
+    """Take up to ``limit`` messages off a queue; each is printed before that, so that none is lost."""
+    taken = 0
+    async with walking(deployment, queue, now) as walk:
+        async for page in walk.pages():
+            for received in page:
+                print_out(QueuedMessage.of(received.envelope))
+                await walk.receiver.commit(received, now, End(RecordKind.HANDLED, "received by hand"))
+            walk.ended(page)
+            taken += len(page)
+            if taken == limit:
+                break
+    return taken
+
+
+async def purge(
+    deployment: OpenDeployment, queue: str, now: datetime, progress: Callable[[int], None], *, dry_run: bool
+) -> Purged:
+    """Throw away what is in a queue now, and is in nobody's hands; ``progress`` hears how many are gone."""
+    if dry_run:
+        return Purged(queue, await _counted(deployment, queue) or 0, dry_run=True)
+    gone = 0
+    async with walking(deployment, queue, now) as walk:
+        async for page in walk.pages(_PURGED_AT_ONCE):
+            endings = [Ending(each, now, End(RecordKind.DISCARDED, "purged by hand")) for each in page]
+            for error in filter(None, await walk.receiver.settle(endings)):
+                raise error
+            walk.ended(page)
+            gone += len(page)
+            progress(gone)
+    return Purged(queue, gone, dry_run=False)
