@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from postdate.clock import ScaledClock as ScaledClock
     from postdate.clock import SystemClock as SystemClock
     from postdate.core.changing import Pending as Pending
+    from postdate.core.limits import Limits as Limits
     from postdate.core.recoverability import DelayedRetry as DelayedRetry
     from postdate.core.recoverability import Discard as Discard
     from postdate.core.recoverability import ImmediateRetry as ImmediateRetry
@@ -103,6 +104,7 @@ __all__ = [
 _ROOMS = {
     "client.client": ("BlockingClient", "Client", "connect"),
     "core.changing": ("Pending",),
+    "core.limits": ("Limits",),
     "clock": ("Clock", "ScaledClock", "SystemClock"),
     "core.recoverability": ("DelayedRetry", "Discard", "ImmediateRetry", "MoveToError", "Recoverability"),
     "endpoint.endpoint": ("BlockingEndpoint", "Endpoint"),

@@ -28,7 +28,7 @@ import pytest
 from tests import java
 from tests.waiting import READY, Eventually
 
-from postdate.cli import diagnosis, error_queue, messages, pipeline
+from postdate.cli import destinations, diagnosis, error_queue, messages, pipeline, queues
 from postdate.cli.command import EXPLANATIONS
 from postdate.cli.entry import app
 
@@ -39,7 +39,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "cli"
 _BIN = Path(sys.executable).parent
 _BLOCK = re.compile(r"^```(\S+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _AS_PROCESSES = ("setup", "send", "messages list")
-_GROUPS = ("bench", "config", "errors", "messages")
+_GROUPS = ("bench", "config", "destinations", "errors", "messages", "queues")
 _LOOKS = ("messages list", "messages explain", "messages stats", "errors list")
 
 
@@ -220,7 +220,7 @@ def commands() -> Iterator[str]:
     """Return all commands, as they are typed."""
     for command in app.registered_commands:
         yield str(command.name)
-    for group in (diagnosis.config, error_queue.app, messages.app, pipeline.app):
+    for group in (destinations.app, diagnosis.config, error_queue.app, messages.app, pipeline.app, queues.app):
         for command in group.registered_commands:
             yield f"{group.info.name} {command.name}"
 

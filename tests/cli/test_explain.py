@@ -9,10 +9,11 @@ from anyio import to_thread
 
 from postdate import DelayedMessage, Headers, LocalTransport, SqliteStore
 from postdate.config import load_settings
+from postdate.core.limits import change_limits, limited
 from postdate.core.recoverability import Host, delayed_retry_headers, error_headers
 from postdate.errors import QueueNotFound, TransportUnavailable
 from postdate.messages import Envelope
-from postdate.operations import Explanation, MessageState, explain
+from postdate.operations import Explanation, MessageState, explain, show_message
 from postdate.ports import End, Outcome, RecordKind, Scan
 from postdate.wiring import OpenDeployment, opened
 
@@ -309,3 +310,52 @@ async def test_a_header_that_only_looks_like_the_id_is_another_message():
         assert (await here.explain("m1")).state is MessageState.WAITING
         assert (await here.explain("zz")).state is MessageState.UNKNOWN
         assert (await here.explain("m11")).state is MessageState.IN_QUEUE
+
+
+async def test_what_nobody_knows_may_have_been_removed_with_old_records() -> None:
+    async with scene() as here:
+        assert "never scheduled" in (await here.explain("unknown")).headline
+        await here.store(NOW)
+        await here.sqlite.finish(await here.sqlite.claim_due(NOW + MINUTE, 1), Outcome.DELIVERED, NOW)
+        before = NOW + timedelta(days=40)
+        await here.sqlite.store(DelayedMessage("newest", before + MINUTE, "orders"), before)
+        for part in here.sqlite.scan_parts("records", 1):
+            await to_thread.run_sync(here.sqlite.prune_before, part, before, before)
+        found = await here.explain()
+    assert found.state is MessageState.UNKNOWN
+    assert "nothing is known of it" in found.headline
+    assert "records of messages that were over before 2026-03-12T12:00:00Z have been removed" in found.facts
+
+
+async def test_what_failed_and_is_held_says_what_holds_it() -> None:
+    async with scene() as here:
+        await here.store(NOW)
+        (claim,) = await here.sqlite.claim_due(NOW + MINUTE, 1)
+        await here.sqlite.retry_later(claim, NOW, NOW, "no")
+        await change_limits(here.sqlite, "orders", limited(50, ()), NOW)
+        found = await here.explain(now=NOW + MINUTE)
+        assert found.state is MessageState.HELD
+        assert found.headline.endswith("and is held: the limits of its queue 'orders' are: at most 50 a second")
+        await change_limits(here.sqlite, "orders", limited(None, "13:00-14:00 UTC"), NOW)
+        found = await here.explain(now=NOW + MINUTE)
+    assert "nothing goes there before 2026-01-31T13:00:00Z" in found.facts
+    assert "to change that: postdate destinations resume orders, or limit" in found.advice
+
+
+async def test_what_waits_for_its_retry_is_not_held_and_what_lay_in_a_lane_has_no_attempt_in_the_year_9000() -> None:
+    async with scene() as here:
+        await here.store(NOW)
+        (claim,) = await here.sqlite.claim_due(NOW + MINUTE, 1)
+        await here.sqlite.retry_later(claim, NOW + 5 * MINUTE, NOW, "it is full")
+        await change_limits(here.sqlite, "orders", limited(50, ()), NOW)
+        found = await here.explain(now=NOW + MINUTE)
+        assert (found.state, "it is full" in found.headline) == (MessageState.RETRYING, True)
+        (kept,) = await here.sqlite.kept_limits()
+        (claim,) = await here.sqlite.claim_due(NOW + 6 * MINUTE, 1)
+        await here.sqlite.release([claim], kept.place(NOW))
+        assert (await here.explain(now=NOW + MINUTE)).state is MessageState.HELD
+        assert (await show_message(here.deployment, "m1")).places[0].next_attempt_at is None
+        await change_limits(here.sqlite, "orders", limited(None, ()), NOW)
+        found = await here.explain(now=NOW + MINUTE)
+    assert found.state is MessageState.RETRYING
+    assert "9000" not in found.headline

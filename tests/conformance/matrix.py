@@ -16,17 +16,21 @@ from postdate.ports import (
     DelayedMessageStore,
     MovingStore,
     Quarantine,
+    ReplacingStore,
     ScannableStore,
     TransactionMode,
     Transport,
     capabilities_of,
 )
+from postdate.ports.limits import LimitingStore
 
 _STORE_PORTS = {
     "works in batches, with claims": ClaimingStore,
     "sets aside what it cannot read": Quarantine,
     "moves due messages inside the database, in one transaction with its queues": MovingStore,
     "shows what waits and what happened, cancels and reschedules": AdministrableStore,
+    "replaces what waits under a key; its messages follow the clocks of a zone": ReplacingStore,
+    "keeps limits of destinations": LimitingStore,
     "is scanned in parallel": ScannableStore,
     "has its records audited, archived and restored": ArchivableStore,
 }

@@ -26,7 +26,7 @@ from postdate import (
 from postdate.backends.memory.transport import MemoryReceiver, _has_ended
 from postdate.backends.sqlite.observation import FileObserver
 from postdate.backends.sqlite.transport import LocalReceiver
-from postdate.clock import to_microseconds
+from postdate.clock import LATEST, to_microseconds
 from postdate.errors import ClaimLost, ConfigurationError, DuplicateMessage, PostdateError, StoreError
 from postdate.messages import new_message_id
 from postdate.pipeline.rows import INSTANT, restored
@@ -42,6 +42,7 @@ from postdate.ports import (
     Received,
     Record,
     Recording,
+    RecordKind,
     ScanFilter,
     ScanPart,
     StoreReport,
@@ -50,6 +51,7 @@ from postdate.ports import (
     Work,
 )
 from postdate.ports.changing import Making
+from postdate.ports.limits import KeptLimits
 from postdate.testing import ConformanceFailure, StoreSubject, TransportSubject, store_checks, transport_checks
 
 MICROSECOND = timedelta(microseconds=1)
@@ -120,9 +122,9 @@ class BlamesTheMessage(SqliteStore):
 
 
 class DropsUnicode(MemoryStore):
-    def _add(self, message: DelayedMessage, now: datetime) -> bool:
+    def _add(self, message: DelayedMessage, now: datetime, kind: RecordKind, detail: str = "") -> None:
         headers = {key: value.encode("ascii", "replace").decode() for key, value in message.headers.items()}
-        return super()._add(replace(message, headers=headers), now)
+        super()._add(replace(message, headers=headers), now, kind, detail)
 
 
 class AcceptsTooLarge(MemoryStore):
@@ -141,9 +143,9 @@ class StoresHalfABatch(MemoryStore):
 
 
 class RoundsToMilliseconds(MemoryStore):
-    def _add(self, message: DelayedMessage, now: datetime) -> bool:
+    def _add(self, message: DelayedMessage, now: datetime, kind: RecordKind, detail: str = "") -> None:
         due = message.due.replace(microsecond=message.due.microsecond // 1000 * 1000)
-        return super()._add(replace(message, due=due), now)
+        super()._add(replace(message, due=due), now, kind, detail)
 
 
 class IgnoresTokens(MemoryStore):
@@ -279,6 +281,38 @@ class ReplacesNothing(MemoryStore):
         message = make(new_message_id(), None)
         await self.store(message, now)
         return message.message_id
+
+
+class ForgetsLanes(MemoryStore):
+    async def kept_limits(self) -> Sequence[KeptLimits]:
+        return [replace(each, lane=1) for each in await super().kept_limits()]
+
+
+class ChangesWhatItHasNotSeen(MemoryStore):
+    async def keep_limits(self, destination: str, limits: str, free_at: datetime, before: str = "") -> bool:
+        seen = self._limits[destination].limits if destination in self._limits else ""
+        return await super().keep_limits(destination, limits, free_at, seen)
+
+
+class ForgetsWhatIsLifted(MemoryStore):
+    async def kept_limits(self) -> Sequence[KeptLimits]:
+        return [each for each in await super().kept_limits() if each.limits]
+
+
+class GivesATurnToAll(MemoryStore):
+    async def take_turns(self, kept: KeptLimits, free_at: datetime) -> bool:
+        await super().take_turns(kept, free_at)
+        return True
+
+
+class ClaimsEveryLane(MemoryStore):
+    async def claim_held(self, kept: KeptLimits, now: datetime, limit: int) -> Sequence[Claim]:
+        return await self.claim_due(LATEST, limit)
+
+
+class MovesWhatIsLimited(SqliteStore):
+    async def keep_limits(self, destination: str, limits: str, free_at: datetime, before: str = "") -> bool:
+        return await super().keep_limits(destination + "?", limits, free_at, before)
 
 
 class ReplacesWhatIsBeingDelivered(MemoryStore):
@@ -462,6 +496,12 @@ BROKEN_STORES: Broken = {
         ReplacesWhatIsBeingDelivered,
         "administration.what_is_being_delivered_is_not_replaced",
     ),
+    "forgets lanes": (ForgetsLanes, "limiting.limits_are_kept"),
+    "changes what it has not seen": (ChangesWhatItHasNotSeen, "limiting.limits_of_before_are_changed_once"),
+    "forgets what is lifted": (ForgetsWhatIsLifted, "limiting.lifted_limits_are_kept_as_lifted"),
+    "gives a turn to all": (GivesATurnToAll, "limiting.one_of_many_takes_a_turn"),
+    "claims every lane": (ClaimsEveryLane, "limiting.what_is_held_is_claimed_by_its_lane_alone"),
+    "moves what is limited": (MovesWhatIsLimited, "limiting.no_move_takes_what_is_limited"),
     "records cancelled as delivered": (CancelsWhatIsBeingDispatched, "administration.a_cancelled_message_is_gone"),
     "leaves out records": (RecordsNothing, "recording.all_keeps_everything"),
     "says it is durable": (SaysItIsDurable, "storing.what_is_stored_survives_closing"),

@@ -462,6 +462,14 @@ async def test_of_those_with_a_key_the_last_one_waits_and_no_longer_than_was_sai
     await store.close()
     with pytest.raises(InvalidMessage, match="key"):
         await client.replace(b"", key="k" * 242, destination="mails", delay=HOUR)
+    spread: dict[str, Any] = {"delay": HOUR, "spread": 9 * HOUR, "longest_wait": 2 * HOUR}
+    for number in range(20):
+        id_ = await client.replace(b"", key=f"spread {number}", destination="mails", **spread)
+        waits = await client.get(id_)
+        assert waits is not None
+        assert waits.due <= now() + 2 * HOUR
+    with pytest.raises(InvalidMessage, match="leave out message_id"):
+        await client.replace(b"", key="k", destination="mails", delay=HOUR, message_id="mine")
 
 
 @pytest.mark.parametrize("place", ["sqlite", "postgres", "mariadb"], indirect=True)

@@ -16,12 +16,15 @@ from typing import Any, Final, TextIO, cast
 import typer
 from typer.core import TyperGroup
 
-from postdate.cli import diagnosis, error_queue, messages, sending, service
+from postdate.cli import destinations, diagnosis, error_queue, messages, queues, sending, service
 from postdate.cli.command import Exit, Use, command, epilog, exit_of, root_signature
 from postdate.errors import PostdateError
 
 # In the order in which an operator needs them.
-_ORDER = ("demo", "run", "setup", "send", "messages", "errors", "pipeline", "bench", "config", "doctor", "version")
+_ORDER = (
+    *("demo", "run", "setup", "send", "messages", "errors", "queues", "destinations"),
+    *("pipeline", "bench", "config", "doctor", "version"),
+)
 
 
 class _InOrder(TyperGroup):
@@ -81,6 +84,8 @@ command(app, "setup", short_help="Create tables and queues.")(sending.setup)
 command(app, "send")(sending.send)
 app.add_typer(messages.app)
 app.add_typer(error_queue.app)
+app.add_typer(queues.app)
+app.add_typer(destinations.app)
 _later("pipeline", "postdate.cli.pipeline", "Bulk jobs on Spark: schedule, sweep, delay, audit, forecast, archive.")
 _later("bench", "postdate.cli.bench", "Measure this machine's own store and queues.")
 app.add_typer(diagnosis.config)

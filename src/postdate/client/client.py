@@ -28,6 +28,7 @@ from postdate.core.changing import (
     first_steps,
     reschedule,
 )
+from postdate.core.limits import Limits, change_limits, limited, limiting, limits_of, paused, resumed
 from postdate.endpoint.message_types import MessageTypes, TimesToBeReceived
 from postdate.endpoint.outgoing import SendKeywords, SendOptions, kept, outgoing_message, sender_headers
 from postdate.errors import DelayConflict, DuplicateMessage, InvalidMessage, NotSupported, PostdateError
@@ -168,9 +169,8 @@ class _Calls:
         def made(message_id: str, stored_at: datetime | None, now: datetime) -> DelayedMessage:
             how, due = replace(options, message_id=message_id), options.due(now) or now
             if longest_wait is not None:
-                latest = later(now if stored_at is None else stored_at, longest_wait)
-                if latest < due:
-                    how = replace(how, delay=None, deliver_at=latest)
+                due = min(due, later(now if stored_at is None else stored_at, longest_wait))
+                how = replace(how, delay=None, deliver_at=due, window=None, spread=None)
             return self._made(message, how, now)
 
         async def alone(opened: InUse) -> str:
@@ -249,6 +249,14 @@ class _Calls:
             return self.reschedule(message.message_id, delay, at)
 
         return self.change(where, change, dry_run=dry_run)
+
+    def change_limits(
+        self, destination: str, change: Callable[[Limits], Limits]
+    ) -> Callable[[InUse], Awaitable[Limits]]:
+        return lambda opened: change_limits(limiting(opened.store), destination, change, opened.clock.now())
+
+    async def limits(self, opened: InUse) -> dict[str, Limits]:
+        return await limits_of(limiting(opened.store))
 
     async def explain(self, settings: Settings, message_id: str) -> Explanation:
         from postdate import operations
@@ -428,6 +436,41 @@ class Client:
         call = self._calls.reschedule_where(where, delay, deliver_at, later_by, dry_run=dry_run)
         return await self._do(call, transaction)
 
+    async def pause(self, destination: str) -> Limits:
+        """Have all services of the store hold what is due for ``destination``, until :meth:`resume`; return its limits.
+
+        Where queues are in the store's database, nothing moves from now on; elsewhere within a second. What is being
+        sent goes out. Raises `NotSupported`: the store cannot; PostgreSQL, SQLite, MariaDB and memory can.
+        """
+        return await self._background.run(self._calls.change_limits(destination, paused))
+
+    async def resume(self, destination: str) -> Limits:
+        """Take :meth:`pause` back; other limits stay. What was held goes out, the first due first."""
+        return await self._background.run(self._calls.change_limits(destination, resumed))
+
+    async def limit(
+        self, destination: str, *, per_second: float | None = None, windows: str | Sequence[str] = ()
+    ) -> Limits:
+        """Have all services of the store together keep these limits of ``destination``, instead of those of before.
+
+        Of delayed messages only: what an endpoint sends without a delay does not come by. Without anything the limits
+        are lifted; what is paused stays so.
+
+        Args:
+            destination: queue.
+            per_second: so many messages on average, spread over each second.
+            windows: only then, such as ``"mon-fri 09:00-17:00 Europe/Paris"``.
+
+        Raises:
+            InvalidMessage, InvalidTimestamp: no such rate, window or zone.
+            NotSupported: see :meth:`pause`.
+        """
+        return await self._background.run(self._calls.change_limits(destination, limited(per_second, windows)))
+
+    async def limits(self) -> dict[str, Limits]:
+        """Return the limits of all destinations that have some, by name."""
+        return await self._background.run(self._calls.limits)
+
     async def explain(self, message_id: str) -> Explanation:
         """Say where a message is, why, and what to do about it, as ``postdate messages explain`` does."""
         return await self._background.run(lambda _: self._calls.explain(self._settings, message_id))
@@ -527,6 +570,23 @@ class BlockingClient:
         """See :meth:`Client.reschedule_where`."""
         call = self._calls.reschedule_where(where, delay, deliver_at, later_by, dry_run=dry_run)
         return self._do(call, transaction)
+
+    def pause(self, destination: str) -> Limits:
+        """See :meth:`Client.pause`."""
+        return self._background.submit(self._calls.change_limits(destination, paused)).result()
+
+    def resume(self, destination: str) -> Limits:
+        """See :meth:`Client.resume`."""
+        return self._background.submit(self._calls.change_limits(destination, resumed)).result()
+
+    def limit(self, destination: str, *, per_second: float | None = None, windows: str | Sequence[str] = ()) -> Limits:
+        """See :meth:`Client.limit`."""
+        change = limited(per_second, windows)
+        return self._background.submit(self._calls.change_limits(destination, change)).result()
+
+    def limits(self) -> dict[str, Limits]:
+        """See :meth:`Client.limits`."""
+        return self._background.submit(self._calls.limits).result()
 
     def explain(self, message_id: str) -> Explanation:
         """See :meth:`Client.explain`."""

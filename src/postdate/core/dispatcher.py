@@ -24,6 +24,7 @@ from postdate.core.expiry import is_expired
 from postdate.core.finishing import NO_JOURNAL, Finisher, GivingBack, Journal, mark_of
 from postdate.core.guard import ANSWERS_WITHIN, Guard, calling_store
 from postdate.core.in_flight import BYTES_IN_FLIGHT, HANGS_AFTER, Batch, Group, InFlight, within
+from postdate.core.limits import SeenLimits
 from postdate.core.outages import ANOTHER_SECONDS, Outages
 from postdate.core.poller import PollResult
 from postdate.core.recoverability import (
@@ -35,6 +36,7 @@ from postdate.core.recoverability import (
     after_dispatch_failed,
     is_lasting,
     is_outage,
+    may_be_of_one,
     reason_of,
     retry_delay,
 )
@@ -132,6 +134,7 @@ class Dispatcher:
         self.asking = Guard.of_store(store, clock, answers_within)
         """Makes the calls of the store, also those of a mover; hurried when it stops."""
         self._sending = Guard.of_transport(transport, clock, answers_within)
+        self.limits = SeenLimits(store, self.asking, clock)
         self._finisher = Finisher(store, self.asking, clock, failure_rate, journal)
         self._outages, self._doomed = Outages(), Bounded[str, _Doomed](_CLAIMED_AT_ONCE)
         self._enlisting = enlisting(store, transport)
@@ -173,7 +176,13 @@ class Dispatcher:
             if stop_listening is not None:
                 stop_listening()
 
-    async def take(self, now: datetime, limit: int = _CLAIMED_AT_ONCE) -> PollResult:
+    async def take(
+        self,
+        now: datetime,
+        limit: int = _CLAIMED_AT_ONCE,
+        claim_held: Callable[[int], Awaitable[Sequence[Claim]]] | None = None,
+    ) -> PollResult:
+        """Deal with one batch; by default of what is due, which is held where limits of its destination say so."""
         await self._finisher.again()
         if await self._in_flight.wait_for_room(limit):
             return PollResult(0, more=True)  # that took time: the poller looks at its clock, and may have to stop
@@ -184,21 +193,25 @@ class Dispatcher:
         limit = self._finisher.room(1 if is_probe else self._in_flight.affordable(limit))
         if not limit:
             return PollResult(0, more=False, next_attempt=self._finisher.next_attempt(None))
-        claims = await self.asking.call(lambda: self._store.claim_due(now, limit), self._give_back_late)
+        claims = await (self._claim_due(now, limit) if claim_held is None else claim_held(limit))
         began = self._clock.monotonic()
         self._metrics.fetched(len(claims), timedelta(seconds=began - seconds))
         wanted = self._finisher.meet(claims)
         if len(wanted) < len(claims):
             await self._finisher.again()
-        wanted = await self._without_those_that_wait(wanted, began)
+        wanted = await self._without_those_that_wait(wanted, began, are_held=claim_held is not None)
         if wanted:
             await self._begin(Batch(wanted, now, began, is_probe=is_probe))
         if pause := self._outages.transport_left(self._clock.monotonic()):
             return self._paused(len(wanted), pause)
-        if len(claims) == limit:
-            return PollResult(len(wanted), more=True)
+        if len(claims) == limit or claim_held is not None:
+            return PollResult(len(wanted), more=len(claims) == limit)
         next_attempt = await self.asking.call(self._store.next_attempt)
         return PollResult(len(wanted), more=False, next_attempt=self._finisher.next_attempt(next_attempt))
+
+    async def _claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+        await self.limits.look()
+        return await self.asking.call(lambda: self._store.claim_due(now, limit), self.give_back_late)
 
     def _paused(self, count: int, pause: float) -> PollResult:
         """Return the result of a look: no claims for ``pause`` seconds, but outcomes may be written earlier."""
@@ -217,25 +230,36 @@ class Dispatcher:
     def _after(self, seconds: float) -> datetime:
         return later(self._clock.now(), timedelta(seconds=seconds))
 
-    async def _give_back_late(self, claims: Sequence[Claim]) -> None:
+    async def put_back(self, given: Sequence[tuple[Claim, datetime]]) -> None:
+        """Give claims back, each with its next attempt time."""
+        await self._finisher.give_back([GivingBack(claim, attempt_at) for claim, attempt_at in given])
+
+    async def give_back_late(self, claims: Sequence[Claim]) -> None:
         """Give back the claims of a call that was answered after its deadline."""
         if claims:
             log.warning("%d messages were claimed by a call that had been given up, and go back", len(claims))
             await self._finisher.give_back([GivingBack(claim, None) for claim in claims])
             self._wake()
 
-    async def _without_those_that_wait(self, claims: Sequence[Claim], seconds: float) -> Sequence[Claim]:
+    async def _without_those_that_wait(
+        self, claims: Sequence[Claim], seconds: float, *, are_held: bool
+    ) -> Sequence[Claim]:
         """Give back claims of destinations that take nothing now, and of messages being sent; return the rest.
 
         A message being sent was claimed again because its first claim became void: sent again, it would arrive twice.
+        Where limits have held a message, they have let it through by now.
         """
         being_sent = self._in_flight.among([claim.message.message_id for claim in claims])
-        if not self._outages.has_destinations and not being_sent:
+        if not self._outages.has_destinations and not being_sent and (are_held or not self.limits.any):
             return claims
         wanted, waiting = list[Claim](), list[GivingBack]()
         for claim in claims:
+            is_being_sent = claim.message.message_id in being_sent
+            if not are_held and not is_being_sent and (place := self.limits.holds(claim)) is not None:
+                waiting.append(GivingBack(claim, place))  # before it counts as the probe of a destination
+                continue
             wait = self._outages.wait_for(claim.message.destination, seconds)
-            if claim.message.message_id in being_sent:
+            if is_being_sent:
                 wait = max(wait, retry_delay(0).total_seconds())
             if wait:
                 waiting.append(GivingBack(claim, self._after(wait)))
@@ -326,7 +350,7 @@ class Dispatcher:
     async def _answer(self, batch: Batch, group: Group) -> Sequence[PostdateError | None]:
         if self._enlisting is not None:
             group.begin_turn(self._clock.monotonic())
-            return [await self._send_enlisted(claim, to_envelope(claim.message)) for claim in group.claims]
+            return await self._answer_enlisted(group.claims)
         with group.scope:
             if not group.destination:
                 return await self._attempt(batch, group)
@@ -376,20 +400,32 @@ class Dispatcher:
             return [TransportUnavailable(wrong)] * len(envelopes)
         return errors
 
+    async def _answer_enlisted(self, claims: Sequence[Claim]) -> Sequence[PostdateError | None]:
+        """Send and remove all in one transaction; where one fails, each in its own, so as not to undo the others."""
+        error = await self._send_enlisted(claims, [to_envelope(claim.message) for claim in claims])
+        if error is None or (is_outage(error) and not may_be_of_one(error)) or len(claims) == 1:
+            return [error] * len(claims)
+        return [await self._send_enlisted([claim], [to_envelope(claim.message)]) for claim in claims]
+
     async def _send_enlisted(
-        self, claim: Claim, envelope: Envelope, outcome: Outcome = Outcome.DELIVERED, detail: str = ""
+        self,
+        claims: Sequence[Claim],
+        envelopes: Sequence[Envelope],
+        outcome: Outcome = Outcome.DELIVERED,
+        detail: str = "",
     ) -> PostdateError | None:
-        """Send and remove one message in one transaction, so that its failure does not undo others."""
+        """Send and remove messages in one transaction."""
         assert self._enlisting is not None
         now = self._clock.now()
         try:
             with calling_store(self._store):
-                work = self._enlisting.finishing([claim], outcome, now, detail)
-            (error,) = await self._sending.call(lambda: self._transport.send([envelope], now, work=[work]))
+                work = self._enlisting.finishing(claims, outcome, now, detail)
+            errors = await self._sending.call(lambda: self._transport.send(envelopes, now, work=[work]))
+            error = next(filter(None, errors), None)
         except PostdateError as failure:
             error = failure
         if error is None:
-            self._journal.ended(OUTCOME_RECORDS[outcome], [claim.message], now, detail)
+            self._journal.ended(OUTCOME_RECORDS[outcome], [claim.message for claim in claims], now, detail)
         return error
 
     # --- afterwards ---------------------------------------------------------------------------------------------
@@ -602,7 +638,7 @@ class Dispatcher:
         except MessageError as failure:  # its row holds what nobody could have stored
             return failure
         if self._enlisting is not None:
-            return await self._send_enlisted(claim, copy, Outcome.FAILED, detail)
+            return await self._send_enlisted([claim], [copy], Outcome.FAILED, detail)
         (failure,) = await within(self._clock, self._longest_send, lambda: self._send([copy])) or [
             self._no_answer(copy.destination)
         ]
@@ -701,9 +737,12 @@ class Mover:
         self._count(report, timedelta(seconds=self._clock.monotonic() - began))
         moved = report.delivered + report.expired
         needed = report.left_behind or self._dispatcher.holds_some
+        limits = self._dispatcher.limits
+        if report.left_behind:  # maybe since a moment ago
+            limits.forget()
         # A few at a look: messages without a queue must not delay the others (a bad destination never does).
         others = (
-            await self._dispatcher.take(now, _LEFT_BEHIND_AT_ONCE)
+            await self._dispatcher.take(now, _MOVED_AT_ONCE if limits.any else _LEFT_BEHIND_AT_ONCE)
             if needed
             else PollResult(0, False, report.next_attempt)
         )

@@ -11,8 +11,9 @@ import anyio
 from typing_extensions import override
 
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
-from postdate.core.dispatcher import Dispatcher, DispatchSettings, Mover, enlisting
+from postdate.core.dispatcher import Dispatcher, DispatchSettings, enlisting
 from postdate.core.intake import Intake, from_timeouts_queue
+from postdate.core.letting_through import due_work
 from postdate.core.poller import DueWork, Poller
 from postdate.core.receive.outcomes import Step, StoreOutage
 from postdate.core.receive.pump import MessagePump
@@ -138,8 +139,7 @@ class DelayedDeliveryService(Service):
         dispatcher = Dispatcher(
             store, context.transport, self._dispatch, context.clock, dispatching, failures, context.metrics
         )
-        moving = enlisting(store, context.transport)
-        return dispatcher if moving is None else Mover(moving, dispatcher, context.clock, context.metrics)
+        return due_work(store, context.transport, dispatcher, context.clock, context.metrics)
 
     def _store_is_back(self) -> None:
         for outage in self._outages:

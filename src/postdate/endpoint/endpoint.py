@@ -340,6 +340,9 @@ class Endpoint:
             zone: such as ``Europe/Paris``: the message follows its clocks, also when its rules change while it waits. A
                 time that they show twice is the first, one that they leave out is as long after the gap began as it
                 says. With stores that replace (PostgreSQL, SQLite, MariaDB, memory).
+            window: such as ``mon-fri 09:00-17:00 Europe/Paris``: due when that opens, if it is not open at the due
+                time. For all messages to a queue: :meth:`postdate.Client.limit`.
+            spread: due up to so much later, at random, so that many do not fall due at once; within ``window``.
             transaction: a connection of your own with a transaction open on the store's database: the message is stored
                 in it, is durable with its commit, and never was with its roll-back. Without a delay it is due at once.
 

@@ -13,11 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
+from random import random
 from types import MappingProxyType
 from typing import Any, TypedDict, Unpack
 
 from postdate.clock import EARLIEST, later
 from postdate.core.dispatcher import enlisting
+from postdate.core.limits import Window
 from postdate.core.receive.settling import RepeatableStoring
 from postdate.core.timeout_manager.steps import clear_timeouts, to_timeout_manager
 from postdate.core.wall_times import KeptZones, WallTime
@@ -86,6 +88,8 @@ class SendKeywords(TypedDict, total=False):
     headers: Mapping[str, str] | None
     message_id: str | None
     zone: str | None
+    window: str | None
+    spread: timedelta | None
 
 
 log = logging.getLogger("postdate.endpoint")
@@ -111,6 +115,8 @@ class SendOptions:
     headers: Mapping[str, str] | None = None
     message_id: str | None = None
     zone: str | None = None
+    window: str | None = None
+    spread: timedelta | None = None
 
     def __post_init__(self) -> None:
         if self.destination is not None:
@@ -119,12 +125,15 @@ class SendOptions:
             check_text(self.message_id, "message id", MESSAGE_ID_LIMIT)
         if self.delay is not None and self.deliver_at is not None:
             raise DelayConflict("delay and deliver_at exclude each other: give one of them")
-        for name in ("delay", "time_to_be_received"):
+        if self.zone is not None and (self.window, self.spread) != (None, None):
+            raise DelayConflict("what follows the clocks of a zone is due just then: no window, and no spread")
+        for name in ("delay", "time_to_be_received", "spread"):
             span: object = getattr(self, name)
             if span is not None and not isinstance(span, timedelta):
                 raise InvalidMessage(f"{name} must be a timedelta, not {type(span).__name__} {span!r}")
-        if self.delay is not None and self.delay < timedelta(0):
-            raise InvalidMessage(f"delay must not be negative, not {self.delay}")
+        for name in ("delay", "spread"):
+            if (getattr(self, name) or timedelta(0)) < timedelta(0):
+                raise InvalidMessage(f"{name} must not be negative, not {getattr(self, name)}")
         if self.time_to_be_received is not None and self.time_to_be_received <= timedelta(0):
             raise InvalidMessage(f"time_to_be_received must be above zero, not {self.time_to_be_received}")
         if self.time_to_be_received is not None and (LONGEST_TIME_TO_BE_RECEIVED < self.time_to_be_received < INFINITE):
@@ -143,7 +152,7 @@ class SendOptions:
     @property
     def is_delayed(self) -> bool:
         """Whether it is to be delivered later."""
-        return self.delay is not None or self.deliver_at is not None
+        return (self.delay, self.deliver_at, self.window, self.spread) != (None,) * 4
 
     @property
     def wall_time(self) -> WallTime | None:
@@ -151,16 +160,27 @@ class SendOptions:
         return None if self.zone is None else WallTime.read(self.deliver_at, self.zone)
 
     def due(self, now: datetime) -> datetime | None:
-        """Return the due time in UTC, or ``None`` for at once; the end of the calendar means never."""
+        """Return the due time in UTC, or ``None`` for at once; the end of the calendar means never.
+
+        With ``spread`` it is another one at each call.
+        """
+        due = self._due(now)
+        if self.window is None and self.spread is None:
+            return due
+        window = None if self.window is None else Window.read(self.window)
+        due = max(due or now, now)
+        due = due if window is None else window.opens(due)
+        due = later(due, random() * (self.spread or timedelta(0)))  # noqa: S311 - no secret
+        return due if window is None else window.opens(due)
+
+    def _due(self, now: datetime) -> datetime | None:
         if (wall := self.wall_time) is not None:
             return wall.instant()
         if isinstance(self.deliver_at, str):
             raise InvalidTimestamp(f"deliver_at={self.deliver_at!r} is what clocks show: say where, with zone='…'")
         if self.deliver_at is not None:
             return aware_utc(self.deliver_at, "deliver_at")
-        if self.delay is None:
-            return None
-        return later(now, self.delay)
+        return None if self.delay is None else later(now, self.delay)
 
 
 def sender_headers(endpoint: str, replies_to: str | None) -> Mapping[str, str]:

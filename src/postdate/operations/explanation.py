@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from postdate.core.expiry import discard_reason
+from postdate.core.limits import limits_of
 from postdate.core.wall_times import WallTime
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.errors import InvalidTimestamp
-from postdate.messages import Headers, headers_with_expiry
+from postdate.messages import DelayedMessage, Headers, headers_with_expiry
 from postdate.operations.needs import (
     administrable,
     exists,
@@ -25,7 +26,8 @@ from postdate.operations.needs import (
 )
 from postdate.operations.plain import Event, delivering, events_of, receiving, shown_count, shown_span, shown_time
 from postdate.operations.set_aside import SetAside, set_aside_of
-from postdate.ports import ARCHIVED, Process, Queued, Record, Recording, RecordKind, Standing
+from postdate.ports import ARCHIVED, AdministrableStore, Process, Queued, Record, Recording, RecordKind, Standing
+from postdate.ports.limits import LimitingStore, in_a_lane
 from postdate.ports.migrating import MOVED_AWAY
 from postdate.ports.scanning import PRUNED_ID, Pruned, told_by
 from postdate.wiring import OpenDeployment
@@ -43,6 +45,7 @@ _AGAINST_DISCARDING = (
 class MessageState(enum.Enum):
     WAITING = "waiting"
     OVERDUE = "overdue"
+    HELD = "held"
     BEING_DELIVERED = "being_delivered"
     RETRYING = "retrying"
     IN_INTAKE = "in_intake"
@@ -79,13 +82,15 @@ async def explain(deployment: OpenDeployment, message_id: str, now: datetime) ->
 
     Raises NotSupported if the store answers no questions at all.
     """
-    history = await administrable(deployment, "explain a message").history(message_id)
-    return replace(await _Question(deployment, message_id, now, history).answer(), history=events_of(history))
+    store = administrable(deployment, "explain a message")
+    history = await store.history(message_id)
+    return replace(await _Question(deployment, store, message_id, now, history).answer(), history=events_of(history))
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
     deployment: OpenDeployment
+    store: AdministrableStore
     message_id: str
     now: datetime
     history: Sequence[Record]
@@ -141,12 +146,31 @@ class _Question:
         advice = [] if processes is None or delivering(processes) else ["start the service: postdate run"]
         if standing.attempt_at is None:
             return self._say(MessageState.BEING_DELIVERED, *_held(standing, processes or ()))
+        limits = await self._limits(message)
+        if limits and (in_a_lane(standing.attempt_at, message.due) or max(standing.attempt_at, message.due) < now):
+            late = f"it was due at {shown_time(message.due)}, {shown_span(now - message.due)} ago, and is held"
+            change = f"to change that: postdate destinations resume {message.destination}, or limit"
+            return self._say(MessageState.HELD, f"{late}: {limits[0]}", [*facts, *limits[1:]], [*advice, change])
         if message.number_of_failures:
             return self._say(MessageState.RETRYING, self._retrying(standing), facts, advice)
         if message.due >= now:
             headline = f"it waits until it is due at {shown_time(message.due)}, in {shown_span(message.due - now)}"
-            return self._say(MessageState.WAITING, headline, facts, advice)
+            return self._say(MessageState.WAITING, headline, [*facts, *limits], advice)
         return await self._overdue(standing, facts[1:], processes)
+
+    async def _limits(self, message: DelayedMessage) -> list[str]:
+        """Return what holds a message from its due time on, and how long; nothing: no limits do."""
+        store = self.deployment.store
+        limits = (await limits_of(store)).get(message.destination) if isinstance(store, LimitingStore) else None
+        if limits is None:
+            return []
+        queue, opens = repr(message.destination), limits.opens(max(self.now, message.due))
+        if limits.paused:
+            return [f"its queue {queue} is paused"]
+        said = [f"the limits of its queue {queue} are: {limits}"]
+        if opens > max(self.now, message.due):
+            said.append(f"nothing goes there before {shown_time(opens)}")
+        return said
 
     async def _overdue(self, standing: Standing, facts: list[str], processes: Sequence[Process] | None) -> Explanation:
         message = standing.message
@@ -155,7 +179,7 @@ class _Question:
             facts = [await self._last_delivery(processes), *facts]
             advice = ["start the service: postdate run"]
             return self._say(MessageState.OVERDUE, f"{late}, and no service is running to deliver it", facts, advice)
-        ahead = (await administrable(self.deployment, "count messages").statistics(self.now)).overdue - 1
+        ahead = (await self.store.statistics(self.now)).overdue - 1
         facts = [*await self._service_facts(processes), *facts]
         facts.append(f"{shown_count(max(ahead, 0), 'other message')} overdue beside it; the oldest go first")
         advice = ["wait a moment and ask again; if the number stays, look at the log of the service"]
@@ -184,7 +208,7 @@ class _Question:
         headline = f"delivering it to {message.destination!r} failed {times}"
         if reasons:
             headline += f", last because of {reasons[-1]}"
-        if attempt_at is None or attempt_at < self.now:
+        if attempt_at is None or attempt_at < self.now or in_a_lane(attempt_at, message.due):
             return f"{headline}; the next attempt can be made now"
         return f"{headline}; the next attempt is at {shown_time(attempt_at)}, in {shown_span(attempt_at - self.now)}"
 
@@ -258,8 +282,8 @@ class _Question:
 
     async def _retry(self, message_id: str) -> Explanation:
         """Explain a delayed retry in the message's place: it was sent as a message of its own, with its own id."""
-        history = await administrable(self.deployment, "explain a message").history(message_id)
-        explanation = await _Question(self.deployment, message_id, self.now, history).answer()
+        history = await self.store.history(message_id)
+        explanation = await replace(self, message_id=message_id, history=history).answer()
         facts = [f"handling it failed; it is being retried as message {message_id}", *explanation.facts]
         return replace(explanation, message_id=self.message_id, facts=tuple(facts))
 
@@ -267,47 +291,42 @@ class _Question:
 
     def _gone(self) -> Explanation:
         last = self.history[-1]
-        at, queue = shown_time(last.at), repr(last.destination)
+        at, was_due = shown_time(last.at), f"; it was due at {shown_time(last.due)}" if last.due else ""
         match last.kind:
             case RecordKind.DELIVERED:
-                return self._left_queue(last)
+                explanation = self._left_queue(last)
+            case RecordKind.HANDLED:
+                headline = f"it arrived: handled from queue {last.destination!r} at {at}"
+                explanation = self._say(MessageState.HANDLED, headline, self._delivery_facts())
             case RecordKind.RETRIED:
-                return self._handling_retried(last)
+                explanation = self._handling_retried(last)
+            case RecordKind.EXPIRED:
+                headline = f"it expired before it could be delivered, noticed at {at}{was_due}"
+                explanation = self._say(MessageState.EXPIRED, headline, self._delivery_facts())
+            case RecordKind.CANCELLED:
+                explanation = self._cancelled(last, f"{at}{was_due}")
+            case RecordKind.DISCARDED:
+                explanation = self._discarded(last, at)
             case RecordKind.FAILED:
-                return self._failed(last, at)
+                explanation = self._failed(last, at)
             case RecordKind.RETURNED:
                 left = ", and has left that queue, too" if self._sees_queues else ""
                 headline = f"it was returned from the error queue at {at}, {last.detail}{left}"
                 facts = ["a receiver that fails again puts it into the error queue", *self._unseen()]
-                return self._say(MessageState.FAILED, headline, facts)
-            case RecordKind.SCHEDULED | RecordKind.RESCHEDULED:
-                return self._archived(last, at) if last.detail == ARCHIVED else self._lost(last, at)
-            case _:
-                pass
-        who_of = "queue " if _ended_in_queue(last) else "the consumer of "
-        was_due = f"; it was due at {shown_time(last.due)}" if last.due else ""
-        state, headline = {
-            RecordKind.HANDLED: (MessageState.HANDLED, f"it arrived: handled from queue {queue} at {at}"),
-            RecordKind.EXPIRED: (
-                MessageState.EXPIRED,
-                f"it expired before it could be delivered, noticed at {at}{was_due}",
-            ),
-            RecordKind.CANCELLED: _cancelled(last, f"{at}{was_due}"),
-            RecordKind.DISCARDED: (MessageState.DISCARDED, f"{who_of}{queue} discarded it at {at}: {last.detail}"),
-        }[last.kind]
-        facts, advice = self._after_its_end(last)
-        return self._say(state, headline, facts, advice)
+                explanation = self._say(MessageState.FAILED, headline, facts)
+            case RecordKind.SCHEDULED | RecordKind.RESCHEDULED | RecordKind.PRUNED:
+                explanation = self._archived(last, at) if last.detail == ARCHIVED else self._lost(last, at)
+        return explanation
 
-    def _after_its_end(self, last: Record) -> tuple[list[str], list[str]]:
-        """Return facts and advice about a message that has ended."""
-        if last.kind is RecordKind.DISCARDED:
-            return self._about_discarding(last)
-        if last.kind is RecordKind.CANCELLED and last.detail.startswith(MOVED_AWAY):
-            return [], [
-                f"ask there: postdate messages explain {self.message_id} --store ADDRESS",
-                "if it is not there, its batch is on its way: postdate pipeline migrate status --from-store ADDRESS",
-            ]
-        return self._delivery_facts(), []
+    def _cancelled(self, last: Record, at: str) -> Explanation:
+        """A message that moved to another store is recorded here as cancelled."""
+        if not last.detail.startswith(MOVED_AWAY):
+            return self._say(MessageState.CANCELLED, f"it was cancelled at {at}", self._delivery_facts())
+        advice = [
+            f"ask there: postdate messages explain {self.message_id} --store ADDRESS",
+            "if it is not there, its batch is on its way: postdate pipeline migrate status --from-store ADDRESS",
+        ]
+        return self._say(MessageState.MOVED_AWAY, f"it was {last.detail} at {at}", advice=advice)
 
     @property
     def _sees_queues(self) -> bool:
@@ -329,12 +348,14 @@ class _Question:
         fact = "it was returned with `postdate errors return`, or something consumes the error queue"
         return self._say(MessageState.FAILED, f"{headline}has left the error queue", [fact])
 
-    def _about_discarding(self, discarded: Record) -> tuple[list[str], list[str]]:
-        facts = self._delivery_facts()
+    def _discarded(self, discarded: Record, at: str) -> Explanation:
+        in_queue, facts = discarded.detail.startswith(_ENDED_IN_QUEUE), self._delivery_facts()
+        who = f"{'queue' if in_queue else 'the consumer of'} {discarded.destination!r}"
         if discarded.due is None:
             facts.append("it was sent without a delay: nothing else is recorded of it")
         advice = ["if it was wanted for longer, have it sent with a longer time to be received, or received sooner"]
-        return facts, advice if _ended_in_queue(discarded) else [*_AGAINST_DISCARDING, *advice]
+        advice = advice if in_queue else [*_AGAINST_DISCARDING, *advice]
+        return self._say(MessageState.DISCARDED, f"{who} discarded it at {at}: {discarded.detail}", facts, advice)
 
     def _lost(self, last: Record, at: str) -> Explanation:
         headline = f"it was last {last.kind.name.lower()} at {at}, and is not in the store any more"
@@ -377,8 +398,7 @@ class _Question:
             "check the id, and that this is the right store: postdate config show",
             "list what waits: postdate messages list",
         ]
-        store = administrable(self.deployment, "explain a message")
-        removed = Pruned.of(told_by(await store.history(PRUNED_ID))).before
+        removed = Pruned.of(told_by(await self.store.history(PRUNED_ID))).before
         if removed is not None:
             facts.append(f"records of messages that were over before {shown_time(removed)} have been removed")
         is_known_not = self._sees_queues and removed is None
@@ -411,10 +431,6 @@ def _by_clocks(wall: WallTime) -> str:
         return f"it was sent for {wall}, and {error}"
 
 
-def _ended_in_queue(discarded: Record) -> bool:
-    return discarded.detail.startswith(_ENDED_IN_QUEUE)
-
-
 def _waiting_in(queues: Sequence[str], known: Mapping[str, int] | None) -> str:
     if known is None:
         return "how many messages that are cannot be seen"
@@ -439,10 +455,3 @@ def _held(standing: Standing, processes: Sequence[Process]) -> tuple[str, list[s
 def _names(does: str, processes: Sequence[Process]) -> str:
     names = ", ".join(f"process {each.pid} (since {shown_time(each.started_at)})" for each in processes)
     return f"{does}: {names}"
-
-
-def _cancelled(last: Record, at: str) -> tuple[MessageState, str]:
-    """Return state and headline; a message that moved to another store is recorded here as cancelled."""
-    if last.detail.startswith(MOVED_AWAY):
-        return MessageState.MOVED_AWAY, f"it was {last.detail} at {at}"
-    return MessageState.CANCELLED, f"it was cancelled at {at}"

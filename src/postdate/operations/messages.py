@@ -16,6 +16,7 @@ from postdate.operations.needs import administrable, in_queues, lengths, standin
 from postdate.operations.plain import Body, Event, body_of, delivering, events_of
 from postdate.operations.set_aside import count_set_aside
 from postdate.ports import AdministrableStore, Answer, Queued, Standing
+from postdate.ports.limits import in_a_lane
 from postdate.wiring import OpenDeployment, own_queues
 
 
@@ -110,7 +111,7 @@ class MessageLocation:
     Args:
         where: ``waiting`` in the store, or ``queue``.
         queue: the queue it is in, or its destination.
-        next_attempt_at: of a waiting message; ``None`` while a process holds it.
+        next_attempt_at: of a waiting message; ``None`` while a process holds it, or limits of its queue do.
         number_of_failures: failed deliveries of a waiting message, failed handlings of a queued one.
         held_by: process that is delivering or handling it.
     """
@@ -156,7 +157,7 @@ def _waiting(standing: Standing) -> MessageLocation:
         where="waiting",
         queue=message.destination,
         due=message.due,
-        next_attempt_at=standing.attempt_at,
+        next_attempt_at=None if in_a_lane(standing.attempt_at, standing.message.due) else standing.attempt_at,
         number_of_failures=message.number_of_failures,
         expires_at=message.expires_at,
         held_by=standing.held_by,

@@ -23,8 +23,9 @@ from typing_extensions import override
 from postdate.clock import Clock, SystemClock, later
 from postdate.config import Settings
 from postdate.core.circuit_breaker import BreakerState, FailureRate, RepeatedFailures
-from postdate.core.dispatcher import Dispatcher, DispatchSettings, Mover, enlisting
+from postdate.core.dispatcher import Dispatcher, DispatchSettings
 from postdate.core.finishing import NO_JOURNAL, Journal
+from postdate.core.letting_through import due_work
 from postdate.core.poller import DueWork, Poller, PollResult
 from postdate.core.recoverability import LONGEST_OUTAGE_DELAY, Host
 from postdate.core.store_clock import clock_of_store
@@ -32,11 +33,14 @@ from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.service import RECEIVE_BREAKER, BreakerTimers
 from postdate.errors import PostdateError
 from postdate.messages import DelayedMessage
-from postdate.pipeline.rows import INSTANT, LEDGER_ARROW
+from postdate.pipeline.rows import LEDGER_ARROW, Batches
 from postdate.pipeline.stores import StoreSpec, absolute
 from postdate.ports import Moved, RecordKind, TransactionMode, Transport, Wake
 from postdate.runtime.reporting import NoMetrics
 from postdate.wiring import open_transport, transport_settings
+
+COUNTED: Final = pa.schema([(name, pa.int64()) for name in ("delivered", "expired", "retried", "failed")])
+"""What is counted of a sweep without a ledger."""
 
 _KEPT_AT_MOST: Final = 50_000
 """Lines of the ledger that Spark has not taken yet; above that the dispatcher waits."""
@@ -131,40 +135,23 @@ class DispatchJournal:
         self._changed = threading.Condition()
 
     def ended(self, kind: RecordKind, messages: Sequence[DelayedMessage], at: datetime, detail: str = "") -> None:
-        n = len(messages)
         self._add(
-            pa.array([kind.name.lower()] * n),
-            [message.message_id for message in messages],
-            [message.due for message in messages],
-            [message.destination for message in messages],
             at,
             detail or None,
+            kind=[kind.name.lower()] * len(messages),
+            message_id=[message.message_id for message in messages],
+            due=[message.due for message in messages],
+            destination=[message.destination for message in messages],
         )
 
     def moved(self, moved: Moved, at: datetime) -> None:
         if moved.message_ids:
-            kinds = pa.array(["expired" if expired else "delivered" for expired in moved.expired])
-            self._add(kinds, moved.message_ids, moved.dues, moved.destinations, at, None)
+            kind = ["expired" if expired else "delivered" for expired in moved.expired]
+            self._add(at, None, kind=kind, message_id=moved.message_ids, due=moved.dues, destination=moved.destinations)
 
-    def _add(
-        self,
-        kinds: pa.Array[Any],
-        message_ids: Sequence[str],
-        dues: Sequence[datetime],
-        destinations: Sequence[str],
-        at: datetime,
-        detail: str | None,
-    ) -> None:
-        n = len(message_ids)
-        columns = [
-            kinds,
-            pa.array(message_ids, pa.string()),
-            pa.array([at] * n, INSTANT),
-            pa.array(dues, INSTANT),
-            pa.array(destinations, pa.string()),
-            pa.array([detail] * n, pa.string()),
-        ]
-        batch = pa.RecordBatch.from_arrays(columns, schema=LEDGER_ARROW)
+    def _add(self, at: datetime, detail: str | None, **columns: Any) -> None:
+        n = len(columns["message_id"])
+        batch = pa.RecordBatch.from_pydict({**columns, "at": [at] * n, "detail": [detail] * n}, LEDGER_ARROW)
         with self._changed:
             self._waiting.append(batch)
             self._lines += n
@@ -269,8 +256,7 @@ async def _machine(spec: SweepSpec, counts: Counts, journal: Journal) -> AsyncGe
         rate = FailureRate("SweepFailureHandling", "cannot deal with failures", 1, give_up)
         settings = DispatchSettings(timeouts_queue(endpoint), spec.error_queue, spec.number_of_retries, Host(endpoint))
         dispatcher = Dispatcher(store, transport, settings, clock, sending, rate, counts, journal)
-        moving = enlisting(store, transport)
-        work: DueWork = dispatcher if moving is None else Mover(moving, dispatcher, clock, counts, journal)
+        work = due_work(store, transport, dispatcher, clock, counts, journal)
         held = _HeldBackWork(work, journal) if isinstance(journal, DispatchJournal) else work
         yield _Machine(held, clock, fetching, sending, BreakerTimers([fetching, rate], clock), trouble)
 
@@ -374,3 +360,19 @@ def swept(spec: SweepSpec, seconds: float | None, stop_file: Path | None = None)
             running.result()
         finally:
             given_up.set()
+
+
+# --- what tasks do: their rows are slots, of a dispatcher each --------------------------------------------------------
+
+
+def count_slots(spec: SweepSpec, slots: Batches) -> Batches:
+    for slot in slots:
+        for _ in range(slot.num_rows):
+            done = drain_due(spec)
+            yield pa.RecordBatch.from_pylist([{name: done[name] for name in COUNTED.names}], COUNTED)
+
+
+def sweep_slots(spec: SweepSpec, seconds: float | None, stop_file: Path | None, slots: Batches) -> Batches:
+    for slot in slots:
+        for _ in range(slot.num_rows):
+            yield from swept(spec, seconds, stop_file)

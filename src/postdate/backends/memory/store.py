@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from typing_extensions import override
 
+from postdate.clock import EARLIEST
 from postdate.errors import DuplicateMessage
 from postdate.messages import DelayedMessage, rescheduled, stored_headers, with_failures
 from postdate.ports import (
@@ -30,6 +31,7 @@ from postdate.ports import (
     Wake,
 )
 from postdate.ports.changing import KeyedIds, Making
+from postdate.ports.limits import KeptLimits, LimitingStore
 
 
 @dataclass(slots=True)
@@ -43,7 +45,7 @@ class _Entry:
     """``attempt_at`` before the claim."""
 
 
-class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore):
+class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingStore):
     """Keeps delayed messages in memory; they are lost with the process.
 
     Args:
@@ -65,17 +67,19 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore):
         self._records: list[Record] = []
         self._tokens = itertools.count(1)
         self._wakes: list[Wake] = []
+        self._limits: dict[str, KeptLimits] = {}
 
     @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None: ...
 
     @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
-        self._check_size(message)
         if self._last_failed(message.message_id):
-            await self._come_back(message, now)
-            return
-        if (await self.store_many([message], now)).already_there:
+            self._check_size(message)
+            first_before = self._first_attempt()
+            self._add(message, now, RecordKind.RESCHEDULED, "came back from the error queue")
+            self._wake_if_earlier(first_before)
+        elif (await self.store_many([message], now)).already_there:
             raise DuplicateMessage.of(message.message_id)
 
     @override
@@ -83,7 +87,12 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore):
         for message in messages:
             self._check_size(message)
         first_before = self._first_attempt()
-        already_there = [message.message_id for message in messages if not self._add(message, now)]
+        already_there = list[str]()
+        for message in messages:
+            if message.message_id in self._known:
+                already_there.append(message.message_id)
+            else:
+                self._add(message, now, RecordKind.SCHEDULED)
         self._wake_if_earlier(first_before)
         return StoreReport(len(messages) - len(already_there), tuple(already_there))
 
@@ -93,13 +102,6 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore):
             for wake in self._wakes:
                 wake()
 
-    async def _come_back(self, message: DelayedMessage, now: datetime) -> None:
-        """Store a message again that had gone to the error queue."""
-        first_before = self._first_attempt()
-        self._entries[message.message_id] = _Entry(with_failures(message, 0), message.due)
-        self._record(RecordKind.RESCHEDULED, message, now, "came back from the error queue")
-        self._wake_if_earlier(first_before)
-
     def _last_failed(self, message_id: str) -> bool:
         """Return whether the message went to the error queue last, and so may come back."""
         ends = [record.kind for record in self._records if record.message_id == message_id]
@@ -108,13 +110,10 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore):
     def _check_size(self, message: DelayedMessage) -> None:
         stored_headers(message, self._capabilities.largest_message_bytes)
 
-    def _add(self, message: DelayedMessage, now: datetime) -> bool:
-        if message.message_id in self._known:
-            return False
+    def _add(self, message: DelayedMessage, now: datetime, kind: RecordKind, detail: str = "") -> None:
         self._known.add(message.message_id)
         self._entries[message.message_id] = _Entry(with_failures(message, 0), message.due)
-        self._record(RecordKind.SCHEDULED, message, now)
-        return True
+        self._record(kind, message, now, detail)
 
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
@@ -132,7 +131,16 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore):
 
     @override
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
-        due = [entry for entry in self._entries.values() if entry.attempt_at is not None and entry.attempt_at < now]
+        return self._claim(EARLIEST, now, limit)
+
+    @override
+    async def claim_held(self, kept: KeptLimits, now: datetime, limit: int) -> Sequence[Claim]:
+        return self._claim(kept.begin, kept.end, limit)
+
+    def _claim(self, begin: datetime, end: datetime, limit: int) -> list[Claim]:
+        due = [
+            each for each in self._entries.values() if each.attempt_at is not None and begin <= each.attempt_at < end
+        ]
         due.sort(key=lambda entry: entry.attempt_at or entry.message.due)
         for entry in due[:limit]:
             entry.claimed_from, entry.attempt_at, entry.token = entry.attempt_at, None, next(self._tokens)
@@ -198,6 +206,25 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore):
         for wake in self._wakes:
             wake()
         return newest
+
+    @override
+    async def kept_limits(self) -> Sequence[KeptLimits]:
+        return sorted(self._limits.values(), key=lambda kept: kept.destination)
+
+    @override
+    async def keep_limits(self, destination: str, limits: str, free_at: datetime, before: str = "") -> bool:
+        kept = self._limits.get(destination, KeptLimits(destination, len(self._limits) + 1, "", free_at))
+        if kept.limits != before:
+            return False
+        self._limits[destination] = replace(kept, limits=limits, free_at=free_at)
+        return True
+
+    @override
+    async def take_turns(self, kept: KeptLimits, free_at: datetime) -> bool:
+        if self._limits.get(kept.destination) != kept:
+            return False
+        self._limits[kept.destination] = replace(kept, free_at=free_at)
+        return True
 
     @override
     async def statistics(self, now: datetime) -> StoreStatistics:

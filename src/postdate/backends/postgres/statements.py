@@ -26,7 +26,7 @@ class Statements:
         self.table = table
         self.store_id: int | None = None
         pending, content, record, queue = names.of(table), names.of("content"), names.of("record"), names.of("queue")
-        queue_message = names.of("queue_message")
+        queue_message, limit = names.of("queue_message"), names.of("destination_limit")
         ours = "(r.store_id = %(store)s OR r.store_id IS NULL)"
         scheduled = "r.message_id = %(id)s AND r.store_id = %(store)s AND r.kind = 1"
         of_retries = "" if recording is Recording.ALL else " WHERE false"
@@ -133,10 +133,13 @@ class Statements:
                 RETURNING number, message_id, due, destination),
             recorded AS ({noted("counted", "4", "%(reason)s::text")}{of_retries})
             SELECT number FROM counted""")
-        has_queue = f"EXISTS (SELECT 1 FROM {queue} AS q WHERE q.name = p.destination)"
+        has_no_limits = (
+            f"p.destination NOT IN (SELECT destination FROM {limit} WHERE store = %(store)s AND limits <> '')"
+        )
+        moves = f"EXISTS (SELECT 1 FROM {queue} AS q WHERE q.name = p.destination) AND {has_no_limits}"
         free = f"p.attempt_at >= {since} AND p.number <> ALL(%(held)s::bigint[])"
         self.next = sql(f"""
-            SELECT {in_calendar("p.attempt_at")}, {has_queue} FROM {pending} AS p WHERE {free}
+            SELECT {in_calendar("p.attempt_at")}, {moves} FROM {pending} AS p WHERE {free}
             ORDER BY p.attempt_at, p.number LIMIT 1""")
         earliest = f"""least((SELECT min(attempt_at) FROM {pending}),
             (SELECT min(due) FROM {pending} WHERE failures > 0),
@@ -156,7 +159,7 @@ class Statements:
                 SELECT p.ctid AS place, p.number, p.message_id, p.due, p.expires_at, p.destination, q.queue_id,
                     coalesce(p.expires_at < %(now)s, false) AS expired
                 FROM {pending} AS p JOIN {queue} AS q ON q.name = p.destination
-                WHERE {due} FOR UPDATE OF p SKIP LOCKED),
+                WHERE {has_no_limits} AND {due} FOR UPDATE OF p SKIP LOCKED),
             gone AS (DELETE FROM {pending} WHERE ctid = ANY (ARRAY(SELECT place FROM batch)) RETURNING 1),
             sent AS (
                 INSERT INTO {queue_message} (queue_id, content, due, expires_at, ends_at, store_id, message_id)
@@ -178,7 +181,7 @@ class Statements:
         nothing_next = "CROSS JOIN (SELECT NULL::timestamptz, NULL::boolean) AS next"
         next_one = f"""
             LEFT JOIN (
-                SELECT {in_calendar("p.attempt_at")}, {has_queue} FROM {pending} AS p
+                SELECT {in_calendar("p.attempt_at")}, {moves} FROM {pending} AS p
                 WHERE {free} AND p.number NOT IN (SELECT number FROM batch)
                 ORDER BY p.attempt_at, p.number LIMIT 1) AS next ON true"""
         self.move, self.move_few = sql(f"{move} {nothing_next}"), sql(f"{move} {next_one}")

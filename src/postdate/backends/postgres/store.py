@@ -34,7 +34,7 @@ from postdate.backends.postgres.observation import (
 from postdate.backends.postgres.quarantine import PostgresQuarantine, SettingAside, named, number_for
 from postdate.backends.postgres.rows import Row, Unreadable, message_of, read, row_of
 from postdate.backends.postgres.statements import PostgresSqlDialect, Statements
-from postdate.backends.sql.questions import SqlQuestions
+from postdate.backends.sql.limits import SqlLimits
 from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
 from postdate.errors import (
     ClaimLost,
@@ -67,6 +67,7 @@ from postdate.ports import (
     Wake,
     Work,
 )
+from postdate.ports.limits import KeptLimits
 from postdate.runtime.threads import in_thread, together
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ _MANY: Final = 5_000
 """Storing more at once may take longer than any other call."""
 
 
-class PostgresStore(SqlQuestions, MovingStore, PostgresBulk, PostgresChanges, DelegatedQuarantine, Scripted):
+class PostgresStore(SqlLimits, MovingStore, PostgresBulk, PostgresChanges, DelegatedQuarantine, Scripted):
     """Keeps delayed messages in a table of PostgreSQL. Needs direct connections: a pooler would swallow wake-ups.
 
     Args:
@@ -276,7 +277,11 @@ class PostgresStore(SqlQuestions, MovingStore, PostgresBulk, PostgresChanges, De
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
         return await in_thread(self._claim, now, limit)
 
-    def _claim(self, now: datetime, limit: int) -> list[Claim]:
+    @override
+    async def claim_held(self, kept: KeptLimits, now: datetime, limit: int) -> Sequence[Claim]:
+        return await in_thread(self._claim, now, limit, kept)
+
+    def _claim(self, now: datetime, limit: int, held: KeptLimits | None = None) -> list[Claim]:
         while True:
             connection = self.database.take()
             try:
@@ -286,7 +291,7 @@ class PostgresStore(SqlQuestions, MovingStore, PostgresBulk, PostgresChanges, De
                     if self._next_due.lags():
                         self._look(connection)
                     connection.execute("BEGIN")
-                    found, bad = self._claimed(connection, now, limit)
+                    found, bad = self._claimed(connection, now, limit, held)
                     if not found or bad:
                         connection.execute("COMMIT")
                     else:
@@ -303,10 +308,11 @@ class PostgresStore(SqlQuestions, MovingStore, PostgresBulk, PostgresChanges, De
         return [Claim(message, token) for (_, message), token in zip(found, tokens, strict=True)]
 
     def _claimed(
-        self, connection: Connection, now: datetime, limit: int
+        self, connection: Connection, now: datetime, limit: int, held: KeptLimits | None = None
     ) -> tuple[list[tuple[int, DelayedMessage]], list[Unreadable]]:
         """Lock due messages in a transaction; unreadable ones are quarantined in it, or stay held."""
-        values = {"now": now, "limit": limit, "from": self._next_due.since()}
+        begin, end = (self._next_due.since(), now) if held is None else (held.begin, held.end)
+        values: dict[str, Any] = {"now": end, "limit": limit, "from": begin}
         found, bad = read(connection.execute(self._sql.claim, values, prepare=True, binary=True), 0, _numbered)
         if bad:
             values = {**named(bad), "now": now, "holder": None, "store": self._store_id(connection)}
@@ -403,7 +409,7 @@ class PostgresStore(SqlQuestions, MovingStore, PostgresBulk, PostgresChanges, De
     def _look(self, connection: Connection) -> datetime | None:
         look = self._next_due.look()
         held, first_held = self._claims.locked(), self._claims.first_locked()
-        values = {"from": self._next_due.since(), "held": array(held)}
+        values = {"from": self._next_due.since(), "held": array(held), **self._of_store(connection)}
         row = connection.execute(self._sql.next, values, prepare=True).fetchone()
         return self._next_due.seen_all(look, None if row is None else row[0], first_held, None)
 
@@ -449,13 +455,12 @@ class PostgresStore(SqlQuestions, MovingStore, PostgresBulk, PostgresChanges, De
                     raise
                 row = connection.execute(sql, values, prepare=True, binary=True).fetchone()
             assert row is not None
-            delivered, expired, _, _, *listed, head, has_queue = row
+            delivered, expired, _, _, *listed, head, moves = row
             if self._many_due:
-                values = {"from": values["from"], "held": array(held)}
-                head, has_queue = connection.execute(self._sql.next, values, prepare=True).fetchone() or (None, None)
+                head, moves = connection.execute(self._sql.next, values, prepare=True).fetchone() or (None, None)
             self._many_due = delivered + expired == limit
             next_attempt = self._next_due.seen_all(look, head, first_held, now)
-            left_behind = head is not None and head < now and not has_queue
+            left_behind = head is not None and head < now and not moves
             moved = None if not listing else NOTHING_MOVED if listed[0] is None else Moved(*listed)
             return MoveReport(delivered, expired, left_behind, next_attempt, moved)
 
@@ -514,6 +519,10 @@ class PostgresStore(SqlQuestions, MovingStore, PostgresBulk, PostgresChanges, De
     @override
     def _sessions(self) -> Access:
         return self.database
+
+    @override
+    def _limits_table(self) -> str:
+        return self.database.names.of("destination_limit")
 
     @property
     @override

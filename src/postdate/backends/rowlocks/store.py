@@ -27,7 +27,7 @@ from postdate.backends.rowlocks.pool import Pool
 from postdate.backends.rowlocks.quarantine import RowQuarantine
 from postdate.backends.rowlocks.statements import RowLockStatements
 from postdate.backends.rowlocks.tables import RowLockTables, numbered
-from postdate.backends.sql.questions import SqlQuestions
+from postdate.backends.sql.limits import SqlLimits
 from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
 from postdate.errors import (
     ConfigurationError,
@@ -52,6 +52,7 @@ from postdate.ports import (
     TransactionMode,
     Wake,
 )
+from postdate.ports.limits import KeptLimits
 from postdate.ports.scanning import check_scanned, shares
 from postdate.runtime.next_due import NextDue
 from postdate.runtime.threads import in_thread, together
@@ -64,7 +65,7 @@ log = logging.getLogger("postdate.stores")
 _MODES: Final = frozenset(TransactionMode) - {TransactionMode.TRANSACTION_SCOPE}
 
 
-class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableStore, Scripted):
+class LockingStore(SqlLimits, DelegatedQuarantine, ClaimingStore, ScannableStore, Scripted):
     """Keeps delayed messages in a table of a database server. Its queues are elsewhere, so delivery is at least once.
 
     Args:
@@ -266,13 +267,19 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
         return await in_thread(self._claim, to_microseconds(now), limit)
 
-    def _claim(self, at: int, limit: int) -> list[Claim]:
+    @override
+    async def claim_held(self, kept: KeptLimits, now: datetime, limit: int) -> Sequence[Claim]:
+        lane = (to_microseconds(kept.begin) - 1, to_microseconds(kept.end))
+        return await in_thread(self._claim, to_microseconds(now), limit, lane)
+
+    def _claim(self, at: int, limit: int, lane: tuple[int, int] | None = None) -> list[Claim]:
+        begin, end = lane or (None, at)
         session = self._pool.take()
         try:
             while True:
                 session.begin()
                 left_out = self._quarantine.left_out()
-                found = self._tables.claim(session, at, limit + len(left_out))
+                found = self._tables.claim(session, end, limit + len(left_out), begin)
                 messages, bad = decoded((number, row) for number, _, row in found)
                 if bad.keys() <= left_out:
                     break
@@ -398,6 +405,10 @@ class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableSt
     @override
     def _sessions(self) -> Pool:
         return self._pool
+
+    @override
+    def _limits_table(self) -> str:
+        return self._tables.names.of("destination_limit")
 
     @property
     @override

@@ -91,9 +91,14 @@ class RowLockTables(ABC):
 
     # --- claims -------------------------------------------------------------------------------------------------
 
-    def claim(self, session: Any, at: int, limit: int) -> Sequence[tuple[int, int, MessageRow]]:
-        """Lock the oldest unlocked messages with ``attempt_at`` before ``at``; return number, ``attempt_at``, row."""
-        begin = self._beginning(session)
+    def claim(
+        self, session: Any, at: int, limit: int, begin: int | None = None
+    ) -> Sequence[tuple[int, int, MessageRow]]:
+        """Lock the oldest unlocked messages with ``attempt_at`` after ``begin`` and before ``at``.
+
+        Return number, ``attempt_at`` and row of each. ``begin`` is by default before all that can be attempted.
+        """
+        begin = self._beginning(session) if begin is None else begin
         if begin is None or begin >= at - 1:
             return []
         found = session.rows(self.sql.claim, {"from": begin, "at": at, "limit": limit})

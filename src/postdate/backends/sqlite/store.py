@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from typing_extensions import override
 
-from postdate.backends.sql.questions import SqlQuestions
+from postdate.backends.sql.limits import SqlLimits
 from postdate.backends.sqlite.bulk import BulkOnFile
 from postdate.backends.sqlite.file import SqliteFile
 from postdate.backends.sqlite.observation import FileObserver
@@ -63,6 +63,7 @@ from postdate.ports import (
     Work,
 )
 from postdate.ports.changing import KeyedIds, Making
+from postdate.ports.limits import KeptLimits
 
 _REPLACE_IN_HEADERS: Final = """
     UPDATE content SET headers = replace(headers, ?, ?)
@@ -122,7 +123,7 @@ class _Questions:
     )
 
 
-class SqliteStore(SqlQuestions, FileQuarantine, BulkOnFile, MovingStore, ReplacingStore):
+class SqliteStore(SqlLimits, FileQuarantine, BulkOnFile, MovingStore, ReplacingStore):
     """Keeps delayed messages in an SQLite file.
 
     Several processes may use one file at once; one file is one store, shared by all endpoints on it.
@@ -233,10 +234,19 @@ class SqliteStore(SqlQuestions, FileQuarantine, BulkOnFile, MovingStore, Replaci
     @override
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
         at = to_microseconds(now)
+        return await self._claim(at, limit, _BEGINNING, at)
+
+    @override
+    async def claim_held(self, kept: KeptLimits, now: datetime, limit: int) -> Sequence[Claim]:
+        return await self._claim(to_microseconds(now), limit, to_microseconds(kept.begin), to_microseconds(kept.end))
+
+    async def _claim(self, at: int, limit: int, begin: int, end: int) -> Sequence[Claim]:
+        """Claim messages whose attempt times are from ``begin`` on, and before ``end``; ``at``: now."""
 
         def claim(tx: Transaction) -> tuple[list[tuple[int, DelayedMessage]], int, int]:
             (latest,) = tx.execute("SELECT coalesce(max(seq), 0) FROM record").fetchone()
-            rows = claimed(tx, WAITING, _CLAIM, (tx.claimant, at, limit), lambda row: (row[0], message_of(row)), at)
+            values = (tx.claimant, begin, end, limit)
+            rows = claimed(tx, WAITING, _CLAIM, values, lambda row: (row[0], message_of(row)), at)
             return rows, tx.claimant, latest
 
         found, claimant, latest = await self.file.write(claim)
@@ -385,6 +395,10 @@ class SqliteStore(SqlQuestions, FileQuarantine, BulkOnFile, MovingStore, Replaci
 
         return await self.file.write(change)
 
+    @override
+    def _limits_table(self) -> str:
+        return "destination_limit"
+
     @property
     @override
     def _sessions(self) -> SqliteFile:
@@ -429,9 +443,10 @@ _NEWEST: Final = """
     ORDER BY r.message_id DESC LIMIT 1"""
 _REPLACE: Final = "UPDATE delayed_message SET due = ?, attempt_at = ?, destination = ?, expires_at = ? WHERE seq = ?"
 _OF_ID: Final = "WHERE seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)"
+_BEGINNING: Final = -(2**63)
 _CLAIM: Final = f"""
     UPDATE delayed_message SET claimant = ?, attempt_at = NULL WHERE seq IN (
-        SELECT seq FROM delayed_message WHERE attempt_at < ? ORDER BY attempt_at LIMIT ?)
+        SELECT seq FROM delayed_message WHERE attempt_at >= ? AND attempt_at < ? ORDER BY attempt_at LIMIT ?)
     RETURNING {WAITING_COLUMNS}"""
 
 
@@ -488,7 +503,8 @@ _TAKE_BATCH: Final = """
     INSERT INTO temp.batch (seq, queue_id, expired)
     SELECT d.seq, q.queue_id, typeof(d.expires_at) = 'integer' AND d.expires_at < :now
     FROM delayed_message AS d INDEXED BY delayed_message_attempt CROSS JOIN queue AS q ON q.name = d.destination
-    WHERE d.attempt_at < :now ORDER BY d.attempt_at LIMIT :limit"""
+    WHERE d.attempt_at < :now AND d.destination NOT IN (SELECT destination FROM destination_limit WHERE limits <> '')
+    ORDER BY d.attempt_at LIMIT :limit"""
 _SEND_BATCH: Final = """
     INSERT INTO queue_message (queue_id, message_id, due, expires_at, ends_at, dead_letter, content)
     SELECT b.queue_id, d.message_id, d.due, d.expires_at,
@@ -508,8 +524,9 @@ _DROP_EXPIRED_CONTENT: Final = """
         SELECT d.content FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq WHERE b.expired)"""
 _REMOVE_BATCH: Final = """
     DELETE FROM delayed_message WHERE seq IN (SELECT seq FROM temp.batch)"""
-_HEAD_HAS_NO_QUEUE: Final = """
+_HEAD_DOES_NOT_MOVE: Final = """
     SELECT NOT EXISTS (SELECT 1 FROM queue AS q WHERE q.name = d.destination)
+        OR EXISTS (SELECT 1 FROM destination_limit AS l WHERE l.destination = d.destination AND l.limits <> '')
     FROM delayed_message AS d INDEXED BY delayed_message_attempt
     WHERE d.attempt_at < :now ORDER BY d.attempt_at LIMIT 1"""
 
@@ -526,7 +543,7 @@ def _move(tx: Transaction, now: int, limit: int, *, listing: bool) -> MoveReport
     if tx.execute(_TAKE_BATCH, values).rowcount:
         moved = _listed(tx) if listing else None
         delivered, expired = _move_batch(tx, now)
-    head = tx.execute(_HEAD_HAS_NO_QUEUE, {"now": now}).fetchone()
+    head = tx.execute(_HEAD_DOES_NOT_MOVE, {"now": now}).fetchone()
     return MoveReport(delivered, expired, bool(head and head[0]), next_attempt(tx.connection), moved)
 
 

@@ -24,13 +24,13 @@ import os
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import anyio
 import pyarrow as pa
@@ -38,6 +38,8 @@ import pyarrow as pa
 from postdate.backends.registry import place_of
 from postdate.clock import SystemClock, from_microseconds
 from postdate.config import resolved
+from postdate.core.letting_through import free_lanes
+from postdate.core.limits import limits_of
 from postdate.core.wall_times import Keeping, markers, note_rules, rules_in
 from postdate.errors import MessageError, MigrationConflict, PipelineError
 from postdate.messages import DelayedMessage
@@ -54,7 +56,7 @@ from postdate.pipeline.migrate.results import (
 )
 from postdate.pipeline.migrate.verifying import look_closer, only
 from postdate.pipeline.rows import MESSAGE_COLUMNS, checked, restored, to_columns
-from postdate.pipeline.stores import PAGE_ROWS, StoreSpec
+from postdate.pipeline.stores import StoreSpec
 from postdate.ports import (
     OUTCOME_RECORDS,
     Claim,
@@ -63,11 +65,11 @@ from postdate.ports import (
     Outcome,
     Record,
     RecordKind,
-    Scan,
     ScannableStore,
 )
 from postdate.ports.backends import Place
 from postdate.ports.changing import MARKERS
+from postdate.ports.limits import LimitingStore
 from postdate.ports.migrating import MOVED_AWAY, BatchStatus, MigrationBatch, MigrationRun, MigrationStatus
 from postdate.ports.scanning import ARCHIVED, ArchivableStore
 from postdate.wiring.sources import moves_of_older_versions
@@ -219,15 +221,6 @@ def _by_an_older_version(run_id: str, store: StoreSpec) -> str:
     return f"migration {run_id} is on its way out of {store.shown}, begun by an older version of Postdate"
 
 
-def _rows(store: TargetStore, what: str, *columns: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a store; none where they cannot be read in bulk."""
-    itself = store.itself
-    if isinstance(itself, ScannableStore):
-        for part in itself.scan_parts(what, 1):
-            for page in itself.scan(Scan(what, columns), part, PAGE_ROWS):
-                yield from page
-
-
 def _history(store: TargetStore, id_: str) -> Sequence[Record]:
     return store.ask(lambda store: store.history(id_))
 
@@ -301,13 +294,13 @@ class _Passage:
         counted, intents = self.source.ask(lambda store: store.statistics(now)), _intents(self.source)
         destinations, latest, back = Counter[str](), 0, list[str]()
         gone = self._given_away()
-        for id_, destination, due in _rows(self.source, "pending", "message_id", "destination", "due"):
+        for id_, destination, due in self.source.rows("pending", ("message_id", "destination", "due")):
             if destination not in {INTENTS, MARKERS}:
                 destinations[destination] += 1
                 latest = max(latest, due)
                 back += [id_] if id_ in gone else []
         count, aside = counted.pending - _own(self.source), counted.quarantined
-        problems = self._in_the_way(intents)
+        problems = [*self._in_the_way(intents), *self._limited()]
         if back:
             some = ", ".join(sorted(back)[:10]) + (", …" if len(back) > 10 else "")
             said = "were moved out of the target before, which knows their ids and would not take them back"
@@ -323,11 +316,17 @@ class _Passage:
             (f"{aside:,} cannot be read and are set aside: `postdate errors` shows them",) if aside else (),
         )
 
+    def _limited(self) -> list[str]:
+        store = self.source.itself
+        limits = self.source.ask(lambda _: limits_of(store)) if isinstance(store, LimitingStore) else {}
+        mend = "set them in the new store, and lift them in the old one: postdate destinations limit QUEUE"
+        return [f"limits of its queues would be lost: {', '.join(sorted(limits))}; {mend}"] if limits else []
+
     def _given_away(self) -> set[str]:
         """Return the ids of all messages that were ever moved out of the target."""
         if not self.target.ask(lambda store: store.record_counts()).get(RecordKind.CANCELLED):
             return set()
-        rows = _rows(self.target, "records", "message_id", "detail")
+        rows = self.target.rows("records", ("message_id", "detail"))
         return {id_ for id_, detail in rows if (detail or "").startswith(MOVED_AWAY)}
 
     def _came_from_target(self, ids: Sequence[str]) -> set[str]:
@@ -341,7 +340,7 @@ class _Passage:
             self._gone = self._given_away()
         if not self._has_cancelled or can_scan[1]:
             return self._gone.intersection(ids)
-        return {each.message_id for each in self.target.recorded(ids) if each.is_moved_away}
+        return {each.message_id for each in self.target.recorded(ids) if each.detail.startswith(MOVED_AWAY)}
 
     def _in_the_way(self, intents: Sequence[DelayedMessage]) -> list[str]:
         """Return why nothing can move from the one into the other."""
@@ -371,6 +370,7 @@ class _Passage:
             with suppress(ValueError):  # a damaged one says nothing of messages
                 zone, rules = marker.headers.get("zone", ""), rules_in(marker)
                 self.target.ask(partial(note_rules, zone=zone, rules=rules, now=SystemClock().now()))
+        self.source.ask(lambda store: free_lanes(store, SystemClock().now()))
         before = self.source.ask(lambda store: store.statistics(SystemClock().now()))
         left, aside = before.pending - _own(self.source), list[Claim]()
         looks = _LOOKS

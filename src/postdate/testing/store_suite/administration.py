@@ -22,7 +22,6 @@ from postdate.testing.store_suite.subject import (
     NOW,
     SECOND,
     StoreSubject,
-    administrable,
     claim_one,
     claiming,
     close,
@@ -54,8 +53,7 @@ async def a_look_is_had_before_the_store_is_prepared(subject: StoreSubject) -> N
     """An observer can be had of a store that is not initialized yet; later it tells of pending messages."""
     store = subject.open()
     try:
-        operator = administrable(store)
-        look = None if operator is None else operator.observer()
+        look = store.observer() if isinstance(store, AdministrableStore) else None
         await prepare(store)
         await store.store(message(), NOW)
         if look is not None and (found := await look.standing("m-1")) is not None:
@@ -198,13 +196,12 @@ async def statistics_agree_with_the_messages(store: ClaimingStore, operator: Adm
 async def _live_one_life_of_each_kind(subject: StoreSubject, level: Recording) -> None:
     """Give one message each end, and one a retry; compare their records with what is kept at this level."""
     async with claiming(subject, recording=level) as store:
-        operator = administrable(store)
-        if operator is None:
+        if not isinstance(store, AdministrableStore):
             return
         outcomes = [Outcome.DELIVERED, Outcome.EXPIRED, Outcome.FAILED]
         names = [outcome.value for outcome in outcomes]
         await store.store_many([message(name) for name in (*names, "cancelled", "failing")], NOW)
-        await operator.cancel("cancelled", NOW)
+        await store.cancel("cancelled", NOW)
         held = {claim.message.message_id: claim for claim in await store.claim_due(NOW + SECOND, 10)}
         for outcome in outcomes:
             await store.finish([held[outcome.value]], outcome, NOW + SECOND, "detail")

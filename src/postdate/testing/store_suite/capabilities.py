@@ -32,6 +32,7 @@ from postdate.ports import (
     Transport,
     capabilities_of,
 )
+from postdate.ports.limits import LimitingStore
 from postdate.testing.conformance import Topic, expect, expect_equal, expect_error
 from postdate.testing.store_suite.subject import (
     MICROSECOND,
@@ -40,7 +41,6 @@ from postdate.testing.store_suite.subject import (
     SECOND,
     StoreSubject,
     a_store,
-    administrable,
     beside_queues,
     claim_one,
     claiming,
@@ -54,7 +54,10 @@ from postdate.testing.store_suite.subject import (
 
 capabilities: Topic[StoreSubject] = Topic("capabilities")
 
-_ROLES: tuple[type, ...] = (ClaimingStore, MovingStore, AdministrableStore, ScannableStore, ArchivableStore, Quarantine)
+_ROLES: tuple[type, ...] = (
+    *(ClaimingStore, MovingStore, LimitingStore, AdministrableStore),
+    *(ScannableStore, ArchivableStore, Quarantine),
+)
 
 
 @capabilities
@@ -193,9 +196,8 @@ async def due_messages_move_to_their_queues(store: MovingStore, transport: Trans
     found = (moved.destination, dict(moved.headers), moved.body, moved.due, moved.expires_at)
     expect_equal(found, (QUEUE, {"é": "🕰"}, b"\0last", last.due, last.expires_at), "a moved message")
     expect_equal(ids(await store.claim_due(NOW, 10)), ["x"], "claims of what was left behind")
-    inspected = administrable(store)
-    if inspected is not None:
-        ends = {name: (await inspected.history(name))[-1].kind for name in ("first", "expired")}
+    if isinstance(store, AdministrableStore):
+        ends = {name: (await store.history(name))[-1].kind for name in ("first", "expired")}
         expect_equal(ends, {"first": RecordKind.DELIVERED, "expired": RecordKind.EXPIRED}, "records")
 
 

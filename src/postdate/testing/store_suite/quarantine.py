@@ -9,6 +9,7 @@ from unittest import mock
 from postdate import messages
 from postdate.errors import DuplicateMessage
 from postdate.ports import (
+    AdministrableStore,
     Claim,
     ClaimingStore,
     Mending,
@@ -27,7 +28,6 @@ from postdate.testing.store_suite.subject import (
     QUEUE,
     SECOND,
     StoreSubject,
-    administrable,
     beside_queues,
     claim_one,
     claiming,
@@ -109,17 +109,16 @@ async def the_oldest_that_can_be_read_is_fetched(store: ClaimingStore, rows: Row
 @quarantine.given(quarantining)
 async def an_operator_sees_the_others(store: ClaimingStore, rows: Rows) -> None:
     """Questions about pending messages are answered as if the damaged ones were not there."""
-    operator = administrable(store)
-    if operator is None:
+    if not isinstance(store, AdministrableStore):
         return
     await _store_damaged(store, rows)
     await store.next_due()
     await store.next_attempt()
-    await operator.statistics(NOW)
-    expect_equal(ids(await operator.list_pending(MessageFilter(), 1000)), GOOD, "pending messages")
+    await store.statistics(NOW)
+    expect_equal(ids(await store.list_pending(MessageFilter(), 1000)), GOOD, "pending messages")
     for damage in rows.damages:
-        expect_equal(await operator.get(bad(damage)), None, "a damaged message, asked for by its id")
-    one = await operator.get(GOOD[0])
+        expect_equal(await store.get(bad(damage)), None, "a damaged message, asked for by its id")
+    one = await store.get(GOOD[0])
     expect_equal(one and one.message_id, GOOD[0], "a good message, asked for by its id")
 
 
@@ -138,16 +137,15 @@ async def an_unreadable_message_is_set_aside_with_its_bytes(subject: StoreSubjec
         if found is None:
             return
         store, rows = found
-        operator = administrable(store)
         for damage in rows.damages:
             there, aside = await _set_aside(store, rows, damage)
             expect_kept(aside, "", damage, there)
-            if operator is not None:
+            if isinstance(store, AdministrableStore):
                 await expect_history(store, bad(damage), "SCHEDULED", "FAILED")
-                why = (await operator.history(bad(damage)))[-1].detail
+                why = (await store.history(bad(damage)))[-1].detail
                 expect(why.startswith("unreadable: "), f"it says why, not {why!r}")
-        if operator is not None:
-            statistics = await operator.statistics(NOW)
+        if isinstance(store, AdministrableStore):
+            statistics = await store.statistics(NOW)
             expect_equal((statistics.pending, statistics.quarantined), (0, len(rows.damages)), "pending and set aside")
     async with quarantining(subject) as found:
         assert found is not None
@@ -205,9 +203,8 @@ async def what_is_still_unreadable_stays_set_aside(store: ClaimingStore, rows: R
     for damage in rows.damages:
         _, aside = await _set_aside(store, rows, damage)
         await rows.expect_refused(aside)
-        operator = administrable(store)
-        if operator is not None:
-            kinds = [each.kind for each in await operator.history(bad(damage))]
+        if isinstance(store, AdministrableStore):
+            kinds = [each.kind for each in await store.history(bad(damage))]
             expect_equal(kinds[-1], RecordKind.DISCARDED, "the last record")
 
 
@@ -231,10 +228,9 @@ async def tightened_limits_refuse_nothing_that_is_stored(subject: StoreSubject) 
         await store.store(kept, NOW)
     with mock.patch.multiple(messages, MESSAGE_ID_LIMIT=5, DESTINATION_LIMIT=5):
         async with claiming(subject, largest_message_bytes=1_000) as store:
-            operator = administrable(store)
             if not store.capabilities.durable:
                 return
-            if operator is not None:
-                expect_equal(await operator.list_pending(MessageFilter(), 10), [kept], "pending messages")
-                expect_equal(await operator.get(kept.message_id), kept, "the message by its id")
+            if isinstance(store, AdministrableStore):
+                expect_equal(await store.list_pending(MessageFilter(), 10), [kept], "pending messages")
+                expect_equal(await store.get(kept.message_id), kept, "the message by its id")
             expect_equal((await claim_one(store)).message, kept, "the message as it is claimed")

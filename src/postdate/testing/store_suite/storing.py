@@ -12,7 +12,7 @@ from anyio import to_thread
 from postdate.core.receive.settling import is_stored
 from postdate.errors import DuplicateMessage, MessageTooLarge, PostdateError
 from postdate.messages import DelayedMessage, Headers, encode_headers, format_timestamp
-from postdate.ports import ClaimingStore, Outcome, RecordKind, capabilities_of
+from postdate.ports import AdministrableStore, ClaimingStore, Outcome, RecordKind, capabilities_of
 from postdate.ports.scanning import ScannableStore
 from postdate.testing.conformance import ConformanceFailure, Topic, expect, expect_equal, expect_error
 from postdate.testing.store_suite.subject import (
@@ -21,7 +21,6 @@ from postdate.testing.store_suite.subject import (
     SECOND,
     StoreSubject,
     a_store,
-    administrable,
     claim_one,
     claiming,
     claims_of,
@@ -154,7 +153,7 @@ async def a_duplicate_is_refused_after_delivery(store: ClaimingStore) -> None:
 async def a_repetition_is_told_from_another_message(subject: StoreSubject) -> None:
     """A pending message is the same if its content is, one that has left if due time and destination are."""
     async with claiming(subject) as store:
-        if administrable(store) is None:
+        if not isinstance(store, AdministrableStore):
             return
         expect(not await is_stored(store, message()), "nothing is known of an id that was never used")
         await store.store(message(), NOW)
@@ -318,10 +317,9 @@ async def columns_are_stored_as_messages_are(store: ClaimingStore, columns: Scan
         expect_equal(await store_all(batch), (3, ("m-0", f"a-{attempt}")), "report of a batch with known ids")
         known = tuple(each.message_id for each in batch)
         expect_equal(await store_all(batch), (0, known), "report of a batch that was stored before")
-        inspected = administrable(store)
         for each in first:
-            if inspected is not None:
-                (record,) = await inspected.history(each.message_id)
+            if isinstance(store, AdministrableStore):
+                (record,) = await store.history(each.message_id)
                 expected = (RecordKind.SCHEDULED, NOW, each.due, each.destination)
                 expect_equal((record.kind, record.at, record.due, record.destination), expected, "record")
         claims = {claim.message.message_id: claim for claim in await store.claim_due(NOW + SECOND, 10)}

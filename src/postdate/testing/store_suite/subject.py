@@ -87,9 +87,8 @@ async def prepared(store: P) -> AsyncGenerator[P]:
 
 async def prepare(store: DelayedMessageStore) -> None:
     await store.initialize("conformance", TransactionMode.RECEIVE_ONLY)
-    if isinstance(store, ClaimingStore):
-        await store.setup()
-    elif (setting_up := getattr(store, "setup", None)) is not None:
+    setting_up = getattr(store, "setup", None)
+    if setting_up is not None:
         await setting_up()
 
 
@@ -171,11 +170,6 @@ def claims_of(store: DelayedMessageStore) -> ClaimingStore:
     expect(isinstance(store, ClaimingStore), "the store says that it is a ClaimingStore")
     assert isinstance(store, ClaimingStore)
     return store
-
-
-def administrable(store: DelayedMessageStore) -> AdministrableStore | None:
-    """Return the store if an operator can see and change its pending messages."""
-    return store if isinstance(store, AdministrableStore) else None
 
 
 async def expect_history(store: object, message_id: str, *kinds: str) -> None:

@@ -1,0 +1,156 @@
+"""Lets through what limits of destinations hold, as many and as soon as they allow. Source: ADR 34."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final
+
+import anyio
+
+from postdate.clock import Clock, later
+from postdate.core.dispatcher import Dispatcher, Mover, enlisting
+from postdate.core.finishing import NO_JOURNAL, Journal
+from postdate.core.limits import AT_ONCE, NO_LIMITS, SAME_FOR, Limits
+from postdate.core.poller import DueWork, PollResult
+from postdate.ports import Claim, ClaimingStore, Transport, Wake
+from postdate.ports.limits import KeptLimits, LimitingStore
+from postdate.runtime.reporting import NO_METRICS, Metrics
+
+_LOOKED_FOR: Final = timedelta(minutes=5)
+"""After limits were lifted, services are looked for that had not heard of it, and held messages still."""
+
+_LIFTED_APART: Final = 10.0
+"""Seconds between these looks."""
+
+_EMPTY_APART: Final = 10.0
+"""Seconds between looks into an empty lane: another service, which held something since, may have ended."""
+
+_LOST_TURN: Final = 0.02
+"""Seconds after which one looks again who was late for a turn."""
+
+
+def due_work(
+    store: ClaimingStore,
+    transport: Transport,
+    dispatcher: Dispatcher,
+    clock: Clock,
+    metrics: Metrics = NO_METRICS,
+    journal: Journal = NO_JOURNAL,
+) -> DueWork:
+    """Return how due messages are delivered: moved where store and queues share a database, within limits if kept."""
+    moving = enlisting(store, transport)
+    work: DueWork = dispatcher if moving is None else Mover(moving, dispatcher, clock, metrics, journal)
+    return LimitedWork(work, dispatcher, store, clock) if isinstance(store, LimitingStore) else work
+
+
+async def free_lanes(store: ClaimingStore, now: datetime) -> None:
+    """Have all that is held without limits go the way of all others, where no service does it."""
+    if not isinstance(store, LimitingStore):
+        return
+    for kept in await store.kept_limits():
+        while not kept.limits and (claims := await store.claim_held(kept, now, AT_ONCE)):
+            await store.release(claims, max(claim.message.due for claim in claims))
+
+
+class LimitedWork(DueWork):
+    """Due work; after each look, what limits let through of the messages that they hold.
+
+    Each destination has a time at which its lane is looked into again: with the next turn of its rate, when a window
+    opens, some seconds after nothing was found, and at once when this service has held something. Nothing is looked at
+    while the limits allow nothing, and no lane without limits but for some minutes.
+    """
+
+    def __init__(self, work: DueWork, dispatcher: Dispatcher, store: LimitingStore, clock: Clock) -> None:
+        self._work, self._dispatcher, self._store, self._clock = work, dispatcher, store, clock
+        self._looks = dict[str, tuple[str, float]]()
+        """Of each destination: its limits as text, and when its lane is looked into again (monotonic)."""
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        return self._work.running()
+
+    async def listen(self, wake: Wake) -> Callable[[], None]:
+        return await self._work.listen(wake)
+
+    async def take(self, now: datetime) -> PollResult:
+        taken = await self._work.take(now)
+        seen = self._dispatcher.limits
+        await seen.look()
+        count, pauses = 0, [SAME_FOR] if seen.any else list[float]()
+        for destination, (kept, limits) in list(seen.kept.items()):
+            known, look_at = self._looks.get(destination, (None, 0.0))
+            is_new = destination in seen.held or known != kept.limits
+            if is_new or look_at <= self._clock.monotonic():
+                seen.held.discard(destination)
+                found, pause = await self._look_into(kept, limits)
+                count, look_at = count + found, self._clock.monotonic() + pause
+            self._looks[destination] = (kept.limits, look_at)
+            pauses.append(max(look_at - self._clock.monotonic(), 0.0))
+        pause = min(pauses, default=math.inf)
+        attempts = [] if taken.next_attempt is None else [taken.next_attempt]
+        if pause < math.inf:
+            attempts.append(later(self._clock.now(), timedelta(seconds=pause)))
+        return PollResult(taken.count + count, taken.more or pause == 0, min(attempts, default=None))
+
+    async def _look_into(self, kept: KeptLimits, limits: Limits) -> tuple[int, float]:
+        """Return how many messages were let through, and after how many seconds to look again; 0: there may be more."""
+        now = self._clock.now()
+        if limits == NO_LIMITS:
+            return await self._free(kept, now)
+        opens = limits.opens(now)
+        allowed = limits.allowed(kept.free_at, now) if opens <= now else 0
+        if not allowed:
+            then = opens if opens > now else limits.next_turn(kept.free_at)
+            return 0, max((then - now).total_seconds(), 0.001)
+        taken = await self._dispatcher.take(now, allowed, partial(self._claim, kept, limits, now))
+        return taken.count, self._pause_after(taken, kept, limits, now)
+
+    def _pause_after(self, taken: PollResult, kept: KeptLimits, limits: Limits, now: datetime) -> float:
+        seen = self._dispatcher.limits
+        if seen.is_forgotten or (taken.more and not taken.count):  # somebody else was first, or there was no room
+            return _LOST_TURN
+        free_at = seen.kept.get(kept.destination, (kept, limits))[0].free_at
+        if free_at == kept.free_at:  # nothing was held
+            return _EMPTY_APART
+        if limits.per_second is None:
+            return 0.0
+        return max((limits.next_turn(free_at) - now).total_seconds(), 0.001)
+
+    async def _claim(self, kept: KeptLimits, limits: Limits, now: datetime, limit: int) -> Sequence[Claim]:
+        """Claim what is held, and take turns for it: so what was paused meanwhile stays."""
+        claims, is_ours = await self._held(kept, limit, now), False
+        if not claims:
+            return ()
+        free_at = limits.after(len(claims), kept.free_at, now)
+        try:
+            is_ours = await self._dispatcher.asking.call(lambda: self._store.take_turns(kept, free_at))
+        finally:
+            if not is_ours:
+                self._dispatcher.limits.forget()
+                with anyio.CancelScope(shield=True):
+                    await self._dispatcher.put_back([(claim, kept.place(claim.message.due)) for claim in claims])
+        if is_ours:
+            self._dispatcher.limits.note(replace(kept, free_at=free_at))
+        return claims if is_ours else ()
+
+    async def _free(self, kept: KeptLimits, now: datetime) -> tuple[int, float]:
+        """Have what was held go the way of all others."""
+        claims = await self._held(kept, AT_ONCE, now)
+        if claims:
+            at_once = max(claim.message.due for claim in claims)  # one call
+            await self._dispatcher.put_back([(claim, at_once) for claim in claims])
+            return len(claims), 0.0
+        return 0, _LIFTED_APART if now < later(kept.free_at, _LOOKED_FOR) else math.inf
+
+    async def _held(self, kept: KeptLimits, limit: int, now: datetime) -> Sequence[Claim]:
+        """Claim what is held; a message that is due in the far year of the lane by itself is none of these."""
+        call = partial(self._store.claim_held, kept, now, limit)
+        claims = await self._dispatcher.asking.call(call, self._dispatcher.give_back_late)
+        strays = [each for each in claims if each.message.due >= now or each.message.destination != kept.destination]
+        if strays:
+            await self._dispatcher.put_back([(claim, claim.message.due) for claim in strays])
+        return [claim for claim in claims if claim not in strays] if strays else claims

@@ -1,0 +1,109 @@
+"""Limits of destinations, which all services of a store keep together. Source: ADR 34."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from postdate.ports.stores import Claim
+
+_LANES: Final = datetime(9000, 1, 1, tzinfo=UTC)
+_WIDTH: Final = timedelta(seconds=1_000)
+_FIRST_DUE: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LONGEST: Final = timedelta(days=365 * 500)
+"""What is due later than so long after the first, has its place at the end of the lane."""
+
+_PLACES: Final = 1_000_000
+"""In a lane: messages that are due within four hours of each other are held in one place, in the order of storing."""
+
+
+def in_a_lane(attempt_at: datetime | None, due: datetime) -> bool:
+    """Return whether a message is held, by its attempt time."""
+    return attempt_at is not None and attempt_at > _LANES > due
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLimits:
+    """The limits of one destination, as a store keeps them.
+
+    Held messages wait in a *lane*: an interval of attempt times of its own, far beyond all that are due, by which they
+    are found again, the first due first.
+
+    Args:
+        destination: queue.
+        lane: number of the destination in this store, from 1.
+        limits: as text, which only the core reads; empty: they were lifted.
+        free_at: when the next message may go, UTC, as far as a rate is limited; at first, when the limits were set.
+    """
+
+    destination: str
+    lane: int
+    limits: str
+    free_at: datetime
+
+    @property
+    def begin(self) -> datetime:
+        """The first attempt time of the lane."""
+        return _LANES + self.lane * _WIDTH
+
+    @property
+    def end(self) -> datetime:
+        """The first attempt time after the lane."""
+        return self.begin + _WIDTH
+
+    def place(self, due: datetime) -> datetime:
+        """Return the attempt time with which a message is held."""
+        part = min(max((due - _FIRST_DUE) / _LONGEST, 0.0), 1.0)
+        return self.begin + int(part * (_PLACES - 1)) * (_WIDTH / _PLACES)
+
+
+class LimitingStore(ABC):
+    """A store that keeps limits of destinations, and holds messages because of them.
+
+    What is due for a destination with limits is claimed like any other message, and given back with an attempt time in
+    the lane (:meth:`postdate.ports.ClaimingStore.release`). No move takes messages for it.
+    """
+
+    @abstractmethod
+    async def kept_limits(self) -> Sequence[KeptLimits]:
+        """Return the limits of every destination that ever had any, by name.
+
+        Guarantees:
+            limiting.limits_are_kept, lifted_limits_are_kept_as_lifted.
+        """
+
+    @abstractmethod
+    async def keep_limits(self, destination: str, limits: str, free_at: datetime, before: str = "") -> bool:
+        """Keep limits of a destination; empty: lift them. From now on moves leave it alone, or take it again.
+
+        Args:
+            destination: queue.
+            limits: from now on.
+            free_at: see :class:`KeptLimits`.
+            before: what it had; empty: none. ``False`` if it has others by now: nothing was changed.
+
+        Guarantees:
+            limiting.limits_are_kept, lifted_limits_are_kept_as_lifted, no_move_takes_what_is_limited,
+            limits_of_before_are_changed_once.
+        """
+
+    @abstractmethod
+    async def take_turns(self, kept: KeptLimits, free_at: datetime) -> bool:
+        """Set ``free_at``; ``False``: the limits are not those any more, or somebody else has done so.
+
+        Guarantees:
+            limiting.one_of_many_takes_a_turn.
+        """
+
+    @abstractmethod
+    async def claim_held(self, kept: KeptLimits, now: datetime, limit: int) -> Sequence[Claim]:
+        """Claim up to ``limit`` messages that are held in a lane, as :meth:`postdate.ports.ClaimingStore.claim_due`.
+
+        ``now`` is recorded where a row cannot be read.
+
+        Guarantees:
+            limiting.what_is_held_is_claimed_by_its_lane_alone.
+        """

@@ -1,0 +1,105 @@
+"""Limits of destinations, and messages that are held because of them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from postdate.ports import ClaimingStore, MovingStore, Outcome, Transport
+from postdate.ports.limits import KeptLimits, LimitingStore
+from postdate.testing.conformance import Topic, expect, expect_equal
+from postdate.testing.store_suite.subject import (
+    MICROSECOND,
+    NOW,
+    QUEUE,
+    SECOND,
+    StoreSubject,
+    beside_queues,
+    having,
+    ids,
+    message,
+)
+
+limiting: Topic[StoreSubject] = Topic("limiting")
+limited = having(LimitingStore)
+
+
+@limiting.given(limited)
+async def limits_are_kept(store: ClaimingStore, limits: LimitingStore) -> None:
+    """Those of each destination, whose name is taken as it is, with a lane of its own."""
+    names = ("q", "Q", "q ", "ключ'\"%s")
+    for number, name in enumerate(names):
+        expect(await limits.keep_limits(name, f"{number}", NOW + number * SECOND), "the first limits are kept")
+    found = await limits.kept_limits()
+    said = {each.destination: (each.limits, each.free_at) for each in found}
+    expect_equal(said, {name: (f"{n}", NOW + n * SECOND) for n, name in enumerate(names)}, "what is kept")
+    expect_equal(len({each.lane for each in found}), len(names), "lanes")
+    expect(all(each.lane > 0 for each in found), "lanes are numbered from 1")
+
+
+@limiting.given(limited)
+async def limits_of_before_are_changed_once(store: ClaimingStore, limits: LimitingStore) -> None:
+    """Who has seen what a destination had changes it; who has seen what it had before that does not."""
+    told = [await limits.keep_limits("q", each, NOW) for each in ("1", "2")]
+    told += [await limits.keep_limits("q", each, NOW, "1") for each in ("3", "4")]
+    told += [await limits.keep_limits("other", "5", NOW, "1")]
+    expect_equal(told, [True, False, True, False, False], "whether limits were kept")
+    expect_equal([each.limits for each in await limits.kept_limits()], ["3"], "what is kept")
+
+
+@limiting.given(limited)
+async def lifted_limits_are_kept_as_lifted(store: ClaimingStore, limits: LimitingStore) -> None:
+    """Empty, with the lane that they had: something may be held there still."""
+    await limits.keep_limits("q", "limits", NOW)
+    (before,) = await limits.kept_limits()
+    await limits.keep_limits("q", "", NOW + SECOND, "limits")
+    expect_equal(await limits.kept_limits(), [KeptLimits("q", before.lane, "", NOW + SECOND)], "what is kept")
+    expect(await limits.keep_limits("q", "again", NOW), "limits are kept instead of none")
+
+
+@limiting.given(limited)
+async def one_of_many_takes_a_turn(store: ClaimingStore, limits: LimitingStore) -> None:
+    """Who has seen what is kept moves its time on; who has seen what was kept before does not."""
+    await limits.keep_limits("q", "limits", NOW)
+    (kept,) = await limits.kept_limits()
+    expect_equal([await limits.take_turns(kept, NOW + n * MICROSECOND) for n in (1, 2)], [True, False], "turns")
+    (kept,) = await limits.kept_limits()
+    expect_equal(kept.free_at, NOW + MICROSECOND, "the time of the next")
+    await limits.keep_limits("q", "others", NOW + MICROSECOND, "limits")
+    expect(not await limits.take_turns(kept, NOW + SECOND), "no turn is taken by limits of before")
+
+
+@limiting.given(limited)
+async def what_is_held_is_claimed_by_its_lane_alone(store: ClaimingStore, limits: LimitingStore) -> None:
+    """The first due first, whatever the order of storing, by one claim each; others do not see it."""
+    for name in ("q", "other"):
+        await limits.keep_limits(name, "limits", NOW)
+    kept = {each.destination: each for each in await limits.kept_limits()}
+    dues = {"m-1": NOW, "m-2": NOW - timedelta(days=1), "m-3": NOW - timedelta(days=9)}
+    await store.store_many([message(id_, due, destination="q") for id_, due in dues.items()], NOW)
+    for claim in await store.claim_due(NOW + SECOND, 10):
+        await store.release([claim], kept["q"].place(claim.message.due))
+    expect_equal(ids(await store.claim_due(NOW + timedelta(days=365_000), 10)), [], "claims of what is due")
+    expect_equal(ids(await limits.claim_held(kept["other"], NOW, 10)), [], "claims of another lane")
+    held = await limits.claim_held(kept["q"], NOW, 2)
+    expect_equal(sorted(ids(held)), ["m-2", "m-3"], "claims of the first two")
+    expect_equal(ids(await limits.claim_held(kept["q"], NOW, 10)), ["m-1"], "claims of the rest")
+    await store.release([each for each in held if each.message.message_id == "m-3"], NOW)
+    expect_equal(ids(await store.claim_due(NOW + SECOND, 10)), ["m-3"], "claims of what was let go")
+    expect_equal(await store.finish(held, Outcome.DELIVERED, NOW), 1, "how many are still held")
+
+
+@limiting.given(beside_queues)
+async def no_move_takes_what_is_limited(store: MovingStore, transport: Transport) -> None:
+    """It is left behind, to be claimed; when the limits are lifted it moves."""
+    if not isinstance(store, LimitingStore):
+        return
+    await store.keep_limits(QUEUE, "limits", NOW)
+    await store.store_many([message("m-1"), message("m-2", NOW + MICROSECOND)], NOW)
+    report = await store.move_due(NOW + SECOND, 10)
+    expect_equal((report.delivered, report.left_behind), (0, True), "moved, and whether something is left behind")
+    (claim,) = await store.claim_due(NOW + SECOND, 1)
+    (kept,) = await store.kept_limits()
+    await store.release([claim], kept.place(NOW))
+    await store.keep_limits(QUEUE, "", NOW, "limits")
+    expect_equal((await store.move_due(NOW + SECOND, 10)).delivered, 1, "moved of what was not held")
+    expect_equal(ids(await store.claim_held(kept, NOW, 10)), ["m-1"], "what is held still")

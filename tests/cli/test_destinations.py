@@ -1,0 +1,51 @@
+"""Queues are paused, resumed and limited; what is held says why."""
+
+import pytest
+
+
+def test_limits_are_set_shown_and_lifted(cli) -> None:
+    cli.ok("setup", "--queue", "orders")
+    assert cli.ok("destinations", "list").out == "no queue has limits\n"
+    assert cli.ok("destinations", "pause", "orders").out == "orders: paused\n"
+    window = "mon-fri 09:00-17:00 Europe/Paris"
+    found = cli.ok("destinations", "limit", "orders", "--per-second", "50", "--window", window, "--json").json
+    assert found == {
+        "destination": "orders",
+        "limits": {"paused": True, "per_second": 50.0, "windows": [window]},
+    }
+    assert cli.ok("destinations", "resume", "orders").out == f"orders: at most 50 a second, within {window}\n"
+    assert cli.ok("destinations", "list", "--json").json == {
+        "destinations": {"orders": {"paused": False, "per_second": 50.0, "windows": [window]}}
+    }
+    assert cli.ok("destinations", "limit", "orders").out == "orders: no limits\n"
+
+
+def test_explain_says_what_holds_a_message(cli) -> None:
+    cli.ok("setup", "--queue", "orders")
+    cli.ok("send", "orders", "{}", "--delay", "0s", "--id", "due")
+    cli.ok("send", "orders", "{}", "--at", "2126-02-02T12:00Z", "--id", "later")  # a Saturday
+    cli.ok("destinations", "limit", "orders", "--window", "mon-fri 09:00-17:00 UTC")
+    later = cli.ok("messages", "explain", "later", "--json").json
+    assert later["state"] == "waiting"
+    assert "the limits of its queue 'orders' are: within mon-fri 09:00-17:00 UTC" in later["facts"]
+    assert "nothing goes there before 2126-02-04T09:00:00Z" in later["facts"]
+    cli.ok("destinations", "pause", "orders")
+    due = cli.ok("messages", "explain", "later", "--json").json
+    assert "its queue 'orders' is paused" in due["facts"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["pause"], "QUEUE"),
+        (["limit", "orders", "--per-second", "0"], "0.0 messages a second is no rate"),
+        (["limit", "orders", "--window", "09:00-17:00"], "'09:00-17:00' is no window of time, such as"),
+        (["limit", "orders", "--window", "09:00-17:00 Europe/Pari"], "no time zone 'Europe/Pari'"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(cli, arguments, said) -> None:
+    cli.ok("setup", "--queue", "orders")
+    found = cli("destinations", *arguments)
+    assert found.status == 2
+    assert said in found.err
+    assert cli.ok("destinations", "list").out == "no queue has limits\n"

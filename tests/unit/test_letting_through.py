@@ -1,0 +1,211 @@
+"""Services hold what limits of its destination hold, and let it through when they allow it (ADR 34)."""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from tests.waiting import until
+
+from postdate import DelayedDelivery, DelayedMessage, Endpoint, MemoryStore, MemoryTransport, Sqlite
+from postdate.core.letting_through import free_lanes
+from postdate.core.limits import change_limits, limited, paused, resumed
+from postdate.errors import DestinationUnavailable
+from postdate.ports import ClaimingStore, RecordKind, Transport
+from postdate.ports.limits import LimitingStore
+from postdate.testing import VirtualClock
+
+SECOND = timedelta(seconds=1)
+
+
+class Services:
+    """Endpoints that deliver from one store, on a clock that the test moves."""
+
+    def __init__(self, store: ClaimingStore, transport: Transport, clock: VirtualClock) -> None:
+        assert isinstance(store, LimitingStore)
+        self.limits: LimitingStore = store
+        self.store, self.transport, self.clock, self.start = store, transport, clock, clock.now()
+
+    async def send(self, count: int, queue: str = "q", due: timedelta = SECOND) -> None:
+        found = [DelayedMessage(f"{queue}-{n:05}", self.start + due, queue) for n in range(count)]
+        await self.store.store_many(found, self.clock.now())
+
+    async def arrived(self, queue: str = "q") -> int:
+        """Count what is in a queue."""
+        return (await self.transport.lengths_of([queue]) or {}).get(queue, 0)
+
+    async def pass_time(self, seconds: float, steps: int = 10) -> None:
+        for _ in range(steps):
+            await self.clock.advance(timedelta(seconds=seconds / steps))
+
+    async def all_arrive(self, count: int, queue: str = "q") -> None:
+        async def there() -> bool:
+            await self.clock.advance(SECOND / 10)
+            return await self.arrived(queue) == count
+
+        await until(there)
+
+    async def delivered_at(self, count: int, queue: str = "q") -> list[datetime]:
+        found = [await self.store.history(f"{queue}-{n:05}") for n in range(count)]  # type: ignore[attr-defined]
+        return sorted(each.at for records in found for each in records if each.kind is RecordKind.DELIVERED)
+
+
+Running = Callable[..., AbstractAsyncContextManager[Services]]
+
+
+@pytest.fixture(params=["queues elsewhere", "queues in the same database"])
+def services(request: pytest.FixtureRequest, tmp_path: Path) -> Running:
+    @asynccontextmanager
+    async def running(count: int = 1) -> AsyncGenerator[Services]:
+        clock = VirtualClock()
+        async with AsyncExitStack() as stack:
+            store: ClaimingStore = MemoryStore()
+            transport: Transport = MemoryTransport(clock=clock)
+            if request.param == "queues in the same database":
+                database = Sqlite(tmp_path / "shop.db", synchronous="normal")
+                store, transport = database.store, database.queues
+                stack.push_async_callback(database.close)
+            await transport.create_queues(["q", "free", "error"])
+            for _ in range(count):
+                delivery = DelayedDelivery(store, retention=timedelta(0))
+                await stack.enter_async_context(
+                    Endpoint("shop", transport=transport, delayed_delivery=delivery, error_queue="error", clock=clock)
+                )
+            yield Services(store, transport, clock)
+
+    return running
+
+
+async def test_what_is_paused_waits_and_goes_out_when_it_is_resumed(services: Running) -> None:
+    async with services() as shop:
+        await change_limits(shop.limits, "q", paused, shop.clock.now())
+        await shop.send(30)
+        await shop.send(3, "free")
+        await shop.pass_time(200)
+        assert (await shop.arrived("free"), await shop.arrived()) == (3, 0)
+        await change_limits(shop.limits, "q", resumed, shop.clock.now())
+        await shop.all_arrive(30)
+
+
+async def test_a_window_opens_and_closes(services: Running) -> None:
+    async with services() as shop:
+        opens = shop.start.replace(second=0, microsecond=0) + timedelta(minutes=4)
+        closes = opens + timedelta(minutes=2)
+        window = f"{opens:%H:%M}-{closes:%H:%M} UTC"
+        await change_limits(shop.limits, "q", limited(None, window), shop.clock.now())
+        await shop.send(20)
+        await shop.pass_time((opens - shop.clock.now()).total_seconds() - 1)
+        assert await shop.arrived() == 0
+        await shop.all_arrive(20)
+        assert all(opens <= at < closes for at in await shop.delivered_at(20))
+        await shop.store.store(DelayedMessage("late", closes + SECOND, "q"), shop.clock.now())
+        await shop.pass_time(300)
+        assert await shop.arrived() == 20
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_all_services_together_keep_a_rate(services: Running, count: int) -> None:
+    async with services(count) as shop:
+        await change_limits(shop.limits, "q", limited(50, ()), shop.clock.now())
+        await shop.send(200)
+        await shop.all_arrive(200)
+        times = await shop.delivered_at(200)
+        assert len(times) == 200
+        assert spans_are_kept(times, 50)
+
+
+def spans_are_kept(times: Sequence[datetime], rate: float) -> bool:
+    """Whether no span had more than its share, and two turns of a tenth of a second that were missed."""
+    return all(
+        last - first + 1 <= rate * (times[last] - times[first]).total_seconds() + 0.2 * rate + 1e-3
+        for first in range(len(times))
+        for last in range(first, len(times))
+    )
+
+
+async def test_lanes_without_limits_are_left_alone_after_some_minutes(services: Running) -> None:
+    async with services() as shop:
+        await change_limits(shop.limits, "q", paused, shop.clock.now())
+        await change_limits(shop.limits, "q", resumed, shop.clock.now())
+        await shop.pass_time(700, 70)
+        before = shop.limits.claim_held
+        asked = list[object]()
+
+        async def claim_held(kept, now, limit):
+            asked.append(kept)
+            return await before(kept, now, limit)
+
+        shop.limits.claim_held = claim_held
+        await shop.pass_time(700, 70)
+        assert asked == []
+
+
+async def test_an_outage_of_a_limited_queue_ends(services: Running) -> None:
+    """What is held must not count as the probe of its queue."""
+    async with services() as shop:
+        if not isinstance(shop.transport, MemoryTransport):
+            return
+        down, send = {"now": True}, shop.transport.send
+
+        async def faulty(envelopes, now, *, work=()):
+            refused = DestinationUnavailable("it is full")
+            return [refused] * len(envelopes) if down["now"] else await send(envelopes, now, work=work)
+
+        shop.transport.send = faulty
+        await change_limits(shop.limits, "q", limited(50, ()), shop.clock.now())
+        await shop.send(20)
+        await shop.pass_time(10, 100)
+        down["now"] = False
+        await shop.all_arrive(20)
+
+
+async def test_what_is_paused_while_a_lane_is_emptied_stays(services: Running) -> None:
+    async with services() as shop:
+        await change_limits(shop.limits, "q", limited(None, "00:00-24:00 UTC"), shop.clock.now())
+        held, claim_held = list[int](), shop.limits.claim_held
+
+        async def pausing(kept, now, limit):
+            claims = await claim_held(kept, now, min(limit, 5))
+            if claims and not held:
+                await change_limits(shop.limits, "q", paused, shop.clock.now())
+            held.append(len(claims))
+            return claims
+
+        shop.limits.claim_held = pausing
+        await shop.send(20)
+        await shop.pass_time(30)
+        assert (await shop.arrived(), sum(held)) == (0, 5)
+        await change_limits(shop.limits, "q", resumed, shop.clock.now())
+        await shop.all_arrive(20)
+
+
+async def test_what_was_held_is_let_go_in_one_call_a_thousand(services: Running) -> None:
+    async with services() as shop:
+        await change_limits(shop.limits, "q", paused, shop.clock.now())
+        found = [DelayedMessage(f"q-{n:05}", shop.start + (2 + n / 10) * SECOND, "q") for n in range(100)]
+        await shop.store.store_many(found, shop.clock.now())
+        await shop.pass_time(30)
+        calls, release = list[int](), shop.store.release
+
+        async def counted(claims, attempt_at):
+            calls.append(len(claims))
+            return await release(claims, attempt_at)
+
+        shop.store.release = counted
+        await change_limits(shop.limits, "q", resumed, shop.clock.now())
+        await shop.all_arrive(100)
+        assert calls == [100]
+
+
+async def test_lanes_are_freed_where_no_service_does_it() -> None:
+    store, now = MemoryStore(), VirtualClock().now()
+    await change_limits(store, "q", paused, now)
+    (kept,) = await store.kept_limits()
+    await store.store_many([DelayedMessage(f"q-{n}", now - n * SECOND, "q") for n in range(3)], now)
+    for claim in await store.claim_due(now + SECOND, 9):
+        await store.release([claim], kept.place(claim.message.due))
+    for change, expected in ((paused, 0), (resumed, 3)):
+        await change_limits(store, "q", change, now)
+        await free_lanes(store, now)
+        assert len(await store.claim_due(now + SECOND, 9)) == expected

@@ -1,0 +1,217 @@
+"""What limits of destinations say: windows, rates, and what a store keeps of them (ADR 34)."""
+
+import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from postdate import MemoryStore, SendOptions
+from postdate.core.limits import (
+    NO_LIMITS,
+    Limits,
+    Window,
+    change_limits,
+    limited,
+    limits_in,
+    limits_of,
+    paused,
+    resumed,
+)
+from postdate.errors import DelayConflict, InvalidMessage, InvalidTimestamp, PostdateError
+from postdate.ports.limits import KeptLimits
+
+NOW = datetime(2026, 11, 27, 12, tzinfo=UTC)  # a Friday
+SECOND = timedelta(seconds=1)
+
+
+def at(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("window", "now", "opens"),
+    [
+        ("mon-fri 09:00-17:00 Europe/Paris", "2026-11-27 07:59:59", "2026-11-27 08:00"),
+        ("mon-fri 09:00-17:00 Europe/Paris", "2026-11-27 08:00", "2026-11-27 08:00"),
+        ("mon-fri 09:00-17:00 Europe/Paris", "2026-11-27 15:59:59", "2026-11-27 15:59:59"),
+        ("mon-fri 09:00-17:00 Europe/Paris", "2026-11-27 16:00", "2026-11-30 08:00"),
+        ("09:00-17:00 Europe/Paris", "2026-11-27 16:00", "2026-11-28 08:00"),
+        ("09:00-17:00 Europe/Paris", "2026-03-28 16:00", "2026-03-29 07:00"),  # summer begins
+        ("sat 22:00-02:00 UTC", "2026-11-29 01:59", "2026-11-29 01:59"),  # of Saturday
+        ("sat 22:00-02:00 UTC", "2026-11-29 02:00", "2026-12-05 22:00"),
+        ("sat-mon,wed 00:00-24:00 UTC", "2026-12-01 12:00", "2026-12-02 00:00"),
+        ("sat-mon,wed 00:00-24:00 UTC", "2026-11-29 23:59", "2026-11-29 23:59"),
+        ("12:00-12:00 UTC", "2026-11-27 11:59", "2026-11-27 11:59"),  # all day
+        ("mon 09:00-10:00 Pacific/Kiritimati", "2026-11-29 18:59", "2026-11-29 19:00"),
+        ("02:30-02:45 Europe/Paris", "2026-03-29 00:30", "2026-03-29 01:30"),  # which clocks leave out: an hour later
+        ("02:30-03:00 Europe/Paris", "2026-03-29 00:45", "2026-03-30 00:30"),  # over before it begins
+        ("00:00-24:00 UTC", "9999-12-30 23:59", "9999-12-30 23:59"),
+    ],
+)
+def test_a_window_is_open_or_opens(window: str, now: str, opens: str) -> None:
+    assert Window.read(window).opens(at(now)) == at(opens)
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        "",
+        "mon-fri",
+        "9:00-17:00 UTC",
+        "09:00-17:00",
+        "09:00-25:00 UTC",
+        "09:60-17:00 UTC",
+        "funday 09:00-17:00 UTC",
+        "mon- 09:00-17:00 UTC",
+        "09:00-17:00 Europe/Pari",
+        "mon-fri 09:00-17:00 Europe/Paris ",
+    ],
+)
+def test_what_is_no_window_is_refused(window: str) -> None:
+    with pytest.raises(InvalidTimestamp):
+        Limits(windows=(window,))
+
+
+@pytest.mark.parametrize("windows", [5, [None], "", ["", "x"]])
+def test_windows_of_wrong_types_are_refused(windows: Any) -> None:
+    with pytest.raises(InvalidTimestamp, match="is no window of time"):
+        limited(None, windows)(NO_LIMITS)
+
+
+@pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf"), 1e-9, "50", timedelta(1)])
+def test_what_is_no_rate_is_refused(rate: Any) -> None:
+    with pytest.raises(InvalidMessage, match="is no rate"):
+        Limits(per_second=rate)
+
+
+@given(
+    st.sampled_from([0.01, 0.3, 1.0, 7.0, 50.0, 333.0]),
+    st.lists(st.tuples(st.floats(0.0, 3.0), st.integers(0, 2_000)), max_size=60),
+)
+def test_no_more_goes_than_the_rate_allows(rate: float, looks: list[tuple[float, int]]) -> None:
+    """Whenever looks are made, and however many they find: of any span, its share, and two turns that were missed."""
+    limits, now, free_at, gone = Limits(per_second=rate), NOW, NOW, list[tuple[datetime, int]]()
+    for pause, found in looks:
+        now += timedelta(seconds=pause)
+        count = min(limits.allowed(free_at, now), found)
+        if count:
+            free_at = limits.after(count, free_at, now)
+            gone.append((now, count))
+    for first, (since, _) in enumerate(gone):
+        total = 0
+        for until, count in gone[first:]:
+            total += count
+            seconds = (until - since).total_seconds()
+            assert total <= rate * seconds + 2 * max(0.1 * rate, 1) + 1e-3
+
+
+@pytest.mark.parametrize("rate", [0.5, 3, 50, 1_000])
+def test_looks_at_every_turn_reach_the_rate(rate: float) -> None:
+    limits, now, free_at, gone = Limits(per_second=rate), NOW, NOW, 0
+    for _ in range(1_000):
+        now = max(limits.next_turn(free_at), now) + timedelta(milliseconds=3)  # late, as looks are
+        count = limits.allowed(free_at, now)
+        gone, free_at = gone + count, limits.after(count, free_at, now)
+    assert gone == pytest.approx(rate * (now - NOW).total_seconds(), rel=0.01, abs=2)
+
+
+def test_a_time_set_by_a_clock_that_is_ahead_holds_nothing_up() -> None:
+    limits = Limits(per_second=50)
+    assert limits.allowed(NOW + SECOND, NOW) == 0  # of another service, whose clock is a little ahead
+    assert limits.allowed(NOW + timedelta(hours=1), NOW) == 5
+    assert limits.after(5, NOW + timedelta(hours=1), NOW) == NOW
+
+
+def test_a_message_of_its_own_waits_for_its_window_and_is_spread() -> None:
+    window = "mon-fri 09:00-17:00 UTC"
+    assert SendOptions(window=window).due(NOW) == NOW
+    late = at("2026-11-27 20:00")
+    assert SendOptions(deliver_at=NOW, window=window).due(late) == at("2026-11-30 09:00")
+    assert SendOptions(delay=timedelta(hours=5), window=window).due(NOW) == at("2026-11-30 09:00")
+    assert SendOptions(deliver_at=at("2026-11-28 12:00"), window=window).due(NOW) == at("2026-11-30 09:00")
+    spread = SendOptions(delay=SECOND, spread=timedelta(hours=4, minutes=59))
+    assert len({spread.due(NOW) for _ in range(100)}) > 90
+    assert all(NOW + SECOND <= (spread.due(NOW) or NOW) < NOW + timedelta(hours=5) for _ in range(100))
+    both = {SendOptions(window=window, spread=timedelta(hours=6)).due(NOW) for _ in range(100)}
+    assert at("2026-11-30 09:00") in both  # the sixth hour is after the end
+    assert all(due is not None and Window.read(window).opens(due) == due for due in both)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"window": "at night"}, InvalidTimestamp),
+        ({"spread": -SECOND}, InvalidMessage),
+        ({"spread": 5}, InvalidMessage),
+        ({"deliver_at": "2027-03-28 09:00", "zone": "Europe/Paris", "spread": SECOND}, DelayConflict),
+        ({"window": "09:00-17:00 UTC", "use_dead_letter_queue": True}, DelayConflict),
+    ],
+)
+def test_windows_and_spreads_that_cannot_be_are_refused(options: dict[str, Any], error: type[PostdateError]) -> None:
+    with pytest.raises(error):
+        SendOptions(**options)
+
+
+async def test_limits_are_changed_one_by_one_and_lifted() -> None:
+    store = MemoryStore()
+    await change_limits(store, "q", limited(50, "mon-fri 09:00-17:00 Europe/Paris"), NOW)
+    assert str(await change_limits(store, "q", paused, NOW)) == (
+        "paused, at most 50 a second, within mon-fri 09:00-17:00 Europe/Paris"
+    )
+    assert await change_limits(store, "q", limited(None, ()), NOW) == Limits(paused=True)
+    assert await limits_of(store) == {"q": Limits(paused=True)}
+    assert await change_limits(store, "q", resumed, NOW) == NO_LIMITS
+    assert await limits_of(store) == {}
+    assert await store.keep_limits("q", "nonsense", NOW)
+    assert (await limits_of(store))["q"].paused
+    assert await change_limits(store, "q", limited(5, ()), NOW) == Limits(per_second=5)
+
+
+async def test_limits_that_are_set_again_leave_a_rate_alone() -> None:
+    store = MemoryStore()
+    for minutes in range(5):
+        await change_limits(store, "q", limited(0.01, ()), NOW + timedelta(minutes=minutes))
+    await change_limits(store, "q", limited(0.02, ()), NOW + timedelta(minutes=9))
+    assert [each.free_at for each in await store.kept_limits()] == [NOW]
+
+
+async def test_of_changes_at_once_none_is_lost() -> None:
+    class Slow(MemoryStore):
+        async def kept_limits(self) -> Sequence[KeptLimits]:
+            found = await super().kept_limits()
+            await anyio.lowlevel.checkpoint()
+            return found
+
+    store = Slow()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(change_limits, store, "q", paused, NOW)
+        tasks.start_soon(change_limits, store, "q", limited(5, ()), NOW)
+    assert await limits_of(store) == {"q": Limits(paused=True, per_second=5)}
+
+
+async def test_names_that_no_queue_has_are_refused() -> None:
+    store = MemoryStore()
+    with pytest.raises(PostdateError):
+        await change_limits(store, "", paused, NOW)
+
+
+@pytest.mark.parametrize(
+    "text", ["nonsense", "[]", '{"paused": 7}', '{"per_second": -1}', '{"windows": ["x"]}', '{"per_minute": 5}']
+)
+def test_damaged_limits_let_nothing_through(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR, "postdate.limits"):
+        assert limits_in(KeptLimits("q", 1, text, NOW)).paused
+    assert "set its limits anew" in caplog.text
+
+
+@given(st.datetimes(), st.datetimes())
+def test_places_in_a_lane_are_in_the_order_of_due_times(one: datetime, other: datetime) -> None:
+    kept = KeptLimits("q", 7, "", NOW)
+    first, last = (kept.place(each.replace(tzinfo=UTC)) for each in sorted([one, other]))
+    assert kept.begin <= first <= last < kept.end
