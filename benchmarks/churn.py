@@ -61,7 +61,7 @@ def churn(bench: Bench, n: int, pending: int, batch: int, *, idle_transaction: b
 def _take_all(bench: Bench, targets: Targets, arrivals: Arrivals, taken: SharedCount, partners: list[Partner]) -> None:
     n, told, since = len(arrivals.numbers), time.monotonic(), time.monotonic()
     while taken.value < n:
-        count = arrivals.add(targets.queues.target.take(targets.deployment.queue, _TAKEN_AT_ONCE))
+        count = arrivals.add(targets.queues.target.take(targets.deployment.names.arrived, _TAKEN_AT_ONCE))
         taken.add(count)
         now = time.monotonic()
         if count:

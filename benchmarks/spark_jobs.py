@@ -103,7 +103,7 @@ def _with_cores(bench: Bench, n: int, cores: int) -> tuple[dict[str, float], Arr
             targets.store.target.settle()
 
             bench.report(f"reading {n:,} messages with {cores} cores")
-            found["copy_out_per_s"] = _scanned(targets).scan_limit(targets.deployment.endpoint)
+            found["copy_out_per_s"] = _scanned(targets).scan_limit(targets.deployment.names.endpoint)
             seconds, _ = _timed(lambda: _read(spark, store, cores))
             found["scan_per_s"] = n / seconds
 
@@ -156,14 +156,16 @@ def _read(spark: SparkSession, store: StoreSpec, cores: int) -> None:
 
 def _store(targets: Targets) -> StoreSpec:
     return StoreSpec(
-        targets.deployment.store.address, endpoint=targets.deployment.endpoint, **targets.deployment.store.settings
+        targets.deployment.store.address,
+        endpoint=targets.deployment.names.endpoint,
+        **targets.deployment.store.settings,
     )
 
 
 def _sweep(targets: Targets) -> SweepSpec:
     deployment = targets.deployment
     return SweepSpec(
-        _store(targets), deployment.transport.address, deployment.transport.settings, error_queue=deployment.error_queue
+        _store(targets), deployment.transport.address, deployment.transport.settings, error_queue=deployment.names.error
     )
 
 
@@ -269,7 +271,7 @@ def _taken(targets: Targets, messages: Workload, seconds: float) -> list[tuple[s
     found, look_again = list[tuple[str, float]](), threading.Event()
     deadline = messages.due(0) + timedelta(seconds=seconds + STUCK_SECONDS)
     while len(found) < messages.count and SystemClock().now() < deadline:
-        taken = targets.queues.target.take(targets.deployment.queue, _TAKEN_AT_ONCE)
+        taken = targets.queues.target.take(targets.deployment.names.arrived, _TAKEN_AT_ONCE)
         now = SystemClock().now()
         found += [(each, (now - messages.due(number_of(each))) / timedelta(seconds=1)) for each in taken]
         if not taken:

@@ -19,7 +19,7 @@ _SEND = ("send", "orders", "x")
         (("nonsense",), "No such command 'nonsense'"),
         (("mesages", "list"), "Did you mean 'messages'?"),
         (("messages",), "which one? postdate messages list|show|explain|cancel|reschedule|stats"),
-        (("errors",), "which one? postdate errors list|groups|show|return|delete"),
+        (("errors",), "which one? postdate errors list|groups|show|return|discard|edit|delete"),
         (("errors", "show"), "name one: either the ID of a failed message, or --set-aside NAME"),
         (("errors", "show", "m1", "--set-aside", "s1"), "name one: either the ID"),
         (("errors", "list", "--set-aside", "--queue", "error"), "what is set aside is in no queue"),

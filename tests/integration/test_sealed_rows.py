@@ -13,6 +13,7 @@ from tests.conftest import SqliteStoreSubject
 from tests.integration.migration_places import NEXT_YEAR
 from tests.integration.stored_headers import BESIDE_QUEUES, WITH_ROWS, rewrite_headers
 
+from postdate.core.changing import administrable
 from postdate.messages import Headers, format_timestamp
 from postdate.pipeline.migrate import StoreMove
 from postdate.pipeline.migrate.verifying import checksums
@@ -25,7 +26,6 @@ from postdate.testing.store_suite.subject import (
     NOW,
     QUEUE,
     SECOND,
-    administrable,
     beside_queues,
     claiming,
     ids,
@@ -50,7 +50,6 @@ async def test_they_are_read_moved_in_time_tried_again_and_finished_as_any_other
         await store.store_many([message("m-1", headers=of_its_own), message("m-2", later)], NOW)
         seal(store_subject)
         operator = administrable(store)
-        assert operator is not None
         assert ids(await operator.list_pending(MessageFilter(), 10)) == ["m-1", "m-2"]
         assert await operator.get("m-2") == message("m-2", later)
         assert await operator.reschedule("m-1", later, NOW)

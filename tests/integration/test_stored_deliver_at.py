@@ -3,6 +3,7 @@
 import pytest
 from tests.integration.stored_headers import BESIDE_QUEUES, WITH_ROWS, rewrite_headers
 
+from postdate.core.changing import administrable
 from postdate.messages import Headers, format_timestamp
 from postdate.ports import MessageFilter, Outcome
 from postdate.testing import StoreSubject
@@ -10,7 +11,6 @@ from postdate.testing.store_suite.subject import (
     NOW,
     QUEUE,
     SECOND,
-    administrable,
     beside_queues,
     claiming,
     message,
@@ -31,7 +31,6 @@ async def test_it_is_there_once_and_follows_a_new_due_time(store_subject: StoreS
         await store.store_many([message("m-1", DUE), message("m-2", DUE)], NOW)
         headers = write(store_subject, format_timestamp(DUE))
         operator = administrable(store)
-        assert operator is not None
         assert [each.headers for each in await operator.list_pending(MessageFilter(), 10)] == [headers] * 2
         assert await operator.reschedule("m-1", LATER, NOW)
         claims = await store.claim_due(LATER + SECOND, 10)
@@ -46,7 +45,6 @@ async def test_what_the_sender_has_written_there_stays(store_subject: StoreSubje
         await store.store(message("m-1", DUE), NOW)
         headers = write(store_subject, "mine")
         operator = administrable(store)
-        assert operator is not None
         assert await operator.reschedule("m-1", LATER, NOW)
         (claim,) = await store.claim_due(LATER + SECOND, 10)
         assert claim.message.headers == headers

@@ -15,11 +15,12 @@ from tests.redis_subjects import RedisStoreSubject
 from postdate.backends.azure.table_names import records_table
 from postdate.backends.mariadb.connection import MariaDbServer
 from postdate.backends.mariadb.schema import MariaDbNames
+from postdate.core.changing import administrable
 from postdate.errors import DuplicateMessage
 from postdate.ports import Outcome, RecordKind
 from postdate.testing import Damage, StoreSubject
 from postdate.testing.damaged import MENDED
-from postdate.testing.store_suite.subject import NOW, SECOND, administrable, claiming, ids, message, quarantining
+from postdate.testing.store_suite.subject import NOW, SECOND, claiming, ids, message, quarantining
 
 
 def forget(subject: StoreSubject) -> None:
@@ -69,7 +70,6 @@ async def test_what_waits_without_a_record_is_delivered_beside_what_is_stored_no
         assert sorted(ids(claims)) == ["new", "old"]
         assert await store.finish(claims, Outcome.DELIVERED, NOW) == 2
         operator = administrable(store)
-        assert operator is not None
         assert [record.kind for record in await operator.history("old")] == [RecordKind.DELIVERED]
         assert len(await operator.history("new")) == 2
 
@@ -105,5 +105,4 @@ async def test_what_was_set_aside_without_a_record_is_put_back_and_delivered(sto
         assert claim.message == message("mended")
         assert await store.finish([claim], Outcome.DELIVERED, NOW) == 1
         operator = administrable(store)
-        assert operator is not None
         assert (await operator.history("mended"))[-1].kind is RecordKind.DELIVERED

@@ -183,7 +183,7 @@ async def test_a_bad_message_does_not_hold_up_the_others_row_58(make) -> None:
 async def test_a_message_too_large_for_the_transport_goes_alone_to_the_error_queue(clock, make_bench) -> None:
     bench = make_bench()
     bench.queues = MemoryTransport(largest_message_bytes=6_000)
-    bench.transport._transport = bench.queues
+    bench.transport._wrapped = bench.queues
     await bench.create_queues("billing")
     bodies = {"a": b"", "b": b"x" * 6_000, "c": b""}
     await bench.keep(*[bench.message(id_, -1, body=body) for id_, body in bodies.items()])

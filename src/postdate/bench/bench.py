@@ -238,7 +238,7 @@ class Arrivals:
 async def _fill(targets: Targets, load: Workload, stored: Callable[[int], None]) -> None:
     store, clock, count, told = targets.deployment.open_store(), SystemClock(), 0, time.monotonic()
     try:
-        await store.initialize(targets.deployment.endpoint, TransactionMode.RECEIVE_ONLY)
+        await store.initialize(targets.deployment.names.endpoint, TransactionMode.RECEIVE_ONLY)
         for batch in load.batches():
             count += (await store.store_many(batch, clock.now())).stored
             if time.monotonic() - told > 1:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.endpoint.delayed_delivery import timeouts_queue
-from postdate.messages import DelayedMessage, Headers, encode_headers
+from postdate.messages import DelayedMessage, Headers
 from postdate.ports import ClaimingStore, Transport
 from postdate.wiring import open_store, open_transport
 
@@ -42,7 +42,7 @@ class Opening:
 
 
 class QueueNames(NamedTuple):
-    """Queue names of a run; an endpoint's name is also that of its input queue."""
+    """Queue names of a run; an endpoint's name is also that of its input queue. ``limit``: for the limit alone."""
 
     endpoint: str
     timeouts: str
@@ -67,21 +67,8 @@ class Deployment:
     transport: Opening
 
     @property
-    def endpoint(self) -> str:
-        return names_of(self.run).endpoint
-
-    @property
-    def queue(self) -> str:
-        return names_of(self.run).arrived
-
-    @property
-    def error_queue(self) -> str:
-        return names_of(self.run).error
-
-    @property
-    def limit_queue(self) -> str:
-        """Queue for measuring the limit alone."""
-        return names_of(self.run).limit
+    def names(self) -> QueueNames:
+        return names_of(self.run)
 
     def open_store(self) -> ClaimingStore:
         return open_store(self.store.address, **self.store.settings)
@@ -108,8 +95,6 @@ class Deployment:
 BODY = b"x" * 300
 BATCH = 5_000
 
-PING_TEXT = "z" * 170
-
 
 def id_of(number: int, run: str) -> str:
     """Return the id of a message: shaped as a UUID, ordered by number; ``run`` is twelve hexadecimal digits."""
@@ -125,16 +110,12 @@ def headers_of(message_id: str) -> dict[str, str]:
     return {Headers.MESSAGE_ID: message_id, "Bench.Filler": "y" * 140}
 
 
-def encoded_headers_of(message_id: str) -> str:
-    return encode_headers(headers_of(message_id))
-
-
 @dataclass(frozen=True, slots=True)
 class Ping:
     """A message for an endpoint to handle: about 200 bytes as JSON."""
 
     number: int
-    text: str = PING_TEXT
+    text: str = "z" * 170
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,5 +180,5 @@ def load(
 ) -> Workload:
     apart = spacing / timedelta(microseconds=1)
     return Workload(
-        deployment.run, deployment.queue, numbers.start, len(numbers), to_microseconds(first_due), apart, batch
+        deployment.run, deployment.names.arrived, numbers.start, len(numbers), to_microseconds(first_due), apart, batch
     )

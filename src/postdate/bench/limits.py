@@ -13,12 +13,12 @@ from typing import Final
 
 import anyio
 
-from postdate.bench.deployment import BODY, Deployment, encoded_headers_of, headers_of, id_of
+from postdate.bench.deployment import BODY, Deployment, headers_of, id_of
 from postdate.bench.result import LatenessInMilliseconds, lateness
 from postdate.bench.targets import Measured, Targets
 from postdate.clock import SystemClock
 from postdate.errors import ConfigurationError, PostdateError
-from postdate.messages import Envelope
+from postdate.messages import Envelope, encode_headers
 from postdate.ports.benchmarks import BareRow
 
 _RUN: Final = "0" * 12
@@ -30,7 +30,7 @@ _FILLED_A_SECOND_AT_LEAST: Final = 50_000
 def _rows(dues: Iterable[int]) -> Generator[BareRow]:
     for number, due in enumerate(dues):
         message_id = id_of(number, _RUN)
-        yield BareRow(message_id, due, encoded_headers_of(message_id), BODY)
+        yield BareRow(message_id, due, encode_headers(headers_of(message_id)), BODY)
 
 
 def _microseconds() -> int:
@@ -53,7 +53,7 @@ def move_limit(targets: Targets, n: int) -> float:
     try:
         return anyio.run(_send_limit, targets.deployment, n)
     finally:
-        target.remove_queue(targets.deployment.limit_queue)
+        target.remove_queue(targets.deployment.names.limit)
 
 
 def _moved_per_second(queues: Measured, n: int, at_once: int) -> float | None:
@@ -73,7 +73,7 @@ def _moved_per_second(queues: Measured, n: int, at_once: int) -> float | None:
 
 
 async def _send_limit(deployment: Deployment, n: int) -> float:
-    transport, clock, queue = deployment.open_transport(), SystemClock(), deployment.limit_queue
+    transport, clock, queue = deployment.open_transport(), SystemClock(), deployment.names.limit
     ids = [id_of(number, _RUN) for number in range(min(n, _SENT_AT_ONCE))]
     envelopes = [Envelope(queue, each, headers_of(each), BODY, due=clock.now()) for each in ids]
     batches = iter([envelopes[: n - first] for first in range(0, n, _SENT_AT_ONCE)])
@@ -142,7 +142,8 @@ def floor(targets: Targets, rate: int, seconds: float) -> tuple[LatenessInMillis
     target = targets.queues.target
     moving = target.mover(_rows(int(due * 1e6) for due in dues), target.moved_at_once[0])
     if moving is None or not targets.queues.is_server:
-        return anyio.run(event_loop_floor, rate, seconds), sleep_floor(rate, seconds)
+        loop = anyio.run(event_loop_floor, rate, seconds)
+        return loop, moving_floor(due_times(rate, seconds), lambda _now: 1)  # only sleeps: the best the system can do
     with moving as move:
         return moving_floor(dues, lambda now: move(int(now * 1e6))), None
 
@@ -151,15 +152,6 @@ def due_times(rate: int, seconds: float, ahead: float = 0.1) -> list[float]:
     """Return ``rate`` instants a second for ``seconds``, starting ``ahead`` seconds from now, in seconds since 1970."""
     first = time.time() + ahead
     return [first + number / rate for number in range(int(rate * seconds))]
-
-
-def sleep_floor(rate: int, seconds: float) -> LatenessInMilliseconds:
-    """Return the lateness of a thread that only sleeps until each due time: the best that the system can do."""
-    late: list[float] = []
-    for due in due_times(rate, seconds):
-        time.sleep(max(due - time.time(), 0))
-        late.append(time.time() - due)
-    return lateness(late)
 
 
 async def event_loop_floor(rate: int, seconds: float) -> LatenessInMilliseconds:
@@ -191,13 +183,13 @@ _RECEIVED_AT_ONCE: Final = 1_000
 
 def arrived(targets: Targets, n: int) -> Iterator[str]:
     """Yield the id of every message in the destination queue, of which ``n`` are expected; may empty the queue."""
-    found = targets.queues.target.arrived(targets.deployment.queue)
+    found = targets.queues.target.arrived(targets.deployment.names.arrived)
     yield from anyio.run(_received, targets.deployment, n) if found is None else found
 
 
 async def _received(deployment: Deployment, n: int) -> list[str]:
     transport, clock, found = deployment.open_transport(), SystemClock(), list[str]()
-    receiver = transport.receiver(deployment.queue)
+    receiver = transport.receiver(deployment.names.arrived)
     try:
         while True:
             batch = None

@@ -92,7 +92,7 @@ Storing = Callable[[ClaimingStore, Workload], Coroutine[Any, Any, Mapping[str, f
 
 async def store(deployment: Deployment, work: Storing) -> None:
     opened = deployment.open_store()
-    await opened.initialize(deployment.endpoint, TransactionMode.RECEIVE_ONLY)
+    await opened.initialize(deployment.names.endpoint, TransactionMode.RECEIVE_ONLY)
     print("ready", flush=True)
     line = await anyio.to_thread.run_sync(sys.stdin.readline)
     if line:  # else nobody is left to work for
@@ -153,10 +153,10 @@ async def deliver(deployment: Deployment, tally: SharedCount, lead: float, *, at
     store, transport, notes = deployment.open_store(), deployment.open_transport(), Notes(tally)
     watch(store, transport, notes)
     endpoint = Endpoint(
-        deployment.endpoint,
+        deployment.names.endpoint,
         transport=transport,
         delayed_delivery=DelayedDelivery(store),
-        error_queue=deployment.error_queue,
+        error_queue=deployment.names.error,
         send_only=True,
     )
     async with endpoint:
@@ -179,7 +179,7 @@ async def deliver(deployment: Deployment, tally: SharedCount, lead: float, *, at
 async def handle(deployment: Deployment, tally: SharedCount, n: int, concurrency: int) -> None:
     transport, times = deployment.open_transport(), [0] * n
     endpoint = Endpoint(
-        deployment.endpoint, transport=transport, error_queue=deployment.error_queue, concurrency=concurrency
+        deployment.names.endpoint, transport=transport, error_queue=deployment.names.error, concurrency=concurrency
     )
 
     @endpoint.handler(Ping)

@@ -79,10 +79,6 @@ class Partner:
             self._process.kill()
             self._process.communicate()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def check(self) -> None:
         """Raise PostdateError if the process has failed."""
         if self._process.poll():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -42,7 +42,7 @@ def schedule(bench: Bench, n: int, batch: int) -> BenchmarkResult:
 async def _schedule(targets: Targets, messages: Workload, limit: float | None) -> BenchmarkResult:
     store, clock, seconds, used = targets.deployment.open_store(), SystemClock(), 0.0, 0.0
     try:
-        await store.initialize(targets.deployment.endpoint, TransactionMode.RECEIVE_ONLY)
+        await store.initialize(targets.deployment.names.endpoint, TransactionMode.RECEIVE_ONLY)
         if not isinstance(store, AdministrableStore):
             raise ConfigurationError("this store cannot count what it has")
         before = targets.cpu_seconds()
@@ -77,7 +77,7 @@ def drain(bench: Bench, n: int, *, services: int = 1, beside_writer: bool = Fals
     one = _drain(bench, "drain", n, beside_writer=beside_writer)
     several = _drain(bench, "drain", n, services=services, beside_writer=beside_writer, limited=False)
     found = {"services": services, "one_rate": one.rate or 0, "of_one": (several.rate or 0) / (one.rate or 1)}
-    return replace(_both(one, several), extra={**(several.extra or {}), **found})
+    return _both(one, several, found)
 
 
 def backlog(bench: Bench, n: int, pending: int) -> BenchmarkResult:
@@ -85,17 +85,18 @@ def backlog(bench: Bench, n: int, pending: int) -> BenchmarkResult:
     empty = _drain(bench, "backlog", n)
     above = _drain(bench, "backlog", n, pending=pending, limited=False)
     found = {"pending": pending, "empty_rate": empty.rate or 0, "of_empty": (above.rate or 0) / (empty.rate or 1)}
-    return replace(_both(empty, above), extra={**(above.extra or {}), **found})
+    return _both(empty, above, found)
 
 
-def _both(first: BenchmarkResult, second: BenchmarkResult) -> BenchmarkResult:
-    """Return the second result with the limit of the first, and the lost, duplicated and early messages of both."""
+def _both(first: BenchmarkResult, second: BenchmarkResult, found: Mapping[str, Figure]) -> BenchmarkResult:
+    """Return the second result with the limit of the first, what both lost, doubled or had early, and ``found``."""
     return replace(
         second,
         limit=first.limit,
         lost=(first.lost or 0) + (second.lost or 0),
         duplicated=(first.duplicated or 0) + (second.duplicated or 0),
         early=(first.early or 0) + (second.early or 0),
+        extra={**(second.extra or {}), **found},
     )
 
 
@@ -215,27 +216,31 @@ def _stored(
     bench: Bench, targets: Targets, stack: ExitStack, rate: int, n: int, stored_by: str, patience: int
 ) -> tuple[Workload, Services, Partner | None]:
     """Return the messages, and services that have stored each, or will a second before it is due."""
-    apart, clock = timedelta(seconds=1) / rate, SystemClock()
+    apart = timedelta(seconds=1) / rate
     # So that storing one message does not coincide with delivering another each time.
     lead = _LEAD_SECONDS + 0.37 / rate
     if stored_by == "before":
-        messages = load(targets.deployment, range(n), clock.now() + _time_to_store(n) * patience, apart)
-        bench.fill(targets, messages)
-        running = stack.enter_context(bench.services(targets, at_once=True))
-        _sleep_until(messages.due(0) - timedelta(seconds=_AHEAD_SECONDS))
-        running.start()
-        return messages, running, None
+        return *_stored_before(bench, targets, stack, n, apart, patience), None
     running = stack.enter_context(bench.services(targets, lead=lead))
     storer = stack.enter_context(bench.storer(targets, "paced", lead)) if stored_by == "other" else None
-    messages = load(targets.deployment, range(n), clock.now() + timedelta(seconds=lead + _AHEAD_SECONDS), apart)
+    messages = load(targets.deployment, range(n), SystemClock().now() + timedelta(seconds=lead + _AHEAD_SECONDS), apart)
     running.start(messages if storer is None else None)
     if storer is not None:
         storer.start(messages)
     return messages, running, storer
 
 
-def _time_to_store(n: int) -> timedelta:
-    return timedelta(seconds=_STARTS_WITHIN_SECONDS + n / _STORED_A_SECOND_AT_LEAST)
+def _stored_before(
+    bench: Bench, targets: Targets, stack: ExitStack, n: int, apart: timedelta, patience: int
+) -> tuple[Workload, Services]:
+    """Return messages that are stored already, and services that begin just before the first is due."""
+    time_to_store = timedelta(seconds=_STARTS_WITHIN_SECONDS + n / _STORED_A_SECOND_AT_LEAST)
+    messages = load(targets.deployment, range(n), SystemClock().now() + time_to_store * patience, apart)
+    bench.fill(targets, messages)
+    running = stack.enter_context(bench.services(targets, at_once=True))
+    _sleep_until(messages.due(0) - timedelta(seconds=_AHEAD_SECONDS))
+    running.start()
+    return messages, running
 
 
 def _sleep_until(instant: datetime) -> None:
@@ -252,7 +257,7 @@ async def _receive(running: Services, messages: Workload, patience: float) -> li
     """Receive all messages and return ids with seconds since due; fewer when ``patience`` (seconds) ends first."""
     targets = running.targets
     transport = targets.deployment.seen_as("receiving").open_transport()
-    receiver, clock = transport.receiver(targets.deployment.queue), SystemClock()
+    receiver, clock = transport.receiver(targets.deployment.names.arrived), SystemClock()
     received: list[tuple[str, float]] = []
     with anyio.move_on_after(patience):
         while len(received) < messages.count:
@@ -278,27 +283,19 @@ def _herd(bench: Bench, n: int, patience: int) -> BenchmarkResult:
     with bench.targets() as targets, ExitStack() as stack:
         bench.report(f"limit: {n:,} bare messages")
         limit = move_limit(targets, n)
-        messages = load(targets.deployment, range(n), SystemClock().now() + _time_to_store(n) * patience, timedelta(0))
-        bench.fill(targets, messages)
-        running = stack.enter_context(bench.services(targets, at_once=True))
-        _sleep_until(messages.due(0) - timedelta(seconds=_AHEAD_SECONDS))
-        running.start()
+        messages, running = _stored_before(bench, targets, stack, n, timedelta(0), patience)
         running.wait_for(n, f"delivering {n:,} messages that are due at one instant")
         running.finish()
-        return _herd_result(targets, running, messages, limit)
-
-
-def _herd_result(targets: Targets, running: Services, messages: Workload, limit: float) -> BenchmarkResult:
-    arrivals, late = Arrivals(range(messages.count)), running.lateness_of(messages.dues())
-    arrivals.add(arrived(targets, messages.count))
-    last_after, limit_s = max(late, default=0.0), messages.count / limit
-    found = {"last_after_s": last_after, "limit_s": limit_s, "times_limit": last_after / limit_s}
-    return replace(
-        running.result("herd", arrivals, limit, found),
-        rate=messages.count / last_after if last_after > 0 else 0.0,
-        early=arrivals.unexpected + sum(value < 0 for value in late),
-        lateness=lateness(late),
-    )
+        arrivals, late = Arrivals(range(n)), running.lateness_of(messages.dues())
+        arrivals.add(arrived(targets, n))
+        last_after, limit_s = max(late, default=0.0), n / limit
+        found = {"last_after_s": last_after, "limit_s": limit_s, "times_limit": last_after / limit_s}
+        return replace(
+            running.result("herd", arrivals, limit, found),
+            rate=n / last_after if last_after > 0 else 0.0,
+            early=arrivals.unexpected + sum(value < 0 for value in late),
+            lateness=lateness(late),
+        )
 
 
 # --- handling: an endpoint with an empty handler and the messages of its queue ----------------------------------------
@@ -314,7 +311,7 @@ def handle(bench: Bench, n: int, concurrency: int) -> BenchmarkResult:
         queues = targets.queues
         _queue_up(bench, targets, n)
         bench.report(f"limit: taking {n:,} messages off the queue")
-        limit = receive_limit(targets, targets.deployment.endpoint, n)
+        limit = receive_limit(targets, targets.deployment.names.endpoint, n)
         fill_s = _queue_up(bench, targets, n)
         with (
             bench.tally("handled") as tally,
@@ -348,15 +345,15 @@ def _queue_up(bench: Bench, targets: Targets, n: int) -> float:
 
 async def _send(deployment: Deployment, n: int) -> None:
     transport, clock, types = deployment.open_transport(), SystemClock(), MessageTypes()
-    sender = sender_headers(deployment.endpoint, None)
+    sender = sender_headers(deployment.names.endpoint, None)
     try:
-        await transport.create_queues([deployment.endpoint])
+        await transport.create_queues([deployment.names.endpoint])
         for first in range(0, n, _SENT_AT_ONCE):
             now, envelopes = clock.now(), list[Envelope]()
             for number in range(first, min(first + _SENT_AT_ONCE, n)):
                 content, body = types.encode(Ping(number))
                 options = SendOptions(message_id=id_of(number, deployment.run))
-                message = outgoing_message(sender, content, body, deployment.endpoint, options, now)
+                message = outgoing_message(sender, content, body, deployment.names.endpoint, options, now)
                 assert isinstance(message, Envelope), "there is no delay"
                 envelopes.append(message)
             for error in await transport.send(envelopes, now):
@@ -375,7 +372,7 @@ def _wait_until_empty(bench: Bench, targets: Targets, n: int, tally: SharedCount
 
     def is_empty(count: int, idle_seconds: float) -> bool:
         looks = count >= n or idle_seconds > _IDLE_SECONDS
-        return looks and targets.queues.target.is_empty(targets.deployment.endpoint)
+        return looks and targets.queues.target.is_empty(targets.deployment.names.endpoint)
 
     text = f"handling {n:,} messages"
     bench.report(text)

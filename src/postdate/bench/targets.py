@@ -88,13 +88,10 @@ class Measured:
     def is_server(self) -> bool:
         return not self.named.is_file
 
-    def settings_of(self, kind: AdapterRole) -> dict[str, str]:
-        given = {**self.target.run.settings, **self.target.settings}
-        return {name: value for name, value in given.items() if name in kind.takes}
-
     def opening(self, kind: AdapterRole) -> Opening:
-        address = self.target.address_of(kind.scheme)
-        return Opening(address, self.settings_of(kind), name_parameter=self.target.name_parameter)
+        given = {**self.target.run.settings, **self.target.settings}
+        taken = {name: value for name, value in given.items() if name in kind.takes}
+        return Opening(self.target.address_of(kind.scheme), taken, self.target.name_parameter)
 
     def cpu_seconds(self) -> float | None:
         """Return the processor time that the server used so far; ``None`` when it cannot be seen from here."""
@@ -145,21 +142,18 @@ class Targets:
         deployment = self.deployment
         store, transport = deployment.open_store(), deployment.open_transport()
         try:
-            await store.initialize(deployment.endpoint, TransactionMode.RECEIVE_ONLY)
+            await store.initialize(deployment.names.endpoint, TransactionMode.RECEIVE_ONLY)
             await store.setup()
-            await transport.create_queues([deployment.queue, deployment.error_queue])
+            await transport.create_queues([deployment.names.arrived, deployment.names.error])
             for measured, adapter in ((self.queues, transport), (self.store, store)):
-                measured.facts = {**(await _facts(adapter)), **measured.target.facts()}
+                found = await adapter.server_facts() if isinstance(adapter, AdministrableStore | Transport) else None
+                told = {} if found is None else {"version": found.version, **found.settings}
+                measured.facts = {**told, **measured.target.facts()}
         finally:
             await store.close()
             await transport.close()
         for measured, opening in ((self.queues, deployment.transport), (self.store, deployment.store)):
             measured.facts |= {name: str(value) for name, value in opening.settings.items() if name not in _NO_FACTS}
-
-
-async def _facts(adapter: object) -> dict[str, str]:
-    found = await adapter.server_facts() if isinstance(adapter, AdministrableStore | Transport) else None
-    return {} if found is None else {"version": found.version, **found.settings}
 
 
 def file_named(store: str) -> Path | None:
@@ -195,11 +189,11 @@ def named(role: Literal["store", "transport"], text: str) -> Named:
             raise ConfigurationError(f"--{role} {address.scheme}: is in one process alone, and bench has several")
         return Named(address.scheme, kind, address, is_given=True)
     known = {name: kind for name, kind in kinds(role).items() if kind.backend.place is not Place.MEMORY}
-    by_product = {kind.backend.product.lower(): kind for kind in known.values() if kind.scheme == _first(kind)}
+    own = {name: kind for name, kind in known.items() if name == kind.addresses.schemes[0]}
+    by_product = {kind.backend.product.lower(): kind for kind in own.values()}
     kind = {**by_product, **known}.get(text)
     if kind is None:
-        names = ", ".join(name for name, kind in known.items() if name == _first(kind))
-        raise ConfigurationError(f"--{role} must be one of {names}, or an address, not {text!r}")
+        raise ConfigurationError(f"--{role} must be one of {', '.join(own)}, or an address, not {text!r}")
     if kind.backend.place is not Place.SERVER:
         return Named(text, kind, None)
     found_by = kind.addresses.found_by
@@ -208,10 +202,6 @@ def named(role: Literal["store", "transport"], text: str) -> Named:
         hint = f"set {variable}, or " if variable else ""
         raise ConfigurationError(f"no {text} server to measure: {hint}name one with --{role} {kind.example}")
     return Named(text, kind, resolved(found_by, os.environ))
-
-
-def _first(kind: AdapterRole) -> str:
-    return kind.addresses.schemes[0]
 
 
 def _queues_of(store: Named) -> Named:

@@ -312,6 +312,8 @@ def named(name: str, meaning: str, metavar: str) -> Any:
 Delay = Annotated[timedelta | None, duration("--delay", "Due this long from now: 30s, 10m, 1h30m, 2d.")]
 At = Annotated[datetime | None, instant("--at", "Due then: ISO 8601 with offset, 2026-01-31T12:00+01:00.")]
 Limit = Annotated[int, option("--limit", "At most so many.", min=1, max=1_000_000)]
+DryRun = Annotated[bool, option("--dry-run", "Only say how many it would be.")]
+Queue = Annotated[str, typer.Argument(parser=NAME, metavar="QUEUE", help="Name of the queue.")]
 
 
 def headers_of(texts: list[str] | None) -> dict[str, str]:

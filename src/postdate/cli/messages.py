@@ -12,6 +12,7 @@ from postdate.cli.command import (
     NAME,
     At,
     Delay,
+    DryRun,
     Limit,
     Use,
     command,
@@ -48,7 +49,6 @@ MessageId = Annotated[str, typer.Argument(parser=NAME, metavar="ID", help="Id of
 SomeIds = Annotated[
     list[str] | None, typer.Argument(parser=NAME, metavar="[ID…]", help="Ids of messages; or say which by options.")
 ]
-DryRun = Annotated[bool, option("--dry-run", "Only say how many it would be.")]
 
 
 @dataclass(frozen=True, slots=True)

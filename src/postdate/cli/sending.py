@@ -31,7 +31,10 @@ def setup(
     The tables of a timeout manager, of sagas and of the outbox are among them if the settings say where they are.
     """
     if print_sql:
-        _print_sql(use, queue or [], sagas=sagas, outbox=outbox)
+        from postdate.wiring import setup_sql
+
+        sql = setup_sql(use.settings(), queue or [], sagas=sagas, outbox=outbox)
+        use.report({"sql": sql}, lambda: print(sql, end=""))
         return
     from postdate import operations
 
@@ -53,13 +56,6 @@ def setup(
             print(f"limit      {limit}")
 
     use.report(done, lines)
-
-
-def _print_sql(use: Use, queues: list[str], *, sagas: bool, outbox: bool) -> None:
-    from postdate.wiring import setup_sql
-
-    sql = setup_sql(use.settings(), queues, sagas=sagas, outbox=outbox)
-    use.report({"sql": sql}, lambda: print(sql, end=""))
 
 
 def send(

@@ -221,6 +221,10 @@ class Settings:
         """Number of values that were set; those that follow from another are not counted."""
         return sum(origin != "default" and not origin.startswith(FOLLOWS) for origin in self.origins.values())
 
+    def origin(self, key: str) -> str:
+        """Return where a value came from; ``default`` for one that was not set."""
+        return self.origins.get(key, "default")
+
     def rows(self) -> Iterator[SettingRow]:
         """Yield every setting in the order of the sections."""
         for section in SECTIONS:
@@ -228,7 +232,7 @@ class Settings:
             address: Address | None = chosen.values.get("address")
             for name, each in definitions(section, None if address is None else address.scheme).items():
                 key = f"{section}.{name}"
-                yield SettingRow(key, _shown(chosen.values[name]), self.origins.get(key, "default"), each.meaning)
+                yield SettingRow(key, _shown(chosen.values[name]), self.origin(key), each.meaning)
 
 
 @dataclass(frozen=True, slots=True)

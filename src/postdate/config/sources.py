@@ -94,17 +94,12 @@ def _from_file(path: Path) -> dict[str, _Found]:
             raise UnknownSetting(_unknown_section(section, where))
         if not isinstance(table, dict):
             raise ConfigurationError(f"{section} must be a section, [{section}], not {table!r} ({where})")
-        found |= _from_section(section, cast("dict[str, Any]", table), lambda key: _place(path, lines.get(key)))
-    return found
-
-
-def _from_section(section: str, table: Mapping[str, Any], place: Callable[[str], str]) -> dict[str, _Found]:
-    found: dict[str, _Found] = {}
-    for name, raw in table.items():
-        key = f"{section}.{name}"
-        if name not in definitions(section):
-            raise UnknownSetting(_unknown_key(key, f"setting {name!r} in section [{section}]", place(key)))
-        found[key] = _Found(raw, place(key))
+        for name, raw in cast("dict[str, Any]", table).items():
+            key = f"{section}.{name}"
+            where = _place(path, lines.get(key))
+            if name not in definitions(section):
+                raise UnknownSetting(_unknown_key(key, f"setting {name!r} in section [{section}]", where))
+            found[key] = _Found(raw, where)
     return found
 
 
@@ -194,8 +189,9 @@ def _share_one_database(found: dict[str, _Found]) -> None:
     match [key for key in (_STORE, _TRANSPORT) if key in found]:
         case [named]:
             other = _TRANSPORT if named == _STORE else _STORE
-            if _follow(found, named, other):
-                _share_schema(found, named, other)
+            schema, others = (f"{each.partition('.')[0]}.schema" for each in (named, other))
+            if _follow(found, named, other) and schema in found and others not in found:
+                found[others] = _Found(found[schema].raw, f"{FOLLOWS}{schema}, {found[schema].origin}")
         case [] if _TIMEOUTS in found:  # whose schema is upstream's, not that of store and queues
             _follow(found, _TIMEOUTS, _STORE)
             _follow(found, _TIMEOUTS, _TRANSPORT)
@@ -216,12 +212,6 @@ def _follow(found: dict[str, _Found], named: str, other: str) -> bool:
     same = Address(f"{schemes[other == _TRANSPORT]}:{rest}", reference)
     found[other] = _Found(same, f"{FOLLOWS}{named}, {found[named].origin}")
     return True
-
-
-def _share_schema(found: dict[str, _Found], named: str, other: str) -> None:
-    schema, others = (f"{each.partition('.')[0]}.schema" for each in (named, other))
-    if schema in found and others not in found:
-        found[others] = _Found(found[schema].raw, f"{FOLLOWS}{schema}, {found[schema].origin}")
 
 
 def _build(found: Mapping[str, _Found], path: Path | None) -> Settings:
@@ -254,9 +244,5 @@ def _read(key: str, value: _Found, setting: Setting) -> Any:
         if setting.kind is Secret:
             raise ConfigurationError(f"{key} {error} ({value.origin})") from None
         raw = Address(value.raw).shown if isinstance(value.raw, str) else value.raw
-        raise ConfigurationError(f"{key} {error}, not {_toml(raw)} ({value.origin})") from error
-
-
-def _toml(raw: Any) -> str:
-    """Return a value as TOML would have it, for messages."""
-    return json.dumps(raw, default=str, ensure_ascii=False)
+        as_in_toml = json.dumps(raw, default=str, ensure_ascii=False)
+        raise ConfigurationError(f"{key} {error}, not {as_in_toml} ({value.origin})") from error

@@ -61,12 +61,11 @@ class Daily:
             await self._clock.wait_for(self._stop, pause)
             if self._stop.is_set():
                 return
-            pause = _APART
+            pause = _AGAIN_AFTER
             try:
                 await self._do(self)
+                pause = _APART
             except PostdateError as error:
                 log.warning("%s; it is tried again in an hour: %s", self._what, error)
-                pause = _AGAIN_AFTER
             except Exception:  # it must not end deliveries
                 log.exception("%s; it is tried again in an hour", self._what)
-                pause = _AGAIN_AFTER

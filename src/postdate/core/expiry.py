@@ -6,14 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from postdate.errors import InvalidTimestamp
-from postdate.messages import (
-    DelayedMessage,
-    Headers,
-    expires_at_of,
-    format_timestamp,
-    parse_time_span,
-    parse_timestamp,
-)
+from postdate.messages import DelayedMessage, Headers, expires_at_of, format_timestamp, parse_time_span, parse_timestamp
 
 
 def is_expired(message: DelayedMessage, now: datetime) -> bool:

@@ -154,15 +154,6 @@ class Keeping(ReplacingStore, AdministrableStore, ClaimingStore, ABC):
         return isinstance(store, ReplacingStore) and isinstance(store, AdministrableStore)
 
 
-def _marker(
-    zone: str, rules: Sequence[bytes], moved: int, now: datetime, version: str, message_id: str
-) -> DelayedMessage:
-    """Return the marker of a zone: its ``rules`` are the newest first, from the files of ``version``."""
-    headers = {"zone": zone, "moved": str(moved), "at": now.isoformat(), "version": version}
-    body = json.dumps([base64.b64encode(each).decode() for each in rules[:_KEPT_RULES]]).encode()
-    return DelayedMessage(message_id, LATEST, MARKERS, headers, body)
-
-
 def rules_in(marker: DelayedMessage) -> list[bytes]:
     """Return the rules of a marker, the newest first. Raises `ValueError` for one that is damaged."""
     try:
@@ -226,8 +217,11 @@ async def note_rules(store: Keeping, zone: str, rules: Sequence[bytes], now: dat
 async def _mark(
     store: Keeping, zone: str, rules: Sequence[bytes], moved: int, now: datetime, version: str | None = None
 ) -> None:
+    """Write the marker of a zone: its ``rules`` are the newest first, from the files of ``version``, or those here."""
     version = _version() if version is None else version
-    await store.replace(_KEY.format(zone), lambda id_, _: _marker(zone, rules, moved, now, version, id_), now)
+    headers = {"zone": zone, "moved": str(moved), "at": now.isoformat(), "version": version}
+    body = json.dumps([base64.b64encode(each).decode() for each in rules[:_KEPT_RULES]]).encode()
+    await store.replace(_KEY.format(zone), lambda id_, _: DelayedMessage(id_, LATEST, MARKERS, headers, body), now)
 
 
 # --- following --------------------------------------------------------------------------------------------------------

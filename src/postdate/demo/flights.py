@@ -180,17 +180,13 @@ def with_schedule(flights: DataFrame) -> DataFrame:
     The error depends on the file's columns alone. If it depended on the instants, Spark would compute these twice: once
     to filter by the error and once to use them.
     """
+    can_be_placed = F.col("error").isNull()
+    departure = _instant(F.col("flight_date"), F.col("sched_dep_time"), F.lit(str(NEW_YORK)))
     return (
         flights.withColumn("flight_date", F.try_to_date(F.concat_ws("-", "year", "month", "day"), "y-M-d"))
         .withColumn("error", _error())
-        .withColumn(
-            "departure",
-            F.when(
-                F.col("error").isNull(),
-                _instant(F.col("flight_date"), F.col("sched_dep_time"), F.lit(str(NEW_YORK))),
-            ),
-        )
-        .withColumn("arrival", F.when(F.col("error").isNull(), _first_arrival_after(F.col("departure"))))
+        .withColumn("departure", F.when(can_be_placed, departure))
+        .withColumn("arrival", F.when(can_be_placed, _first_arrival_after(F.col("departure"))))
     )
 
 
@@ -234,6 +230,8 @@ def _messages_of(timed: DataFrame) -> DataFrame:
     """Turn each flight into three messages; columns that they share are computed once, before."""
     flight_id = F.concat_ws("-", "flight_date", *_ID_COLUMNS)
     common = timed.select("departure", "arrival", flight_id.alias("flight_id"), _facts(flight_id).alias("facts"))
+    rest = F.substring(F.col("facts"), 2, _LONGER_THAN_FACTS)
+    body = F.concat(F.lit('{"kind":"'), F.col("kind.name"), F.lit('",'), rest)
     return common.select("flight_id", "facts", F.explode(_kinds()).alias("kind")).select(
         F.concat_ws("/", "flight_id", "kind.name").alias("message_id"),
         F.lit(QUEUE).alias("destination"),
@@ -243,7 +241,7 @@ def _messages_of(timed: DataFrame) -> DataFrame:
             F.lit(Headers.ENCLOSED_MESSAGE_TYPES), F.col("kind.type"),
             F.lit(Headers.CONTENT_TYPE), F.lit("application/json"),
         ).alias("headers"),
-        F.encode(_with_kind(F.col("facts")), "UTF-8").alias("body"),
+        F.encode(body, "UTF-8").alias("body"),
     )  # fmt: skip
 
 
@@ -279,10 +277,6 @@ def _facts(flight_id: Column) -> Column:
             _iso(F.col("arrival"), F.col("dest_zone")).alias("scheduled_arrival"),
         )
     )
-
-
-def _with_kind(facts: Column) -> Column:
-    return F.concat(F.lit('{"kind":"'), F.col("kind.name"), F.lit('",'), F.substring(facts, 2, _LONGER_THAN_FACTS))
 
 
 def _iso(instant: Column, zone: Column) -> Column:

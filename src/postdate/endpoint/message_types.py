@@ -214,8 +214,5 @@ def _checked(span: object, message_type: type[Any], what: str) -> timedelta:
 
 
 def _said_by(message_type: type[Any]) -> timedelta | None:
-    for each in message_type.__mro__:
-        span = _PROTOCOLS.get(each) or vars(each).get(_ATTRIBUTE)
-        if span is not None:
-            return span
-    return None
+    said = (_PROTOCOLS.get(each) or vars(each).get(_ATTRIBUTE) for each in message_type.__mro__)
+    return next((span for span in said if span is not None), None)

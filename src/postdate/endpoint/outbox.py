@@ -25,22 +25,9 @@ from postdate.core.recoverability import is_outage
 from postdate.endpoint.handling import Handling, failure_of
 from postdate.endpoint.outgoing import BusinessTransaction
 from postdate.endpoint.saga_handling import calling_own_store
-from postdate.errors import (
-    ConfigurationError,
-    PostdateError,
-    StoreUnavailable,
-    UnsupportedTransactionMode,
-)
+from postdate.errors import ConfigurationError, PostdateError, StoreUnavailable, UnsupportedTransactionMode
 from postdate.messages import Envelope, Headers
-from postdate.ports import (
-    End,
-    OutboxRecord,
-    OutboxStore,
-    OutboxTransaction,
-    Received,
-    RecordKind,
-    TransactionMode,
-)
+from postdate.ports import End, OutboxRecord, OutboxStore, OutboxTransaction, Received, RecordKind, TransactionMode
 from postdate.runtime.bounded import Bounded
 from postdate.runtime.reporting import OutageLog
 

@@ -261,74 +261,69 @@ def _plain(value: object) -> object:
 
 
 def _definition(saga: type[Saga[Any]], correlated_by: str, name: str) -> SagaDefinition:
-    check = _Wrong(saga.__name__)
-    state_type = _state_type(saga, check)
-    field = _correlation_field(state_type, correlated_by, check)
+    state_type = _state_type(saga)
+    field = _correlation_field(saga, state_type, correlated_by)
     methods = [
         SagaMethod(mark.role, mark.message_type, mark.correlate, attribute)
         for attribute, method in inspect.getmembers(saga, inspect.isfunction)
         for mark in getattr(method, _MARK, ())
     ]
-    messages = _by_type([each for each in methods if each.role is not SagaRole.TIMES_OUT], check)
-    timeouts = _by_type([each for each in methods if each.role is SagaRole.TIMES_OUT], check)
+    messages = _by_type(saga, [each for each in methods if each.role is not SagaRole.TIMES_OUT])
+    timeouts = _by_type(saga, [each for each in methods if each.role is SagaRole.TIMES_OUT])
     if bytes in timeouts:
-        raise check.error("a timeout is a message of a type of its own, not bytes")
+        raise _wrong(saga, "a timeout is a message of a type of its own, not bytes")
     if not any(each.role is SagaRole.STARTS for each in messages.values()):
-        raise check.error("nothing starts it; mark a method with @started_by(…)")
+        raise _wrong(saga, "nothing starts it; mark a method with @started_by(…)")
     for each in messages.values():
         if each.role is SagaRole.TAKES_REPLIES or each.correlate is not None:
             continue
         if not _has(each.message_type, correlated_by):
             name = each.message_type.__name__
             reply = f", or @handles_reply({name}) if it only replies to what this saga sends"
-            raise check.error(
+            raise _wrong(
+                saga,
                 f"{name} has no {correlated_by!r}; say how it is found: @{each.role.value}({name}, "
-                f"correlate=lambda message: …){reply if each.role is SagaRole.HANDLES else ''}"
+                f"correlate=lambda message: …){reply if each.role is SagaRole.HANDLES else ''}",
             )
     return SagaDefinition(saga, name, correlated_by, state_type, field, messages, timeouts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Wrong:
-    """Makes errors about a saga class that cannot work."""
-
-    saga: str
-
-    def error(self, why: str) -> ConfigurationError:
-        return ConfigurationError(f"saga {self.saga} cannot work: {why}")
+def _wrong(saga: type[Saga[Any]], why: str) -> ConfigurationError:
+    return ConfigurationError(f"saga {saga.__name__} cannot work: {why}")
 
 
-def _state_type(saga: type[Saga[Any]], check: _Wrong) -> type[Any]:
+def _state_type(saga: type[Saga[Any]]) -> type[Any]:
     for each in saga.__mro__:
         for base in vars(each).get("__orig_bases__", ()):
             origin = get_origin(base)
             if isinstance(origin, type) and issubclass(origin, Saga) and isinstance(get_args(base)[0], type):
                 return get_args(base)[0]
-    raise check.error("its state has no type; write class …(Saga[StateOfMine], correlated_by='…')")
+    raise _wrong(saga, "its state has no type; write class …(Saga[StateOfMine], correlated_by='…')")
 
 
-def _correlation_field(state_type: type[Any], correlated_by: str, check: _Wrong) -> str:
+def _correlation_field(saga: type[Saga[Any]], state_type: type[Any], correlated_by: str) -> str:
     """Return the name in JSON of the correlation property, the only one that may be without a default."""
     kind = msgspec.inspect.type_info(state_type)
     if not isinstance(kind, (msgspec.inspect.DataclassType, msgspec.inspect.StructType)):
-        raise check.error(f"its state {state_type.__name__} is neither a dataclass nor a msgspec.Struct")
+        raise _wrong(saga, f"its state {state_type.__name__} is neither a dataclass nor a msgspec.Struct")
     if isinstance(kind, msgspec.inspect.StructType) and kind.array_like:
-        raise check.error(f"its state {state_type.__name__} is array_like: properties are kept by their names")
+        raise _wrong(saga, f"its state {state_type.__name__} is array_like: properties are kept by their names")
     found = [each.encode_name for each in kind.fields if each.name == correlated_by]
     if not found:
-        raise check.error(f"its state {state_type.__name__} has no {correlated_by!r}")
+        raise _wrong(saga, f"its state {state_type.__name__} has no {correlated_by!r}")
     missing = [each.name for each in kind.fields if each.required and each.name != correlated_by]
     if missing:
-        raise check.error(f"its state {state_type.__name__} needs defaults for {', '.join(missing)}")
+        raise _wrong(saga, f"its state {state_type.__name__} needs defaults for {', '.join(missing)}")
     return found[0]
 
 
-def _by_type(methods: list[SagaMethod], check: _Wrong) -> Mapping[type[Any], SagaMethod]:
+def _by_type(saga: type[Saga[Any]], methods: list[SagaMethod]) -> Mapping[type[Any], SagaMethod]:
     found: dict[type[Any], SagaMethod] = {}
     for each in methods:
         if each.message_type in found:
-            raise check.error(
-                f"two methods take {each.message_type.__name__}: {found[each.message_type].method} and {each.method}"
+            raise _wrong(
+                saga,
+                f"two methods take {each.message_type.__name__}: {found[each.message_type].method} and {each.method}",
             )
         found[each.message_type] = each
     return found

@@ -11,7 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Any, Final, Protocol
 
 from postdate.errors import ConfigurationError, StoreUnavailable
 from postdate.persistence.timeouts import DESTINATION, HEADERS, ID, STATE, TIME
@@ -32,26 +33,40 @@ LIVE_TABLE: Final = "TimeoutTable"
 ONGOING: Final = "OngoingTable"
 """The table of timeouts while the run is on its way, then NULL: unique, so that one run at a time has a table."""
 
-STATE_COLUMNS: Final = (
-    RUN_ID,
-    ENDPOINT,
-    STATUS,
-    PARAMETERS,
-    BATCHES,
-    CUTOFF,
-    STARTED,
-    COMPLETED,
-    TIMEOUTS,
-    LIVE_TABLE,
-    ONGOING,
+_STATE_TYPES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        RUN_ID: "char(32) NOT NULL PRIMARY KEY",
+        ENDPOINT: "{text} NOT NULL",
+        STATUS: "smallint NOT NULL",
+        PARAMETERS: "{long_text} NOT NULL",
+        BATCHES: "int NOT NULL",
+        CUTOFF: "{instant} NOT NULL",
+        STARTED: "{instant} NOT NULL",
+        COMPLETED: "{instant} NULL",
+        TIMEOUTS: "bigint NOT NULL",
+        LIVE_TABLE: "{text} NOT NULL",
+        ONGOING: "{text} NULL",
+    }
 )
+"""By column; a server puts its own types in place of those in braces."""
+
+STATE_COLUMNS: Final = tuple(_STATE_TYPES)
 
 BATCH_TABLE: Final = "TimeoutsMigration_Batches"
 """One row a batch: how far it is, so that going on writes one row and not a thousand."""
 
 NUMBER: Final = "BatchNumber"
 EARLIEST: Final = "EarliestTime"
-BATCH_COLUMNS: Final = (RUN_ID, NUMBER, STATUS, TIMEOUTS, EARLIEST)
+_BATCH_TYPES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        RUN_ID: "char(32) NOT NULL",
+        NUMBER: "int NOT NULL",
+        STATUS: "smallint NOT NULL",
+        TIMEOUTS: "int NOT NULL",
+        EARLIEST: "{instant} NOT NULL",
+    }
+)
+BATCH_COLUMNS: Final = tuple(_BATCH_TYPES)
 
 READ: Final = (ID, DESTINATION, STATE, TIME, HEADERS)
 """Columns without which no timeout can be moved."""
@@ -89,9 +104,7 @@ _STORES: Final = ({"delayed_message", "postdate_migration"}, {"store", "record",
 class Session(Protocol):
     """One connection, in autocommit mode outside of :meth:`begin` … :meth:`commit`; one thread at a time."""
 
-    def rows(self, sql: str, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-        """Run a statement and return its rows."""
-        ...
+    def rows(self, sql: str, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]: ...
 
     def change(self, sql: str, values: Mapping[str, Any]) -> int:
         """Run a statement and return how many rows it changed."""
@@ -101,17 +114,11 @@ class Session(Protocol):
         """Yield the rows of a statement as the server sends them; nothing else may run meanwhile."""
         ...
 
-    def begin(self) -> None:
-        """Begin a transaction."""
-        ...
+    def begin(self) -> None: ...
 
-    def commit(self) -> None:
-        """Commit it."""
-        ...
+    def commit(self) -> None: ...
 
-    def rollback(self) -> None:
-        """Roll it back."""
-        ...
+    def rollback(self) -> None: ...
 
     def close(self) -> None:
         """Close the connection. Never raises."""
@@ -137,18 +144,6 @@ class Hiding:
     first: int
     batch_size: int
     limit: int
-
-
-class Given(NamedTuple):
-    """A batch that went back.
-
-    Args:
-        put: how many are in the live table again.
-        taken: how many were hidden.
-    """
-
-    put: int
-    taken: int
 
 
 class Dialect(ABC):
@@ -180,8 +175,7 @@ class Dialect(ABC):
     # --- connections, and what the server knows ------------------------------------------------------------------
 
     @abstractmethod
-    def connect(self) -> Session:
-        """Return a connection."""
+    def connect(self) -> Session: ...
 
     @abstractmethod
     def now(self, session: Session) -> datetime:
@@ -252,11 +246,9 @@ class Dialect(ABC):
         """Return a name as SQL, percent signs doubled."""
 
     def table(self, name: str) -> str:
-        """Return a table in the schema as SQL."""
         return f"{self.quoted(self.schema)}.{self.quoted(name)}"
 
     def list_of(self, columns: Iterable[str]) -> str:
-        """Return columns as SQL."""
         return ", ".join(map(self.quoted, columns))
 
     # --- tables of a migration -----------------------------------------------------------------------------------
@@ -264,34 +256,16 @@ class Dialect(ABC):
     def creating(self) -> Sequence[str]:
         """Return the statements that create the tables of runs and batches where they are missing."""
         state, batches = self.table(STATE_TABLE), self.table(BATCH_TABLE)
-        types = {
-            RUN_ID: "char(32) NOT NULL PRIMARY KEY",
-            ENDPOINT: f"{self.text} NOT NULL",
-            STATUS: "smallint NOT NULL",
-            PARAMETERS: f"{self.long_text} NOT NULL",
-            BATCHES: "int NOT NULL",
-            CUTOFF: f"{self.instant} NOT NULL",
-            STARTED: f"{self.instant} NOT NULL",
-            COMPLETED: f"{self.instant} NULL",
-            TIMEOUTS: "bigint NOT NULL",
-            LIVE_TABLE: f"{self.text} NOT NULL",
-            ONGOING: f"{self.text} NULL",
-        }
-        batch_types = {
-            RUN_ID: "char(32) NOT NULL",
-            NUMBER: "int NOT NULL",
-            STATUS: "smallint NOT NULL",
-            TIMEOUTS: "int NOT NULL",
-            EARLIEST: f"{self.instant} NOT NULL",
-        }
-        runs = ", ".join(f"{self.quoted(column)} {types[column]}" for column in STATE_COLUMNS)
-        rows = ", ".join(f"{self.quoted(column)} {batch_types[column]}" for column in BATCH_COLUMNS)
-        key = f"PRIMARY KEY ({self.quoted(RUN_ID)}, {self.quoted(NUMBER)})"
+        key = f"PRIMARY KEY ({self.list_of((RUN_ID, NUMBER))})"
         return [
-            self._if_missing(STATE_TABLE, f"{state} ({runs}{self._unique()})"),
+            self._if_missing(STATE_TABLE, f"{state} ({self._typed(_STATE_TYPES)}{self._unique()})"),
             *self._after_state(),
-            self._if_missing(BATCH_TABLE, f"{batches} ({rows}, {key})"),
+            self._if_missing(BATCH_TABLE, f"{batches} ({self._typed(_BATCH_TYPES)}, {key})"),
         ]
+
+    def _typed(self, columns: Mapping[str, str]) -> str:
+        own = {"text": self.text, "long_text": self.long_text, "instant": self.instant}
+        return ", ".join(f"{self.quoted(column)} {kind.format_map(own)}" for column, kind in columns.items())
 
     def _if_missing(self, name: str, table: str) -> str:
         return f"CREATE TABLE IF NOT EXISTS {table}"
@@ -361,8 +335,10 @@ class Dialect(ABC):
             f"WHERE s.{self.quoted(NUMBER)} >= {hiding.first}"
         )
 
-    def give_back(self, session: Session, run_id: str, number: int, live: str, columns: Sequence[str]) -> Given:
-        """Put a batch back into the live table; say how many were put there, and how many were hidden.
+    def give_back(
+        self, session: Session, run_id: str, number: int, live: str, columns: Sequence[str]
+    ) -> tuple[int, int]:
+        """Put a batch back into the live table; return how many are there again, and how many were hidden.
 
         What has its id in the table again stays there as it is: the manager received that message twice.
         """
@@ -371,4 +347,4 @@ class Dialect(ABC):
         batch = f"FROM {hidden} WHERE {self.quoted(NUMBER)} = {number}"
         absent = f"NOT EXISTS (SELECT 1 FROM {table} WHERE {table}.{own} = {hidden}.{own})"
         put = session.change(f"INSERT INTO {table} ({wanted}) SELECT {wanted} {batch} AND {absent}", {})
-        return Given(put, session.change(f"DELETE {batch}", {}))
+        return put, session.change(f"DELETE {batch}", {})

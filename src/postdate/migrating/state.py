@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -14,11 +13,13 @@ from postdate.migrating.dialect import (
     BATCH_TABLE,
     BATCHES,
     COMPLETED,
+    CUTOFF,
     EARLIEST,
     ENDPOINT,
     LIVE_TABLE,
     NUMBER,
     ONGOING,
+    PARAMETERS,
     RUN_ID,
     STARTED,
     STATE_COLUMNS,
@@ -34,29 +35,13 @@ from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationRun, 
 OVER: Final = frozenset({MigrationStatus.COMPLETED, MigrationStatus.ABORTED})
 
 
-@dataclass(frozen=True, slots=True)
-class KeptRun:
-    """A run as it is written down.
-
-    Args:
-        run: what the port shows of it.
-        table: of its endpoint's timeouts.
-    """
-
-    run: MigrationRun
-    table: str
-
-
 class MigrationState:
-    """The tables of runs and batches, through a session that whoever calls has in a transaction where one is needed.
-
-    Args:
-        dialect: of the server.
-    """
+    """The tables of runs and batches, through a session that whoever calls has in a transaction where one is needed."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._sql = dialect
         self._runs, self._batches = dialect.table(STATE_TABLE), dialect.table(BATCH_TABLE)
+        self._of_run = f"{dialect.quoted(RUN_ID)} = {dialect.run}"
 
     # --- runs ----------------------------------------------------------------------------------------------------
 
@@ -75,7 +60,7 @@ class MigrationState:
             )
         return bool(found)
 
-    def history(self, session: Session) -> list[KeptRun]:
+    def history(self, session: Session) -> list[MigrationRun]:
         """Return all runs, the oldest first."""
         order = self._sql.list_of((STARTED, RUN_ID))
         return [_run(row) for row in session.rows(f"{self._select_runs()} ORDER BY {order}", {})]
@@ -88,7 +73,7 @@ class MigrationState:
         """
         ongoing = self._sql.quoted(ONGOING)
         for row in session.rows(f"{self._select_runs()} WHERE {ongoing} = %(table)s", {"table": table}):
-            other = _run(row).run
+            other = _run(row)
             if other.run_id == run.run_id:
                 return True
             raise MigrationConflict(
@@ -98,39 +83,31 @@ class MigrationState:
         return False
 
     def add(self, session: Session, run: MigrationRun, table: str) -> None:
-        """Write down a new run."""
-        marks = ", ".join(f"%({column})s" for column in STATE_COLUMNS)
-        session.change(
-            f"INSERT INTO {self._runs} ({self._sql.list_of(STATE_COLUMNS)}) VALUES ({marks})", self._values(run, table)
-        )
-
-    def _values(self, run: MigrationRun, table: str) -> dict[str, Any]:
         parameters = json.dumps(dict(run.parameters), sort_keys=True)
         texts = [run.run_id, run.endpoint, int(MigrationStatus.PREPARING), parameters]
         times = [self._sql.value(run.cutoff), self._sql.value(run.started_at)]
-        return dict(zip(STATE_COLUMNS, [*texts, 0, *times, None, 0, table, table], strict=True))
+        values = dict(zip(STATE_COLUMNS, [*texts, 0, *times, None, 0, table, table], strict=True))
+        marks = ", ".join(f"%({column})s" for column in STATE_COLUMNS)
+        session.change(f"INSERT INTO {self._runs} ({self._sql.list_of(STATE_COLUMNS)}) VALUES ({marks})", values)
 
-    def locked(self, session: Session, run: MigrationRun) -> KeptRun:
-        """Return a run that is on its way, and keep others from changing it until the end of the transaction.
+    def locked(self, session: Session, run: MigrationRun) -> tuple[MigrationRun, str]:
+        """Return a run that is on its way, and its table; keep others from it until the end of the transaction.
 
         Raises:
             MigrationConflict: it is over, or never began here.
         """
-        rows = session.rows(
-            f"{self._select_runs(self._sql.locking_hint)} "
-            f"WHERE {self._sql.quoted(RUN_ID)} = {self._sql.run}{self._sql.locking}",
-            {"run": run.run_id},
-        )
+        sql = f"{self._select_runs(self._sql.locking_hint)} WHERE {self._of_run}{self._sql.locking}"
+        rows = session.rows(sql, {"run": run.run_id})
         if not rows:
             raise MigrationConflict(f"migration {run.run_id} never began in {self._sql.where}")
         found = _run(rows[0])
-        if found.run.status in OVER:
-            raise MigrationConflict(f"migration {run.run_id} of endpoint {run.endpoint!r} is {found.run.status.name}")
-        return found
+        if found.status in OVER:
+            raise MigrationConflict(f"migration {run.run_id} of endpoint {run.endpoint!r} is {found.status.name}")
+        return found, str(rows[0][STATE_COLUMNS.index(LIVE_TABLE)])
 
     def status(self, session: Session, run: MigrationRun) -> MigrationStatus | None:
         """Return how far a run is; ``None``: it never began."""
-        sql = f"SELECT {self._sql.quoted(STATUS)} FROM {self._runs} WHERE {self._sql.quoted(RUN_ID)} = {self._sql.run}"
+        sql = f"SELECT {self._sql.quoted(STATUS)} FROM {self._runs} WHERE {self._of_run}"
         rows = session.rows(sql, {"run": run.run_id})
         return MigrationStatus(rows[0][0]) if rows else None
 
@@ -140,9 +117,7 @@ class MigrationState:
         end = f", {name(COMPLETED)} = %(at)s, {name(ONGOING)} = NULL" if status in OVER else ""
         if not end:
             del values["at"]
-        session.change(
-            f"UPDATE {self._runs} SET {name(STATUS)} = %(status)s{end} WHERE {name(RUN_ID)} = {self._sql.run}", values
-        )
+        session.change(f"UPDATE {self._runs} SET {name(STATUS)} = %(status)s{end} WHERE {self._of_run}", values)
 
     def _select_runs(self, hint: str = "") -> str:
         return f"SELECT {self._sql.list_of(STATE_COLUMNS)} FROM {self._runs}{hint}"
@@ -151,9 +126,9 @@ class MigrationState:
 
     def add_staged(self, session: Session, run: MigrationRun, staging: str, first: int, count: int) -> None:
         """Write down the batches that stand in the staging table from ``first`` on; they have ``count`` timeouts."""
-        number = self._sql.quoted(NUMBER)
+        name, number = self._sql.quoted, self._sql.quoted(NUMBER)
         found = (
-            f"SELECT {number} AS batch, COUNT(*) AS messages, MIN({self._sql.quoted(TIME)}) AS earliest "
+            f"SELECT {number} AS batch, COUNT(*) AS messages, MIN({name(TIME)}) AS earliest "
             f"FROM {self._sql.table(staging)} WHERE {number} >= {first} GROUP BY {number}"
         )
         session.change(
@@ -161,25 +136,18 @@ class MigrationState:
             f"SELECT '{run.run_id}', batch, {int(BatchStatus.PENDING)}, messages, earliest FROM ({found}) AS found",
             {},
         )
-        name = self._sql.quoted
-        last = f"SELECT MAX({number}) FROM {self._batches} WHERE {name(RUN_ID)} = {self._sql.run}"
+        last = f"SELECT MAX({number}) FROM {self._batches} WHERE {self._of_run}"
         session.change(
             f"UPDATE {self._runs} SET {name(BATCHES)} = ({last}), {name(TIMEOUTS)} = {name(TIMEOUTS)} + {count} "
-            f"WHERE {name(RUN_ID)} = {self._sql.run}",
+            f"WHERE {self._of_run}",
             {"run": run.run_id},
         )
 
     def batches(self, session: Session, run: MigrationRun, first: int = 1) -> list[MigrationBatch]:
-        """Return the batches of a run from number ``first`` on."""
-        wanted = self._sql.list_of((NUMBER, STATUS, TIMEOUTS, EARLIEST))
-        rows = session.rows(
-            f"SELECT {wanted} FROM {self._batches} WHERE {self._sql.quoted(RUN_ID)} = {self._sql.run} "
-            f"AND {self._sql.quoted(NUMBER)} >= {first} ORDER BY {self._sql.quoted(NUMBER)}",
-            {"run": run.run_id},
-        )
-        return [
-            MigrationBatch(number, BatchStatus(status), count, read_time(due)) for number, status, count, due in rows
-        ]
+        wanted, number = self._sql.list_of((NUMBER, STATUS, TIMEOUTS, EARLIEST)), self._sql.quoted(NUMBER)
+        sql = f"SELECT {wanted} FROM {self._batches} WHERE {self._of_run} AND {number} >= {first} ORDER BY {number}"
+        rows = session.rows(sql, {"run": run.run_id})
+        return [MigrationBatch(each, BatchStatus(status), count, read_time(due)) for each, status, count, due in rows]
 
     def advance(
         self, session: Session, run: MigrationRun, number: int, before: BatchStatus, after: BatchStatus
@@ -187,29 +155,24 @@ class MigrationState:
         """Write down how far a batch is, if it is as far as ``before`` says."""
         name = self._sql.quoted
         found = session.change(
-            f"UPDATE {self._batches} SET {name(STATUS)} = %(after)s WHERE {name(RUN_ID)} = {self._sql.run} "
-            f"AND {name(NUMBER)} = %(number)s AND {name(STATUS)} = %(before)s",
+            f"UPDATE {self._batches} SET {name(STATUS)} = %(after)s "
+            f"WHERE {self._of_run} AND {name(NUMBER)} = %(number)s AND {name(STATUS)} = %(before)s",
             {"run": run.run_id, "number": number, "before": int(before), "after": int(after)},
         )
         return found > 0
 
 
-def _run(row: Sequence[Any]) -> KeptRun:
+def _run(row: Sequence[Any]) -> MigrationRun:
     kept = dict(zip(STATE_COLUMNS, row, strict=True))
     completed = kept[COMPLETED]
-    run = MigrationRun(
+    return MigrationRun(
         str(kept[RUN_ID]),
         kept[ENDPOINT],
         MigrationStatus(kept[STATUS]),
-        _parameters(kept["RunParameters"]),
-        read_time(kept["CutOffTime"]),
+        {str(key): str(value) for key, value in json.loads(kept[PARAMETERS]).items()},
+        read_time(kept[CUTOFF]),
         read_time(kept[STARTED]),
         None if completed is None else read_time(completed),
         int(kept[BATCHES]),
         int(kept[TIMEOUTS]),
     )
-    return KeptRun(run, str(kept[LIVE_TABLE]))
-
-
-def _parameters(text: str) -> Mapping[str, str]:
-    return {str(key): str(value) for key, value in json.loads(text).items()}

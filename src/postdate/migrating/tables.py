@@ -99,10 +99,8 @@ class Looking:
         except InvalidTimestamp:
             self._problem("a due time that cannot be read", timeout_id)
             return
-        if self.earliest is None or due < self.earliest:
-            self.earliest = due
-        if self.latest is None or due > self.latest:
-            self.latest = due
+        self.earliest = min(due, self.earliest or due)
+        self.latest = max(due, self.latest or due)
 
     def _headers(self, timeout_id: object, headers: Any) -> Mapping[str, str]:
         try:
@@ -145,7 +143,6 @@ class Looking:
         ]
 
     def preview(self, endpoint: str, left: int) -> MigrationPreview:
-        """Return what was seen."""
         return MigrationPreview(
             endpoint,
             self.count,
@@ -227,7 +224,7 @@ class MigrationSource:
         with self._session() as session:
             if not self._state.exists(session):
                 return []
-            runs, tables = [kept.run for kept in self._state.history(session)], self._sql.tables(session)
+            runs, tables = self._state.history(session), self._sql.tables(session)
         for run in runs:
             if run.status not in OVER and f"{EXCHANGED}{run.run_id}" in tables:
                 raise MigrationConflict(
@@ -306,12 +303,11 @@ class MigrationSource:
         if batch_size < 1 or batches < 1 or margin <= timedelta(0):
             raise ConfigurationError("the size of batches, their number and the margin must be above 0")
         with self._session() as session, self._in_time(session, margin) as started:
-            kept = self._state.locked(session, run)
-            if kept.run.status is not MigrationStatus.PREPARING:
+            now, live = self._state.locked(session, run)
+            if now.status is not MigrationStatus.PREPARING:
                 return []
-            first, staging = kept.run.batches + 1, staging_table(run.run_id)
-            columns = self._columns(session, kept.table)
-            hiding = Hiding(kept.table, staging, columns, first, batch_size, batch_size * batches)
+            first, staging = now.batches + 1, staging_table(run.run_id)
+            hiding = Hiding(live, staging, self._columns(session, live), first, batch_size, batch_size * batches)
             if count := self._sql.hide(session, hiding, max(run.cutoff, started + margin)):
                 self._state.add_staged(session, run, staging, first, count)
             return self._state.batches(session, run, first)
@@ -323,22 +319,18 @@ class MigrationSource:
         Raises:
             StoreUnavailable: it was not, and has done nothing.
         """
-        with self._limited(session, margin), self._transaction(session):
-            started = self._sql.now(session)
-            yield started
-            elapsed = self._sql.now(session) - started
-            if not timedelta(0) <= elapsed < margin / 2:
-                raise StoreUnavailable(
-                    f"{self._sql.where}: hiding timeouts took {elapsed.total_seconds():.1f} s by the database's clock, "
-                    f"which is too near to the margin of {margin.total_seconds():g} s; nothing was hidden. Hide fewer "
-                    f"at a time, or with a larger margin"
-                )
-
-    @contextmanager
-    def _limited(self, session: Session, margin: timedelta) -> Generator[None]:
         try:
             self._sql.limit(session, margin)
-            yield
+            with self._transaction(session):
+                started = self._sql.now(session)
+                yield started
+                elapsed = self._sql.now(session) - started
+                if not timedelta(0) <= elapsed < margin / 2:
+                    raise StoreUnavailable(
+                        f"{self._sql.where}: hiding timeouts took {elapsed.total_seconds():.1f} s by the database's "
+                        f"clock, which is too near to the margin of {margin.total_seconds():g} s; nothing was hidden. "
+                        f"Hide fewer at a time, or with a larger margin"
+                    )
         finally:
             try:
                 self._sql.unlimit(session)
@@ -376,11 +368,11 @@ class MigrationSource:
             MigrationConflict: the run is over.
         """
         with self._session() as session, self._transaction(session):
-            kept = self._state.locked(session, run)
+            _, live = self._state.locked(session, run)
             if not self._state.advance(session, run, number, BatchStatus.PENDING, BatchStatus.RETURNED):
                 return 0
-            columns = self._columns(session, kept.table)
-            given, taken = self._sql.give_back(session, run.run_id, number, kept.table, columns)
+            columns = self._columns(session, live)
+            given, taken = self._sql.give_back(session, run.run_id, number, live, columns)
             if given > taken:
                 raise StoreError(
                     f"{self._sql.where}: of batch {number}, {given} timeouts were put back and {taken} taken"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
@@ -66,7 +67,9 @@ async def set_up(
     wanted = list(dict.fromkeys([*own_queues(settings, deployment.transport.capabilities), *queues]))
     if deployment.store is not None:
         await deployment.store.setup()
-    before = await _lengths_before(deployment, wanted)
+    before: Mapping[str, int] | None = {}
+    with suppress(StoreNotSetUp):  # the tables of the queues are made together with the first queue
+        before = await lengths(deployment, wanted)
     await deployment.transport.create_queues(wanted)
     exchange = delay_exchange(settings, deployment.transport)
     if exchange is not None and isinstance(deployment.transport, ForeignIntake):
@@ -99,13 +102,6 @@ async def _set_up_part(settings: Settings, section: Literal["sagas", "outbox"]) 
         finally:
             await part.close()
     return place_of(chosen, settings).shown
-
-
-async def _lengths_before(deployment: OpenDeployment, queues: Sequence[str]) -> Mapping[str, int] | None:
-    try:
-        return await lengths(deployment, queues)
-    except StoreNotSetUp:  # the tables of the queues are made together with the first queue
-        return {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,15 +120,11 @@ async def _put_back(deployment: OpenDeployment, name: str, mending: Mending, now
         raise NotSupported("it was in a queue already: only its headers and its body can be mended")
     kept_in = deployment.transport if name.startswith(_QUEUES) else deployment.store
     assert kept_in is not None  # it has something set aside
-    _check_size(mending, kept_in.capabilities.largest_message_bytes)
-    await part.put_back(number, mending, now)
-
-
-def _check_size(mending: Mending, limit: int) -> None:
-    """Refuse parts too large to be stored; parts that are not mended were stored once."""
-    size = size_in_bytes(encode_headers(mending.headers or {}), mending.body or b"")
+    limit = kept_in.capabilities.largest_message_bytes
+    size = size_in_bytes(encode_headers(mending.headers or {}), mending.body or b"")  # the rest was stored once
     if size > limit:
         raise MessageTooLarge(f"what is to take its place has {size:,} bytes, at most {limit:,} are taken")
+    await part.put_back(number, mending, now)
 
 
 async def delete_set_aside(deployment: OpenDeployment, names: Sequence[str], now: datetime) -> list[Mended]:

@@ -109,11 +109,9 @@ def run(
 
 def standing(wanted: Iterable[Step], done: Iterable[Sequence[object]]) -> tuple[int, int]:
     """Return the current version and the newest one: of the shared tables, or of the part that lags most."""
-    there, newest = dict[str, int](), dict[str, int]()
+    there, newest = dict[str, int](), {step.subject: step.version for step in wanted}
     for subject, version in done:
         there[str(subject)] = max(int(str(version)), there.get(str(subject), 0))
-    for step in wanted:
-        newest[step.subject] = step.version
     return min(
         ((there.get(subject, 0), version) for subject, version in newest.items()), key=lambda pair: pair[0] - pair[1]
     )

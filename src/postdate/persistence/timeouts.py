@@ -45,14 +45,12 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 # --- names ------------------------------------------------------------------------------------------------------
 
 
-def table_prefix(endpoint: str) -> str:
-    """Return the default prefix of an endpoint's table: points become underscores."""
-    return endpoint.replace(".", "_") + "_"
-
-
 def table_name(endpoint: str = "", *, prefix: str | None = None) -> str:
-    """Return the name of the table of timeouts, not quoted; ``endpoint`` matters only without a ``prefix``."""
-    return (table_prefix(endpoint) if prefix is None else prefix) + SUFFIX
+    """Return the name of the table of timeouts, not quoted; ``endpoint`` matters only without a ``prefix``.
+
+    By default the prefix is the endpoint, in which points become underscores.
+    """
+    return (f"{endpoint.replace('.', '_')}_" if prefix is None else prefix) + SUFFIX
 
 
 # --- ids --------------------------------------------------------------------------------------------------------
@@ -96,11 +94,7 @@ def rounded_up(due: datetime, digits: int) -> datetime:
 
 def text_time(instant: datetime) -> str:
     """Return ``yyyy-MM-dd HH:mm:ss.ffffff`` in UTC, which sorts as text in the order of time."""
-    utc = instant.astimezone(UTC)
-    return (
-        f"{utc.year:04d}-{utc.month:02d}-{utc.day:02d} "
-        f"{utc.hour:02d}:{utc.minute:02d}:{utc.second:02d}.{utc.microsecond:06d}"
-    )
+    return instant.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
 
 
 def read_time(value: object) -> datetime:

@@ -8,13 +8,12 @@ message that moves while the store is read is counted or not.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import datetime, timedelta
 
 import numpy as np
 import pyarrow as pa
-from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 from pyspark.sql.types import StringType, TimestampType
@@ -34,8 +33,8 @@ from postdate.pipeline.forecast_result import (
     LoadInterval,
     NeededRate,
 )
-from postdate.pipeline.frames import scan_frame, scan_parts
-from postdate.pipeline.rows import quoted
+from postdate.pipeline.frames import KEPT, kept, scan_frame, scan_parts
+from postdate.pipeline.rows import CALENDAR, quoted
 from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import StoreSpec
 
@@ -49,9 +48,6 @@ _STEPS_SECONDS = (1, 10, 60, 300, 600, 3_600, 86_400, 864_000, 31_536_000)
 _MOST_DESTINATIONS, _DESTINATIONS_APART = 400, 8
 _MOST_HERDS, _DESTINATIONS_OF_A_HERD = 100, 5
 _TOLERANCES_TOLD_SECONDS = (10.0, 60.0)
-_KEPT = StorageLevel.MEMORY_AND_DISK
-_FIRST_MICROSECOND = to_microseconds(datetime.min.replace(tzinfo=UTC))
-_LAST_MICROSECOND = to_microseconds(datetime.max.replace(tzinfo=UTC))
 
 
 def forecast(
@@ -122,7 +118,8 @@ def forecast_frame(
 def _forecast(
     messages: DataFrame, as_of: datetime, options: ForecastOptions, source: str, started: float
 ) -> ForecastResult:
-    with _counted(messages, as_of) as counts:
+    with ExitStack() as stack:
+        counts = kept(stack, _counted(messages, as_of))
         total = _total(counts)
         step = _step(counts, total["groups"])
         upcoming = _upcoming(counts, step)
@@ -158,27 +155,18 @@ def _forecast(
 # --- counting ---------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _counted(messages: DataFrame, as_of: datetime) -> Generator[DataFrame]:
-    """Count by second and destination, and keep the counts; rows without a due time have no second."""
+def _counted(messages: DataFrame, as_of: datetime) -> DataFrame:
+    """Count by second and destination; rows without a due time have no second."""
     due = F.unix_micros("due")
-    known = due.between(_FIRST_MICROSECOND, _LAST_MICROSECOND)
+    known = due.between(*CALENDAR)
     second = F.when(known, F.unix_seconds("due")).alias("second")
-    counts = (
-        messages.select("destination", F.when(known, due).alias("due"), second)
-        .groupBy("second", "destination")
-        .agg(
-            F.count("*").alias("messages"),
-            F.count_if(F.col("due") < to_microseconds(as_of)).alias("overdue"),
-            F.min("due").alias("first"),
-            F.max("due").alias("last"),
-        )
-        .persist(_KEPT)
+    timed = messages.select("destination", F.when(known, due).alias("due"), second)
+    return timed.groupBy("second", "destination").agg(
+        F.count("*").alias("messages"),
+        F.count_if(F.col("due") < to_microseconds(as_of)).alias("overdue"),
+        F.min("due").alias("first"),
+        F.max("due").alias("last"),
     )
-    try:
-        yield counts
-    finally:
-        counts.unpersist()
 
 
 def _floored(seconds: Column, width: int) -> Column:
@@ -205,7 +193,6 @@ def _step(counts: DataFrame, groups: int) -> int:
     """Return the smallest step, in seconds, of which at most ``MOST_STEPS`` come to the driver."""
     if groups <= MOST_STEPS:
         return 1
-
     few_enough = (
         step
         for step in _STEPS_SECONDS
@@ -273,7 +260,7 @@ def _load(counts: DataFrame, width: int) -> DataFrame:
         counts.where("second IS NOT NULL")
         .groupBy(start, "destination")
         .agg(F.sum("messages").alias("messages"), F.sum("overdue").alias("overdue"))
-        .persist(_KEPT)
+        .persist(KEPT)
     )
     load.count()
     return load

@@ -16,7 +16,6 @@ from postdate.pipeline.forecast_result import (
     DestinationShare,
     ForecastResult,
     Herd,
-    LoadInterval,
     headlines,
     shown_destination,
     shown_instant,
@@ -85,23 +84,16 @@ def load_chart(result: ForecastResult) -> str:
         names = [name for name, _ in stacked_colours(result)]
         days = result.interval_seconds / 86_400  # Matplotlib counts time in days
         bottom = [0] * len(starts)
-        for name, colour in [*zip(names, _STACKED, strict=False), (_others, _OTHERS)]:
-            heights = [_share(interval, name) for interval in result.intervals]
+        shares = [{share.destination: share.messages for share in each.destinations} for each in result.intervals]
+        layers = [[each.get(name, 0) for each in shares] for name in names]
+        others = [each.others for each in result.intervals]
+        for heights, colour in [*zip(layers, _STACKED, strict=False), (others, _OTHERS)]:
             axes.bar(starts, heights, days, bottom, align="edge", color=colour, linewidth=0)
             bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
         _mark_herds(axes, result.herds, dict(zip(starts, bottom, strict=True)), result.interval_seconds)
         _room(axes, starts[0], starts[-1] + days)
         count_axis(axes, f"messages in {duration(result.interval_seconds)}")
     return done[0]
-
-
-def _share(interval: LoadInterval, name: object) -> int:
-    if name is _others:
-        return interval.others
-    return sum(share.messages for share in interval.destinations if share.destination == name)
-
-
-_others = object()
 
 
 def _mark_herds(axes: Axes, herds: Sequence[Herd], tops: Mapping[float, int], width_seconds: int) -> None:

@@ -6,20 +6,28 @@ Here a job plans the :class:`ScanPart` of each task on the driver, and ordinary 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 
 import pyarrow as pa
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
-from postdate.pipeline.rows import arrow_schema, spark_schema
-from postdate.pipeline.stores import PAGE_ROWS, StoreSpec, opened
+from postdate.pipeline.rows import Batches, arrow_schema, spark_schema
+from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import Scan, ScanFilter, ScanPart
 
-__all__ = ["PAGE_ROWS", "held_snapshot", "part_frame", "read_part", "scan_frame", "scan_parts"]
+KEPT = StorageLevel.MEMORY_AND_DISK
+"""Storage of frames that must not be read again: the store would be in another state."""
 
 _PARTS = pa.schema([("first", pa.int64()), ("end", pa.int64())])
+
+
+def kept(stack: ExitStack, frame: DataFrame, level: StorageLevel = KEPT) -> DataFrame:
+    """Return the frame, which is kept from when it is computed until the stack is unwound."""
+    stack.callback(frame.persist(level).unpersist)
+    return frame
 
 
 @contextmanager
@@ -56,7 +64,7 @@ def scan_frame(  # noqa: PLR0913 - what to read, and how
     schema = arrow_schema(what, columns)
     scan = Scan(what, tuple(schema.names), where, snapshot)
 
-    def read_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def read_all(batches: Batches) -> Batches:
         for batch in batches:
             for share in batch.to_pylist():
                 yield from read_part(spec, scan, schema, ScanPart(**share))
@@ -70,7 +78,7 @@ def part_frame(spark: SparkSession, parts: Sequence[ScanPart]) -> DataFrame:
     return spark.createDataFrame(shares).repartitionByRange(max(len(parts), 1), "first")
 
 
-def read_part(spec: StoreSpec, scan: Scan, schema: pa.Schema, part: ScanPart) -> Iterator[pa.RecordBatch]:
+def read_part(spec: StoreSpec, scan: Scan, schema: pa.Schema, part: ScanPart) -> Batches:
     """Read one part from one snapshot, with the columns of ``schema``; runs on executors."""
     with opened(spec) as store:
         yield from store.scan(scan, part, schema)

@@ -12,7 +12,7 @@ Source: specification 2.4.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from pyspark.sql import Column
@@ -20,11 +20,10 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 
 from postdate.clock import to_microseconds
 from postdate.messages import Headers, aware_utc
+from postdate.pipeline.rows import CALENDAR
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 _SECOND, _MINUTE, _HOUR, _DAY = 1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000
-_FIRST: Final = to_microseconds(datetime.min.replace(tzinfo=UTC))
-_LAST: Final = to_microseconds(datetime.max.replace(tzinfo=UTC))
 _BEYOND_EVERY_DIFFERENCE: Final = 10**18
 """Microseconds; more than the distance of any two instants of the calendar, and sums of it still fit into 64 bits."""
 
@@ -54,7 +53,7 @@ def end_of_use(headers: Column) -> Column:
     Args:
         headers: ``map<string,string>``; null counts as empty.
     """
-    return F.timestamp_micros(_end_microseconds(headers))
+    return F.timestamp_micros(_read(headers)["end"])
 
 
 def lapsed(headers: Column, now: datetime | Column, allowance: timedelta = timedelta(0)) -> Column:
@@ -73,7 +72,7 @@ def lapsed(headers: Column, now: datetime | Column, allowance: timedelta = timed
     at = F.unix_micros(now) if isinstance(now, Column) else F.lit(to_microseconds(aware_utc(now, "now")))
     # Cut to 64 bits, with the same effect.
     bounded = max(-_BEYOND_EVERY_DIFFERENCE, min(allowance // _MICROSECOND, _BEYOND_EVERY_DIFFERENCE))
-    return F.coalesce(at - _end_microseconds(headers) > _long(bounded), F.lit(False))
+    return F.coalesce(at - _read(headers)["end"] > _long(bounded), F.lit(False))
 
 
 def malformed_end_of_use(headers: Column) -> Column:
@@ -94,10 +93,6 @@ def end_of_time_to_be_received(headers: Column) -> Column:
 
 
 # --- in microseconds since 1970: numbers are compared exactly, and no sum of them overflows ---------------------------
-
-
-def _end_microseconds(headers: Column) -> Column:
-    return _read(headers)["end"]
 
 
 def _read(headers: Column) -> Column:
@@ -130,7 +125,7 @@ def _numbers(given: Column) -> Column:
 
 def _judged(given: Column, numbers: Column) -> Column:
     absolute, total = numbers["absolute"], numbers["sent"] + numbers["span"]
-    relative = F.when(total.between(_FIRST, _LAST), total)
+    relative = F.when(total.between(*CALENDAR), total)
     counted = numbers["span"].isNotNull() & given["sent"].isNotNull()
     malformed = (given["expires_at"].isNotNull() & absolute.isNull()) | (counted & relative.isNull())
     return F.struct(

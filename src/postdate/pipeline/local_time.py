@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 from pyspark.sql.types import DataType, DateType, StringType, TimestampNTZType, TimestampType
 
-from postdate.clock import to_microseconds
 from postdate.errors import PipelineError
+from postdate.pipeline.rows import CALENDAR
 
 _TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.:][0-9]{1,9})?)?"
 _OFFSET = r" ?(Z|[+-][0-9]{2}(:?[0-9]{2})?)$"
 _BELOW_A_MICROSECOND = r"\.[0-9]{6}[0-9]*[1-9]"
 _TO_MICROSECONDS = len("2026-03-29T02:30:00.000000")
 _AT_THE_ENDS = "0001-01-01", "9999-12-31"
-_MICROSECONDS = to_microseconds(datetime.min.replace(tzinfo=UTC)), to_microseconds(datetime.max.replace(tzinfo=UTC))
 _DAY_MICROSECONDS = timedelta(days=1) // timedelta(microseconds=1)
-_DAYS = _MICROSECONDS[0] // _DAY_MICROSECONDS, _MICROSECONDS[1] // _DAY_MICROSECONDS
+_DAYS = CALENDAR[0] // _DAY_MICROSECONDS, CALENDAR[1] // _DAY_MICROSECONDS
 """The years 1 to 9999, which a message can have, counted from 1970."""
 _AT_MOST_A_DAY = timedelta(hours=25)
 """Longer than any time by which clocks were ever set back (a day, at the date line)."""
@@ -93,12 +92,12 @@ def read_time(column: Column, data_type: DataType, local_times: LocalTimes | Non
     The session is in UTC. Without ``local_times``, times without an offset are a problem. Other types are refused.
     """
     if isinstance(data_type, TimestampType):
-        return _in_calendar(ReadTime(column), ~_within(F.unix_micros(column), _MICROSECONDS))
+        return _in_calendar(ReadTime(column), ~F.unix_micros(column).between(*CALENDAR))
     if isinstance(data_type, TimestampNTZType):
         clock = column.cast("timestamp")
-        number, bounds, day = F.unix_micros(clock), _MICROSECONDS, _DAY_MICROSECONDS
+        number, bounds, day = F.unix_micros(clock), CALENDAR, _DAY_MICROSECONDS
     elif isinstance(data_type, DateType):
-        clock = F.when(_within(F.unix_date(column), _DAYS), column).cast("timestamp")
+        clock = F.when(F.unix_date(column).between(*_DAYS), column).cast("timestamp")
         number, bounds, day = F.unix_date(column), _DAYS, 1
     elif isinstance(data_type, StringType):
         return _in_calendar(
@@ -107,12 +106,8 @@ def read_time(column: Column, data_type: DataType, local_times: LocalTimes | Non
         )
     else:
         raise PipelineError(f"a time must be a timestamp, a date or a text, not {data_type.simpleString()}")
-    shown = F.when(_within(number, bounds), clock)
-    return _in_calendar(_read_local(shown, local_times), ~_within(number, (bounds[0] + day, bounds[1] - day)))
-
-
-def _within(number: Column, bounds: tuple[int, int]) -> Column:
-    return number.between(*bounds)
+    shown = F.when(number.between(*bounds), clock)
+    return _in_calendar(_read_local(shown, local_times), ~number.between(bounds[0] + day, bounds[1] - day))
 
 
 def _in_calendar(read: ReadTime, near_the_ends: Column) -> ReadTime:
@@ -120,7 +115,7 @@ def _in_calendar(read: ReadTime, near_the_ends: Column) -> ReadTime:
 
     ``near_the_ends`` is a cheap condition for rows that need the check: Spark reads a time anew for each check.
     """
-    within = F.coalesce(_within(F.unix_micros(read.instant), _MICROSECONDS), F.lit(False))
+    within = F.coalesce(F.unix_micros(read.instant).between(*CALENDAR), F.lit(False))
     outside = F.when(near_the_ends, F.when(~within, F.lit("time_out_of_range")))
     instant = F.when(near_the_ends, F.when(within, read.instant)).otherwise(read.instant)
     return ReadTime(instant, F.coalesce(read.problem, outside))

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,15 @@ _WORRYING = frozenset({"overdue", "failed", "late"})
 _MEANINGS = {
     "scheduled": "stored to be delivered",
     "delivered": "put into their queue",
+    "lost": "nowhere to be found",
+    "duplicated": "delivered or handled more than once",
+    "early": "delivered before they were due",
+    "orphaned": "delivered or ended without ever having been scheduled",
+    "late": "delivered later than allowed",
+    "overdue": "pending, and past their due time",
     "handled": "handled by their receiver",
     "queued": "in their queue, not yet handled",
     "pending": "waiting in the store",
-    "overdue": "pending, and past their due time",
     "expired": "nobody wanted them any more when they were due",
     "discarded": "received, or ended in their queue, past their use",
     "undelayed": "of the discarded, never delayed: in no other line",
@@ -37,26 +42,10 @@ _MEANINGS = {
     "failed": "moved to the error queue",
     "retried": "with at least one failed attempt",
     "archived": "in an archive that was not read here",
-    "lost": "nowhere to be found",
-    "duplicated": "delivered or handled more than once",
-    "early": "delivered before they were due",
-    "orphaned": "delivered or ended without ever having been scheduled",
-    "late": "delivered later than allowed",
 }
+"""In the order of the columns of tables."""
 
 _ALWAYS_SHOWN = frozenset({"scheduled", "delivered"}) | _BAD
-_TABLE_ORDER = (
-    "scheduled", "delivered", "lost", "duplicated", "early", "orphaned", "late", "overdue",
-    "handled", "queued", "pending", "expired", "discarded", "undelayed", "cancelled", "failed", "retried", "archived",
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _Tile:
-    name: str
-    count: int
-    meaning: str
-    mood: str
 
 
 def render_html(result: AuditResult, title: str = "Delayed messages") -> str:
@@ -72,9 +61,7 @@ def render_html(result: AuditResult, title: str = "Delayed messages") -> str:
         {},
         result=result,
         verdict=_verdict(result),
-        tiles=[
-            _Tile(name, count, _MEANINGS[name], _mood(name, count)) for name, count in asdict(result.counts).items()
-        ],
+        tiles=[(name, count, _MEANINGS[name], _mood(name, count)) for name, count in asdict(result.counts).items()],
         columns=_columns(result),
         endpoints=result.by_endpoint if len(result.by_endpoint) > 1 else (),
         destinations=result.by_destination,
@@ -94,7 +81,7 @@ def write_html(result: AuditResult, path: Path, title: str = "Delayed messages")
 def _columns(result: AuditResult) -> list[str]:
     """Return the columns of the tables, most important first, without those that are 0 everywhere."""
     counts: dict[str, int] = asdict(result.counts)
-    return [name for name in _TABLE_ORDER if counts[name] or name in _ALWAYS_SHOWN]
+    return [name for name in _MEANINGS if counts[name] or name in _ALWAYS_SHOWN]
 
 
 def _mood(name: str, count: int) -> str:

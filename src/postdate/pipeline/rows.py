@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import reduce
 from itertools import accumulate
 from types import MappingProxyType
@@ -26,7 +26,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute
 
-from postdate.clock import from_microseconds, to_microseconds
+from postdate.clock import EARLIEST, LATEST, from_microseconds, to_microseconds
 from postdate.errors import InvalidTimestamp, PostdateError
 from postdate.messages import (
     DESTINATION_LIMIT,
@@ -40,7 +40,14 @@ from postdate.ports import RecordKind
 from postdate.ports.scanning import SCANNED, TIMES, WRITTEN, check_scanned
 
 pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
+
+Batches = Iterator[pa.RecordBatch]
+"""What a task of Spark takes, and what it gives."""
+
 INSTANT = pa.timestamp("us", tz="UTC")
+CALENDAR = to_microseconds(EARLIEST), to_microseconds(LATEST)
+"""The years 1 to 9999, which a message can have: the first and the last microsecond, counted from 1970."""
+
 _HEADERS = pa.map_(pa.string(), pa.string())
 
 _ARROW_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
@@ -160,8 +167,6 @@ MESSAGE_COLUMNS: Final = pa.schema(
 )
 """Columns of :meth:`postdate.ports.ScannableStore.store_columns`."""
 
-_FIRST = to_microseconds(datetime.min.replace(tzinfo=UTC))
-_LAST = to_microseconds(datetime.max.replace(tzinfo=UTC))
 _BEYOND_DOUBT_NOT_BLANK: Final = r"[!-~\p{L}\p{N}]"
 _NUL: Final = r"\x00"
 _CHARACTER: Final = r'(?:[^"\\\x00-\x1f]|\\["\\bfnrt])'
@@ -293,28 +298,23 @@ def _text_doubt(texts: pa.Array[Any], limit: int) -> _Mask:
 
 
 def _outside(microseconds: pa.Array[Any]) -> _Mask:
-    return pc.or_(pc.less(microseconds, _FIRST), pc.greater(microseconds, _LAST))
+    return pc.or_(pc.less(microseconds, CALENDAR[0]), pc.greater(microseconds, CALENDAR[1]))
 
 
 # --- row by row -------------------------------------------------------------------------------------------------------
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[_Row]:
-    columns = [_microseconds(batch, name) if name in TIMES else _values(batch, name) for name in WRITTEN]
-    return cast("Iterator[_Row]", zip(*columns, strict=True))
+    return cast("Iterator[_Row]", zip(*(_values(batch, name) for name in WRITTEN), strict=True))
 
 
 def _values(batch: pa.RecordBatch, name: str) -> Sequence[Any]:
-    position = batch.schema.get_field_index(name)
-    return [None] * batch.num_rows if position < 0 else batch.column(position).to_pylist()
-
-
-def _microseconds(batch: pa.RecordBatch, name: str) -> Sequence[int | None]:
-    """Return instants as microseconds: Arrow would make each a datetime in a zone that it looks up by name."""
+    """Return a column; instants as microseconds, for Arrow would make each a datetime in a zone looked up by name."""
     position = batch.schema.get_field_index(name)
     if position < 0:
         return [None] * batch.num_rows
-    return cast("Sequence[int | None]", pc.cast(pc.cast(batch.column(position), INSTANT), pa.int64()).to_pylist())
+    column = batch.column(position)
+    return (pc.cast(pc.cast(column, INSTANT), pa.int64()) if name in TIMES else column).to_pylist()
 
 
 def _message(row: _Row) -> DelayedMessage:

@@ -11,9 +11,11 @@ job is simply run again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +28,11 @@ from pyspark.sql.types import BinaryType, MapType, StringType
 
 from postdate.errors import PipelineError
 from postdate.pipeline.files import MALFORMED
+from postdate.pipeline.frames import kept
 from postdate.pipeline.lapsing import end_of_time_to_be_received
 from postdate.pipeline.local_time import LocalTimes, read_time
 from postdate.pipeline.plain import plain
-from postdate.pipeline.rows import BadRow, checked, quoted
+from postdate.pipeline.rows import BadRow, Batches, checked, quoted, spark_schema
 from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import OpenStore, StoreSpec, opened
 from postdate.ports.scanning import WRITTEN
@@ -37,7 +40,6 @@ from postdate.ports.scanning import WRITTEN
 pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
 _SHOWN = (*WRITTEN, "row")
 _TEXTS = ("reason", "detail", *_SHOWN)
-_OUTCOME_SCHEMA = f"stored long, already_there long, {', '.join(f'{name} string' for name in _TEXTS)}"
 _OUTCOME_ARROW = pa.schema(
     [("stored", pa.int64()), ("already_there", pa.int64()), *((name, pa.string()) for name in _TEXTS)]
 )
@@ -175,17 +177,13 @@ def schedule(messages: DataFrame, job: ScheduleJob) -> ScheduleResult:
         store.setup()
         limit = store.largest_message_bytes
     rows = _checked(messages, columns, job.local_times, limit)
-    candidates = _candidates(messages, columns).persist(StorageLevel.MEMORY_AND_DISK)
-    try:
+    with ExitStack() as stack:
+        candidates = kept(stack, _candidates(messages, columns))
         if candidates.count():
             rows = _without_conflicts(rows, candidates)
-        outcomes = rows.mapInArrow(_storing(job), _OUTCOME_SCHEMA).persist(StorageLevel.DISK_ONLY)
-        try:
-            return _result(outcomes, job, started)
-        finally:
-            outcomes.unpersist()
-    finally:
-        candidates.unpersist()
+        storing = partial(_store_all, job.store, job.now, job.batch)
+        outcomes = kept(stack, rows.mapInArrow(storing, spark_schema(_OUTCOME_ARROW)), StorageLevel.DISK_ONLY)
+        return _result(outcomes, job, started)
 
 
 # --- checks in Spark SQL ----------------------------------------------------------------------------------------------
@@ -282,14 +280,11 @@ def _shown(messages: DataFrame, columns: ColumnMapping, too_large: Column) -> Co
     """Return a row as texts, unchanged, for setting it aside; only the beginning of a body that is too large."""
     named = {name: F.lit(None).cast("string") for name in _SHOWN}
     for name, column in asdict(columns).items():
-        if column is None:
-            continue
-        if column.startswith("="):
+        if column is not None and column.startswith("="):
             named[name] = F.lit(column[1:])
-            continue
-        is_map = isinstance(messages.schema[column].dataType, MapType)
-        value = F.col(quoted(column))
-        named[name] = F.to_json(value) if is_map else value.cast("string")
+        elif column is not None:
+            is_map, value = isinstance(messages.schema[column].dataType, MapType), F.col(quoted(column))
+            named[name] = F.to_json(value) if is_map else value.cast("string")
     if MALFORMED in messages.columns:
         named["row"] = F.col(MALFORMED)
     beginning = F.make_valid_utf8(F.substring(named["body"], 1, _BEGINNING_CHARACTERS))
@@ -337,18 +332,13 @@ def _checksum(*columns: Column) -> Column:
 # --- storing: on the executors ---------------------------------------------------------------------------------------
 
 
-def _storing(job: ScheduleJob) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function of each task. It takes a store address along, never a connection."""
-    spec, now, chosen = job.store, job.now, job.batch
-
-    def store_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with opened(spec) as store:
-            size = chosen or store.good_batch
-            for batch in batches:
-                for start in range(0, batch.num_rows, size):
-                    yield _store(store, batch.slice(start, size), now)
-
-    return store_all
+def _store_all(spec: StoreSpec, now: datetime, chosen: int | None, batches: Batches) -> Batches:
+    """Store the rows of a task. It takes a store address along, never a connection."""
+    with opened(spec) as store:
+        size = chosen or store.good_batch
+        for batch in batches:
+            for start in range(0, batch.num_rows, size):
+                yield _store(store, batch.slice(start, size), now)
 
 
 def _store(store: OpenStore, batch: pa.RecordBatch, now: datetime) -> pa.RecordBatch:

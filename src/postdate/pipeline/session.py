@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -183,23 +183,30 @@ def _start(app_name: str, master: str, settings: dict[str, str], java_home: Path
     for key, value in settings.items():
         builder = builder.config(key, value)
     logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of every connection, even while Python ends
-    with _environment(launched_with):
+    # Spark's launcher and its JVM inherit the environment.
+    with set_meanwhile(launched_with, os.environ.get, os.environ.__setitem__, os.environ.pop):
         return builder.getOrCreate()
 
 
 @contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Generator[None]:
-    """Set environment variables for the length of the block: Spark's launcher and its JVM inherit them."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
+def set_meanwhile(
+    values: Mapping[str, str],
+    get: Callable[[str], str | None],
+    put: Callable[[str, str], None],
+    drop: Callable[[str], object],
+) -> Generator[None]:
+    """Put values under their names for the length of the block; then each is again what it was, or is dropped."""
+    before = {name: get(name) for name in values}
+    for name, value in values.items():
+        put(name, value)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
+        for name, was in before.items():
+            if was is None:
+                drop(name)
             else:
-                os.environ[name] = value
+                put(name, was)
 
 
 @cache

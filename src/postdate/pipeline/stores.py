@@ -33,7 +33,6 @@ from postdate.ports.backends import Place
 from postdate.wiring import open_store, store_settings, taken_by_store
 
 T = TypeVar("T")
-Opened = TypeVar("Opened", bound="OpenStore")
 
 _COLUMNS_AT_ONCE = 20_000
 PAGE_ROWS = 5_000
@@ -125,12 +124,12 @@ class OpenStore:
     """
 
     def __init__(self, store: ClaimingStore, portal: BlockingPortal) -> None:
-        self.itself, self._portal = store, portal
+        self.itself, self.portal = store, portal
         self._columnar = store if isinstance(store, ScannableStore) and store.gives_columns else None
 
     def ask(self, question: Callable[[Any], Awaitable[T]]) -> T:
         """Call ``question`` with the store, in its event loop, and return the answer."""
-        return self._portal.call(question, self.itself)
+        return self.portal.call(question, self.itself)
 
     @property
     def largest_message_bytes(self) -> int:
@@ -143,10 +142,10 @@ class OpenStore:
         return PAGE_ROWS if self._columnar is None else _COLUMNS_AT_ONCE
 
     def setup(self) -> None:
-        self._portal.call(self.itself.setup)
+        self.portal.call(self.itself.setup)
 
     def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        return self._portal.call(self.itself.store_many, messages, now)
+        return self.portal.call(self.itself.store_many, messages, now)
 
     def store_batch(self, batch: pa.RecordBatch, now: datetime) -> StoreReport:
         """Store valid messages in one transaction, idempotent by message id; as columns where the store can.
@@ -169,7 +168,7 @@ class OpenStore:
     def overdue(self, as_of: datetime) -> int:
         """Return how many messages were due at ``as_of`` and are not claimed."""
         store = self.itself
-        return self._portal.call(store.statistics, as_of).overdue if isinstance(store, AdministrableStore) else 0
+        return self.portal.call(store.statistics, as_of).overdue if isinstance(store, AdministrableStore) else 0
 
     def scannable(self) -> ScannableStore:
         """Return the store for bulk reading, whose calls block, or raise PipelineError if it has none."""
@@ -178,21 +177,16 @@ class OpenStore:
         return self.itself
 
 
-def opened(spec: StoreSpec, *, create: bool = False) -> contextlib.AbstractContextManager[OpenStore]:
+@contextlib.contextmanager
+def opened(spec: StoreSpec, *, create: bool = False) -> Generator[OpenStore]:
     """Open the store for the length of the block. Runs once in each task, and on the driver for set-up and planning.
 
     With ``create``, a missing store is created; else StoreError.
     """
-    return opened_as(OpenStore, spec, create=create)
-
-
-@contextlib.contextmanager
-def opened_as(kind: type[Opened], spec: StoreSpec, *, create: bool = False) -> Generator[Opened]:
-    """Open the store as :func:`opened` does, for those who ask more of it."""
     with start_blocking_portal() as portal:
         store = spec.open(create=create)
         try:
             portal.call(store.initialize, spec.endpoint, TransactionMode.RECEIVE_ONLY)
-            yield kind(store, portal)
+            yield OpenStore(store, portal)
         finally:
             portal.call(store.close)

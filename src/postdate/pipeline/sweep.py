@@ -15,16 +15,15 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
 
 import anyio
-import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
@@ -32,11 +31,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from postdate.clock import SystemClock
 from postdate.errors import PipelineError
-from postdate.pipeline.dispatching import SweepSpec, drain_due, swept
+from postdate.pipeline.dispatching import COUNTED, SweepSpec, count_slots, sweep_slots
 from postdate.pipeline.failures import check_query, told_in_one_line, wait_for
 from postdate.pipeline.plain import plain
 from postdate.pipeline.rows import LEDGER_ARROW, spark_schema
-from postdate.pipeline.session import require_utc
+from postdate.pipeline.session import require_utc, set_meanwhile
 from postdate.pipeline.stores import opened
 
 RESIDENCY: Final = timedelta(seconds=30)
@@ -46,9 +45,6 @@ Between two tasks no dispatcher of the sweep looks, for some tenths of a second:
 messages meet that gap; but the ledger shows their deliveries only when they end.
 """
 
-_COUNTED: Final = ("delivered", "expired", "retried", "failed")
-_COUNTS_SCHEMA: Final = ", ".join(f"{name} long" for name in _COUNTED)
-_COUNTS_ARROW: Final = pa.schema([(name, pa.int64()) for name in _COUNTED])
 _LINES_SCHEMA: Final = spark_schema(LEDGER_ARROW)
 _STOP_PATIENCE_SECONDS: Final = 60.0
 _QUICK_CHECKPOINTS: Final = MappingProxyType(
@@ -134,23 +130,17 @@ def sweep(
     require_utc(spark)
     check_sweep(spec)
     started, as_of, n = time.perf_counter(), SystemClock().now(), _slots(spark, slots)
-
-    def count(slots: _Batches) -> _Batches:
-        for slot in slots:
-            for _ in range(slot.num_rows):
-                done = drain_due(spec)
-                yield pa.RecordBatch.from_pylist([{name: done[name] for name in _COUNTED}], _COUNTS_ARROW)
-
+    tasks = spark.range(0, n, 1, n)
     with told_in_one_line("the sweep has failed"):
         if ledger is None:
-            rows = _one_a_task(spark, n).mapInArrow(count, _COUNTS_SCHEMA).collect()
-            counts = {name: sum(row[name] for row in rows) for name in _COUNTED}
+            rows = tasks.mapInArrow(partial(count_slots, spec), spark_schema(COUNTED)).collect()
+            counts = {name: sum(row[name] for row in rows) for name in COUNTED.names}
         else:
-            counts = _written(_one_a_task(spark, n).mapInArrow(_sweeping(spec), _LINES_SCHEMA), str(ledger))
+            counts = _written(tasks.mapInArrow(partial(sweep_slots, spec, None, None), _LINES_SCHEMA), str(ledger))
     with opened(spec.store) as store:
         left = store.overdue(as_of)
     return SweepResult(
-        **{name: counts.get(name, 0) for name in _COUNTED},
+        **{name: counts.get(name, 0) for name in COUNTED.names},
         left=left,
         seconds=time.perf_counter() - started,
         ledger=None if ledger is None else str(ledger),
@@ -163,32 +153,12 @@ def _slots(spark: SparkSession, slots: int | None) -> int:
     return slots or spark.sparkContext.defaultParallelism
 
 
-def _one_a_task(spark: SparkSession, slots: int) -> DataFrame:
-    return spark.range(0, slots, 1, slots)
-
-
 def _written(lines: DataFrame, ledger: str) -> dict[str, int]:
     """Write the lines, and count them on the way: to read them again would be to sweep again."""
     seen = Observation()
-    counted = [F.count_if(F.col("kind") == name).alias(name) for name in _COUNTED]
+    counted = [F.count_if(F.col("kind") == name).alias(name) for name in COUNTED.names]
     lines.observe(seen, *counted).write.mode("append").parquet(ledger)
     return seen.get
-
-
-_Batches = Iterator[pa.RecordBatch]
-
-
-def _sweeping(
-    spec: SweepSpec, seconds: float | None = None, stop_file: Path | None = None
-) -> Callable[[_Batches], _Batches]:
-    """Return the function of each task: dispatch until the time is up, or until nothing is due; see :func:`swept`."""
-
-    def sweep_all(slots: _Batches) -> _Batches:
-        for slot in slots:
-            for _ in range(slot.num_rows):
-                yield from swept(spec, seconds, stop_file)
-
-    return sweep_all
 
 
 # --- continuously -----------------------------------------------------------------------------------------------------
@@ -276,27 +246,12 @@ def sweep_continuously(
     stop_file = Path(tempfile.mkdtemp(prefix="postdate-sweep-")) / "stop"
     # Spark's own source of ticks: a row for each slot in each micro-batch, and a micro-batch as soon as the last ended.
     ticks = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", n).option("numPartitions", n).load()
-    lines = ticks.select("value").mapInArrow(_sweeping(spec, seconds, stop_file), _LINES_SCHEMA)
+    lines = ticks.select("value").mapInArrow(partial(sweep_slots, spec, seconds, stop_file), _LINES_SCHEMA)
     writer = lines.writeStream.option("checkpointLocation", str(checkpoint)).queryName(f"sweep-{uuid.uuid4().hex[:8]}")
     sink = writer.format("noop") if ledger is None else writer.format("parquet").option("path", str(ledger))
-    with _quick_hand_overs(spark):
+    # The checkpoint is written in the quickest way: its loss costs nothing.
+    with set_meanwhile(_QUICK_CHECKPOINTS, lambda name: spark.conf.get(name, None), spark.conf.set, spark.conf.unset):
         return SweepQuery(sink.start(), stop_file, seconds)
-
-
-@contextmanager
-def _quick_hand_overs(spark: SparkSession) -> Generator[None]:
-    """Let a query that starts in the block write its checkpoint in the quickest way: its loss costs nothing."""
-    before = {name: spark.conf.get(name, None) for name in _QUICK_CHECKPOINTS}
-    for name, value in _QUICK_CHECKPOINTS.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, value)
 
 
 # --- whose checkpoint it is: Spark notices a wrong one late, or never -------------------------------------------------

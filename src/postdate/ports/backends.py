@@ -11,7 +11,6 @@ import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, ClassVar, Final, Literal, Self, TypeVar, get_args
 
 from postdate.errors import ConfigurationError
@@ -49,11 +48,6 @@ class Place(enum.Enum):
     """This process, which alone can see it; adapters get settings only."""
 
 
-def _as_found(*values: object) -> tuple[object, ...]:
-    """Return values of another package, whose types no type checker may have seen."""
-    return values
-
-
 @dataclass(frozen=True, slots=True)
 class Addresses:
     """How addresses are written.
@@ -76,8 +70,8 @@ class Addresses:
     found_by: str = ""
 
     def __post_init__(self) -> None:
-        for each in _as_found(self.schemes, self.aliases):
-            if not isinstance(each, tuple):
+        for each in (self.schemes, self.aliases):
+            if not isinstance(each, tuple):  # pyright: ignore[reportUnnecessaryIsInstance] - of another package
                 raise ConfigurationError(f"schemes and aliases are tuples of schemes, not {each!r}")
         if not self.schemes:
             raise ConfigurationError(f"there is no scheme in {self!r}")
@@ -307,7 +301,5 @@ class DatabaseObject:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()

@@ -103,11 +103,9 @@ class BenchmarkTarget:
 
     def settle(self) -> None:
         """Do maintenance that the server would begin after tables were filled, so that it does not during the run."""
-        return
 
     def arrived(self, queue: str) -> Iterable[str] | None:
         """Return the ids of the messages in a queue; ``None``: ``bench`` receives them to count them."""
-        del queue
         return None
 
     def is_empty(self, queue: str) -> bool:
@@ -116,13 +114,11 @@ class BenchmarkTarget:
 
     def remove_queue(self, queue: str) -> None:
         """Delete a queue that is not needed any more, with what is in it."""
-        del queue
 
     # --- the barest way -----------------------------------------------------------------------------------------
 
     def moved_per_second(self, n: int) -> float | None:
         """Return messages a second without an adapter, where :meth:`mover` cannot tell; ``None``: it can."""
-        del n
         return None
 
     def mover(self, rows: Iterable[BareRow], at_once: int) -> AbstractContextManager[Mover] | None:
@@ -130,7 +126,6 @@ class BenchmarkTarget:
 
         ``None``: sending through the transport alone is measured instead.
         """
-        del rows, at_once
         return None
 
     def inserter(self) -> AbstractContextManager[Inserter] | None:
@@ -139,5 +134,4 @@ class BenchmarkTarget:
 
     def taker(self, queue: str) -> AbstractContextManager[Taker] | None:
         """Return a function that takes messages off a queue without the transport; ``None``: there is none."""
-        del queue
         return None

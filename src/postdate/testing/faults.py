@@ -188,24 +188,22 @@ class FaultyTransport(Transport):
     """
 
     def __init__(self, transport: Transport, *plans: Plan) -> None:
-        self._transport = transport
+        self._wrapped = transport
         self.faults = Faults(*plans)
 
     @property
     @override
     def capabilities(self) -> TransportCapabilities:
-        return self._transport.capabilities
+        return self._wrapped.capabilities
 
-    @override
-    async def create_queues(self, names: Sequence[str]) -> None:
-        await self.faults.run("create_queues", lambda: self._transport.create_queues(names))
+    create_queues = _planned(Transport.create_queues)
 
     @override
     async def send(
         self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
     ) -> Sequence[PostdateError | None]:
         try:
-            return await self.faults.run("send", lambda: self._transport.send(envelopes, now, work=work))
+            return await self.faults.run("send", lambda: self._wrapped.send(envelopes, now, work=work))
         except PostdateError as error:
             if work:
                 raise
@@ -213,11 +211,11 @@ class FaultyTransport(Transport):
 
     @override
     def receiver(self, queue: str) -> FaultyReceiver:
-        return FaultyReceiver(self._transport.receiver(queue), self.faults)
+        return FaultyReceiver(self._wrapped.receiver(queue), self.faults)
 
     @override
     async def close(self) -> None:
-        await self._transport.close()
+        await self._wrapped.close()
 
 
 class FaultyReceiver(Receiver):

@@ -63,25 +63,19 @@ def saga_checks() -> tuple[Check[SagaStoreSubject], ...]:
 
 
 @asynccontextmanager
-async def _open(subject: SagaStoreSubject) -> AsyncGenerator[SagaStore]:
+async def _store(subject: SagaStoreSubject) -> AsyncGenerator[tuple[SagaStore]]:
     store = subject.open()
     try:
         await store.setup()
-        yield store
+        yield (store,)
     finally:
         await store.close()
 
 
 @asynccontextmanager
-async def _store(subject: SagaStoreSubject) -> AsyncGenerator[tuple[SagaStore]]:
-    async with _open(subject) as store:
-        yield (store,)
-
-
-@asynccontextmanager
 async def _handles(subject: SagaStoreSubject) -> AsyncGenerator[tuple[list[SagaStore]]]:
     """Lend one handle, or two of different processes where the store is shared."""
-    async with _open(subject) as store:
+    async with _store(subject) as (store,):
         if not store.capabilities.shared:
             yield ([store],)
             return
@@ -198,14 +192,14 @@ async def changes_are_applied_together_or_not_at_all(store: SagaStore) -> None:
 @sagas
 async def setting_up_again_keeps_what_is_there(subject: SagaStoreSubject) -> None:
     """Setting up is idempotent; instances survive it, and the handle where the store is durable."""
-    async with _open(subject) as store:
+    async with _store(subject) as (store,):
         await store.setup()
         await store.apply([_created(_record())])
         await store.setup()
         kept = await _kept(store)
         durable = store.capabilities.durable
     if durable:
-        async with _open(subject) as store:
+        async with _store(subject) as (store,):
             expect_equal(await _kept(store), kept, "the instance after closing and opening")
 
 
@@ -261,7 +255,7 @@ async def _at_once(handles: list[SagaStore], do: Callable[[SagaStore], Coroutine
 @sagas
 async def applying_is_part_of_a_transaction_of_the_queues(subject: SagaStoreSubject) -> None:
     """With queues in the same database, changes and sends happen both or not at all."""
-    async with _open(subject) as store:
+    async with _store(subject) as (store,):
         if store.capabilities.database is None:
             return
         transport = subject.transport()
@@ -296,7 +290,7 @@ async def applying_is_part_of_a_transaction_of_the_queues(subject: SagaStoreSubj
 @sagas
 async def applying_is_part_of_the_commit_of_an_outbox(subject: SagaStoreSubject) -> None:
     """With an outbox in the same database, changes and its record are kept both or not at all."""
-    async with _open(subject) as store:
+    async with _store(subject) as (store,):
         if store.capabilities.database is None:
             return
         outbox = subject.outbox()

@@ -16,6 +16,7 @@ from postdate.messages import Envelope
 from postdate.ports import Transport
 from postdate.ports.timeouts import DueChunk, DueTimeout, Timeout, TimeoutPersister
 from postdate.testing.conformance import Check, Topic, expect, expect_equal, expect_error, in_time
+from postdate.testing.transport_suite.subject import ids, receiver_of
 
 ENDPOINT = "Sales.Conformance"
 QUEUE = "conformance"
@@ -478,14 +479,11 @@ async def _together(subject: TimeoutSubject) -> AsyncGenerator[tuple[TimeoutPers
 
 async def _waiting(transport: Transport) -> list[str]:
     """Take all messages out of the queue, and return their ids."""
-    receiver = transport.receiver(QUEUE)
-    try:
+    async with receiver_of(transport, QUEUE) as receiver:
         received = await receiver.receive(10)
         for each in received:
             await receiver.commit(each, NOW)
-        return [each.envelope.message_id for each in received]
-    finally:
-        await receiver.close()
+    return ids(received)
 
 
 @enlisting.given(_together)

@@ -148,7 +148,7 @@ def chosen_for(section: str, kind: AdapterRole, settings: Settings, /, **given: 
     possible = [name for name in definitions(section) if name in known]
     for name in possible:
         key = f"{section}.{name}"
-        if name not in kind.takes and settings.origins.get(key, "default") != "default":
+        if name not in kind.takes and settings.origin(key) != "default":
             takes = ", ".join(f"{section}.{each}" for each in possible if each in kind.takes)
             which = f", which takes {takes}" if takes else ""
             raise ConfigurationError(f"{key} ({settings.origins[key]}) is not for {kind.product}{which}; remove it")

@@ -76,8 +76,7 @@ def naming(key: str, address: Address, settings: Settings) -> Generator[None]:
     try:
         yield
     except ConfigurationError as error:
-        origin = settings.origins.get(key, "default")
-        raise ConfigurationError(f"{key} is {address!r} ({origin}): {error}") from error
+        raise ConfigurationError(f"{key} is {address!r} ({settings.origin(key)}): {error}") from error
 
 
 _PLACES: Final = ("store.address", "transport.address", "timeout_manager.address", "sagas.address", "outbox.address")
@@ -111,7 +110,7 @@ def placed(error: PostdateError, settings: Settings, key: str | None = None) -> 
     if address is None or "://" not in address or place_of(address.scheme) is Place.FILE:
         return error
     nobody = "" if "@" in address else "; the address names no user"
-    text = f"{text} ({key}, {settings.origins.get(key, 'default')}): {cause.advice}{nobody}"
+    text = f"{text} ({key}, {settings.origin(key)}): {cause.advice}{nobody}"
     if cause.is_setting:
         return ConfigurationError(text)
     error.args = (text,)

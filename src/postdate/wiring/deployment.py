@@ -138,7 +138,7 @@ def check_timeout_managers(settings: Settings) -> None:
     """Refuse settings of timeout managers that do not fit together."""
     chosen, delays = settings.timeout_manager, settings.delayed_delivery
     if chosen.external_address is not None:
-        origin = settings.origins.get("timeout_manager.external_address", "default")
+        origin = settings.origin("timeout_manager.external_address")
         if chosen.address is not None:
             raise ConfigurationError(
                 f"timeout_manager.external_address ({origin}) is for endpoints that have no timeout manager of their "
@@ -151,8 +151,7 @@ def check_timeout_managers(settings: Settings) -> None:
             )
     if chosen.address is None:
         for name in ("schema", "table_prefix", "endpoints"):
-            if f"timeout_manager.{name}" in settings.origins:
-                origin = settings.origins[f"timeout_manager.{name}"]
+            if (origin := settings.origins.get(f"timeout_manager.{name}")) is not None:
                 raise ConfigurationError(
                     f"timeout_manager.{name} ({origin}) is set, and nothing says where timeouts are kept: add "
                     f"timeout_manager.address, such as {example_of('timeouts', 'postgresql')}"
@@ -161,10 +160,10 @@ def check_timeout_managers(settings: Settings) -> None:
     _storage(settings)
     _check_apart(settings)
     if chosen.table_prefix is not None and len(managed_endpoints(settings)) > 1:
-        origin = settings.origins.get("timeout_manager.table_prefix", "default")
         raise ConfigurationError(
-            f"timeout_manager.table_prefix ({origin}) names one table, and timeout_manager.endpoints are several, each "
-            f"with a table of its own: run one service for each, or leave the prefix out"
+            f"timeout_manager.table_prefix ({settings.origin('timeout_manager.table_prefix')}) names one table, and "
+            f"timeout_manager.endpoints are several, each with a table of its own: run one service for each, or leave "
+            f"the prefix out"
         )
 
 
@@ -174,9 +173,8 @@ def _check_apart(settings: Settings) -> None:
     own = [settings.endpoint.name] if settings.delayed_delivery.enabled else []
     for name in dict.fromkeys([*own, *managed_endpoints(settings)]):
         if (other := seen.setdefault(table_name(name).lower(), name)) != name:
-            origin = settings.origins.get("timeout_manager.endpoints", "default")
             raise ConfigurationError(
-                f"timeout_manager.endpoints ({origin}): {name!r} and {other!r} "
+                f"timeout_manager.endpoints ({settings.origin('timeout_manager.endpoints')}): {name!r} and {other!r} "
                 f"have one table, or one queue on some servers: write the name in one way, endpoint.name included, or "
                 f"run a service for each"
             )
@@ -253,7 +251,7 @@ class OpenDeployment:
     def kept(self) -> ClaimingStore:
         """The store, for callers that need one; without one it raises `ConfigurationError`."""
         if self.store is None:
-            origin = self.settings.origins.get("delayed_delivery.enabled", "default")
+            origin = self.settings.origin("delayed_delivery.enabled")
             raise ConfigurationError(
                 f"there is no store of delayed messages here: delayed_delivery.enabled is false ({origin}), and "
                 f"timeouts are seen with the tools of their database only"
@@ -360,9 +358,8 @@ def check_addresses(settings: Settings) -> None:
     timeouts = settings.timeout_manager.address
     is_server = timeouts is not None and registry.place_of(timeouts.scheme) is Place.SERVER
     if is_server and "transport.address" not in settings.origins:
-        origin = settings.origins.get("timeout_manager.address", "default")
         raise ConfigurationError(
-            f"timeout_manager.address is {timeouts!r} ({origin}), which holds no "
+            f"timeout_manager.address is {timeouts!r} ({settings.origin('timeout_manager.address')}), which holds no "
             f"queues here: say where they are with transport.address, such as {example_of('transport', 'amqp')}"
         )
     transport = _checked("transport.address", settings.transport.address, settings, check_transport)
@@ -379,7 +376,7 @@ def _checked(key: str, address: Address, settings: Settings, check: Callable[[st
         kind = check(address)
     if kind.backend.place is Place.MEMORY:
         raise ConfigurationError(
-            f"{key} is {address!r} ({settings.origins.get(key, 'default')}), which lives in one process only; the "
+            f"{key} is {address!r} ({settings.origin(key)}), which lives in one process only; the "
             f"command line needs a file or a server, such as {_FILES[key]}:///postdate.db"
         )
     return kind
@@ -389,10 +386,10 @@ def _check_there(key: str, address: Address, settings: Settings) -> None:
     """Raise when a file is missing that only setup may create."""
     path = file_of(address)
     if path is not None and not path.expanduser().exists():
-        origin = settings.origins.get(key, "default")
         other = f"--{key.partition('.')[0]}" if key in _FILES else key
         raise StoreNotSetUp(
-            f"there is no file {path} ({key}, {origin}); create it with `postdate setup`, or name another with {other}"
+            f"there is no file {path} ({key}, {settings.origin(key)}); create it with `postdate setup`, or name "
+            f"another with {other}"
         )
 
 
@@ -438,17 +435,33 @@ def delayed_delivery(
 
 def build_endpoint(
     deployment: OpenDeployment,
+    name: str | None = None,
     *,
     clock: Clock | None = None,
     create_queues: bool = True,
     critical_error: Callable[[str, BaseException], None] = log_critical_error,
 ) -> Endpoint:
-    """Return the send-only endpoint of the settings: it delivers delayed messages and handles none."""
-    settings = deployment.settings
-    delays = None
-    if deployment.store is not None:
+    """Return the send-only endpoint of the settings: it delivers delayed messages and handles none.
+
+    ``name``: of another endpoint, whose timeouts are managed here, and which delivers nothing else.
+    """
+    settings, chosen, delays = deployment.settings, deployment.settings.endpoint, None
+    if deployment.store is not None and name is None:
         delays = delayed_delivery(settings, deployment.store, delay_exchange(settings, deployment.transport))
-    return _endpoint(deployment, settings.endpoint.name, delays, clock, critical_error, create_queues=create_queues)
+    deployment.databases.expect(chosen.concurrency)
+    return Endpoint(
+        name or chosen.name,
+        transport=deployment.transport,
+        delayed_delivery=delays,
+        timeout_manager=timeout_manager(settings, name or chosen.name, deployment.timeouts),
+        transaction_mode=chosen.transaction_mode,
+        error_queue=chosen.error_queue,
+        send_only=True,
+        concurrency=chosen.concurrency,
+        create_queues=create_queues,
+        clock=clock or SystemClock(),
+        critical_error=critical_error,
+    )
 
 
 def build_endpoints(
@@ -462,39 +475,13 @@ def build_endpoints(
     settings = deployment.settings
     managed = managed_endpoints(settings)
     if deployment.store is None and not managed:
-        origin = settings.origins.get("delayed_delivery.enabled", "default")
+        origin = settings.origin("delayed_delivery.enabled")
         raise ConfigurationError(
             f"there is nothing to run: delayed_delivery.enabled is false ({origin}), and no timeout_manager.address "
             f"says where a timeout manager keeps its timeouts"
         )
     others = [name for name in managed if name != settings.endpoint.name]
     return [
-        build_endpoint(deployment, clock=clock, create_queues=create_queues, critical_error=critical_error),
-        *(_endpoint(deployment, name, None, clock, critical_error, create_queues=create_queues) for name in others),
+        build_endpoint(deployment, name, clock=clock, create_queues=create_queues, critical_error=critical_error)
+        for name in (None, *others)
     ]
-
-
-def _endpoint(
-    deployment: OpenDeployment,
-    name: str,
-    delays: DelayedDelivery | None,
-    clock: Clock | None,
-    critical_error: Callable[[str, BaseException], None],
-    *,
-    create_queues: bool,
-) -> Endpoint:
-    chosen = deployment.settings.endpoint
-    deployment.databases.expect(chosen.concurrency)
-    return Endpoint(
-        name,
-        transport=deployment.transport,
-        delayed_delivery=delays,
-        timeout_manager=timeout_manager(deployment.settings, name, deployment.timeouts),
-        transaction_mode=chosen.transaction_mode,
-        error_queue=chosen.error_queue,
-        send_only=True,
-        concurrency=chosen.concurrency,
-        create_queues=create_queues,
-        clock=clock or SystemClock(),
-        critical_error=critical_error,
-    )

@@ -18,6 +18,7 @@ from pyspark.sql.streaming.tws_tester import TwsTester
 
 from postdate.clock import to_microseconds
 from postdate.errors import PipelineError
+from postdate.pipeline.delay import packing
 from postdate.pipeline.delay import packing as packing_module
 from postdate.pipeline.delay import processor as processor_module
 from postdate.pipeline.delay.packing import CANCELS, OVERDUE, Packing, Wheel, to_content
@@ -349,3 +350,13 @@ def test_thousands_of_cancels_lie_in_few_values() -> None:
     assert stream.size("cancelled") <= 6
     stream.run()
     assert sorted(row for row, _, _ in stream.gone) == sorted(f"m{n}" for n in range(0, 20_000, 10))
+
+
+def test_a_part_of_a_task_that_keeps_nothing_makes_no_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "_GATHERED_ROWS", 1)
+    batches = [
+        pa.record_batch({"id": pa.array(ids, pa.string()), "slot": pa.array([0], pa.int32())})
+        for ids in (["a"], [None])
+    ]
+    first, second = packing.pack_cancels([7], iter(batches))
+    assert (first.num_rows, second.num_rows) == (2, 0)

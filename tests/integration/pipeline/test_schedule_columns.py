@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from postdate.errors import PipelineError
 from postdate.messages import encode_headers
 from postdate.pipeline.frames import held_snapshot, scan_frame, scan_parts
 from postdate.pipeline.rows import INSTANT, sort_out
-from postdate.pipeline.schedule import Rejects, ScheduleJob, _storing, schedule
+from postdate.pipeline.schedule import Rejects, ScheduleJob, _store_all, schedule
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import Scan, ScanFilter
 
@@ -214,7 +215,7 @@ def test_a_task_that_dies_and_runs_again_stores_nothing_twice(
     """It dies after a commit that Spark was not told of; Spark runs it again from the beginning."""
     with opened(postgres, create=True) as store:
         store.setup()
-    task = _storing(ScheduleJob(postgres, now, batch=70))
+    task = partial(_store_all, postgres, now, 70)
     dying = task(iter(task_rows))
     for _ in range(5):
         next(dying)
@@ -229,7 +230,7 @@ def test_a_task_that_runs_twice_at_once_stores_nothing_twice(
 ) -> None:
     with opened(postgres, create=True) as store:
         store.setup()
-    task = _storing(ScheduleJob(postgres, now, batch=20))
+    task = partial(_store_all, postgres, now, 20)
     with ThreadPoolExecutor(2) as both:
         told = list(both.map(lambda _: counted(task(iter(task_rows))), range(2)))
     assert told[0] + told[1] == Counter(stored=1_000, already_there=1_000)

@@ -165,7 +165,7 @@ def test_latest_begins_with_what_comes_next(either: StoreSpec) -> None:
     [(0, 10_001, [(0, 3334), (3334, 6668), (6668, 10_001)]), (5, 20, [(5, 20)]), (7, 7, [])],
 )
 def test_shares_cover_the_numbers_evenly(first: int, end: int, shares: list[tuple[int, int]]) -> None:
-    assert [(share.first, share.end) for share in split(first, end, 3)] == shares
+    assert split(first, end, 3) == shares
 
 
 def test_a_run_over_what_is_available_ends_although_others_go_on_writing(either: StoreSpec) -> None:

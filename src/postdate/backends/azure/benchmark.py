@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from azure.core.exceptions import AzureError, HttpResponseError, ResourceNotFoundError
@@ -41,9 +40,7 @@ class AzureTarget(BenchmarkTarget):
         self._file.write_text(connection_string(self.login), encoding="utf-8")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._file.unlink()
         try:
             self.remove()

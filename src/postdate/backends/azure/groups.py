@@ -25,6 +25,7 @@ _MOST: Final = 100
 _LARGEST_BYTES: Final = 900 * 1024
 """Of one request: Azure takes four megabytes, but encoding these would block the event loop."""
 _REFUSED: Final = frozenset({404, 409, 412})
+"""Because of one entity; with any other status the table or the account is at fault."""
 _TABLE_IS_GONE: Final = frozenset({"TableNotFound", "TableBeingDeleted"})
 _OVERHEAD_BYTES: Final = 1_000
 
@@ -104,19 +105,16 @@ class Table:
         with translated(TABLES, self.what):
             try:
                 if len(operations) == 1 and operations[0].kind != "delete":
-                    await self._one(operations[0])
+                    # Without a transaction, at half its cost. Not for deletions: the SDK hides their 404.
+                    kind, entity, how = operations[0].native()
+                    await getattr(self._client, f"{kind}_entity")(entity, **how)
                 else:
                     await self._client.submit_transaction([operation.native() for operation in operations])
             except HttpResponseError as error:
-                if not _is_refusal(error):
+                if error.status_code not in _REFUSED or code_of(error) in _TABLE_IS_GONE:
                     raise
                 return False
         return True
-
-    async def _one(self, operation: Operation) -> None:
-        """Without a transaction, at half its cost. Not for deletions: the SDK hides their 404."""
-        kind, entity, how = operation.native()
-        await getattr(self._client, f"{kind}_entity")(entity, **how)
 
     async def each(self, operations: Sequence[Operation]) -> list[bool]:
         """Do each operation, in as few transactions as possible; return which were done.
@@ -227,11 +225,6 @@ def _apart(asked: Sequence[_Asked]) -> tuple[list[_Asked], list[_Asked]]:
             now.append(each)
             keys |= each.keys
     return now, later
-
-
-def _is_refusal(error: HttpResponseError) -> bool:
-    """Return whether one entity was not as expected; ``False`` when the table or the account is at fault."""
-    return error.status_code in _REFUSED and code_of(error) not in _TABLE_IS_GONE
 
 
 def _encoded_size(value: object) -> int:

@@ -37,7 +37,7 @@ LASTS_SECONDS: Final = 15
 
 RENEWED_AFTER_SECONDS: Final = 5.0
 SURE_FOR_SECONDS: Final = 10.0
-"""After a renewal was requested; then it is renewed before any use."""
+"""After a renewal was requested: nobody else can have it yet. Then it is renewed before any use."""
 
 _ANSWERED_WITHIN_SECONDS: Final = 4
 """After two unanswered renewals the third still comes in time."""
@@ -80,15 +80,9 @@ class ContainerLease:
         """Whether it has ended by our own clock, so that another may have it."""
         return self.seconds_left <= 0
 
-    @property
-    def is_sure(self) -> bool:
-        """Whether nobody else can have it yet."""
-        return self.is_held and _now() - self._renewed_at < SURE_FOR_SECONDS
-
-    @property
-    def is_fresh(self) -> bool:
-        """Whether it needs no renewal yet."""
-        return self.is_held and _now() - self._renewed_at < RENEWED_AFTER_SECONDS
+    def was_renewed_within(self, seconds: float) -> bool:
+        """Return whether it is ours, and was renewed so lately."""
+        return self.is_held and _now() - self._renewed_at < seconds
 
     @property
     def was_just_refused(self) -> bool:
@@ -101,21 +95,21 @@ class ContainerLease:
     async def hold(self) -> bool:
         """Renew it when due, or take it when it may be free; return whether it is ours. Without an answer it may be."""
         async with self._turn:
-            if not (self.is_fresh or self.was_just_refused):
+            if not (self.was_renewed_within(RENEWED_AFTER_SECONDS) or self.was_just_refused):
                 await self._ask()
             return self.is_held
 
     async def renew(self) -> None:
         """Renew it when due; never take it."""
         async with self._turn:
-            if self.is_held and not self.is_fresh:
+            if self.is_held and not self.was_renewed_within(RENEWED_AFTER_SECONDS):
                 await self._ask()
 
     async def sure(self) -> None:
         """Renew it unless it is certainly ours; call ``lost`` if it is not. Raises `StoreUnavailable`."""
-        if self.is_held and not self.is_sure:
+        if self.is_held and not self.was_renewed_within(SURE_FOR_SECONDS):
             async with self._turn:
-                if self.is_held and not self.is_sure:
+                if self.is_held and not self.was_renewed_within(SURE_FOR_SECONDS):
                     await self._ask()
 
     async def _ask(self) -> None:
@@ -282,8 +276,7 @@ class Keeper:
         except Exception:
             log_of_keeper.exception("the lease cannot be kept for a reason that nobody thought of")
         else:
-            if self._outage.is_out:
-                self._outage.succeeded(now)
+            self._outage.succeeded(now)
 
     async def _round(self) -> None:
         self._lease.look()
@@ -411,11 +404,6 @@ class AzureClaims:
         return self._ours(claims, lease)
 
     def _ours(self, claims: Sequence[Claim], lease: ContainerLease) -> list[Held]:
-        ours: list[Held] = []
-        for claim in claims:
-            held = self._held.get(claim.message.message_id)
-            if held is None or held is not claim.token:
-                continue
-            if held.is_removed or lease.is_held_since(held.term):
-                ours.append(held)
-        return ours
+        pairs = [(self._held.get(claim.message.message_id), claim.token) for claim in claims]
+        ours = [held for held, token in pairs if held is not None and held is token]
+        return [held for held in ours if held.is_removed or lease.is_held_since(held.term)]

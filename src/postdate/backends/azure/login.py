@@ -80,8 +80,15 @@ class AzureLogin:
     def __post_init__(self) -> None:
         if (self.key is None) == (self.signature is None):
             raise ConfigurationError(f"Azure account {self.account!r} needs a key, or a shared access signature")
-        if self.key is not None:
-            _check_key(self.account, self.key)
+        try:
+            is_key = self.key is None or bool(base64.b64decode(self.key, validate=True))
+        except (binascii.Error, ValueError):
+            is_key = False
+        if not is_key:
+            raise ConfigurationError(
+                f"the key of Azure account {self.account!r} is not base64; copy it whole, and in an address write / in "
+                f"it as %2F and + as %2B"
+            )
 
     def endpoint(self, service: str) -> str:
         """Return the URL of a service; raises `ConfigurationError` when the address does not give it."""
@@ -125,18 +132,6 @@ def _client_settings() -> dict[str, Any]:
     """Return the settings of every client: no retries of the SDK's own, which hide an outage from our breakers."""
     transport = LastingTransport(connection_timeout=CONNECTS_WITHIN_SECONDS, read_timeout=ANSWERS_WITHIN_SECONDS)
     return {"transport": transport, "retry_total": 0, "logger": requests_log}
-
-
-def _check_key(account: str, key: str) -> None:
-    try:
-        decoded = base64.b64decode(key, validate=True)
-    except (binascii.Error, ValueError):
-        decoded = b""
-    if not decoded:
-        raise ConfigurationError(
-            f"the key of Azure account {account!r} is not base64; copy it whole, and in an address write / in it as "
-            f"%2F and + as %2B"
-        ) from None
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------
@@ -261,13 +256,6 @@ log = logging.getLogger("postdate.azure.connections")
 _AT_ONCE: Final = 16
 
 
-@dataclass(slots=True)
-class _Use:
-    """Whether a request's connection had been used before."""
-
-    is_again: bool = False
-
-
 class LastingTransport(AioHttpTransport):
     """Repeats a request when a reused connection ends before any of the answer has come."""
 
@@ -282,7 +270,7 @@ class LastingTransport(AioHttpTransport):
     async def send(self, request: Any, **settings: Any) -> Any:
         sdk: Any = super()
         while True:  # each repetition uses up one kept connection
-            use = _Use()
+            use = SimpleNamespace(is_again=False)
             try:
                 return await sdk.send(request, trace_request_ctx=use, **settings)
             except AzureError as error:

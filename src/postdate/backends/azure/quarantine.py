@@ -53,7 +53,10 @@ class TableQuarantine(Quarantine):
             copy = {name: value for name, value in entity.items() if name not in {"PartitionKey", "Timestamp"}}
             copy |= {"PartitionKey": _PARTITION, _REASON: str(error)}
             await self._records.table.atomically([Operation("upsert", copy)])
-            await self._record_failure(entity, error, now)
+            if message_id := _id_of(entity):
+                destination = entity.get("Destination")
+                known = destination if isinstance(destination, str) else ""
+                await self._records.end_unread(message_id, known, now, f"unreadable: {error}")
             await self._table.atomically([Operation("delete", {"PartitionKey": entity["PartitionKey"], "RowKey": row})])
         except StoreError as failure:
             if failure.transient:
@@ -62,12 +65,6 @@ class TableQuarantine(Quarantine):
             return
         text = "entity %s of %s cannot be read and was set aside (%s); `postdate errors` shows what is to be done"
         log.error(text, row, self._table.what, error)
-
-    async def _record_failure(self, entity: Entity, error: MessageError, now: datetime) -> None:
-        if message_id := _id_of(entity):
-            where = entity.get("Destination")
-            destination = where if isinstance(where, str) else ""
-            await self._records.end_unread(message_id, destination, now, f"unreadable: {error}")
 
     @override
     async def quarantined(self, limit: int) -> list[Quarantined]:

@@ -157,7 +157,7 @@ class Records:
 
     async def end(self, messages: Sequence[DelayedEntity], kind: RecordKind, now: datetime, detail: str = "") -> None:
         """Record the ends of messages; called before they are deleted, so that none is ever gone without a record."""
-        end = {"Ended": int(kind), "EndedAt": text_of(now), "Detail": detail[:_LONGEST_DETAIL]}
+        end = _end(kind, now, detail)
         await self.rounds.each([Operation("merge", {**self._base(each), **end}) for each in messages])
 
     async def not_ended(self, messages: Sequence[DelayedEntity]) -> None:
@@ -166,8 +166,7 @@ class Records:
 
     async def end_unread(self, message_id: str, destination: str, now: datetime, detail: str) -> None:
         """Record the failure of an unreadable message, of which perhaps only the id is known."""
-        end = {"Ended": int(RecordKind.FAILED), "EndedAt": text_of(now), "Detail": detail[:_LONGEST_DETAIL]}
-        entry = {**keys_of(message_id), "MessageId": message_id, **end}
+        entry = {**keys_of(message_id), "MessageId": message_id, **_end(RecordKind.FAILED, now, detail)}
         if not await self.table.atomically([Operation("change", entry)]):
             unknown = {"Destination": destination, "Due": text_of(now)}
             await self.table.atomically([Operation("upsert", {**entry, **unknown})])
@@ -179,13 +178,7 @@ class Records:
             return
         (failed,) = known.ended()
         number = known.records + 1
-        entry = {
-            **keys_of(message_id),
-            "Records": number,
-            "Ended": int(RecordKind.DISCARDED),
-            "EndedAt": text_of(now),
-            "Detail": "",
-        }
+        entry = {**keys_of(message_id), "Records": number, **_end(RecordKind.DISCARDED, now)}
         row = _row(failed, failed.destination or "", number)
         await self.table.atomically([Operation("change", entry, known.etag), Operation("create", row)])
 
@@ -233,6 +226,10 @@ class Records:
         await self.table.each([Operation("delete", {**self._clock_keys, "RowKey": row["RowKey"]}) for row in dead])
         living = [row for row in rows if row not in dead and row.get(_AHEAD) is not None]
         return {row["RowKey"]: int(row[_AHEAD]) * _MICROSECOND for row in living}
+
+
+def _end(kind: RecordKind, now: datetime, detail: str = "") -> dict[str, Any]:
+    return {"Ended": int(kind), "EndedAt": text_of(now), "Detail": detail[:_LONGEST_DETAIL]}
 
 
 def _row(record: Record, destination: str, number: int) -> dict[str, Any]:

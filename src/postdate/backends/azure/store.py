@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -364,11 +364,11 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         rooms = self._opened
         if rooms.lease.was_just_refused and rooms.keeper.is_wanted:
             return None
-        deferred = min(self._holding.deferred.values(), default=None)
-        if rooms.lease.is_held and rooms.pages.next_ahead is not None:
-            return _sooner(rooms.pages.next_ahead, deferred)
-        first = await rooms.pages.first(lambda entity: self._is_free(entity.get("MessageId")))
-        return _sooner(first, deferred)
+        attempts = list(self._holding.deferred.values())
+        first = rooms.pages.next_ahead if rooms.lease.is_held else None
+        if first is None:
+            first = await rooms.pages.first(lambda entity: self._is_free(entity.get("MessageId")))
+        return min(attempts if first is None else [*attempts, first], default=None)
 
     @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
@@ -543,21 +543,8 @@ def _deletion(waiting: DelayedEntity) -> Operation:
     return Operation("delete", waiting.keys, waiting.etag)
 
 
-def _sooner(one: datetime | None, other: datetime | None) -> datetime | None:
-    if one is None or other is None:
-        return one or other
-    return min(one, other)
-
-
-def open_store(
-    address: str,
-    *,
-    peek_interval: timedelta | None = None,
-    longest_wait_when_idle: timedelta | None = None,
-    page_size: int | None = None,
-    **settings: Any,
-) -> AzureTableStore:
+def open_store(address: str, **settings: Any) -> AzureTableStore:
     """Return a store with the fields of :class:`Polling` as separate arguments, as settings have them."""
-    given = {"peek_interval": peek_interval, "longest_wait_when_idle": longest_wait_when_idle, "page_size": page_size}
-    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    return AzureTableStore(address, polling=Polling(**chosen), **settings)
+    given = {each.name: settings.pop(each.name, None) for each in fields(Polling)}
+    polling = Polling(**{name: value for name, value in given.items() if value is not None})
+    return AzureTableStore(address, polling=polling, **settings)

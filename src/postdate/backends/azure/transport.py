@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -82,9 +82,10 @@ class AzureStorageQueueTransport(Transport):
         login.endpoint("queue")
         self.service = QueueService(login, sanitizer_of(sanitizer))
         self._sender = QueueSender(self.service, concurrent_sends, largest_message_bytes)
-        self._pace = ReceiverSettings(hold_for, peek_interval, longest_idle_wait)
-        self._memory = Bounded[tuple[str, str], None](10_000)
-        self._receivers: set[AzureQueueReceiver] = set()
+        self.hold_for, self.peek_interval, self.longest_idle_wait = hold_for, peek_interval, longest_idle_wait
+        self.finished = Bounded[tuple[str, str], None](10_000)
+        """What was handled and could not be deleted: queue, and Azure's id."""
+        self.receivers: set[AzureQueueReceiver] = set()
         self._capabilities = TransportCapabilities(
             durable=True,
             transaction_modes=frozenset({TransactionMode.NONE, TransactionMode.RECEIVE_ONLY}),
@@ -114,13 +115,11 @@ class AzureStorageQueueTransport(Transport):
 
     @override
     def receiver(self, queue: str) -> AzureQueueReceiver:
-        receiver = AzureQueueReceiver(
-            self.service, queue, self._pace, self._memory, self._send_all, self._receivers.discard
-        )
-        self._receivers.add(receiver)
+        receiver = AzureQueueReceiver(self, queue)
+        self.receivers.add(receiver)
         return receiver
 
-    async def _send_all(self, envelopes: Sequence[Envelope], now: datetime) -> None:
+    async def send_all(self, envelopes: Sequence[Envelope], now: datetime) -> None:
         """Send all, or raise before sending any when one is certain to fail."""
         for envelope in envelopes:
             foreseen = self._sender.packed(envelope, now)
@@ -160,7 +159,7 @@ class AzureStorageQueueTransport(Transport):
         """Closes open receivers side by side."""
         async with AsyncExitStack() as leaving:
             leaving.push_async_callback(self.service.close)
-            receivers = [receiver.close() for receiver in self._receivers]
+            receivers = [receiver.close() for receiver in self.receivers]
             for outcome in await asyncio.gather(*receivers, return_exceptions=True):
                 if isinstance(outcome, BaseException):
                     raise outcome
@@ -180,9 +179,6 @@ _SECOND: Final = timedelta(seconds=1)
 _RENEWALS_IN_A_HOLD: Final = 3
 _CLOCK_GRAIN_SECONDS: Final = 1.0
 """Azure tells times in whole seconds."""
-
-SendAll = Callable[[Sequence[Envelope], datetime], Awaitable[None]]
-"""Sends all, or raises the error of one."""
 
 
 @dataclass(eq=False, slots=True)
@@ -211,29 +207,11 @@ class MessageWithReceipt:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-@dataclass(frozen=True, slots=True)
-class ReceiverSettings:
-    """How long a message is hidden at a time (``hold``), and how pauses between looks at an empty queue grow."""
-
-    hold: timedelta = timedelta(seconds=30)
-    peek_interval: timedelta = timedelta(milliseconds=125)
-    longest_idle_wait: timedelta = timedelta(seconds=1)
-
-
 class AzureQueueReceiver(Receiver):
-    """Receives from one queue; ``memory``, of all receivers: what was handled and could not be deleted."""
+    """Receives from one queue."""
 
-    def __init__(
-        self,
-        service: QueueService,
-        queue: str,
-        pace: ReceiverSettings,
-        memory: Bounded[tuple[str, str], None],
-        send: SendAll,
-        at_end: Callable[[AzureQueueReceiver], None],
-    ) -> None:
-        self._service, self._queue, self._pace, self._memory = service, queue, pace, memory
-        self._send, self._at_end = send, at_end
+    def __init__(self, transport: AzureStorageQueueTransport, queue: str) -> None:
+        self._transport, self._service, self._queue = transport, transport.service, queue
         self._held: dict[object, MessageWithReceipt] = {}
         self._renewing: asyncio.Task[None] | None = None
         self._returning: set[asyncio.Task[None]] = set()
@@ -256,7 +234,7 @@ class AzureQueueReceiver(Receiver):
                 if holds or self._has_failed:
                     self._has_failed = False
                     return [hold.received for hold in holds]
-                wait = min(wait + self._pace.peek_interval, self._pace.longest_idle_wait)
+                wait = min(wait + self._transport.peek_interval, self._transport.longest_idle_wait)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(news.wait(), wait / _SECOND)
 
@@ -272,7 +250,7 @@ class AzureQueueReceiver(Receiver):
             raise
 
     async def _ask(self, count: int) -> list[MessageWithReceipt]:
-        began, seconds = asyncio.get_running_loop().time(), round(self._pace.hold / _SECOND)
+        began, seconds = asyncio.get_running_loop().time(), round(self._transport.hold_for / _SECOND)
         with self._service.asking(self._queue):
             pages = self._service.queue(self._queue).receive_messages(
                 messages_per_page=count, visibility_timeout=seconds
@@ -282,7 +260,7 @@ class AzureQueueReceiver(Receiver):
                 messages = [message async for message in page]
                 break
         holds = [self._hold(message, began + seconds, seconds) for message in messages]
-        if finished := [hold for hold in holds if (self._queue, hold.native_id) in self._memory]:
+        if finished := [hold for hold in holds if (self._queue, hold.native_id) in self._transport.finished]:
             await at_once([partial(self._delete_finished, hold) for hold in finished])
         if self._held and self._renewing is None:
             self._renewing = asyncio.ensure_future(self._renew_until_done())
@@ -318,7 +296,7 @@ class AzureQueueReceiver(Receiver):
     # --- holding ------------------------------------------------------------------------------------------------------
 
     async def _renew_until_done(self) -> None:
-        interval = self._pace.hold / _SECOND / _RENEWALS_IN_A_HOLD
+        interval = self._transport.hold_for / _SECOND / _RENEWALS_IN_A_HOLD
         try:
             while self._held:
                 await asyncio.sleep(interval)
@@ -337,7 +315,7 @@ class AzureQueueReceiver(Receiver):
             now = asyncio.get_running_loop().time()
             if hold.lost or hold.received.token not in self._held or hold.expires <= hold.until:
                 return
-            seconds = int(min(round(self._pace.hold / _SECOND), hold.expires - now - _CLOCK_GRAIN_SECONDS))
+            seconds = int(min(round(self._transport.hold_for / _SECOND), hold.expires - now - _CLOCK_GRAIN_SECONDS))
             if now + seconds <= hold.until:
                 return
             try:
@@ -378,16 +356,16 @@ class AzureQueueReceiver(Receiver):
         refuse_work(end.work, "of Azure Storage")
         hold = self._what_holds(received)
         if end.outgoing:
-            await self._send(end.outgoing, now)
+            await self._transport.send_all(end.outgoing, now)
         try:
             await self._delete(hold)
         except TransportError as error:
-            self._memory[self._queue, hold.native_id] = None
+            self._transport.finished[self._queue, hold.native_id] = None
             if not error.transient:
                 self._drop(hold)
             raise
         self._drop(hold)
-        self._memory.pop((self._queue, hold.native_id), None)
+        self._transport.finished.pop((self._queue, hold.native_id), None)
 
     async def _delete(self, hold: MessageWithReceipt) -> None:
         async with hold.turn:
@@ -444,10 +422,12 @@ class AzureQueueReceiver(Receiver):
             task.cancel()
         if leaving.cancelled_caught:
             log.warning(
-                "what is held of %s cannot be given back now; it is free within %s", self._queue, self._pace.hold
+                "what is held of %s cannot be given back now; it is free within %s",
+                self._queue,
+                self._transport.hold_for,
             )
         self._held.clear()
-        self._at_end(self)
+        self._transport.receivers.discard(self)
 
     async def _give_back_at_end(self, hold: MessageWithReceipt) -> None:
         try:
@@ -458,5 +438,5 @@ class AzureQueueReceiver(Receiver):
                 hold.native_id,
                 self._queue,
                 error,
-                self._pace.hold,
+                self._transport.hold_for,
             )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Final, Self
 from urllib.parse import urlsplit
 
@@ -39,9 +38,7 @@ class MariaDbTarget(BenchmarkTarget):
         self.session.change(f"CREATE DATABASE {self.database}")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.session.close()  # an interrupted statement leaves it unusable
         session = MariaDbServer(self.address).connect()
         session.change(f"DROP DATABASE {self.database}")

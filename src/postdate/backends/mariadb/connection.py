@@ -26,6 +26,7 @@ from postdate.backends.rowlocks.connection import (
     connected,
 )
 from postdate.backends.rowlocks.parts import Conflict, DuplicateKey, Meanings, meaning_of, told
+from postdate.backends.sql.dialect import closing_on_error
 from postdate.errors import (
     ConfigurationError,
     MessageTooLarge,
@@ -144,12 +145,9 @@ class MariaDbServer(DatabaseServer["MariaDbSession"]):
     def connect(self) -> MariaDbSession:
         """The login may take longer than an answer."""
         session = self._opened(CLIENT.FOUND_ROWS)  # an UPDATE counts what it found
-        try:
+        with closing_on_error(session):
             session.set_up()
             session.limit(self.seconds_to_answer)
-        except BaseException:
-            session.close()
-            raise
         return session
 
     @override
@@ -177,11 +175,8 @@ class MariaDbServer(DatabaseServer["MariaDbSession"]):
             )
             connection.connect(connected((self.address.host, self.address.port), CONNECT_WITHIN_SECONDS))
             session = MariaDbSession(connection, self.where, self._silence_seconds)
-        try:
+        with closing_on_error(session):
             session.check()
-        except BaseException:
-            session.close()
-            raise
         return session
 
 
@@ -236,6 +231,21 @@ def literal(value: str | bytes | int | None) -> bytes:
     text = value.encode() if isinstance(value, str) else value
     escaped = text.replace(b"\\", b"\\\\").replace(b"'", b"\\'")
     return b"'%b'" % escaped if isinstance(value, str) else b"_binary'%b'" % escaped
+
+
+_PACKET_ROOM: Final = 64 * 1024
+"""Bytes of a packet for the statement around the content."""
+
+
+def room_in_packet(session: MariaDbSession) -> int:
+    return session.largest_packet - _PACKET_ROOM
+
+
+def larger_than_a_packet(what: str, size: int, limit: int) -> MessageTooLarge:
+    return MessageTooLarge(
+        f"{what} takes {size:,} bytes in a statement; the server takes {limit:,} (max_allowed_packet, but for some "
+        f"room): raise max_allowed_packet there, or keep large content elsewhere and send a reference"
+    )
 
 
 class MariaDbSession(ServerSession):

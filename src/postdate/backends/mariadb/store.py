@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any
 
 from typing_extensions import override
 
 from postdate.backends.mariadb.connection import MariaDbSession, literal
 from postdate.backends.mariadb.schema import MariaDbNames, MariaDbSchema
-from postdate.backends.mariadb.tables import MariaDbTables, old_snapshots
+from postdate.backends.mariadb.tables import ROWS_AT_ONCE, STATEMENT_BYTES, MariaDbTables, in_statements, old_snapshots
 from postdate.backends.rowlocks.names import RowLockNames
 from postdate.backends.rowlocks.parts import MessageRow, in_pieces, to_row
 from postdate.backends.rowlocks.store import LockingStore
@@ -23,12 +23,6 @@ from postdate.clock import from_microseconds, to_microseconds
 from postdate.ports import OldSnapshot, Recording, RecordKind, ReplacingStore, ScanPart
 from postdate.ports.changing import KeyedIds, Making
 from postdate.ports.scanning import ARCHIVED, PRUNED_ID, ArchivableStore, Pruned, StoredRecord
-
-_ROWS_AT_ONCE: Final = 2_000
-"""Numbers or records in one statement, at most: well below what servers take in a packet."""
-
-_STATEMENT_BYTES: Final = 1024 * 1024
-"""The longest statement, unless a single record is longer."""
 
 
 class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
@@ -152,8 +146,7 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
         def prune(session: MariaDbSession) -> int:
             of_this = {"store": tables.store_id(session)}
             numbers = [number for (number,) in session.rows(find_old, values | of_this)]
-            parts = [numbers[start : start + _ROWS_AT_ONCE] for start in range(0, len(numbers), _ROWS_AT_ONCE)]
-            kinds = [kind for part in parts for (kind,) in session.rows(delete, {"numbers": part})]
+            kinds = [kind for part in in_statements(numbers) for (kind,) in session.rows(delete, {"numbers": part})]
             if kinds:
                 said = [(from_microseconds(due), detail) for due, detail in session.rows(told, of_this)]
                 gone = Pruned.of(said).and_now(before, kinds)
@@ -166,8 +159,7 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
 
     def _change_records(self, statement: str, numbers: Sequence[int]) -> int:
         """Run a statement on numbers in ascending order, so that two processes wait for each other, not deadlock."""
-        wanted = sorted(numbers)
-        parts = [wanted[start : start + _ROWS_AT_ONCE] for start in range(0, len(wanted), _ROWS_AT_ONCE)]
+        parts = in_statements(sorted(numbers))
         return self._pool.transaction_blocking(
             lambda session: sum(session.change(statement, {"numbers": part}) for part in parts)
         )
@@ -184,11 +176,11 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
                 _lift_counter(session, names, store, max(records, key=lambda record: record.number))
             back = {record.message_id for record in scheduled if _unmark(session, names, store, record)}
             new = [_row(record, store) for record in scheduled if record.message_id not in back]
-            for rows in in_pieces(new, _STATEMENT_BYTES, _ROWS_AT_ONCE):
+            for rows in in_pieces(new, STATEMENT_BYTES, ROWS_AT_ONCE):
                 statement = _insert(names, "INSERT IGNORE") + b",".join(rows) + b" RETURNING message_id"
                 back.update(id_ for (id_,) in session.rows(statement))
             old = (_row(record, store) for record in others if record.message_id in back)
-            for rows in in_pieces(old, _STATEMENT_BYTES, _ROWS_AT_ONCE):
+            for rows in in_pieces(old, STATEMENT_BYTES, ROWS_AT_ONCE):
                 session.change(_insert(names, "INSERT") + b",".join(rows))
             return len(back)
 

@@ -8,19 +8,18 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from postdate.backends.mariadb.connection import LockedTooLong, literal
+from postdate.backends.mariadb.connection import LockedTooLong, larger_than_a_packet, literal, room_in_packet
 from postdate.backends.mariadb.schema import MariaDbNames
 from postdate.backends.mariadb.statements import MariaDbStatements
 from postdate.backends.rowlocks.parts import MessageRow, RecordNote, WaitingRow, in_pieces
 from postdate.backends.rowlocks.tables import RowLockTables
-from postdate.errors import MessageTooLarge, StoreNotWritable
+from postdate.errors import StoreNotWritable
 from postdate.ports import OldSnapshot, Recording, RecordKind
 
-_PACKET_ROOM: Final = 64 * 1024
-"""Bytes of a packet for the statement around the rows."""
-_STATEMENT_BYTES: Final = 1024 * 1024
+STATEMENT_BYTES: Final = 1024 * 1024
 """The longest statement, unless a single row is longer: larger ones are not faster."""
-_ROWS_AT_ONCE: Final = 2_000
+ROWS_AT_ONCE: Final = 2_000
+"""Numbers or records in one statement, at most: well below what servers take in a packet."""
 _SETTINGS: Final = ("innodb_flush_log_at_trx_commit", "sync_binlog", "log_bin", "max_allowed_packet", "read_only")
 _OLD_SECONDS: Final = 60
 # A transaction at READ COMMITTED looks anew with each statement and keeps nothing.
@@ -65,15 +64,11 @@ class MariaDbTables(RowLockTables):
 
     def _insert_messages(self, session: Any, numbered: Sequence[tuple[int, MessageRow]]) -> None:
         values = [b"(%d,%d,%b)" % (number, row.due, b",".join(map(literal, row))) for number, row in numbered]
-        limit = session.largest_packet - _PACKET_ROOM
+        limit = room_in_packet(session)
         for (_, row), text in zip(numbered, values, strict=True):
             size = len(row.headers) + len(row.body)
             if size > limit // 4 and (size := len(text)) > limit:
-                raise MessageTooLarge(
-                    f"message {row.message_id!r} takes {size:,} bytes in a statement; the server takes {limit:,} "
-                    f"(max_allowed_packet, but for some room): raise max_allowed_packet there, or keep large content "
-                    f"elsewhere and send a reference"
-                )
+                raise larger_than_a_packet(f"message {row.message_id!r}", size, limit)
         before, behind = self._messages
         for part in in_pieces(values, _room(session)):
             session.change(before + b",".join(part) + behind)
@@ -96,7 +91,7 @@ class MariaDbTables(RowLockTables):
         """Some thousand rows a statement."""
         if numbers is None:
             numbers = [number for (number,) in session.rows(self._mariadb.find_leased, {"holders": holders})]
-        parts = [numbers[start : start + _ROWS_AT_ONCE] for start in range(0, len(numbers), _ROWS_AT_ONCE)]
+        parts = in_statements(numbers)
         return sum(session.change(self._mariadb.free, {"numbers": part, "holders": holders}) for part in parts)
 
     @override
@@ -144,5 +139,10 @@ def _around_rows(template: str) -> tuple[bytes, bytes]:
     return before.replace("%%", "%").encode(), behind.replace("%%", "%").encode()
 
 
+def in_statements(numbers: Sequence[int]) -> list[Sequence[int]]:
+    """Return numbers in parts, each for one statement."""
+    return [numbers[start : start + ROWS_AT_ONCE] for start in range(0, len(numbers), ROWS_AT_ONCE)]
+
+
 def _room(session: Any) -> int:
-    return min(_STATEMENT_BYTES, session.largest_packet - _PACKET_ROOM)
+    return min(STATEMENT_BYTES, room_in_packet(session))

@@ -12,18 +12,16 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from postdate.backends.mariadb.connection import literal
+from postdate.backends.mariadb.connection import larger_than_a_packet, literal, room_in_packet
 from postdate.backends.mariadb.schema import MariaDbSchema, check_name, quoted
 from postdate.backends.mariadb.statements import MariaDbSqlDialect
 from postdate.backends.rowlocks.parts import DuplicateKey
 from postdate.backends.rowlocks.timeouts import RowLockTimeoutTable, ServerTimeouts
 from postdate.backends.sql.timeouts import TimeoutStatements
-from postdate.errors import MessageTooLarge, StoreNotSetUp
+from postdate.errors import StoreNotSetUp
 from postdate.persistence.timeouts import HEADERS, ID, STATE, TIME, rounded_up, spellings, text_time
 
 _WHAT: Final = "the table of timeouts (table_prefix=...)"
-_PACKET_ROOM: Final = 64 * 1024
-"""Bytes of a packet for the statement around the content."""
 _EXISTS: Final = "SELECT 1 FROM information_schema.tables WHERE table_schema = %(schema)s AND table_name = %(table)s"
 _SCHEMA_EXISTS: Final = "SELECT 1 FROM information_schema.schemata WHERE schema_name = %(schema)s"
 _PRECISION: Final = (
@@ -114,7 +112,7 @@ class MariaDbTable(RowLockTimeoutTable):
     @override
     def insert(self, session: Any, row: dict[str, Any]) -> bool:
         """The time is rounded up to the table's precision."""
-        _check_size(row, session.largest_packet - _PACKET_ROOM)
+        _check_size(row, room_in_packet(session))
         time, ids = rounded_up(row[TIME], self._time_digits(session)), self.key(row[ID])
         try:
             return session.change(self.sql.insert, {**row, **ids, TIME: text_time(time)}) > 0
@@ -139,7 +137,4 @@ def _check_size(row: dict[str, Any], limit: int) -> None:
     if 2 * (len(row[HEADERS]) + len(row[STATE])) <= limit:  # an escape is two characters
         return
     if (size := len(literal(row[HEADERS])) + len(literal(row[STATE]))) > limit:
-        raise MessageTooLarge(
-            f"timeout {row[ID]} takes {size:,} bytes in a statement; the server takes {limit:,} (max_allowed_packet, "
-            f"but for some room): raise max_allowed_packet there, or keep large content elsewhere and send a reference"
-        )
+        raise larger_than_a_packet(f"timeout {row[ID]}", size, limit)

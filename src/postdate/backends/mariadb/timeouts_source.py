@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from postdate.backends.mariadb.connection import MariaDbServer
 from postdate.backends.mariadb.schema import MariaDbNames, check_name, quoted
+from postdate.backends.sql.dialect import closing_on_error
 from postdate.errors import ConfigurationError, StoreUnavailable
 from postdate.migrating.dialect import NUMBER, TURN_SECONDS, Dialect, Session
 from postdate.persistence.timeouts import ID
@@ -33,12 +34,8 @@ class MariaDbDialect(Dialect):
     @override
     def connect(self) -> Session:
         session = cast("Session", self._server.connect_patiently())
-        try:
-            # An alias in a DELETE means one in the chosen database.
+        with closing_on_error(session):  # an alias in a DELETE means one in the chosen database
             session.change(f"USE {self.quoted(self.schema)}", {})
-        except BaseException:
-            session.close()
-            raise
         return session
 
     @override

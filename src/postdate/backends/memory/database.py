@@ -50,10 +50,8 @@ class MemorySagaStore(SagaStore):
 
 
 def _found(records: dict[tuple[str, str], SagaRecord], saga_type: str, correlation: Correlation) -> SagaRecord | None:
-    for record in records.values():
-        if (record.saga_type, record.correlation) == (saga_type, correlation):
-            return record
-    return None
+    wanted = (saga_type, correlation)
+    return next((each for each in records.values() if (each.saga_type, each.correlation) == wanted), None)
 
 
 def _apply(records: dict[tuple[str, str], SagaRecord], change: SagaChange) -> None:

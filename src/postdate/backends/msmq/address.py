@@ -51,7 +51,7 @@ def parse_place(address: str) -> str:
     if f"{scheme.lower()}{colon}" == SCHEME:
         if rest in {"", "//"}:
             return LOCAL
-        if slashes == "//" and _is_machine(machine):
+        if slashes == "//" and _MACHINE.fullmatch(machine):
             return LOCAL if machine.lower() in _LOCAL_NAMES else machine
     raise ConfigurationError(f"{address!r} is no address of MSMQ; write msmq: for this machine, or msmq://machine")
 
@@ -61,7 +61,7 @@ def parse_address(destination: str, default_machine: str = LOCAL) -> QueueAddres
     name, at, machine = destination.partition("@")
     if "@" in machine or not name.strip() or (at and not machine.strip()):
         raise QueueNotFound(f"{destination!r} is no address of MSMQ: write queue or queue@machine")
-    if at and machine != LOCAL and not _is_machine(machine):
+    if at and machine != LOCAL and not _MACHINE.fullmatch(machine):
         raise QueueNotFound(
             f"{destination!r} is no address of MSMQ: {machine!r} is neither the name of a machine nor an IPv4 address"
         )
@@ -96,7 +96,3 @@ def _is_ip(machine: str) -> bool:
     except AddressValueError:
         return False
     return True
-
-
-def _is_machine(machine: str) -> bool:
-    return _MACHINE.fullmatch(machine) is not None

@@ -40,7 +40,7 @@ from postdate.messages import (
     parse_timestamp,
     why_too_large,
 )
-from postdate.ports import ExpiryRules, NativeExpiry
+from postdate.ports import ExpiryRules
 
 log = logging.getLogger("postdate.msmq")
 
@@ -103,7 +103,8 @@ def outgoing(
     elif envelope.expires_at is not None:
         envelope = replace(envelope, time_to_be_received=envelope.time_left(now))
     native = rules.expiry.native(envelope, in_transaction=in_transaction, address=shown)
-    if _is_over(native):
+    span = native.time_to_be_received
+    if span is not None and span <= timedelta(0) and not native.dead_letter:  # a dead letter is sent all the same
         log.debug("message %s to %s is past its expiry: not sent", envelope.message_id, shown)
         return None
     if refused := why_too_large(envelope, encode_headers(headers), rules.largest_message_bytes):
@@ -116,31 +117,21 @@ def outgoing(
         )
     return MessageProperties(
         address,
-        _cut(envelope.message_id),
+        envelope.message_id.encode("utf-16-le")[: 2 * LONGEST_LABEL].decode("utf-16-le", "ignore"),
         extension,
         envelope.body,
-        _seconds(native.time_to_be_received),
+        _seconds(span),
         (MQMSG_DEADLETTER if native.dead_letter else 0) | (MQMSG_JOURNAL if rules.use_journal_queue else 0),
         to_native_id(headers.get(Headers.CORRELATION_ID, "")),
     )
 
 
-def _is_over(native: NativeExpiry) -> bool:
-    """Return whether a message has expired and is not sent: one for the dead-letter queue is sent all the same."""
-    span = native.time_to_be_received
-    return span is not None and span <= timedelta(0) and not native.dead_letter
-
-
 def _apart(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers, renamed where they look like ours; :func:`_together` undoes it."""
+    """Return the headers, renamed where they look like ours; receiving undoes it."""
     return {
         _THEIRS + name if name.startswith(PREFIX) and name != UNREADABLE else name: text
         for name, text in headers.items()
     }
-
-
-def _together(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name.removeprefix(_THEIRS): text for name, text in headers.items()}
 
 
 def _carried(envelope: Envelope) -> dict[str, str]:
@@ -161,10 +152,6 @@ def _seconds(span: timedelta | None) -> int:
     return seconds if seconds <= LONGEST_SECONDS else INFINITE
 
 
-def _cut(label: str) -> str:
-    return label.encode("utf-16-le")[: 2 * LONGEST_LABEL].decode("utf-16-le", "ignore")
-
-
 # --- receiving --------------------------------------------------------------------------------------------------------
 
 
@@ -179,7 +166,8 @@ def arrived(queue: str, message: Message) -> Envelope:
     native_id = native_id_of(message)
     message_id = headers.pop(_MESSAGE_ID, native_id)
     due, expires_at = _take_instant(headers, _DUE), _take_instant(headers, _EXPIRES_AT)
-    return Envelope(queue, _valid_id(message_id, native_id), _together(headers), body, expires_at, due)
+    theirs = {name.removeprefix(_THEIRS): text for name, text in headers.items()}
+    return Envelope(queue, _valid_id(message_id, native_id), theirs, body, expires_at, due)
 
 
 def id_of(message: Message, queue: str) -> str:

@@ -92,7 +92,7 @@ class Desk:
             info.Create(transactional, False)
         except self._com.errors as error:
             if code_of(error) != QUEUE_EXISTS:
-                raise self._translated(error, address) from error
+                raise translate(error, self._shown(address)) from error
             self._check_kind(address, transactional)
 
     def _check_kind(self, address: QueueAddress, transactional: bool) -> None:
@@ -354,10 +354,7 @@ class Desk:
         except self._com.errors as error:
             if not nothing or code_of(error) != nothing:
                 self._forget(address)
-                raise self._translated(error, address) from error
-
-    def _translated(self, error: BaseException, address: QueueAddress) -> PostdateError:
-        return translate(error, self._shown(address))
+                raise translate(error, self._shown(address)) from error
 
     def _shown(self, address: QueueAddress) -> str:
         return address.shown(self._com.machine)

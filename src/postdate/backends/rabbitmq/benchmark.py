@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Final
 
 import anyio
@@ -22,9 +21,7 @@ _CONNECTS_WITHIN_SECONDS: Final = 10.0
 class RabbitMqTarget(BenchmarkTarget):
     """A virtual host with the queues of the run. Plain sends are the only limit to compare with."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         anyio.run(self._delete, self.run.queues)
 
     @override

@@ -217,16 +217,13 @@ def _milliseconds(value: Any) -> int:
 
 def _destination(exchange: str, envelope: Envelope, fields: Mapping[str, Any]) -> str:
     to, key = _text(fields, TO_EXCHANGE), _text(fields, TO_ROUTING_KEY)
-    if to is None and key is not None:
-        to = ""
-    came_with = envelope.headers.get(ROUTING_KEY)
-    if key is None:
-        if came_with is None:
-            raise InvalidMessage(
-                f"its routing key is not UTF-8 ({envelope.headers.get(ROUTING_KEY + BASE64)} in base64); say where it "
-                f"goes with the headers {TO_EXCHANGE!r} and {TO_ROUTING_KEY!r}"
-            )
-        key = came_with
+    if key is not None:
+        to = to or ""
+    elif (key := envelope.headers.get(ROUTING_KEY)) is None:
+        raise InvalidMessage(
+            f"its routing key is not UTF-8 ({envelope.headers.get(ROUTING_KEY + BASE64)} in base64); say where it "
+            f"goes with the headers {TO_EXCHANGE!r} and {TO_ROUTING_KEY!r}"
+        )
     if to == exchange or (key == intake_queue(exchange) and not to):
         raise InvalidMessage(
             f"it would come back to exchange {exchange!r} for ever: publish it to that exchange, with the routing key "

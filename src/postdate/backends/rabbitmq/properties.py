@@ -190,18 +190,17 @@ def _odd_properties(envelope: Envelope, now: datetime, user: str) -> bytes:
     bare = envelope.headers.get(BARE) is not None
     own: list[bytes] = []
     message_id = envelope.message_id.encode()
-    if "message_id" not in values:
-        values["message_id"] = short_bytes(_at_most(message_id, SHORT_TEXT_LIMIT))
-        if len(message_id) > SHORT_TEXT_LIMIT:
-            own.append(short_bytes(_ID) + b"S" + long_bytes(message_id))
-    elif not bare:
+    if "message_id" in values or len(message_id) > SHORT_TEXT_LIMIT:
         own.append(short_bytes(_ID) + b"S" + long_bytes(message_id))
+    values.setdefault("message_id", short_bytes(_at_most(message_id, SHORT_TEXT_LIMIT)))
     if envelope.due is not None:
         own.append(_DUE_FIELD + _INT64(_microseconds(envelope.due)))
     ends = _fields_of_ends(envelope)
     own += ends
     if (time_to_live := _time_to_live(envelope, now)) is not None:
-        values["expiration"] = _sooner(values.get("expiration"), time_to_live)
+        theirs = values.get("expiration")  # encoded already
+        sooner = time_to_live if theirs is None else min(theirs[1:], time_to_live, key=int)
+        values["expiration"] = short_bytes(sooner)
     has_table = values.get("table", b"") is not None
     merged = _merged(plain, values.pop("table", None))
     overflow.update(plain)
@@ -218,11 +217,6 @@ def _odd_properties(envelope: Envelope, now: datetime, user: str) -> bytes:
     present = [name for name in BITS if values.get(name) is not None]
     flags = sum(BITS[name] for name in present)
     return flags.to_bytes(2, "big") + b"".join(values[name] or b"" for name in present)
-
-
-def _sooner(theirs: bytes | None, ours: bytes) -> bytes:
-    """Return the property of the lesser time to live; ``theirs`` is encoded already."""
-    return short_bytes(ours if theirs is None else min(theirs[1:], ours, key=int))
 
 
 def _at_most(text: bytes, count: int) -> bytes:
@@ -259,7 +253,10 @@ def _property(
         return {name: None}
     if name == "table":
         content = base64.b64decode(text, validate=True)
-        _fields_or_error(content)
+        try:
+            fields_of(content)
+        except Exception as error:
+            raise ValueError("not a table") from error
         return {name: content}
     if name in NUMBER_BYTES:
         return {
@@ -287,13 +284,6 @@ def _encoded_number(text: str, count: int, not_this: int) -> bytes:
         return number.to_bytes(count, "big")
     except OverflowError as error:
         raise ValueError(text) from error
-
-
-def _fields_or_error(content: bytes) -> list[Field]:
-    try:
-        return fields_of(content)
-    except Exception as error:
-        raise ValueError("not a table") from error
 
 
 def _merged(plain: dict[str, str], content: bytes | None) -> list[bytes]:
@@ -526,20 +516,13 @@ def _text_of(value: Any) -> str:
         case bool():
             return str(value).lower()
         case bytes():
-            return _text_of_bytes(value)
+            return as_header("", value)[1]
         case dict() | list():
             return msgspec.json.encode(_jsonable(value)).decode()
         case datetime():
             return value.isoformat()
         case _:
             return str(value)
-
-
-def _text_of_bytes(content: bytes) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        return base64.b64encode(content).decode()
 
 
 def _jsonable(value: Any) -> Any:

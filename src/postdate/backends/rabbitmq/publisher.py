@@ -66,7 +66,9 @@ class Publisher:
             except anyio.get_cancelled_exc_class():
                 if sending.is_open:
                     sending.give_up(self._late(sending))
-                if not _is_cancelled_for_good() or None not in sending.answers:
+                # For good: an enclosing scope was cancelled, so that the next wait ends at once, too.
+                is_for_good = anyio.current_effective_deadline() == -math.inf
+                if not is_for_good or None not in sending.answers:
                     raise
                 # Confirms so far must be returned: without them all messages would be sent again.
         return [
@@ -243,11 +245,6 @@ def _stranded(sending: Sending) -> list[int]:
 def _seconds_left() -> float:
     """Return the limit for a call that cannot be interrupted: no longer than the send it is part of."""
     return min(ANSWERS_WITHIN_SECONDS, max(0.0, anyio.current_effective_deadline() - anyio.current_time()))
-
-
-def _is_cancelled_for_good() -> bool:
-    """Return whether an enclosing scope was cancelled, so that the next wait ends at once, too."""
-    return anyio.current_effective_deadline() == -math.inf
 
 
 def _refusal(error: ChannelClosed, destination: str) -> PostdateError:

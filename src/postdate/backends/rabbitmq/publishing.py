@@ -382,7 +382,6 @@ def _nowhere(address: PublishAddress) -> QueueNotFound:
 
 
 def _too_large(envelope: Envelope, header_length: int, frame_limit: int, limit: int) -> MessageTooLarge | None:
-    """Return why a message is too large, or ``None``."""
     if header_length > frame_limit:
         return MessageTooLarge(
             f"the headers of message {envelope.message_id!r} to {envelope.destination!r} have {header_length:,} bytes, "

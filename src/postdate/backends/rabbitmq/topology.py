@@ -42,12 +42,6 @@ async def declare_intake(link: AmqpConnection, exchange: DelayExchange, queue_ty
     await bind_queue(link, queue, exchange.name)
 
 
-async def subscribe(link: AmqpConnection, queue: str, exchange: str) -> None:
-    """Bind a queue to an event's exchange, which is created if it is missing."""
-    await declare_exchange(link, exchange, "fanout")
-    await bind_queue(link, queue, exchange)
-
-
 async def declare_exchange(link: AmqpConnection, exchange: str, kind: str) -> None:
     """Create a durable exchange.
 

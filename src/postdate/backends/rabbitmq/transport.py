@@ -45,7 +45,7 @@ from postdate.backends.rabbitmq.observation import (
 from postdate.backends.rabbitmq.properties import Arrived, arrived, unreadable
 from postdate.backends.rabbitmq.publisher import Publisher
 from postdate.backends.rabbitmq.publishing import largest_headers, why_not
-from postdate.backends.rabbitmq.topology import declare_intake, declare_queue, subscribe
+from postdate.backends.rabbitmq.topology import bind_queue, declare_exchange, declare_intake, declare_queue
 from postdate.errors import (
     ClaimLost,
     ConfigurationError,
@@ -187,7 +187,8 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
         for event in events:
             exchange = parse_address(self.event_address(event)).exchange
             try:
-                await subscribe(link, queue, exchange)
+                await declare_exchange(link, exchange, "fanout")
+                await bind_queue(link, queue, exchange)
             except ChannelClosed as error:
                 raise TransportError(f"{queue!r} cannot be subscribed to {event!r}: {error}") from error
 

@@ -178,7 +178,6 @@ class Arguments:
         return self.content[start : self.position]
 
     def unsigned(self, count: int) -> int:
-        """Return a number of ``count`` bytes."""
         return int.from_bytes(self.take(count), "big")
 
     def signed(self, count: int) -> int:

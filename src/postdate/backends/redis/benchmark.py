@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -82,9 +81,7 @@ class RedisTarget(BenchmarkTarget):
         return self
 
     @override
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.client.close()  # an interrupted command leaves its connection unusable; the next use opens another
         try:
             self._delete(self.login.tag)

@@ -180,7 +180,8 @@ class RedisLiveness:
         self._in_force_until = 0.0
         self._beats: Housekeeping | None = None
         self._registering = asyncio.Lock()
-        self._undone_later: list[Undo] = []
+        self.undone_later: list[Undo] = []
+        """What the script ``undo`` is run with once the server answers again."""
 
     @property
     def holder_now(self) -> str:
@@ -203,7 +204,8 @@ class RedisLiveness:
 
     async def _register(self) -> str:
         holder = self._name = self._name or secrets.token_hex(8)  # kept until it is registered
-        await self._listening.listen(f"{self._connections.login.tag}:alive:{holder}", _nothing)
+        # The subscription itself is the sign of life; its messages do not matter.
+        await self._listening.listen(f"{self._connections.login.tag}:alive:{holder}", lambda _text: None)
         began = self._clock.since_boot()
         self._started_at = self._started_at or self._clock.now()
         await self._connections.run("register", holder, self._told(), self.holds_at_most // _MICROSECOND)
@@ -258,16 +260,12 @@ class RedisLiveness:
                 return False
             if known:
                 self._in_force_until = began + self.holds_at_most.total_seconds()
-            while known and self._undone_later:
-                await connections.run("undo", *self._undone_later[0])
-                self._undone_later.pop(0)
+            while known and self.undone_later:
+                await connections.run("undo", *self.undone_later[0])
+                self.undone_later.pop(0)
         except (RedisError, OSError) as error:
             raise translate(error, STORE, connections.login.place) from error
         return known
-
-    def undo_later(self, undo: Undo) -> None:
-        """Run the script ``undo`` once the server answers again."""
-        self._undone_later.append(undo)
 
     async def close(self) -> None:
         beats, self._beats = self._beats, None
@@ -281,10 +279,6 @@ class RedisLiveness:
             except (RedisError, OSError) as error:  # others notice that it is gone
                 place = self._connections.login.place
                 log.info("what was held in %s is free only when others notice the end: %s", place, error)
-
-
-def _nothing(_text: bytes | None) -> None:
-    """The subscription itself is the sign of life; its messages do not matter."""
 
 
 # --- claims in the name of a holder -----------------------------------------------------------------------------------
@@ -346,7 +340,7 @@ class Claimant:
             try:
                 await self._server.run("undo", *undo)
             except BaseException:
-                self._liveness.undo_later(undo)
+                self._liveness.undone_later.append(undo)
                 raise
 
     async def close_soon(self) -> None:

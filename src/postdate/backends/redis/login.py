@@ -68,19 +68,16 @@ def parse_address(address: str) -> RedisLogin:
     tls = parts.scheme == "rediss"
     if "ca" in options and not tls:
         raise ConfigurationError("ca is for rediss:// addresses, whose connections are encrypted")
+    prefix = options.get("prefix", _PREFIX)
+    if not prefix or len(prefix) > 200 or any(sign in prefix for sign in "{}\0"):
+        raise ConfigurationError(f"the prefix {prefix!r} must be 1 to 200 characters without braces")
     return RedisLogin(
         parts.hostname,
         port or _PORT,
         int(database or 0),
-        _checked_prefix(options.get("prefix", _PREFIX)),
+        prefix,
         unquote(parts.username) if parts.username else None,
         unquote(parts.password) if parts.password else None,
         tls,
         options.get("ca"),
     )
-
-
-def _checked_prefix(prefix: str) -> str:
-    if not prefix or len(prefix) > 200 or any(sign in prefix for sign in "{}\0"):
-        raise ConfigurationError(f"the prefix {prefix!r} must be 1 to 200 characters without braces")
-    return prefix

@@ -21,7 +21,7 @@ from postdate.backends.redis.layout import (
 )
 from postdate.backends.redis.server import RedisServer
 from postdate.errors import DuplicateMessage, InvalidMessage, MessageNotFound, QueueNotFound
-from postdate.messages import DelayedMessage, encode_headers
+from postdate.messages import encode_headers
 from postdate.ports import Mending, Quarantine, Quarantined
 
 _NAMES: Final = {b"i": "message_id", **FIELDS, b"Q": "queue"}
@@ -59,7 +59,11 @@ class _SetAside(Quarantine):
 class StoreQuarantine(_SetAside):
     @override
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        message = _checked(_with(await self._fields(number), mending))
+        fields = _with(await self._fields(number), mending)
+        if b"i" not in fields:
+            raise InvalidMessage("its id is gone, so it cannot be put back; store it anew, and discard this")
+        message = read_message(fields[b"i"], [fields.get(name) for name in FIELDS])
+        message = replace(message)  # made anew, it is checked
         call = (self.place, written(now), number)
         match await self._server.run("put_back", *call, *message_parts(message), message.number_of_failures):
             case 0:
@@ -116,12 +120,6 @@ def _with(fields: Fields, mending: Mending) -> Fields:
     if mending.due is not None:
         mended[b"d"] = written(mending.due).encode()
     return mended
-
-
-def _checked(mended: Fields) -> DelayedMessage:
-    if b"i" not in mended:
-        raise InvalidMessage("its id is gone, so it cannot be put back; store it anew, and discard this")
-    return replace(read_message(mended[b"i"], [mended.get(name) for name in FIELDS]))  # made anew, it is checked
 
 
 def _shown(number: int, fields: Fields) -> Quarantined:

@@ -40,6 +40,10 @@ from postdate.ports import (
 )
 
 _PAGE: Final = 500
+_LIVES_FOR: Final = timedelta(minutes=2)
+"""Every half minute each process looks at the clock, and so writes its line."""
+
+_MICROSECOND: Final = timedelta(microseconds=1)
 
 log = logging.getLogger("postdate.redis")
 
@@ -119,6 +123,26 @@ class Questions(AdministrableStore):
         lines: list[bytes] = await self._server.command("LRANGE", f"{self.place}:r:{message_id}", 0, -1)
         return [read_record(message_id, line) for line in lines]
 
+    # --- how far the clocks of the processes under a prefix deviate from the server's (ADR 0019) ------------------
+
+    async def report_clock(self, ahead: timedelta) -> None:
+        name = f"{platform.node()}:{os.getpid()}"
+        now = written(await server_now(self._server))
+        line = f"{now} {ahead // _MICROSECOND}"
+        await self._server.run("little", "HSET", f"{self._server.login.tag}:clocks", name, line)
+
+    async def reported_clocks(self) -> Mapping[str, timedelta]:
+        """Deletes the fields of dead processes."""
+        key, now = f"{self._server.login.tag}:clocks", await server_now(self._server)
+        living: dict[str, timedelta] = {}
+        for name, line in pairs(await self._server.command("HGETALL", key)).items():
+            at, _, ahead = line.partition(b" ")
+            if read_instant(at, "the time of a report") < now - _LIVES_FOR:
+                await self._server.command("HDEL", key, name)
+            else:
+                living[name.decode()] = int(ahead) * _MICROSECOND
+        return living
+
 
 def _row(message_id: bytes, fields: Sequence[Any]) -> WaitingMessage | None:
     if (member := fields[6]) is None:
@@ -130,56 +154,25 @@ def _row(message_id: bytes, fields: Sequence[Any]) -> WaitingMessage | None:
         return None
 
 
-# --- how far the clocks of the processes under a prefix deviate from the server's (ADR 0019) --------------------------
-
-
-_LIVES_FOR: Final = timedelta(minutes=2)
-"""Every half minute each process looks at the clock, and so writes its line."""
-
-_MICROSECOND: Final = timedelta(microseconds=1)
-
-
-async def report_clock(server: RedisServer, ahead: timedelta) -> None:
-    name = f"{platform.node()}:{os.getpid()}"
-    now = written(await server_now(server))
-    await server.run("little", "HSET", f"{server.login.tag}:clocks", name, f"{now} {ahead // _MICROSECOND}")
-
-
-async def reported_clocks(server: RedisServer) -> Mapping[str, timedelta]:
-    """Deletes the fields of dead processes."""
-    key, now = f"{server.login.tag}:clocks", await server_now(server)
-    living: dict[str, timedelta] = {}
-    for name, line in pairs(await server.command("HGETALL", key)).items():
-        at, _, ahead = line.partition(b" ")
-        if read_instant(at, "the time of a report") < now - _LIVES_FOR:
-            await server.command("HDEL", key, name)
-        else:
-            living[name.decode()] = int(ahead) * _MICROSECOND
-    return living
-
-
 # --- an operator's view; changes nothing ------------------------------------------------------------------------------
 
 
-class _Holders:
-    """The processes that hold messages under a prefix."""
+class _HolderObserver(Observer):
+    """Knows the processes that hold messages under a prefix."""
 
     def __init__(self, server: RedisServer, liveness: RedisLiveness) -> None:
         self._server, self._own = server, liveness
 
-    async def about(self) -> Mapping[str, Mapping[str, Any]]:
+    async def _about(self) -> Mapping[str, Mapping[str, Any]]:
         """Return each holder's description of itself, by its name."""
         reply = await self._server.command("HGETALL", f"{self._server.login.tag}:about")
         return {holder.decode(): json.loads(said) for holder, said in pairs(reply).items()}
 
-    async def pid(self, holder: str) -> int | None:
-        about = await self.about()
-        return about[holder]["pid"] if holder in about else None
-
-    async def others(self) -> Sequence[Process]:
-        """Return the other processes on this machine: process numbers of another machine mean nothing here."""
-        found: dict[int, Process] = {}
-        for holder, said in (await self.about()).items():
+    @override
+    async def processes(self) -> Sequence[Process]:
+        """Those on this machine: process numbers of another machine mean nothing here."""
+        found, tag = dict[int, Process](), self._server.login.tag
+        for holder, said in (await self._about()).items():
             pid: int = said["pid"]
             if holder == self._own.holder_now or pid == os.getpid() or said["machine"] != platform.node():
                 continue
@@ -187,17 +180,15 @@ class _Holders:
             receives = {*said.get("receives", ()), *(before.receives if before else ())}
             delivers = bool(said.get("delivers")) or (before is not None and before.delivers)
             started = read_instant(str(said["started"]).encode(), "the start of a process")
-            found[pid] = Process(pid, started, await self._lives(holder), delivers, tuple(sorted(receives)))
+            alive: list[Any] = await self._server.command("PUBSUB", "NUMSUB", f"{tag}:alive:{holder}")
+            found[pid] = Process(pid, started, alive[1] > 0, delivers, tuple(sorted(receives)))
         return list(found.values())
 
-    async def _lives(self, holder: str) -> bool:
-        reply: list[Any] = await self._server.command("PUBSUB", "NUMSUB", f"{self._server.login.tag}:alive:{holder}")
-        return reply[1] > 0
 
-
-class RedisStoreObserver(Observer):
+class RedisStoreObserver(_HolderObserver):
     def __init__(self, server: RedisServer, store: Questions, liveness: RedisLiveness) -> None:
-        self._server, self._store, self._holders = server, store, _Holders(server, liveness)
+        super().__init__(server, liveness)
+        self._store = store
 
     @override
     async def standing(self, message_id: str) -> Standing | None:
@@ -208,7 +199,8 @@ class RedisStoreObserver(Observer):
         if not row.is_held:
             return Standing(row.message, instant_of(row.member))
         token: bytes | None = await self._server.command("HGET", f"{self._store.place}:m:{row.message.message_id}", "t")
-        return Standing(row.message, None, await self._holders.pid((token or b"").partition(b":")[0].decode()))
+        holder = (await self._about()).get((token or b"").partition(b":")[0].decode(), {})
+        return Standing(row.message, None, holder.get("pid"))
 
     @override
     async def retries_of(self, message_id: str) -> Sequence[Standing]:
@@ -225,10 +217,6 @@ class RedisStoreObserver(Observer):
         return None if at is None else instant_of(at)
 
     @override
-    async def processes(self) -> Sequence[Process]:
-        return await self._holders.others()
-
-    @override
     async def next_destinations(self, messages: int) -> Sequence[str]:
         found: set[str] = set()
         looked = 0
@@ -240,17 +228,10 @@ class RedisStoreObserver(Observer):
         return sorted(found)
 
 
-class RedisQueueObserver(Observer):
-    def __init__(self, server: RedisServer, liveness: RedisLiveness) -> None:
-        self._server, self._holders = server, _Holders(server, liveness)
-
+class RedisQueueObserver(_HolderObserver):
     async def _names(self) -> list[str]:
         names: list[bytes] = await self._server.command("SMEMBERS", f"{self._server.login.tag}:queues")
         return sorted(name.decode() for name in names)
-
-    @override
-    async def processes(self) -> Sequence[Process]:
-        return await self._holders.others()
 
     @override
     async def queue_lengths(self) -> Mapping[str, int]:
@@ -263,10 +244,9 @@ class RedisQueueObserver(Observer):
 
     async def _held(self) -> list[tuple[str, int, Queued | None]]:
         """Return queue, number and message of each held message; ``None`` for one that cannot be read."""
-        about = await self._holders.about()
-        rows = await self._server.run("held")
+        about = await self._about()
         found: list[tuple[str, int, Queued | None]] = []
-        for holder, number, queue, *fields in rows:
+        for holder, number, queue, *fields in await self._server.run("held"):
             name = queue.decode()
             pid = about.get(holder.decode(), {}).get("pid")
             found.append((name, int(number), _queued(name, fields, pid)))

@@ -6,7 +6,7 @@ Source: docs/guides/redis.md, ``lua/common.lua`` (the keys); ADR 0002 (claims), 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from postdate.backends.redis.layout import written as instant
 from postdate.backends.redis.liveness import Claimant, OpenRedis
 from postdate.backends.redis.login import RedisLogin
 from postdate.backends.redis.quarantine import StoreQuarantine
-from postdate.backends.redis.questions import Questions, RedisStoreObserver, report_clock, reported_clocks
+from postdate.backends.redis.questions import Questions, RedisStoreObserver
 from postdate.backends.redis.server import (
     STORE,
     RedisServer,
@@ -395,14 +395,6 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
     @override
     async def server_now(self) -> datetime:
         return await server_now(self._server)
-
-    @override
-    async def report_clock(self, ahead: timedelta) -> None:
-        await report_clock(self._server, ahead)
-
-    @override
-    async def reported_clocks(self) -> Mapping[str, timedelta]:
-        return await reported_clocks(self._server)
 
     @override
     async def server_facts(self) -> ServerFacts:

@@ -6,7 +6,8 @@ Statements are templates: ``%(name)s`` stands for a value, and any other percent
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -15,6 +16,20 @@ from postdate.clock import nearest_instant, to_microseconds
 T = TypeVar("T")
 
 Values = Mapping[str, Any]
+
+
+class Closable(Protocol):
+    def close(self) -> object: ...
+
+
+@contextmanager
+def closing_on_error(connection: Closable) -> Generator[None]:
+    """Close a connection that cannot be used after all: when the block raises, or is cancelled."""
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
 
 
 class Sessions(Protocol):

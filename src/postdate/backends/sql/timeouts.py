@@ -9,7 +9,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from typing_extensions import override
@@ -183,10 +183,7 @@ class SqlTimeouts(TimeoutPersister, Generic[Table]):
         table = self._known
 
         def find(session: Any) -> DueChunk:
-            def due(after: datetime, until: datetime, at_most: int | None) -> Sequence[tuple[Any, ...]]:
-                return table.due(session, after, until, at_most)
-
-            return next_chunk(start, now, limit, due, lambda after: table.first(session, after))
+            return next_chunk(start, now, limit, partial(table.due, session), partial(table.first, session))
 
         return await self._sessions.look(find)
 

@@ -7,13 +7,7 @@ from msgspec import Meta
 
 from postdate.ports.backends import Adapter, Addresses, Backend, Place
 from postdate.ports.common import Recording
-from postdate.ports.settings import (
-    HoldsAtMost,
-    HowMuchIsRecorded,
-    LargestMessageBytes,
-    LimitedMessages,
-    PrefixedTables,
-)
+from postdate.ports.settings import HoldsAtMost, HowMuchIsRecorded, LargestMessageBytes, LimitedMessages, PrefixedTables
 
 _FILE: Final = frozenset({"synchronous", "recording"})
 _CREATE: Final = frozenset({"create"})

@@ -185,6 +185,7 @@ _IS_ANY_OLD: Final = f"SELECT EXISTS (SELECT 1 FROM record AS r WHERE {_OLD})"
 _PRUNE_OLD: Final = f"DELETE FROM record AS r WHERE {_OLD} RETURNING kind"
 _TOLD: Final = "SELECT seq, due, detail FROM record WHERE message_id = ? AND kind IN (8, 9, 10, 11) AND kind = 11"
 _UNMARK: Final = f"UPDATE record SET detail = ? WHERE kind = 1 AND message_id = ? AND detail = '{ARCHIVED}'"
+# In the order of StoredRecord.
 _INSERT: Final = "INSERT INTO record (seq, kind, message_id, at, due, destination, detail) VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -250,7 +251,7 @@ class BulkOnFile(OnFile, ArchivableStore):
 
         def put_back(tx: Transaction) -> int:
             back = {record.message_id for record in scheduled if _claim(tx, record)}
-            tx.executemany(_INSERT, [_row(record) for record in others if record.message_id in back])
+            tx.executemany(_INSERT, [record for record in others if record.message_id in back])
             return len(back)
 
         return self.file.write_blocking(put_back)
@@ -260,8 +261,4 @@ def _claim(tx: Transaction, record: StoredRecord) -> bool:
     if tx.execute(_UNMARK, (record.detail, record.message_id)).rowcount:
         return True
     # Only an id in use is let pass: a number that another record has must not look like one.
-    return tx.execute(f"{_INSERT} ON CONFLICT (message_id) WHERE kind = 1 DO NOTHING", _row(record)).rowcount == 1
-
-
-def _row(record: StoredRecord) -> tuple[object, ...]:
-    return (record.number, record.kind, record.message_id, record.at, record.due, record.destination, record.detail)
+    return tx.execute(f"{_INSERT} ON CONFLICT (message_id) WHERE kind = 1 DO NOTHING", record).rowcount == 1

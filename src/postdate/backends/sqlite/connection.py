@@ -15,13 +15,13 @@ import sqlite3
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
 from filelock import FileLock, Timeout
 
+from postdate.backends.sql.dialect import closing_on_error
 from postdate.backends.sqlite.processes import presence_folder
 from postdate.errors import (
     NotADatabase,
@@ -258,11 +258,8 @@ def connect(path: Path, *, synchronous: str = "full", read_only: bool = False) -
             timeout=0,
             cached_statements=256,
         )
-        try:
+        with closing_on_error(connection):
             _configure(connection, synchronous, read_only=read_only)
-        except BaseException:
-            connection.close()
-            raise
     return connection
 
 
@@ -348,9 +345,8 @@ def create_schema(connection: sqlite3.Connection, path: Path) -> None:
 def check_schema(connection: sqlite3.Connection, path: Path) -> None:
     """Raise `StoreNotSetUp` or `StoreFromNewerVersion` unless the file has the tables of this version."""
     with translated(path):
-        current = schema_version(connection, path)
-    if current < newest_version():
-        needed = newest_version()
+        current, needed = schema_version(connection, path), newest_version()
+    if current < needed:
         raise StoreNotSetUp(
             f"{path} has schema version {current}, this version of Postdate needs {needed}; run `postdate setup`"
         )
@@ -359,7 +355,12 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
 def schema_version(connection: sqlite3.Connection, path: Path) -> int:
     """Return the number of the last migration applied, 0 without tables of Postdate. Raises `StoreFromNewerVersion`."""
     # Reads wait, too: while another process puts a new file into WAL mode, it is locked.
-    if (version := version_of(partial(patiently, connection))) > newest_version():
+    if (found := patiently(connection, f"{_MARKS}'postdate_migration'").fetchone()) is None:
+        return 0
+    of_these = "WHERE subject = ''" if "subject" in found[0] else ""  # else an earlier version has made it
+    newest = f"SELECT coalesce(max(version), 0) FROM postdate_migration {of_these}"
+    version: int = patiently(connection, newest).fetchone()[0]
+    if version > newest_version():
         raise from_newer(str(path), version, newest_version())
     return version
 
@@ -394,14 +395,6 @@ def _gather_marks(execute: Callable[..., sqlite3.Cursor]) -> None:
     for subject, table in _MARKED_APART.items():
         if execute(f"{_MARKS}'{table}'").fetchone() is not None:
             execute(f"INSERT OR IGNORE INTO postdate_migration SELECT version, name, '{subject}' FROM {table}")
-
-
-def version_of(execute: Callable[[str], sqlite3.Cursor]) -> int:
-    """Return the version of the tables of store and queues; 0: there are none."""
-    if (found := execute(f"{_MARKS}'postdate_migration'").fetchone()) is None:
-        return 0
-    of_these = "WHERE subject = ''" if "subject" in found[0] else ""  # else an earlier version has made it
-    return execute(f"SELECT coalesce(max(version), 0) FROM postdate_migration {of_these}").fetchone()[0]
 
 
 def steps(part: str) -> tuple[Step, ...]:

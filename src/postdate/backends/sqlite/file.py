@@ -19,6 +19,7 @@ from typing import Any, ClassVar, TypeVar
 
 import anyio
 
+from postdate.backends.sql.dialect import closing_on_error
 from postdate.backends.sqlite.connection import (
     Identity,
     alone,
@@ -357,14 +358,11 @@ class SqliteFile:
     def snapshot(self) -> sqlite3.Connection:
         """Return a connection in a read transaction, which the caller closes. Blocking."""
         connection = connect(self.path, read_only=True)
-        try:
+        with closing_on_error(connection):
             self._check_in_place()
             check_schema(connection, self.path)
             with translated(self.path):
                 connection.execute("BEGIN")
-        except BaseException:
-            connection.close()
-            raise
         return connection
 
     def when_fenced(self, fenced: Callable[[int], None]) -> Callable[[], None]:
@@ -541,23 +539,16 @@ class SqliteFile:
         with alone(self.path):
             before = identity_of(self.path)
             connection = connect(self.path, synchronous=self.synchronous)
-            try:
-                check_intact(connection, self.path)
-                (create_schema if self._create else check_schema)(connection, self.path)
-                opened = first_opened(self.path, before)
-                self._register(connection)
-            except OSError as error:
-                connection.close()
-                raise StoreUnavailable(f"{self._presence_folder}: {error}") from error
-            except BaseException:
-                connection.close()
-                raise
+            with closing_on_error(connection):
+                try:
+                    check_intact(connection, self.path)
+                    (create_schema if self._create else check_schema)(connection, self.path)
+                    opened = first_opened(self.path, before)
+                    self._register(connection)
+                except OSError as error:
+                    raise StoreUnavailable(f"{self._presence_folder}: {error}") from error
         self._writer, self._opened = connection, self._opened or opened
         self._chores.start()
-
-    def _note_identity(self, before: Identity | None) -> None:
-        """Note which file was opened first; if it may be another than ``before``, the next use finds it replaced."""
-        self._opened = self._opened or first_opened(self.path, before)
 
     def _register(self, connection: sqlite3.Connection) -> None:
         """Take a number and its lock file, and listen under it. After a failure the state is as before."""
@@ -598,7 +589,8 @@ class SqliteFile:
         if self._reader is None:
             before = identity_of(self.path)
             self._reader = self._looking_connection()
-            self._note_identity(before)
+            # If it may be another file than before, the next use finds it replaced.
+            self._opened = self._opened or first_opened(self.path, before)
         return self._reader
 
     def _looking_connection(self) -> sqlite3.Connection:
@@ -608,13 +600,11 @@ class SqliteFile:
         except PostdateError:
             self.setup_blocking()  # it is missing; or its log is, which only a writer may create
             return connect(self.path, read_only=True)
-        try:
-            check_schema(connection, self.path)
-        except StoreNotSetUp:
-            self.setup_blocking()
-        except BaseException:
-            connection.close()
-            raise
+        with closing_on_error(connection):
+            try:
+                check_schema(connection, self.path)
+            except StoreNotSetUp:
+                self.setup_blocking()
         return connection
 
     def close(self) -> None:

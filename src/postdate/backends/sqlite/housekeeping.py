@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from postdate.backends.sqlite.rows import QUEUED, Transaction, content_of, queue_topic, read_rows, set_aside, time_of
 from postdate.clock import EARLIEST
@@ -90,15 +90,9 @@ def take_out_expired(tx: Transaction, now: int, limit: int = BATCH) -> Expired:
     tx.executemany("DELETE FROM content WHERE seq = ?", [(each.content,) for each in gone])
     if dead:
         _keep(tx, dead)
-    _record(tx, found, now)
+    kind = int(RecordKind.DISCARDED)
+    tx.executemany(_RECORD, [(kind, each.message_id, now, each.due, each.queue, each.detail()) for each in found])
     return Expired(len(gone), len(dead))
-
-
-def _record(tx: Transaction, found: Sequence[_Message], now: int) -> None:
-    rows: list[tuple[Any, ...]] = [
-        (int(RecordKind.DISCARDED), each.message_id, now, each.due, each.queue, each.detail()) for each in found
-    ]
-    tx.executemany(_RECORD, rows)
 
 
 def _keep(tx: Transaction, dead: Sequence[_Message]) -> None:

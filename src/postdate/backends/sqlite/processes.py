@@ -177,14 +177,16 @@ class LockedFile:
     """A locked file; the system unlocks it when the process ends."""
 
     def __init__(self, lock: FileLock, path: Path) -> None:
-        self._lock, self._path = lock, path
+        self._lock, self._path, self.is_held = lock, path, True
 
     def let_go(self) -> None:
-        """Unlock and remove it. Never raises."""
-        with suppress(OSError):
-            self._path.unlink()
-        with suppress(OSError):
-            self._lock.release()
+        """Unlock and remove it, once: afterwards the file may be another's. Never raises."""
+        if self.is_held:
+            self.is_held = False
+            with suppress(OSError):
+                self._path.unlink()
+            with suppress(OSError):
+                self._lock.release()
 
 
 def try_to_hold(folder: Path, name: str) -> LockedFile | None:

@@ -14,12 +14,12 @@ from typing_extensions import override
 
 from postdate.backends.sql.timeouts import LATER, SharedSqlTimeouts, TimeoutTable, standard_statements
 from postdate.backends.sqlite.file import OnFile, SqliteFile
-from postdate.backends.sqlite.processes import LockedFile, presence_folder, try_to_hold
+from postdate.backends.sqlite.processes import presence_folder, try_to_hold
 from postdate.backends.sqlite.rows import SqliteSqlDialect, Transaction
 from postdate.errors import ConfigurationError
 from postdate.persistence.timeouts import TIME, normal_id, table_name, text_time
 from postdate.ports import Recording
-from postdate.ports.timeouts import Timeout, TimeoutClaim
+from postdate.ports.timeouts import TimeoutClaim
 from postdate.runtime.threads import in_thread
 
 _RESERVED: Final = "sqlite_"
@@ -86,27 +86,17 @@ class SqliteTimeouts(OnFile, SharedSqlTimeouts["_SqliteTable"]):
                 hold.let_go()
         if found is None:
             return None
-        claim = _FileClaim(found, self, hold)
-        return TimeoutClaim(found, claim.remove, claim.release)
 
+        async def remove() -> bool:
+            try:
+                return hold.is_held and await self.try_remove(found.timeout_id)
+            finally:
+                hold.let_go()
 
-class _FileClaim:
-    """The state of a :class:`postdate.ports.timeouts.TimeoutClaim`: a locked file."""
-
-    def __init__(self, timeout: Timeout, timeouts: SqliteTimeouts, hold: LockedFile) -> None:
-        self.timeout, self._timeouts = timeout, timeouts
-        self._hold: LockedFile | None = hold
-
-    async def remove(self) -> bool:
-        try:
-            return self._hold is not None and await self._timeouts.try_remove(self.timeout.timeout_id)
-        finally:
-            await self.release()
-
-    async def release(self) -> None:
-        hold, self._hold = self._hold, None
-        if hold is not None:
+        async def release() -> None:
             hold.let_go()
+
+        return TimeoutClaim(found, remove, release)
 
 
 def setup_statements(endpoint: str, table_prefix: str | None = None) -> str:

@@ -318,9 +318,8 @@ class LocalReceiver(Receiver):
         return self._held.get(received.token) is received and _fence(received, tx)[1] != 0
 
     def _let_go(self, received: Received) -> None:
-        if (
-            self._held.get(received.token) is received
-        ):  # it may have been received again meanwhile, under the same number
+        # It may have been received again meanwhile, under the same number.
+        if self._held.get(received.token) is received:
             del self._held[received.token]
 
     def _remove(self, tx: Transaction, received: Received) -> None:

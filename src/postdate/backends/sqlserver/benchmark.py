@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Self
 
 from typing_extensions import override
@@ -26,9 +25,7 @@ class SqlServerTarget(BenchmarkTarget):
         self.session.change(f"CREATE SCHEMA [{self.schema}]")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.session.close()  # an interrupted statement leaves it unusable
         session = SqlServerInstance(self.address).connect()
         select = "SELECT name FROM sys.tables WHERE schema_id = SCHEMA_ID(%(schema)s)"

@@ -13,19 +13,8 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import Final, Protocol
 
-from postdate.backends.sqlserver.login import (
-    ENCRYPT_NOT_SUPPORTED,
-    ENCRYPT_ON,
-    ENCRYPT_REQUIRED,
-    HEADER,
-    PRELOGIN,
-    Encryption,
-    LoginAnswer,
-    encryption,
-    login_answer,
-    packet,
-    with_encryption,
-)
+from postdate.backends.sqlserver import login
+from postdate.backends.sqlserver.login import Encryption
 from postdate.errors import ConfigurationError, StoreUnreachable
 
 _CHUNK_BYTES: Final = 65_536
@@ -88,7 +77,7 @@ class _Tls:
 
     def _flush(self, *, in_packets: bool = False) -> None:
         if content := self._outgoing.read():
-            self._raw.sendall(packet(PRELOGIN, content) if in_packets else content)
+            self._raw.sendall(login.packet(login.PRELOGIN, content) if in_packets else content)
 
     def sendall(self, content: bytes, /) -> None:
         self._tls.write(content)
@@ -112,9 +101,9 @@ def read_message(stream: _Bytes) -> tuple[bytes, bytes]:
     whole, content = bytearray(), bytearray()
     is_last = False
     while not is_last:
-        header = _exactly(stream, HEADER.size)
-        _, status, length, *_ = HEADER.unpack(header)
-        body = _exactly(stream, length - HEADER.size)
+        header = _exactly(stream, login.HEADER.size)
+        _, status, length, *_ = login.HEADER.unpack(header)
+        body = _exactly(stream, length - login.HEADER.size)
         whole += header + body
         content += body
         is_last = bool(status & 1)
@@ -179,17 +168,14 @@ class DriverSocket:
     def recv(self, size: int, _flags: int = 0) -> bytes:
         if not self._ready:
             if self._is_logged_in:
-                return self._received(size)
+                try:
+                    return self._stream.recv(size)
+                except TimeoutError as error:
+                    raise TimeoutError(f"did not answer within {self.gettimeout():g} s") from error
             with self._logging_in():
                 self._ready = self._answer_to_the_login()
         found, self._ready = self._ready[:size], self._ready[size:]
         return found
-
-    def _received(self, size: int) -> bytes:
-        try:
-            return self._stream.recv(size)
-        except TimeoutError as error:
-            raise TimeoutError(f"did not answer within {self.gettimeout():g} s") from error
 
     def recv_into(self, buffer: bytearray | memoryview, size: int = 0, flags: int = 0) -> int:
         found = self.recv(size or len(buffer), flags)
@@ -219,24 +205,25 @@ class DriverSocket:
 
     def _agree(self, prelogin: bytes) -> None:
         """Send the driver's PRELOGIN with our own encryption option, and prepare the answer that the driver expects."""
-        asked = ENCRYPT_ON if self._wanted.is_on else ENCRYPT_NOT_SUPPORTED
-        self._stream.sendall(prelogin[: HEADER.size] + with_encryption(prelogin[HEADER.size :], asked))
+        asked = login.ENCRYPT_ON if self._wanted.is_on else login.ENCRYPT_NOT_SUPPORTED
+        header, options = prelogin[: login.HEADER.size], prelogin[login.HEADER.size :]
+        self._stream.sendall(header + login.with_encryption(options, asked))
         whole, content = read_message(self._stream)
         try:
-            offered = encryption(content)
-            self._ready = packet(whole[0], with_encryption(content, ENCRYPT_NOT_SUPPORTED))
+            offered = login.encryption(content)
+            self._ready = login.packet(whole[0], login.with_encryption(content, login.ENCRYPT_NOT_SUPPORTED))
         except ValueError as error:
             raise StoreUnreachable(f"{self._where}: {error}; is it a SQL Server?") from error
         if self._wanted.is_strict:
             return
         if self._wanted.is_on:
-            if offered not in {ENCRYPT_ON, ENCRYPT_REQUIRED}:
+            if offered not in {login.ENCRYPT_ON, login.ENCRYPT_REQUIRED}:
                 raise ConfigurationError(
                     f"{self._where} offers no encryption, so the password would go over the network in the clear; give "
                     f"the server a certificate, or, where the network is safe, write encrypt=no in its address"
                 )
             self._begin_tls(in_packets=True)
-        elif offered in {ENCRYPT_ON, ENCRYPT_REQUIRED}:
+        elif offered in {login.ENCRYPT_ON, login.ENCRYPT_REQUIRED}:
             raise ConfigurationError(f"{self._where} demands encryption; take encrypt=no out of its address")
 
     def _begin_tls(self, *, in_packets: bool) -> None:
@@ -257,7 +244,7 @@ class DriverSocket:
         """Return the packets of a successful answer to the login. Raises `Refused` or `Routed`."""
         whole, content = read_message(self._stream)
         try:
-            answer: LoginAnswer = login_answer(content)
+            answer = login.login_answer(content)
         except ValueError as error:
             raise StoreUnreachable(f"{self._where}: {error}") from error
         if answer.errors:

@@ -49,7 +49,11 @@ def encryption_of(options: Mapping[str, str]) -> Encryption:
         return Encryption(None)
     if is_trusting and wanted == _STRICT:
         raise ConfigurationError("trustservercertificate=yes means nothing beside encrypt=strict; take one of them out")
-    context = _context(options.get("cafile"))
+    cafile = options.get("cafile")
+    try:
+        context = ssl.create_default_context(cafile=cafile)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigurationError(f"the certificates of cafile={cafile} cannot be read: {error}") from error
     if is_trusting:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if wanted == _STRICT:
@@ -64,13 +68,6 @@ def _is_yes(name: str, value: str, choices: str = "yes or no") -> bool:
     if value.lower() in _YES | _NO:
         return value.lower() in _YES
     raise ConfigurationError(f"{name}={value} is none of {choices}")
-
-
-def _context(cafile: str | None) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=cafile)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigurationError(f"the certificates of cafile={cafile} cannot be read: {error}") from error
 
 
 PRELOGIN: Final = 0x12
@@ -148,9 +145,11 @@ def login_answer(content: bytes) -> LoginAnswer:
             if kind == _LOGIN_ACK:
                 is_acknowledged = True
             elif kind == _ERROR:
-                errors.append(_error(token))
+                number, _state, _class, length = struct.unpack_from("<iBBH", token)
+                errors.append((number, token[8 : 8 + 2 * length].decode("utf-16-le")))
             elif kind == _CHANGE and token[:1] == bytes([_ROUTING]):
-                route = _route(token)
+                _kind, _size, _protocol, port, length = struct.unpack_from("<BHBHH", token)
+                route = token[8 : 8 + 2 * length].decode("utf-16-le"), port
     except (struct.error, UnicodeDecodeError) as error:
         raise ValueError(f"the answer to the login cannot be read: {error}") from error
     if not is_acknowledged and not errors:
@@ -187,13 +186,3 @@ def _size_of_features(content: bytes, at: int) -> int:
         (size,) = struct.unpack_from("<I", content, at + 1)
         at += 5 + size
     return at + 1 - start
-
-
-def _error(token: bytes) -> tuple[int, str]:
-    number, _state, _class, length = struct.unpack_from("<iBBH", token)
-    return number, token[8 : 8 + 2 * length].decode("utf-16-le")
-
-
-def _route(token: bytes) -> tuple[str, int]:
-    _kind, _size, _protocol, port, length = struct.unpack_from("<BHBHH", token)
-    return token[8 : 8 + 2 * length].decode("utf-16-le"), port

@@ -5,7 +5,8 @@ Never run against a server so far. Source: ADR 0008.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final
 
@@ -99,23 +100,29 @@ def setup(session: Any, names: RowLockNames, wanted: Sequence[Step]) -> None:
 
     Raises `StoreFromNewerVersion`, or `StoreUnavailable` when another process has been at it for half a minute.
     """
-    session.begin()
-    try:
-        wait_for_our_turn(session, names.lock("setup"))
+    with our_turn(session, names.lock("setup")):
         for statement in foundation(names):
             session.change(statement)
         migrate(session, names, wanted, f"schema {names.schema!r}")
+
+
+@contextmanager
+def our_turn(session: Any, lock: str) -> Generator[None]:
+    """Hold the lock of all set-ups during a transaction.
+
+    Raises `StoreUnavailable` when another process has had it for half a minute.
+    """
+    session.begin()
+    try:
+        _wait_for(session, lock)
+        yield
         session.commit()
     except BaseException:
         session.rollback()
         raise
 
 
-def wait_for_our_turn(session: Any, lock: str) -> None:
-    """Take the lock of all set-ups until the end of the transaction.
-
-    Raises `StoreUnavailable` when another process has had it for half a minute.
-    """
+def _wait_for(session: Any, lock: str) -> None:
     ((granted,),) = session.rows(TAKE_TURN, {"name": lock, "wait": _WAIT_MILLISECONDS})
     if granted < 0:
         raise StoreUnavailable("another process has been setting up this schema for half a minute; try again")

@@ -20,8 +20,8 @@ from postdate.backends.sqlserver.schema import (
     check_name,
     creating_schema,
     literal,
+    our_turn,
     quoted,
-    wait_for_our_turn,
 )
 from postdate.backends.sqlserver.statements import SqlServerSqlDialect
 from postdate.errors import InvalidMessage
@@ -117,15 +117,9 @@ class SqlServerTable(RowLockTimeoutTable):
 
     @override
     def setup(self, session: Any) -> None:
-        session.begin()
-        try:
-            wait_for_our_turn(session, self._lock)
+        with our_turn(session, self._lock):
             for statement in self.create:
                 session.change(statement)
-            session.commit()
-        except BaseException:
-            session.rollback()
-            raise
 
     @override
     def key(self, normal: str) -> Mapping[str, Any]:
@@ -138,7 +132,10 @@ class SqlServerTable(RowLockTimeoutTable):
     @override
     def insert(self, session: Any, row: dict[str, Any]) -> bool:
         """Bytes travel as hexadecimal text."""
-        _check_destination(row)
+        if (units := len(row[DESTINATION].encode("utf-16-le")) // 2) > DESTINATION_LIMIT:
+            raise InvalidMessage(
+                f"the destination of timeout {row[ID]} has {units} UTF-16 units; SQL Server takes {DESTINATION_LIMIT}"
+            )
         values = {**row, STATE: f"0x{row[STATE].hex()}", TIME: bound(as_stored(row[TIME]))}
         return session.change(self.sql.insert, values) > 0
 
@@ -158,10 +155,3 @@ def bound(instant: datetime) -> str:
     milliseconds = instant.microsecond // 1000
     last = max(ending for ending in _ENDINGS if ending <= milliseconds % 10)
     return f"{instant:%Y-%m-%dT%H:%M:%S}.{milliseconds // 10 * 10 + last:03d}"
-
-
-def _check_destination(row: dict[str, Any]) -> None:
-    if (units := len(row[DESTINATION].encode("utf-16-le")) // 2) > DESTINATION_LIMIT:
-        raise InvalidMessage(
-            f"the destination of timeout {row[ID]} has {units} UTF-16 units; SQL Server takes {DESTINATION_LIMIT}"
-        )

@@ -135,11 +135,10 @@ def run(
     from postdate.pipeline import migrate
 
     with logging_to_stderr(log_level):
-        result = (
-            job.run()
-            if isinstance(job, migrate.StoreMove)
-            else on_spark(lambda session: migrate.migrate(session, job), cluster, long=True)
-        )
+        if isinstance(job, migrate.StoreMove):
+            result = job.run()
+        else:
+            result = on_spark(lambda session: migrate.migrate(session, job), cluster, long=True)
     use.report(result.to_json(), lambda: _print_result(result), kept=result.complete)
 
 
@@ -162,11 +161,10 @@ def resume(
     from postdate.pipeline import migrate
 
     with logging_to_stderr(log_level):
-        result = (
-            job.resume()
-            if isinstance(job, migrate.StoreMove)
-            else on_spark(lambda session: migrate.resume(session, job), cluster, long=True)
-        )
+        if isinstance(job, migrate.StoreMove):
+            result = job.resume()
+        else:
+            result = on_spark(lambda session: migrate.resume(session, job), cluster, long=True)
     use.report(result.to_json(), lambda: _print_result(result), kept=result.complete)
 
 

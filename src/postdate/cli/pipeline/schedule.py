@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -20,10 +21,7 @@ if TYPE_CHECKING:
 
 
 _LARGE_BYTES = 64 * 1024 * 1024
-
-
-def _column(option: str, what: str) -> Any:
-    return typer.Option(option, metavar="COLUMN", help=what)
+_column = partial(option, metavar="COLUMN")
 
 
 @command(app, "schedule")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -56,7 +56,11 @@ def to_timeout_manager(message: DelayedMessage, queue: str) -> Envelope:
     """
     headers = {**message.headers, Headers.EXPIRE: format_timestamp(message.due)}
     headers[Headers.ROUTE_EXPIRED_TIMEOUT_TO] = message.destination
-    end = _end_of(headers) if Headers.TIME_TO_BE_RECEIVED in headers else message.expires_at
+    end = message.expires_at
+    if Headers.TIME_TO_BE_RECEIVED in headers:
+        end = None
+        with suppress(InvalidTimestamp):  # its receiver decides
+            end = end_of_use(headers)
     if end is not None:
         headers[Headers.EXPIRES_AT] = format_timestamp(end)
     return Envelope(queue, message.message_id, headers, message.body)
@@ -166,13 +170,6 @@ def _expires_at(timeout: Timeout) -> datetime | None:
     except InvalidTimestamp:
         return None
     return None if expires_at is None or expires_at < timeout.due else expires_at
-
-
-def _end_of(headers: Mapping[str, str]) -> datetime | None:
-    try:
-        return end_of_use(headers)
-    except InvalidTimestamp:  # its receiver decides
-        return None
 
 
 class StoreStep:

@@ -81,7 +81,7 @@ async def _play(settings: Settings, speed: float) -> None:
     async with opened(settings, create=True, initialize=False) as deployment:
         sagas = open_saga_store(settings, deployment.databases)
         try:
-            named = settings.origins.get("endpoint.name", "default") != "default"
+            named = settings.origin("endpoint.name") != "default"
             name = settings.endpoint.name if named else "orders"
             clock = ScaledClock(SystemClock().now(), speed=speed)
             customers = Customers(name, clock, Console(soft_wrap=True))

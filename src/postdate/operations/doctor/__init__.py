@@ -27,7 +27,6 @@ from postdate.operations.doctor.servers import limits_on_server, look_at_server,
 from postdate.operations.doctor.traffic import (
     Queues,
     StoreTraffic,
-    lengths_on_server,
     stored_in_file,
     stored_on_server,
     traffic,
@@ -100,8 +99,6 @@ class _Looking:
         store = self._file(settings.store.address) if settings.delayed_delivery.enabled else None
         transport = self._file(settings.transport.address)
         files = dict(file for file in (store, transport) if file is not None)
-        if not files:
-            return
         if any(files.values()):
             self.checks += [loopback(), synchronous(self.settings)]
         checks, facts = look_at_files(files, self.clock.now())
@@ -176,7 +173,7 @@ class _Looking:
                     names = list(dict.fromkeys([*self.needed, *destinations]))
                     view = transport.observer()
                     self.listable = view is not None
-                    self.lengths = await lengths_on_server(transport, view, names)
+                    self.lengths = await (transport.lengths_of(names) if view is None else view.queue_lengths())
                     self.checks += await limits_on_server(transport, list(self.lengths or ()))
         except PostdateError as error:
             self._cannot_be_read("transport", error)

@@ -69,18 +69,14 @@ def _disk_space(path: Path) -> Probe:
 
 def file_system(path: Path, mounts: Path) -> Probe:
     """Check that ``path``, absolute, is on a local disk; ``mounts`` is Linux' list of mounts, missing elsewhere."""
-    if str(path).startswith(("\\\\", "//")):
-        return _on_network(path, "a network share")
-    try:
-        kind = _mounted_as(path, mounts.read_text(encoding="utf-8"))
-    except OSError:
-        return Probe("file system", Verdict.OK, f"cannot be told on {sys.platform}; it must be a local disk")
-    return (
-        _on_network(path, kind) if kind in _NETWORK_FILE_SYSTEMS else Probe("file system", Verdict.OK, f"{kind}, local")
-    )
-
-
-def _on_network(path: Path, kind: str) -> Probe:
+    kind = "a network share"
+    if not str(path).startswith(("\\\\", "//")):
+        try:
+            kind = _mounted_as(path, mounts.read_text(encoding="utf-8"))
+        except OSError:
+            return Probe("file system", Verdict.OK, f"cannot be told on {sys.platform}; it must be a local disk")
+        if kind not in _NETWORK_FILE_SYSTEMS:
+            return Probe("file system", Verdict.OK, f"{kind}, local")
     mend = "move the file to a disk of this machine: locks over a network cannot be relied on"
     return Probe("file system", Verdict.FAIL, f"{path} is on {kind}", mend)
 

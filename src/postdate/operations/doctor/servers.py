@@ -180,26 +180,22 @@ def queue_limit(queue: str, name: str, limit: int) -> Probe:
     return Probe(_LIMITS, Verdict.OK, found) if limit > IMMEDIATE_RETRIES else Probe(_LIMITS, Verdict.WARN, found, mend)
 
 
-def _is(value: str, *those: str) -> bool:
-    return value.lower() in those
-
-
 def _postgresql(settings: Mapping[str, str]) -> Iterator[Probe]:
-    if _is(settings.get("fsync", "on"), "off"):
+    if settings.get("fsync", "on").lower() == "off":
         found = "fsync is off: loss of power, or a crash of the machine, can damage the whole database"
         yield Probe("fsync", Verdict.FAIL, found, "set fsync = on in postgresql.conf and reload")
-    if _is(settings.get("full_page_writes", "on"), "off"):
+    if settings.get("full_page_writes", "on").lower() == "off":
         found = "full_page_writes is off: loss of power can damage pages for good"
         yield Probe("full page writes", Verdict.WARN, found, "set full_page_writes = on in postgresql.conf")
     commit = settings.get("synchronous_commit")
     if commit is not None:
-        if _is(commit, "off"):
+        if commit.lower() == "off":
             found = "synchronous_commit is off: a crash of the server may lose the last commits, messages among them"
             mend = "set synchronous_commit = on for Postdate's user, unless what is lost can be sent again"
             yield Probe("durability", Verdict.WARN, found, mend)
         else:
-            meaning = "a commit survives loss of power"
-            yield Probe("durability", Verdict.OK, f"synchronous_commit is {commit}: {meaning}")
+            found = f"synchronous_commit is {commit}: a commit survives loss of power"
+            yield Probe("durability", Verdict.OK, found)
 
 
 def _mariadb(settings: Mapping[str, str]) -> Iterator[Probe]:
@@ -225,7 +221,7 @@ def _sql_server(settings: Mapping[str, str]) -> Iterator[Probe]:
     delayed = settings.get("delayed_durability")
     if delayed is None:
         return
-    if _is(delayed, "disabled", "0"):
+    if delayed.lower() in {"disabled", "0"}:
         yield Probe("durability", Verdict.OK, "delayed durability is disabled: a commit survives loss of power")
     else:
         found = f"delayed durability is {delayed.lower()}: a crash of the server may lose the last commits"

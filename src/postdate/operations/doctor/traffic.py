@@ -10,7 +10,7 @@ from postdate.config import Settings
 from postdate.core.wall_times import markers
 from postdate.operations.doctor.checks import Probe, Verdict
 from postdate.operations.plain import delivering, shown_count, shown_span
-from postdate.ports import AdministrableStore, FileFacts, MessageFilter, Observer, Process, Transport
+from postdate.ports import AdministrableStore, FileFacts, MessageFilter, Observer, Process
 from postdate.ports.changing import MARKERS
 
 _EXCHANGES = ("exchange:", "exchange-or-queue:")
@@ -59,13 +59,6 @@ async def stored_on_server(store: AdministrableStore, view: Observer | None, now
         destinations = sorted({message.destination for message in pending})
     zones = [each.headers for each in await markers(store)]
     return StoreTraffic(counts.pending, counts.overdue, counts.next_due, processes, destinations, zones)
-
-
-async def lengths_on_server(
-    transport: Transport, view: Observer | None, names: Sequence[str]
-) -> Mapping[str, int] | None:
-    """Return the lengths of queues; ``None`` where not even their existence can be seen."""
-    return await transport.lengths_of(names) if view is None else await view.queue_lengths()
 
 
 # --- judging what was found ----------------------------------------------------------------------------------------

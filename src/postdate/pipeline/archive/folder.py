@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
@@ -121,23 +121,21 @@ class ArchiveFolder:
             shutil.rmtree(left)
         return self.path / f"{_RUN}{uuid.uuid4().hex}"
 
-    def publish(self, run: Path) -> Sequence[Path]:
-        """Move a run's files to where readers see them, synced to the disk; return the files.
+    def publish(self, run: Path) -> None:
+        """Move a run's files to where readers see them, synced to the disk.
 
         Spark's file names are unique to the run: no existing file is ever replaced.
         """
-        moved = list[Path]()
+        folders = {self.path}
         for written in sorted(run.glob("day=*/*.parquet")):
             day = self.path / written.parent.name
             day.mkdir(exist_ok=True)
+            folders.add(day)
             _sync(written)
-            target = day / written.name
-            written.rename(target)
-            moved.append(target)
-        for folder in {each.parent for each in moved} | {self.path}:
+            written.rename(day / written.name)
+        for folder in folders:
             _sync(folder)
         shutil.rmtree(run)
-        return moved
 
 
 def _sync(path: Path) -> None:

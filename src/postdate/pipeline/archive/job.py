@@ -25,10 +25,10 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 from postdate.errors import PipelineError
 from postdate.messages import aware_utc
 from postdate.pipeline.archive.folder import COLUMNS, ArchiveFolder
-from postdate.pipeline.audit.reading import is_sent_again, kept, named
-from postdate.pipeline.frames import held_snapshot, part_frame, scan_frame, scan_parts
+from postdate.pipeline.audit.reading import is_sent_again, named
+from postdate.pipeline.frames import held_snapshot, kept, part_frame, scan_frame, scan_parts
 from postdate.pipeline.plain import plain
-from postdate.pipeline.rows import arrow_schema, spark_schema, to_batch
+from postdate.pipeline.rows import Batches, arrow_schema, spark_schema, to_batch
 from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import PAGE_ROWS, OpenStore, StoreSpec, opened
 from postdate.ports import Scan, ScanPart
@@ -162,7 +162,7 @@ def placed_records(
     schema = arrow_schema("records", columns)
     scan = Scan("records", tuple(schema.names), snapshot=snapshot)
 
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def read(batches: Batches) -> Batches:
         with opened(store) as found:
             pruned = prunable(found)
             for batch in batches:
@@ -241,12 +241,10 @@ def is_marked() -> str:
     return f"(kind = 'scheduled' AND coalesce(detail, '') = '{ARCHIVED}')"
 
 
-def changed(
-    store: StoreSpec, rows: DataFrame, change: Callable[[ArchivableStore, Iterator[pa.RecordBatch]], Iterator[int]]
-) -> int:
+def changed(store: StoreSpec, rows: DataFrame, change: Callable[[ArchivableStore, Batches], Iterator[int]]) -> int:
     """Have executors change a store by rows, once a task; return the sum of what ``change`` counts."""
 
-    def change_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def change_all(batches: Batches) -> Batches:
         with opened(store) as found:
             for count in change(prunable(found), batches):
                 yield pa.RecordBatch.from_pylist([{"changed": count}], _COUNT_ARROW)
@@ -261,6 +259,9 @@ _NUMBERS_AT_ONCE = 10_000
 """Records in one transaction, at most."""
 
 _IDENTITY = ("number", "kind", "message_id", "at")
+MARKS = ("number", "kind", "message_id", "detail")
+"""Columns of records that tell which are marked."""
+
 _COUNT_ARROW = pa.schema([("changed", pa.int64())])
 
 
@@ -309,9 +310,9 @@ def archive(  # noqa: PLR0913 - what to archive, and how
     folder.found(store, endpoint.name)
     with folder.alone(), ExitStack() as kept:
         run = _Run(spark, store, folder, endpoint.name, partitions)
-        chosen = run.choose(kept, limit)
+        chosen, count = run.choose(kept, limit)
         days = run.write(chosen)
-        marked, pruned = run.take_out(kept, chosen)
+        marked, pruned = run.take_out(kept, chosen, count)
         forgotten = 0 if keep_ids else run.forget(kept, limit)
     return ArchiveResult(
         store=store.shown,
@@ -319,22 +320,13 @@ def archive(  # noqa: PLR0913 - what to archive, and how
         before=limit,
         messages=sum(day.messages for day in days),
         records=sum(day.records for day in days),
-        already_there=chosen.count - sum(day.records for day in days),
+        already_there=count - sum(day.records for day in days),
         pruned=pruned,
         ids_kept=marked if keep_ids else 0,
         ids_forgotten=forgotten,
         days=days,
         took_seconds=time.perf_counter() - started,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """Records to archive, with ``day``, ``first`` and ``end``; ``fresh`` ones are not in the archive yet."""
-
-    rows: DataFrame
-    count: int
-    fresh: DataFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,8 +339,11 @@ class _Run:
     endpoint: str
     partitions: int
 
-    def choose(self, kept: ExitStack, before: datetime) -> Chosen:
-        """Read the store and choose records; raise PipelineError if the archive has another record under a number."""
+    def choose(self, kept: ExitStack, before: datetime) -> tuple[DataFrame, int]:
+        """Read the store and choose records; raise PipelineError if the archive has another record under a number.
+
+        Returns them with ``day``, ``first``, ``end`` and whether they are ``archived`` already, and how many they are.
+        """
         contents = read_contents(kept, self.spark, self.store, self.partitions)
         archived = self.folder.records(self.spark)
         stories = ended_stories(contents, archived, before)
@@ -369,7 +364,7 @@ class _Run:
         )
         rows, count = keep(kept, rows)
         self._refuse_others(rows)
-        return Chosen(rows, count, rows.where("NOT archived"))
+        return rows, count
 
     def _refuse_others(self, rows: DataFrame) -> None:
         other = rows.where("differs").select("number", "message_id", "known.message_id").first()
@@ -379,12 +374,13 @@ class _Run:
                 f"it is the archive of another store, or this one was set back to an earlier state; give a new folder"
             )
 
-    def write(self, chosen: Chosen) -> tuple[ArchivedDay, ...]:
+    def write(self, chosen: DataFrame) -> tuple[ArchivedDay, ...]:
         """Write records that the archive lacks, compare them with the store, and publish them."""
-        days = _tallies(chosen.fresh)
+        fresh = chosen.where("NOT archived")
+        days = _tallies(fresh)
         run = self.folder.begin()
         if days:
-            self._write_run(chosen.fresh, run)
+            self._write_run(fresh, run)
             self._verify(days, run)
             self.folder.publish(run)
         return tuple(ArchivedDay(day, records, messages) for day, (records, messages, _) in sorted(days.items()))
@@ -407,27 +403,21 @@ class _Run:
                 f"({written.get(wrong[0], (0,))[0]} records of {days.get(wrong[0], (0,))[0]}); nothing was taken out"
             )
 
-    def take_out(self, kept: ExitStack, chosen: Chosen) -> tuple[int, int]:
+    def take_out(self, kept: ExitStack, chosen: DataFrame, count: int) -> tuple[int, int]:
         """Mark the *scheduled* records, then remove all others; return both counts.
 
         Removes only records read back from the archive, of messages whose mark was read back from the store.
         """
         safe = self.folder.records(self.spark).select(*_IDENTITY).distinct()
-        chosen_ones = chosen.rows.select(*_IDENTITY, "first", "end")
-        going, count = keep(kept, chosen_ones.join(safe, list(_IDENTITY), "left_semi"))
-        if count != chosen.count:
-            missing = chosen.count - count
-            raise PipelineError(f"{missing} records are missing in {self.folder.path}; nothing was taken out")
+        going, found = keep(kept, chosen.select(*_IDENTITY, "first", "end").join(safe, list(_IDENTITY), "left_semi"))
+        if found != count:
+            raise PipelineError(f"{count - found} records are missing in {self.folder.path}; nothing was taken out")
         marked = self._change(going.where("kind = 'scheduled'"), "mark_archived")
         # Records may have moved since they were read (VACUUM FULL, CLUSTER), and marking may have missed them.
-        safe_ids, _ = keep(kept, self._marked().select("message_id").distinct())
+        there = placed_records(self.spark, self.store, MARKS, self.partitions)
+        safe_ids, _ = keep(kept, there.where(is_marked()).select("message_id").distinct())
         pruned = self._change(going.where("kind != 'scheduled'").join(safe_ids, "message_id", "left_semi"), "prune")
         return marked, pruned
-
-    def _marked(self) -> DataFrame:
-        """Return the *scheduled* records marked in the store at the time of use."""
-        records = placed_records(self.spark, self.store, ("number", "kind", "message_id", "detail"), self.partitions)
-        return records.where(is_marked())
 
     def forget(self, kept: ExitStack, before: datetime) -> int:
         """Remove the marked records of all archived messages that ended before; return their number."""
@@ -438,15 +428,14 @@ class _Run:
         theirs = (
             archived.where("kind = 'scheduled'").join(ended, "message_id", "left_semi").select("number", "message_id")
         )
-        columns = ("number", "kind", "message_id", "detail")
-        there, _ = keep(kept, placed_records(self.spark, self.store, columns, self.partitions))
+        there, _ = keep(kept, placed_records(self.spark, self.store, MARKS, self.partitions))
         going = there.where(is_marked()).join(theirs, ["number", "message_id"], "left_semi")
         return self._change(going.join(doubled_numbers(there), "number", "left_anti"), "prune")
 
     def _change(self, records: DataFrame, change: str) -> int:
         """Mark or prune records on the executors, one short transaction for each :class:`ScanPart`; return how many."""
 
-        def change_shares(store: ArchivableStore, batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
+        def change_shares(store: ArchivableStore, batches: Batches) -> Iterator[int]:
             act = {"mark_archived": store.mark_archived, "prune": store.prune}[change]
             for part, numbers in _by_share(batches):
                 yield act(part, numbers)
@@ -464,7 +453,7 @@ def _tallies(records: DataFrame) -> dict[str, tuple[int, int, int]]:
     return {row["day"]: (row["records"], row["messages"], int(row["checksum"])) for row in rows.collect()}
 
 
-def _by_share(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[ScanPart, list[int]]]:
+def _by_share(batches: Batches) -> Iterator[tuple[ScanPart, list[int]]]:
     """Yield the numbers of each :class:`ScanPart`, which come in its order, at most ``_NUMBERS_AT_ONCE`` at a time."""
     part, numbers = ScanPart(0, 0), list[int]()
     for batch in batches:

@@ -9,7 +9,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 
@@ -17,7 +16,8 @@ from postdate.clock import to_microseconds
 from postdate.errors import PipelineError
 from postdate.messages import aware_utc
 from postdate.pipeline.archive.folder import COLUMNS, ArchiveFolder
-from postdate.pipeline.archive.job import RestoreResult, changed, is_marked, keep, placed_records, prunable
+from postdate.pipeline.archive.job import MARKS, RestoreResult, changed, is_marked, keep, placed_records, prunable
+from postdate.pipeline.rows import Batches
 from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import RecordKind
@@ -70,9 +70,7 @@ def restore(  # noqa: PLR0913 - what to restore, and how
         wanted = _wanted(folder.records(spark), ids, *bounds)
         wanted, _ = keep(kept, wanted.dropDuplicates(["number"]))
         _reserve_numbers(store, wanted)
-        there, _ = keep(
-            kept, placed_records(spark, store, ("number", "kind", "message_id", "at", "detail"), partitions)
-        )
+        there, _ = keep(kept, placed_records(spark, store, MARKS, partitions))
         _refuse_others(wanted, there, folder)
         messages = wanted.select("message_id").distinct().count()
         missing, _ = keep(kept, _missing(wanted, there))
@@ -152,7 +150,7 @@ def _put_back(store: StoreSpec, records: DataFrame, partitions: int) -> int:
 # --- on the executors -------------------------------------------------------------------------------------------------
 
 
-def _restored(store: ArchivableStore, batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
+def _restored(store: ArchivableStore, batches: Batches) -> Iterator[int]:
     """Restore records, which come ordered by message, in transactions that never split a message."""
     records = list[StoredRecord]()
     for batch in batches:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -17,8 +17,7 @@ from postdate.errors import PipelineError
 from postdate.messages import aware_utc
 from postdate.pipeline.audit.judging import judged, one_row_a_message
 from postdate.pipeline.audit.reading import (
-    AuditedStore,
-    kept,
+    Picture,
     named,
     open_records,
     pruned_from,
@@ -37,18 +36,10 @@ from postdate.pipeline.audit.results import (
     Lateness,
     LatenessBin,
 )
+from postdate.pipeline.frames import kept
 from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports.scanning import Pruned
-
-
-@dataclass(frozen=True, slots=True)
-class _Sources:
-    """What is read, and by how many tasks at the same time."""
-
-    endpoints: Sequence[AuditedStore]
-    records: Sequence[DataFrame]
-    partitions: int
 
 
 def audit(  # noqa: PLR0913 - what to audit, and how
@@ -96,12 +87,12 @@ def audit(  # noqa: PLR0913 - what to audit, and how
     if not endpoints and not paths:
         raise PipelineError("there is nothing to audit: name a store, or records")
     check_findings_folder(findings_to)
-    sources = _Sources(endpoints, [open_records(spark, path) for path in records], partitions)
+    taking = taken_picture(spark, endpoints, [open_records(spark, path) for path in records], partitions)
     with ExitStack() as stack:
-        verdict, summary, pruned = _judge(spark, stack, sources, as_of, late_after)
+        verdict, summary, pruned = _judge(stack, taking, as_of, late_after, partitions)
         if findings_to is not None:
             write_findings(verdict, findings_to)
-        width = width_of(summary)
+        width = width_of(summary.span_seconds)
         return AuditResult(
             store=", ".join(endpoint.store.shown for endpoint in endpoints),
             as_of=as_of,
@@ -124,20 +115,20 @@ def audit(  # noqa: PLR0913 - what to audit, and how
 
 
 def _judge(
-    spark: SparkSession, stack: ExitStack, sources: _Sources, as_of: datetime, late_after: timedelta
+    stack: ExitStack, taking: AbstractContextManager[Picture], as_of: datetime, late_after: timedelta, partitions: int
 ) -> tuple[DataFrame, Summary, Pruned]:
     """Return judged messages, kept until the stack is unwound, their summary, and what was removed for its age.
 
     Everything is read, and the stores are released: no snapshot is held during the comparison. So no frame derived from
     the messages may read a store again: it would see another state.
     """
-    with taken_picture(spark, sources.endpoints, sources.records, sources.partitions) as picture:
+    with taking as picture:
         messages = read_now(one_row_a_message(picture.events))
     pruned = pruned_from(picture.endpoints)
     verdict = kept(stack, judged(messages, as_of, late_after, pruned.before))
     summary = summary_of(verdict)
     if summary.total.counts.lost or summary.total.counts.orphaned:
-        cleared = without_pruned(spark, verdict, picture.endpoints, sources.partitions)
+        cleared = without_pruned(verdict.sparkSession, verdict, picture.endpoints, partitions)
         if cleared is not None:
             verdict = read_now(cleared)
             summary = summary_of(verdict)
@@ -165,14 +156,13 @@ _PERCENTILE_ACCURACY = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """All counts, in order of the key; the two seconds, since 1970 UTC, bound due times and deliveries."""
+    """All counts, in order of the key; ``span_seconds`` has all due times and deliveries."""
 
     total: AuditRow
     by_endpoint: tuple[AuditRow, ...]
     by_destination: tuple[AuditRow, ...]
     by_hour: tuple[AuditRow, ...]
-    first_second: int | None
-    last_second: int | None
+    span_seconds: int
 
 
 def summary_of(judged: DataFrame) -> Summary:
@@ -198,8 +188,7 @@ def summary_of(judged: DataFrame) -> Summary:
         by_endpoint=tuple(_audit_row(row, row["endpoint"], names) for row in levels[_BY_ENDPOINT]),
         by_destination=tuple(_audit_row(row, row["destination"], names) for row in levels[_BY_DESTINATION]),
         by_hour=tuple(_audit_row(row, row["hour_text"] or "(never due)", names) for row in levels[_BY_HOUR]),
-        first_second=None if total is None else total["first"],
-        last_second=None if total is None else total["last"],
+        span_seconds=0 if total is None else (total["last"] or 0) - (total["first"] or 0),
     )
 
 
@@ -269,9 +258,8 @@ def curve_of(judged: DataFrame, width: int) -> tuple[CurvePoint, ...]:
     )
 
 
-def width_of(summary: Summary) -> int:
+def width_of(span: int) -> int:
     """Return a round number of seconds that cuts the audit's time span into at most ``_CURVE_POINTS`` intervals."""
-    span = (summary.last_second or 0) - (summary.first_second or 0)
     return next((width for width in _WIDTHS_SECONDS if span / width <= _CURVE_POINTS), _WIDTHS_SECONDS[-1])
 
 

@@ -18,29 +18,25 @@ Each is read only once: see :func:`read_now`. Parquet is listed before any store
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import reduce
 from pathlib import Path
 
-from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 from pyspark.sql.types import StructType
 
 from postdate.errors import PipelineError
 from postdate.pipeline.failures import told_in_one_line
-from postdate.pipeline.frames import held_snapshot, scan_frame, scan_parts
+from postdate.pipeline.frames import KEPT, held_snapshot, scan_frame, scan_parts
 from postdate.pipeline.rows import LEDGER_ARROW, spark_schema, spark_types
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import ScanFilter, ScanPart
 from postdate.ports.migrating import GIVEN_BACK
 from postdate.ports.scanning import ARCHIVED, PRUNED_ID, ArchivableStore, Pruned, told_by
-
-KEPT = StorageLevel.MEMORY_AND_DISK
-"""Storage of frames that must not be read again: the store would be in another state."""
 
 _CAME_BACK = "came back from the error queue"
 """Detail of the *rescheduled* record of a message that was stored anew after it had failed."""
@@ -91,10 +87,8 @@ def endpoints_of(store: StoreSpec) -> tuple[StoreSpec, ...]:
     with opened(store) as found:
         scannable = found.scannable()
         tables = scannable.tables_of_stores() if isinstance(scannable, ArchivableStore) else ()
-    ending = ".timeouts"
-    return tuple(replace(store, table=table, endpoint=table.removesuffix(ending) or table) for table in tables) or (
-        store,
-    )
+    all_there = (replace(store, table=each, endpoint=each.removesuffix(".timeouts") or each) for each in tables)
+    return tuple(all_there) or (store,)
 
 
 def named(stores: Sequence[StoreSpec]) -> tuple[AuditedStore, ...]:
@@ -123,17 +117,13 @@ def taken_picture(
         frames, known = list[DataFrame](), list[AuditedStore]()
         for endpoint in endpoints:
             snapshot = stack.enter_context(held_snapshot(endpoint.store))
-            reading = _Reading(spark, endpoint, snapshot, partitions)
-            frames.append(
-                reduce(lambda one, other: one.unionByName(other), reading.events()).withColumn(
-                    "source", F.lit(len(known))
-                )
-            )
+            found = _Reading(spark, endpoint, snapshot, partitions).events()
+            frames += [frame.withColumn("source", F.lit(len(known))) for frame in found]
             known.append(replace(endpoint, held=snapshot is not None))
         for number, frame in enumerate(records, len(known)):
             frames.append(_from_parquet(frame, known).withColumn("source", F.lit(number)))
         events = reduce(lambda one, other: one.unionByName(other), frames)
-        if len(frames) > 1:
+        if len(known) + len(records) > 1:
             events = _once_each(_at_home(events.repartition("message_id"), known))
         yield Picture(events.drop("source"), tuple(known))
 
@@ -151,10 +141,7 @@ class _Reading:
     def events(self) -> list[DataFrame]:
         """Return the frames of the store; those that must not be read later are already read."""
         if self.snapshot is not None:
-            return [
-                self._records(self._parts("records"), before=1, times=1),
-                *(self._waiting(what, self._scan(what, self._parts(what))) for what in ("pending", "queued")),
-            ]
+            return [self._records(self._parts("records"), before=1, times=1), *self._waiting()]
         with opened(self.endpoint.store) as store:
             scannable = store.scannable()
             in_order = isinstance(scannable, ArchivableStore) and scannable.records_in_commit_order
@@ -174,34 +161,32 @@ class _Reading:
         return [first, *self._now(), self._records(self._parts("records"), before=0, times=1)]
 
     def _now(self) -> list[DataFrame]:
-        """Read pending messages, then queues."""
-        return [read_now(self._waiting(what, self._scan(what, self._parts(what)))) for what in ("pending", "queued")]
+        return [read_now(each) for each in self._waiting()]
 
     def _parts(self, what: str) -> list[ScanPart]:
         return scan_parts(self.endpoint.store, what, self.partitions)
 
-    def _scan(self, what: str, parts: Sequence[ScanPart]) -> DataFrame:
-        columns = {
-            "pending": ("message_id", "due", "destination"),
-            "queued": ("message_id", "due", "queue"),
-            "records": LEDGER_ARROW.names,
-        }[what]
+    def _scan(self, what: str, columns: Sequence[str], parts: Sequence[ScanPart]) -> DataFrame:
         return scan_frame(self.spark, self.endpoint.store, what, columns, parts, snapshot=self.snapshot)
 
     def _records(self, parts: Sequence[ScanPart], *, before: int, times: int) -> DataFrame:
-        return _events(self._scan("records", parts), F.lit(self.endpoint.name), before=before, times=times)
+        records = self._scan("records", LEDGER_ARROW.names, parts)
+        return _events(records, F.lit(self.endpoint.name), before=before, times=times)
 
-    def _waiting(self, what: str, frame: DataFrame) -> DataFrame:
-        # Queues also hold messages sent without a delay, which have no due time and are not audited.
-        frame = frame.where(F.col("due").isNotNull()).select(
-            F.lit(what).alias("kind"),
-            "message_id",
-            F.lit(None).cast("timestamp").alias("at"),
-            "due",
-            F.col("queue" if what == "queued" else "destination").alias("destination"),
-            F.lit(None).cast("string").alias("detail"),
-        )
-        return _events(frame, F.lit(self.endpoint.name), before=1, times=1)
+    def _waiting(self) -> Iterator[DataFrame]:
+        """Yield pending messages, then queues; each is planned when it is asked for."""
+        for what, destination in (("pending", "destination"), ("queued", "queue")):
+            frame = self._scan(what, ("message_id", "due", destination), self._parts(what))
+            # Queues also hold messages sent without a delay, which have no due time and are not audited.
+            frame = frame.where(F.col("due").isNotNull()).select(
+                F.lit(what).alias("kind"),
+                "message_id",
+                F.lit(None).cast("timestamp").alias("at"),
+                "due",
+                F.col(destination).alias("destination"),
+                F.lit(None).cast("string").alias("detail"),
+            )
+            yield _events(frame, F.lit(self.endpoint.name), before=1, times=1)
 
 
 def read_now(frame: DataFrame) -> DataFrame:
@@ -210,12 +195,6 @@ def read_now(frame: DataFrame) -> DataFrame:
     Nothing has to be released: Spark drops the frame when it is not used any more.
     """
     return frame.localCheckpoint(eager=True, storageLevel=KEPT)
-
-
-def kept(stack: ExitStack, frame: DataFrame) -> DataFrame:
-    """Return the frame, which is kept from when it is computed until the stack is unwound."""
-    stack.callback(frame.persist(KEPT).unpersist)
-    return frame
 
 
 def is_sent_again() -> Column:
@@ -293,9 +272,8 @@ def _at_home(events: DataFrame, endpoints: Sequence[AuditedStore]) -> DataFrame:
             "home", F.coalesce(known_in, F.when(of_no_store, F.lit(_NEVER_DELAYED)), "endpoint", F.lit("(unknown)"))
         )
         .withColumn("stays", stays)
-        .withColumn("native", F.col("stays") | (F.col("home") == F.col("endpoint")))
+        .withColumn("native", F.coalesce(F.col("stays") | (F.col("home") == F.col("endpoint")), F.lit(True)))
         .withColumn("endpoint", F.when(F.col("stays"), F.col("endpoint")).otherwise(F.col("home")))
-        .withColumn("native", F.coalesce("native", F.lit(True)))
         .drop("home", "stays")
     )
 
@@ -304,21 +282,13 @@ def _once_each(events: DataFrame) -> DataFrame:
     """Count events that several sources have once, as copies; an event that one source has twice happened twice."""
     identity = ("endpoint", "message_id", "kind", "at")
     of_each = events.groupBy(*identity, "source").agg(
-        F.max("due").alias("due"),
-        F.max("destination").alias("destination"),
+        *(F.max(name).alias(name) for name in ("due", "destination", "native")),
+        *(F.sum(name).alias(name) for name in ("times", "before")),
         F.min(F.when(F.col("times") > 0, F.col("archived"))).alias("archived"),
-        F.sum("times").alias("times"),
-        F.sum("before").alias("before"),
-        F.max("native").alias("native"),
     )
     return of_each.groupBy(*identity).agg(
-        F.max("due").alias("due"),
-        F.max("destination").alias("destination"),
-        F.min("archived").alias("archived"),
-        F.max("times").alias("times"),
-        F.max("before").alias("before"),
-        F.max("native").alias("native"),
-        F.min("source").alias("source"),
+        *(F.max(name).alias(name) for name in ("due", "destination", "times", "before", "native")),
+        *(F.min(name).alias(name) for name in ("archived", "source")),
     )
 
 

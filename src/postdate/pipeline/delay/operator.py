@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
@@ -27,7 +28,7 @@ from pyspark.sql.types import (
 )
 
 from postdate.errors import PipelineError
-from postdate.pipeline.delay.packing import PACKED, SLOT, Packing, Wheel, packs_cancels, packs_rows, unpacks
+from postdate.pipeline.delay.packing import PACKED, SLOT, Packing, Wheel, pack_cancels, pack_rows, unpack
 from postdate.pipeline.delay.processor import EMITTED, Delaying
 from postdate.pipeline.delay.slot import Cancelling
 from postdate.pipeline.failures import told_in_one_line
@@ -142,12 +143,12 @@ def delay(
     )
     if cancel is None or id is None:
         cancelling = None
-        packed = df.mapInArrow(packs_rows(packing), PACKED)
+        packed = df.mapInArrow(partial(pack_rows, packing), PACKED)
     else:
         cancelling = Cancelling(id, options.keep_cancels // timedelta(milliseconds=1))
         number = F.pmod(F.xxhash64(quoted(id)), F.lit(len(slots))).cast("int").alias(SLOT)
-        packed = df.select("*", number).mapInArrow(packs_rows(packing), PACKED)
-        packed = packed.union(cancel.select(quoted(id), number).mapInArrow(packs_cancels(slots), PACKED))
+        packed = df.select("*", number).mapInArrow(partial(pack_rows, packing), PACKED)
+        packed = packed.union(cancel.select(quoted(id), number).mapInArrow(partial(pack_cancels, slots), PACKED))
     kept = {
         "cancel": cancelling is not None,
         "columns": df.schema.simpleString(),
@@ -159,7 +160,7 @@ def delay(
     return (
         packed.groupBy("slot")
         .transformWithStateInPandas(Delaying(packing, kept, cancelling), EMITTED, "Append", "ProcessingTime")
-        .mapInArrow(unpacks(packing), df.schema)
+        .mapInArrow(partial(unpack, packing), df.schema)
     )
 
 

@@ -14,7 +14,7 @@ a task are gathered, sorted by slot and place, and each run of them becomes one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -26,6 +26,7 @@ from pyspark import TaskContext
 
 from postdate.clock import SystemClock, to_microseconds
 from postdate.errors import PipelineError
+from postdate.pipeline.rows import Batches, spark_schema
 
 # --- where a row waits ------------------------------------------------------------------------------------------------
 
@@ -127,7 +128,10 @@ class Wheel:
 # --- packages ---------------------------------------------------------------------------------------------------------
 
 
-PACKED = "slot int, place long, last_due_us long, content binary"
+_PACKED_ARROW = pa.schema(
+    [("slot", pa.int32()), ("place", pa.int64()), ("last_due_us", pa.int64()), ("content", pa.binary())]
+)
+PACKED = spark_schema(_PACKED_ARROW)
 """One row a package. ``place`` is a place of :class:`Wheel`, or one of the negative constants."""
 
 CANCELS, HELLO = -2, -3
@@ -140,13 +144,8 @@ CANCELS_SCHEMA_NAMES = ("id", "cancelled_at_ms")
 PACKAGE_BYTES = 1 << 20
 _GATHERED_ROWS, _GATHERED_BYTES = 500_000, 32 << 20
 _UNPACKED_ROWS = 10_000
-_PACKED_ARROW = pa.schema(
-    [("slot", pa.int32()), ("place", pa.int64()), ("last_due_us", pa.int64()), ("content", pa.binary())]
-)
 _BEFORE_ALL = -(2**62)
 """Stands for a null due time, which is due at once; arithmetic on it cannot overflow."""
-
-Batches = Iterator[pa.RecordBatch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,51 +169,39 @@ class Packing:
         return self.schema.append(pa.field(ARRIVED, pa.int64())) if self.cancelling else self.schema
 
 
-def packs_rows(packing: Packing) -> Callable[[Batches], Batches]:
-    """Return the function of each task that packs rows."""
-
-    def pack(batches: Batches) -> Batches:
-        share = _share_of_task()
-        hello = [(slot, HELLO, 0, b"") for slot in packing.slots]
-        for rows in _gathered(batches):
-            yield _to_batch([*hello, *_packages(packing, rows, share, now_ms())])
-            hello = []
-
-    return pack
+def pack_rows(packing: Packing, batches: Batches) -> Batches:
+    """Pack the rows of a task."""
+    share = _share_of_task()
+    hello = [(slot, HELLO, 0, b"") for slot in packing.slots]
+    for rows in _gathered(batches):
+        yield _to_batch([*hello, *_packages(packing, rows, share, now_ms())])
+        hello = []
 
 
-def packs_cancels(slots: Sequence[int]) -> Callable[[Batches], Batches]:
-    """Return the function of each task that packs ids to cancel: two columns, id and slot; null ids are dropped."""
-
-    def pack(batches: Batches) -> Batches:
-        hello = [(slot, HELLO, 0, b"") for slot in slots]
-        for gathered in _gathered(batches):
-            named = gathered.filter(pc.is_valid(gathered.column(0)))
-            at = pa.array(np.full(named.num_rows, now_ms(), dtype=np.int64))
-            ids = pa.RecordBatch.from_arrays([named.column(0), at], names=list(CANCELS_SCHEMA_NAMES))
-            numbers = _int64(named.column(1))
-            packages = [
-                (slots[number], CANCELS, 0, to_content(part))
-                for number in range(len(slots))
-                for part in parts(ids.filter(pa.array(numbers == number)))
-            ]
-            yield _to_batch([*hello, *packages])
-            hello = []
-
-    return pack
+def pack_cancels(slots: Sequence[int], batches: Batches) -> Batches:
+    """Pack the ids to cancel of a task: two columns, id and slot; null ids are dropped."""
+    hello = [(slot, HELLO, 0, b"") for slot in slots]
+    for gathered in _gathered(batches):
+        named = gathered.filter(pc.is_valid(gathered.column(0)))
+        at = pa.array(np.full(named.num_rows, now_ms(), dtype=np.int64))
+        ids = pa.RecordBatch.from_arrays([named.column(0), at], names=list(CANCELS_SCHEMA_NAMES))
+        numbers = _int64(named.column(1))
+        packages = [
+            (slots[number], CANCELS, 0, to_content(part))
+            for number in range(len(slots))
+            for part in parts(ids.filter(pa.array(numbers == number)))
+        ]
+        yield _to_batch([*hello, *packages])
+        hello = []
 
 
-def unpacks(packing: Packing) -> Callable[[Batches], Batches]:
-    """Return the function of each task that unpacks due packages into their rows."""
-
-    def unpack(batches: Batches) -> Batches:
-        for batch in batches:
-            opened = [from_content(content.as_py(), packing.packed_schema) for content in batch.column(0)]
-            if opened:
-                rows = pa.Table.from_batches(opened).select(packing.schema.names)
-                yield from rows.combine_chunks().to_batches(max_chunksize=_UNPACKED_ROWS)
-
-    return unpack
+def unpack(packing: Packing, batches: Batches) -> Batches:
+    """Unpack the due packages of a task into their rows."""
+    for batch in batches:
+        opened = [from_content(content.as_py(), packing.packed_schema) for content in batch.column(0)]
+        if opened:
+            rows = pa.Table.from_batches(opened).select(packing.schema.names)
+            yield from rows.combine_chunks().to_batches(max_chunksize=_UNPACKED_ROWS)
 
 
 def now_ms() -> int:
@@ -321,6 +308,6 @@ def _int64(column: pa.Array[pa.Scalar[pa.DataType]]) -> NDArray[np.int64]:
 
 
 def _to_batch(packages: Sequence[tuple[int, int, int, bytes]]) -> pa.RecordBatch:
-    columns = zip(*packages, strict=True)
+    columns = zip(*packages, strict=True) if packages else [()] * len(_PACKED_ARROW)
     arrays = [pa.array(column, field.type) for field, column in zip(_PACKED_ARROW, columns, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=_PACKED_ARROW)

@@ -10,7 +10,7 @@ driver's. A timer of level 0 releases its rows; a timer above it spreads them ov
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import pandas as pd
@@ -60,9 +60,6 @@ class _Index:
     fresh: int = 0
     next: int = 0
     fresh_bytes: int = 0
-
-    def as_row(self) -> tuple[int, int, int, int]:
-        return self.first, self.fresh, self.next, self.fresh_bytes
 
 
 class Delaying(StatefulProcessor):
@@ -183,7 +180,7 @@ class Delaying(StatefulProcessor):
         for place, index in indexes.items():
             if self._wheel.level(place) and index.next - index.fresh >= _MERGED_PACKAGES:
                 self._merge(place, index)
-            self._indexes.updateValue((place,), index.as_row())
+            self._indexes.updateValue((place,), astuple(index))
 
     def _merge(self, place: int, index: _Index) -> None:
         """Merge the fresh packages if they are small: rows that trickle in would otherwise be a package each."""
@@ -229,7 +226,7 @@ class Delaying(StatefulProcessor):
         self._save(narrower)
         if later is not None and index.first < index.next:
             index.fresh = max(index.fresh, index.first)
-            self._indexes.updateValue((place,), index.as_row())
+            self._indexes.updateValue((place,), astuple(index))
             self._handle.registerTimer(later)
         else:
             self._indexes.removeKey((place,))

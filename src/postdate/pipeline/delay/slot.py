@@ -87,9 +87,8 @@ class Slot:
                 if before.get(name) != options.get(name)
             ]
             raise PipelineError(
-                "the rows that wait in this checkpoint were stored with other options: "
-                + "; ".join(differing)
-                + ". Start with those options again, or with a new checkpoint once nothing waits in this one"
+                f"the rows that wait in this checkpoint were stored with other options: {'; '.join(differing)}. Start "
+                f"with those options again, or with a new checkpoint once nothing waits in this one"
             )
 
     def save(self) -> None:

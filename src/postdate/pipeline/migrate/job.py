@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Final, TypeVar
+from typing import Final
 
 from pyspark.sql import SparkSession
 
@@ -32,14 +33,12 @@ from postdate.pipeline.migrate.looking import (
     selected,
     status_of,
 )
-from postdate.pipeline.migrate.moving import BatchTask, MovedBatch, Tally, move_batch, tasks_of
+from postdate.pipeline.migrate.moving import BatchTask, Tally, move_batch, tasks_of
 from postdate.pipeline.migrate.results import EndpointResult, MigrateResult
 from postdate.pipeline.migrate.tasks import SparkTasks
 from postdate.pipeline.migrate.verifying import verify_all
 from postdate.pipeline.session import require_utc
 from postdate.ports.migrating import BatchStatus, MigrationRun, MigrationStatus
-
-T = TypeVar("T")
 
 _ROUNDS_AHEAD: Final = 2
 _SOON: Final = 12
@@ -79,16 +78,10 @@ def migrate(spark: SparkSession, job: MigrateJob) -> MigrateResult:
         driver.move_hidden(runs)
         # Prepared runs need no preview: they hide no more messages.
         hiding = [name for name in names if name not in going or going[name].status is MigrationStatus.PREPARING]
-        counts = driver.ready_and(lambda: _unhindered(source, job, hiding))
+        counts = driver.get_ready_and_look(hiding)
+        parameters, clock = dict(job.parameters), SystemClock()
         fresh = [
-            MigrationRun(
-                uuid.uuid4().hex,
-                name,
-                MigrationStatus.PREPARING,
-                dict(job.parameters),
-                job.cutoff,
-                SystemClock().now(),
-            )
+            MigrationRun(uuid.uuid4().hex, name, MigrationStatus.PREPARING, parameters, job.cutoff, clock.now())
             for name in hiding
             if name not in going and counts[name]
         ]
@@ -142,7 +135,7 @@ class _MigrationSteps:
     spark: SparkSession
     source: MigrationSource
     job: MigrateJob
-    _tallies: dict[str, Tally] = field(default_factory=dict[str, Tally])
+    _tallies: defaultdict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
     _runs: dict[str, MigrationRun] = field(default_factory=dict[str, MigrationRun])
     _checksums: dict[tuple[str, int], bytes] = field(default_factory=dict[tuple[str, int], bytes])
     _room: int = _REMEMBERED
@@ -151,21 +144,22 @@ class _MigrationSteps:
         """Start Spark's workers now, so that hidden messages need not wait for them."""
         self._tasks().get_ready()
 
-    def ready_and(self, work: Callable[[], T]) -> T:
+    def get_ready_and_look(self, names: Sequence[str]) -> dict[str, int]:
+        """Return the number of messages to hide by endpoint, when Spark's workers have started as well."""
         with ThreadPoolExecutor(1, "postdate-migrate") as other:
             ready = other.submit(self.get_ready)
-            result = work()
+            counts = _unhindered(self.source, self.job, names)
             ready.result()
-        return result
+        return counts
 
     def move_hidden(self, runs: Sequence[MigrationRun]) -> None:
         """Move batches hidden by an earlier attempt: the old manager does not deliver them."""
-        self._know(runs)
+        self._runs |= {run.run_id: run for run in runs}
         self._move([task for run in runs for task in tasks_of(run, self.source.batches(run), *_OPEN)])
 
     def finish(self, runs: Sequence[MigrationRun]) -> dict[str, EndpointResult]:
         """Hide and move the rest, compare, and mark runs completed; return results by endpoint."""
-        self._know(runs)
+        self._runs |= {run.run_id: run for run in runs}
         self._hide_and_move([run for run in runs if run.status is MigrationStatus.PREPARING])
         self._compare(runs)
         return {run.endpoint: self._finished(run) for run in runs}
@@ -185,19 +179,8 @@ class _MigrationSteps:
         for found in self._tasks().verify(tasks, min(batch.earliest for _, batch in moved)):
             self._tallies[found.run_id].compared(found)
 
-    def _know(self, runs: Sequence[MigrationRun]) -> None:
-        for run in runs:
-            self._runs.setdefault(run.run_id, run)
-            self._tallies.setdefault(run.run_id, Tally())
-
     def _tasks(self) -> SparkTasks:
         return SparkTasks(self.spark, self.job.origin, self.job.target, self._runs)
-
-    def _note(self, moved: Sequence[MovedBatch]) -> None:
-        for batch in moved:
-            self._tallies[batch.run_id].moved(batch)
-            if batch.checksums:
-                self._checksums[batch.run_id, batch.number] = batch.checksums
 
     # --- hiding and moving ------------------------------------------------------------------------------------------
 
@@ -230,7 +213,10 @@ class _MigrationSteps:
         """Move batches; return how long it took."""
         started, count = time.perf_counter(), sum(task.count for task in tasks)
         self._room -= count
-        self._note(self._tasks().move(tasks, summed=self._room >= 0))
+        for batch in self._tasks().move(tasks, summed=self._room >= 0):
+            self._tallies[batch.run_id].moved(batch)
+            if batch.checksums:
+                self._checksums[batch.run_id, batch.number] = batch.checksums
         return timedelta(seconds=time.perf_counter() - started)
 
     def _rounds(self, run: MigrationRun, a_round: int) -> Iterable[list[BatchTask]]:

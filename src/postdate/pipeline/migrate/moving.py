@@ -28,7 +28,7 @@ from postdate.clock import SystemClock
 from postdate.errors import MessageError, PipelineError
 from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.migrate.ends import TargetStore
-from postdate.pipeline.migrate.results import NAMED, Difference, EndpointResult
+from postdate.pipeline.migrate.results import NAMED, Difference, EndpointResult, RunStatus
 from postdate.pipeline.migrate.verifying import Verified, checksums
 from postdate.pipeline.rows import INSTANT, checked, to_columns
 from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationRun, MigrationStatus
@@ -104,13 +104,11 @@ def _again(
     source: MigrationSource, target: TargetStore, run: MigrationRun, number: int, messages: pa.RecordBatch
 ) -> MovedBatch | None:
     """Go on with a batch that another process, perhaps a task just now, has begun to move."""
-    match _status(source, run, number):
-        case BatchStatus.RETURNED:
-            return None
-        case BatchStatus.COMPLETED:
-            return MovedBatch(run.run_id, number)
-        case _:
-            pass
+    status = _status(source, run, number)
+    if status is BatchStatus.RETURNED:
+        return None
+    if status is BatchStatus.COMPLETED:
+        return MovedBatch(run.run_id, number)
     ids = messages.column("message_id")
     there = pc.is_in(ids, value_set=pa.array(sorted(target.known(cast("list[str]", ids.to_pylist()))), pa.string()))
     # Known messages were most likely stored by the previous attempt; comparing shows later whether they are the same.
@@ -189,14 +187,12 @@ class Tally:
     def result_of(
         self, run: MigrationRun, status: MigrationStatus, batches: Sequence[MigrationBatch]
     ) -> EndpointResult:
-        def count(*of: BatchStatus) -> int:
-            return sum(batch.count for batch in batches if batch.status in of)
-
+        count = RunStatus.of(run, batches).messages
         return self.result(
             run.endpoint,
             run.run_id,
             status.name.lower(),
-            moved=count(BatchStatus.COMPLETED),
-            returned=count(BatchStatus.RETURNED),
-            refused=count(BatchStatus.PENDING, BatchStatus.STAGED),
+            moved=count[BatchStatus.COMPLETED],
+            returned=count[BatchStatus.RETURNED],
+            refused=count[BatchStatus.PENDING] + count[BatchStatus.STAGED],
         )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -19,13 +20,13 @@ from postdate.pipeline.failures import told_in_one_line
 from postdate.pipeline.migrate.ends import OriginSpec, TargetStore, opened_target
 from postdate.pipeline.migrate.moving import BatchTask, MovedBatch, move_batch
 from postdate.pipeline.migrate.verifying import Checksums, Verified, are_among, checksums, expected, look_closer
+from postdate.pipeline.rows import Batches, spark_schema
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports import ScanFilter, ScanPart
 from postdate.ports.migrating import MigrationRun
 
 T = TypeVar("T")
-_Batches = Iterator[pa.RecordBatch]
-_Task = Callable[[_Batches], _Batches]
+_Task = Callable[[Batches], Batches]
 
 _FOUND = pa.schema([("found", pa.string())])
 _SOURCE = pa.schema([("checksum", pa.int64()), ("run_id", pa.string()), ("number", pa.int32())])
@@ -45,7 +46,7 @@ class SparkTasks:
     def get_ready(self) -> None:
         """Start the workers, and check that they reach both sides, before anything is hidden; PipelineError if not."""
         slots = self.spark.sparkContext.defaultParallelism
-        _collected(self._slots(slots), _reaching(self.origin, self.target), MovedBatch)
+        _collected(self._slots(slots), partial(_reach, self.origin, self.target), MovedBatch)
 
     def move(self, tasks: Sequence[BatchTask], *, summed: bool = False) -> list[MovedBatch]:
         """Move batches, in their order; those that an abort gave back are missing in the result.
@@ -56,7 +57,7 @@ class SparkTasks:
         if not tasks:
             return []
         shares = self._dealt(tasks)
-        moving = _moving(self.origin, self.target, dict(self.runs), shares, summed=summed)
+        moving = partial(_move, self.origin, self.target, dict(self.runs), shares, summed)
         return _collected(self._slots(len(shares)), moving, MovedBatch)
 
     def verify(self, tasks: Sequence[BatchTask], since: datetime) -> list[Verified]:
@@ -70,12 +71,9 @@ class SparkTasks:
         if not tasks:
             return []
         of_each = [np.frombuffer(task.checksums, np.int64) for task in tasks]
-        parts, where = self._parts(), ScanFilter(due_from=since)
         wanted = np.unique(np.concatenate(of_each))
-        searching = _summing_waiting(
-            self.target, parts, where, lambda sums: _found([sums[are_among(sums, wanted)].tobytes()])
-        )
-        blocks = _collected(self._slots(len(parts)), searching, bytes)
+        slots, searching = self._summing(since, lambda sums: _found([sums[are_among(sums, wanted)].tobytes()]))
+        blocks = _collected(slots, searching, bytes)
         there = np.unique(np.frombuffer(b"".join(blocks), np.int64))
         doubts = [(task, sums[~are_among(sums, there)]) for task, sums in zip(tasks, of_each, strict=True)]
         rows = [
@@ -90,7 +88,12 @@ class SparkTasks:
         """Read batches again, and join their checksums with those of waiting messages: for any number of them."""
         if not tasks:
             return []
-        joined = self._given(tasks).join(self._waiting(since), "checksum", "left")
+        shares = self._dealt(tasks)
+        summing = partial(_sum_up, self.origin, dict(self.runs), shares)
+        given = self._slots(len(shares)).mapInArrow(summing, spark_schema(_SOURCE))
+        slots, summing = self._summing(since, lambda sums: pa.record_batch([pa.array(sums)], schema=_TARGET))
+        waiting = slots.mapInArrow(summing, spark_schema(_TARGET)).withColumn("waits", F.lit(1))
+        joined = given.join(waiting, "checksum", "left")
         by_batch = joined.groupBy("run_id", "number").agg(
             F.count("waits").alias("verified"),
             F.collect_list(F.when(F.col("waits").isNull(), F.col("checksum"))).alias("doubtful"),
@@ -98,27 +101,14 @@ class SparkTasks:
         return self._look_closer(by_batch)
 
     def _look_closer(self, by_batch: DataFrame) -> list[Verified]:
-        looking = _looking_closer(self.origin, self.target, dict(self.runs))
-        return _collected(by_batch, looking, Verified)
+        return _collected(by_batch, partial(_check_doubtful, self.origin, self.target, dict(self.runs)), Verified)
 
-    def _given(self, tasks: Sequence[BatchTask]) -> DataFrame:
-        """Return a checksum of each message as it was given to the target."""
-        shares = self._dealt(tasks)
-        summing = _summing(self.origin, dict(self.runs), shares)
-        return self._slots(len(shares)).mapInArrow(summing, "checksum long, run_id string, number int")
-
-    def _waiting(self, since: datetime) -> DataFrame:
-        """Return a checksum of each message that waits in the target."""
-        parts = self._parts()
-        where = ScanFilter(due_from=since)
-        summing = _summing_waiting(
-            self.target, parts, where, lambda sums: pa.record_batch([pa.array(sums)], schema=_TARGET)
-        )
-        return self._slots(len(parts)).mapInArrow(summing, "checksum long").withColumn("waits", F.lit(1))
-
-    def _parts(self) -> Sequence[ScanPart]:
+    def _summing(self, since: datetime, answer: Callable[[Checksums], pa.RecordBatch]) -> tuple[DataFrame, _Task]:
+        """Return slots, and their task, which makes answers of the checksums of messages that wait in the target."""
         with opened_target(self.target) as store:
-            return store.parts(self.spark.sparkContext.defaultParallelism * 2)
+            parts = store.parts(self.spark.sparkContext.defaultParallelism * 2)
+        where = ScanFilter(due_from=since)
+        return self._slots(len(parts)), partial(_sum_up_waiting, self.target, parts, where, answer)
 
     def _dealt(self, tasks: Sequence[BatchTask]) -> list[Sequence[BatchTask]]:
         """Deal batches out like cards, so that the earliest due move first, on whatever core."""
@@ -137,7 +127,7 @@ def _collected(frame: DataFrame, task: _Task, kind: type[T]) -> list[T]:
 # --- on the executors: they take addresses along, never a connection --------------------------------------------------
 
 
-def _numbers(slots: _Batches) -> Iterator[int]:
+def _numbers(slots: Batches) -> Iterator[int]:
     for slot in slots:
         yield from cast("list[int]", slot.column("id").to_pylist())
 
@@ -146,79 +136,70 @@ def _found(values: Sequence[object]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"found": [msgspec.json.encode(value).decode() for value in values]}, _FOUND)
 
 
-def _reaching(origin: OriginSpec, target: StoreSpec) -> _Task:
-    def reach(slots: _Batches) -> _Batches:
-        with origin.opened() as source, opened_target(target) as store:
-            for _ in _numbers(slots):
-                source.history()
-                store.parts(1)
-                yield _found([])
-
-    return reach
+def _reach(origin: OriginSpec, target: StoreSpec, slots: Batches) -> Batches:
+    with origin.opened() as source, opened_target(target) as store:
+        for _ in _numbers(slots):
+            source.history()
+            store.parts(1)
+            yield _found([])
 
 
-def _moving(
+def _move(
     origin: OriginSpec,
     target: StoreSpec,
     runs: Mapping[str, MigrationRun],
     shares: Sequence[Sequence[BatchTask]],
-    *,
     summed: bool,
-) -> _Task:
-    def move(slots: _Batches) -> _Batches:
-        with origin.opened() as source, opened_target(target) as store:
-            for number in _numbers(slots):
-                done = [move_batch(source, store, runs[task.run_id], task, summed=summed) for task in shares[number]]
-                yield _found([each for each in done if each is not None])
-
-    return move
+    slots: Batches,
+) -> Batches:
+    with origin.opened() as source, opened_target(target) as store:
+        for number in _numbers(slots):
+            done = [move_batch(source, store, runs[task.run_id], task, summed=summed) for task in shares[number]]
+            yield _found([each for each in done if each is not None])
 
 
-def _summing(origin: OriginSpec, runs: Mapping[str, MigrationRun], shares: Sequence[Sequence[BatchTask]]) -> _Task:
-    def sum_up(slots: _Batches) -> _Batches:
-        with origin.opened() as source:
-            for slot in _numbers(slots):
-                for task in shares[slot]:
-                    sums = checksums(expected(source, runs[task.run_id], task.number))
-                    columns: list[Any] = [
-                        pa.array(sums),
-                        pa.repeat(pa.scalar(task.run_id), len(sums)),
-                        pa.repeat(pa.scalar(task.number, pa.int32()), len(sums)),
-                    ]
-                    yield pa.record_batch(columns, schema=_SOURCE)
-
-    return sum_up
-
-
-def _summing_waiting(
-    target: StoreSpec, parts: Sequence[ScanPart], where: ScanFilter, answer: Callable[[Checksums], pa.RecordBatch]
-) -> _Task:
-    """Return the function of each task that makes an answer of the checksums of waiting messages."""
-
-    def sum_up(slots: _Batches) -> _Batches:
-        with opened_target(target) as store:
-            for number in _numbers(slots):
-                for batch in store.part(parts[number], where):
-                    yield answer(checksums(batch))
-
-    return sum_up
+def _sum_up(
+    origin: OriginSpec, runs: Mapping[str, MigrationRun], shares: Sequence[Sequence[BatchTask]], slots: Batches
+) -> Batches:
+    with origin.opened() as source:
+        for slot in _numbers(slots):
+            for task in shares[slot]:
+                sums = checksums(expected(source, runs[task.run_id], task.number))
+                columns: list[Any] = [
+                    pa.array(sums),
+                    pa.repeat(pa.scalar(task.run_id), len(sums)),
+                    pa.repeat(pa.scalar(task.number, pa.int32()), len(sums)),
+                ]
+                yield pa.record_batch(columns, schema=_SOURCE)
 
 
-def _looking_closer(origin: OriginSpec, target: StoreSpec, runs: Mapping[str, MigrationRun]) -> _Task:
-    """Return the function of each task that checks doubtful messages; without any, nothing is opened."""
+def _sum_up_waiting(
+    target: StoreSpec,
+    parts: Sequence[ScanPart],
+    where: ScanFilter,
+    answer: Callable[[Checksums], pa.RecordBatch],
+    slots: Batches,
+) -> Batches:
+    """Make answers of the checksums of waiting messages."""
+    with opened_target(target) as store:
+        for number in _numbers(slots):
+            for batch in store.part(parts[number], where):
+                yield answer(checksums(batch))
 
-    def look(batches: _Batches) -> _Batches:
-        with ExitStack() as stack:
-            opened: tuple[MigrationSource, TargetStore] | None = None
-            for row in (row for batch in batches for row in batch.to_pylist()):
-                run, doubtful = runs[row["run_id"]], row["doubtful"]
-                if not doubtful:
-                    yield _found([Verified(run.run_id, row["verified"], 0, ())])
-                    continue
-                opened = opened or (stack.enter_context(origin.opened()), stack.enter_context(opened_target(target)))
-                source, store = opened
-                messages = expected(source, run, row["number"])
-                is_doubtful = pa.array(np.isin(checksums(messages), np.array(doubtful, np.int64)))
-                yield _found([look_closer(store, run.run_id, messages.filter(is_doubtful), row["verified"])])
 
-    return look
+def _check_doubtful(
+    origin: OriginSpec, target: StoreSpec, runs: Mapping[str, MigrationRun], batches: Batches
+) -> Batches:
+    """Look closer at doubtful messages; without any, nothing is opened."""
+    with ExitStack() as stack:
+        opened: tuple[MigrationSource, TargetStore] | None = None
+        for row in (row for batch in batches for row in batch.to_pylist()):
+            run, doubtful = runs[row["run_id"]], row["doubtful"]
+            if not doubtful:
+                yield _found([Verified(run.run_id, row["verified"], 0, ())])
+                continue
+            opened = opened or (stack.enter_context(origin.opened()), stack.enter_context(opened_target(target)))
+            source, store = opened
+            messages = expected(source, run, row["number"])
+            is_doubtful = pa.array(np.isin(checksums(messages), np.array(doubtful, np.int64)))
+            yield _found([look_closer(store, run.run_id, messages.filter(is_doubtful), row["verified"])])

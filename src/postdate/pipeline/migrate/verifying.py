@@ -25,12 +25,12 @@ import pyarrow.compute
 from postdate.errors import PipelineError
 from postdate.messages import DelayedMessage, decode_headers
 from postdate.migrating.tables import MigrationSource
-from postdate.pipeline.migrate.ends import Recorded, TargetStore
+from postdate.pipeline.migrate.ends import TargetStore
 from postdate.pipeline.migrate.results import Difference
 from postdate.pipeline.rows import MESSAGE_COLUMNS, checked, restored, to_columns
-from postdate.ports import RecordKind, ScanFilter
-from postdate.ports.migrating import MigrationRun
-from postdate.ports.scanning import TIMES, WRITTEN
+from postdate.ports import Record, RecordKind, ScanFilter
+from postdate.ports.migrating import MOVED_AWAY, MigrationRun
+from postdate.ports.scanning import ARCHIVED, TIMES, WRITTEN
 
 pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
 
@@ -139,9 +139,9 @@ def _differing(name: str, wanted: pa.Array[Any], given: pa.Array[Any]) -> list[i
     return [row for row in rows if decode_headers(str(wanted[row])) != decode_headers(str(given[row]))]
 
 
-def judge(doubts: Mapping[str, str], messages: Sequence[DelayedMessage], records: Iterable[Recorded]) -> dict[str, str]:
+def judge(doubts: Mapping[str, str], messages: Sequence[DelayedMessage], records: Iterable[Record]) -> dict[str, str]:
     """Return the difference of each message in ``doubts``; ``_MOVED_ON`` when the target ended or rescheduled it."""
-    of_each = defaultdict[str, list[Recorded]](list)
+    of_each = defaultdict[str, list[Record]](list)
     for record in records:
         of_each[record.message_id].append(record)
     return {
@@ -150,16 +150,18 @@ def judge(doubts: Mapping[str, str], messages: Sequence[DelayedMessage], records
     }
 
 
-def _judged(message: DelayedMessage, doubt: str, records: Sequence[Recorded]) -> str:
+def _judged(message: DelayedMessage, doubt: str, records: Sequence[Record]) -> str:
     scheduled = next((record for record in records if record.kind is RecordKind.SCHEDULED), None)
     if scheduled is None:
         return _MISSING
     was = {"due": scheduled.due == message.due, "destination": scheduled.destination == message.destination}
     if not all(was.values()):
         return ", ".join(name for name, same in was.items() if not same)
-    has_ended = any(record.kind in _ENDED and not record.is_moved_away for record in records) or scheduled.archived
+    has_ended = any(record.kind in _ENDED and not record.detail.startswith(MOVED_AWAY) for record in records)
+    # Of an archived message there is no other record.
+    is_archived = scheduled.detail == ARCHIVED
     is_rescheduled = doubt == "due" and any(record.kind is RecordKind.RESCHEDULED for record in records)
-    return _MOVED_ON if has_ended or is_rescheduled else doubt
+    return _MOVED_ON if has_ended or is_archived or is_rescheduled else doubt
 
 
 def only(batch: pa.RecordBatch, ids: Iterable[str]) -> pa.RecordBatch:

@@ -66,19 +66,16 @@ class PostdateDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Create missing tables, and return the writer of a data frame; refuse ``overwrite`` and wrong columns."""
-        _refuse(overwrite)
-        writing = Writing.of(SourceOptions(self.options, StoreUse.WRITING))
-        check_columns(schema, at_once=writing.sweep is not None)
+        writing = self._writing(StoreUse.WRITING, schema, overwrite)
         writing.set_up()
         return StoreWriter(writing, SystemClock().now())
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        _refuse(overwrite)
-        writing = Writing.of(SourceOptions(self.options, StoreUse.WRITING_A_STREAM))
+        return StreamStoreWriter(self._writing(StoreUse.WRITING_A_STREAM, schema, overwrite))
+
+    def _writing(self, use: StoreUse, schema: StructType, overwrite: bool) -> Writing:
+        if overwrite:
+            raise PipelineError("messages are never overwritten; write with mode('append'): ids already there are kept")
+        writing = Writing.of(SourceOptions(self.options, use))
         check_columns(schema, at_once=writing.sweep is not None)
-        return StreamStoreWriter(writing)
-
-
-def _refuse(overwrite: bool) -> None:
-    if overwrite:
-        raise PipelineError("messages are never overwritten; write with mode('append'): ids already there are kept")
+        return writing

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
@@ -17,7 +18,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Meta
 
 from postdate.backends.registry import schemes_in_one_database
-from postdate.config import Address, Settings, definitions, load_settings, resolved
+from postdate.config import Address, definitions, load_settings, resolved
 from postdate.config.values import FromText, read
 from postdate.errors import ConfigurationError, PipelineError
 from postdate.pipeline.dispatching import SweepSpec
@@ -32,7 +33,6 @@ DEFAULT_ROWS_PER_BATCH: Final = 100_000
 PENDING: Final = "pending"
 RECORDS: Final = "records"
 QUEUED: Final = "queued"
-EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 
 _ENV: Final = "env:"
@@ -66,14 +66,10 @@ def _as(annotation: Any) -> Callable[[str], Any]:
     return lambda raw: read(kind, FromText(raw))
 
 
-def _of_store(name: str) -> Callable[[str], Any]:
-    """Return a function that reads texts of a store's setting, as in the settings' file."""
-
-    def read_it(raw: str) -> Any:
-        found = read(definitions("store")[name], FromText(raw))
-        return found.value if isinstance(found, Enum) else found
-
-    return read_it
+def _of_store(name: str, raw: str) -> Any:
+    """Return the value of a text of a store's setting, as in the settings' file."""
+    found = read(definitions("store")[name], FromText(raw))
+    return found.value if isinstance(found, Enum) else found
 
 
 _NUMBER: Final = _as(Annotated[int, Meta(ge=1)])
@@ -90,11 +86,11 @@ OPTIONS: Final = MappingProxyType(
         for option in (
             Option("store", _READS | _WRITES, _TEXT),
             Option("config", _READS | _WRITES, _TEXT),
-            Option("schema", _READS | _WRITES, _of_store("schema")),
-            Option("table", _READS | _WRITES, _of_store("table")),
+            Option("schema", _READS | _WRITES, partial(_of_store, "schema")),
+            Option("table", _READS | _WRITES, partial(_of_store, "table")),
             Option("endpoint", _READS | _WRITES, _as(QueueName)),
-            Option("recording", _READS | _WRITES, _of_store("recording")),
-            Option("synchronous", _READS | _WRITES, _of_store("synchronous")),
+            Option("recording", _READS | _WRITES, partial(_of_store, "recording")),
+            Option("synchronous", _READS | _WRITES, partial(_of_store, "synchronous")),
             Option("what", _READS | _WRITES, _as(Literal["pending", "records", "queued"])),
             Option("columns", _READS, _names),
             Option("partitions", _READS, _NUMBER),
@@ -156,8 +152,7 @@ class SourceOptions:
                 raise PipelineError(f"the option {name} is not for {kind.product}, which takes {takes}; remove it")
         if (endpoint := self.get("endpoint")) is not None:
             chosen["endpoint"] = endpoint
-        values = {name: getattr(spec, name) for name in StoreSpec.__dataclass_fields__}
-        return StoreSpec(**{**values, **chosen})
+        return replace(spec, **chosen)
 
     def existing(self) -> StoreSpec:
         """Return the chosen store for reading; PipelineError for a missing file, which opening would create."""
@@ -171,7 +166,7 @@ class SourceOptions:
         """Return the sweep to the queues of the store's database, or of the settings; PipelineError without queues."""
         store, config = self.spec(), self.get("config")
         if config is not None:
-            settings = _settings(config)
+            settings = load_settings(Path(config).expanduser(), os.environ)
             if settings.origins.get("transport.address") is None:
                 raise PipelineError(f'{config} names no queues: write address = "…" into its section [transport]')
             return replace(SweepSpec.of(settings), store=store)
@@ -230,11 +225,7 @@ def _checked_address(address: str) -> str:
 
 
 def _from_config(path: str) -> StoreSpec:
-    settings = _settings(path)
+    settings = load_settings(Path(path).expanduser(), os.environ)
     if settings.origins.get("store.address") is None:
         raise ConfigurationError(f'{path} names no store: write address = "…" into its section [store]')
     return StoreSpec.of(settings)
-
-
-def _settings(path: str) -> Settings:
-    return load_settings(Path(path).expanduser(), os.environ)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeGuard
 
@@ -32,7 +32,7 @@ from postdate.pipeline.frames import read_part, scan_parts
 from postdate.pipeline.rows import arrow_schema
 from postdate.pipeline.source.options import DEFAULT_PARTITIONS, PENDING, QUEUED, RECORDS, SourceOptions
 from postdate.pipeline.stores import StoreSpec
-from postdate.ports import Scan, ScanFilter, ScanPart
+from postdate.ports import Scan, ScanFilter
 from postdate.wiring import check_store
 
 # --- Spark's filters as conditions of a store; ADR 0011, point 3 ------------------------------------------------------
@@ -51,8 +51,7 @@ class Pushed:
     """Collects the conditions for the store; each narrows the rows of ``what``."""
 
     what: str
-    _ids: frozenset[str] | None = None
-    _destinations: frozenset[str] | None = None
+    _texts: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     _due_from: datetime | None = None
     _due_to: datetime | None = None
 
@@ -68,11 +67,12 @@ class Pushed:
     def is_impossible(self) -> bool:
         """Whether no row can fulfil the conditions."""
         empty_range = self._due_from is not None and self._due_to is not None and self._due_from >= self._due_to
-        return self._ids == frozenset() or self._destinations == frozenset() or empty_range
+        return frozenset() in self._texts.values() or empty_range
 
     @property
     def where(self) -> ScanFilter:
-        return ScanFilter(_listed(self._ids), _listed(self._destinations), self._due_from, self._due_to)
+        listed = {column: tuple(sorted(texts)) for column, texts in self._texts.items()}
+        return ScanFilter(listed.get("message_id"), listed.get(self._destination), self._due_from, self._due_to)
 
     @property
     def _destination(self) -> str:
@@ -82,13 +82,9 @@ class Pushed:
         (column, *inner) = path
         if inner:
             return False
-        conditions = {
-            "message_id": self._ids,
-            self._destination: self._destinations,
-            "due": self._due_from or self._due_to,
-        }
         there = column in _ALWAYS_THERE or (self.what == "pending" and column in _THERE_WHEN_PENDING)
-        return there or conditions.get(column) is not None
+        is_due = column == "due" and (self._due_from or self._due_to) is not None
+        return there or is_due or column in self._texts
 
     def _takes(self, each: Filter) -> bool:
         match each:
@@ -115,10 +111,7 @@ class Pushed:
         if not all(isinstance(value, str) for value in values):
             return False
         texts = frozenset(value for value in values if isinstance(value, str) and _can_be_stored(value))
-        if column == "message_id":
-            self._ids = texts if self._ids is None else self._ids & texts
-        else:
-            self._destinations = texts if self._destinations is None else self._destinations & texts
+        self._texts[column] = texts & self._texts.get(column, texts)
         return True
 
     def _is_due(self, first: datetime | None, end: datetime | None) -> bool:
@@ -131,10 +124,6 @@ class Pushed:
             end = end.astimezone(UTC)
             self._due_to = end if self._due_to is None else min(self._due_to, end)
         return True
-
-
-def _listed(texts: frozenset[str] | None) -> tuple[str, ...] | None:
-    return None if texts is None else tuple(sorted(texts))
 
 
 def _is_instant(value: object) -> TypeGuard[datetime]:
@@ -205,14 +194,6 @@ class Reading:
         return cls(spec, scan, columns, options.get("partitions", DEFAULT_PARTITIONS), loosely)
 
 
-class Share(InputPartition):
-    """The part that one task reads, or ``None``; travels to an executor."""
-
-    def __init__(self, part: ScanPart | None) -> None:
-        super().__init__(part)
-        self.part = part
-
-
 class StoreReader(DataSourceReader):
     """Reads a store in parts. Each part is one snapshot; two parts are snapshots of different instants.
 
@@ -225,19 +206,18 @@ class StoreReader(DataSourceReader):
         self._pushed = Pushed(reading.scan.what)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Split the store's present rows; Spark makes at least one task, so there is always a share."""
+        """Split the store's present rows; Spark makes at least one task, so there is always a part, or ``None``."""
         if self._pushed.is_impossible:
-            return [Share(None)]
+            return [InputPartition(None)]
         parts = scan_parts(self._reading.spec, self._reading.scan.what, self._reading.partitions)
-        return [Share(part) for part in parts] or [Share(None)]
+        return [InputPartition(part) for part in parts or [None]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs on executors, once a task: page through one part."""
-        assert isinstance(partition, Share)
-        reading = self._reading
-        if partition.part is not None:
+        reading, part = self._reading, partition.value
+        if part is not None:
             scan = Scan(reading.scan.what, reading.scan.columns, self._pushed.where, reading.scan.snapshot)
-            yield from read_part(reading.spec, scan, reading.schema, partition.part)
+            yield from read_part(reading.spec, scan, reading.schema, part)
 
 
 class FilteringStoreReader(StoreReader):

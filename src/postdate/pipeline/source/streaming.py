@@ -21,14 +21,7 @@ from pyspark.sql.types import StructType
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.errors import PipelineError
 from postdate.pipeline.rows import to_batch
-from postdate.pipeline.source.options import (
-    DEFAULT_PARTITIONS,
-    DEFAULT_ROWS_PER_BATCH,
-    EARLIEST,
-    LATEST,
-    RECORDS,
-    SourceOptions,
-)
+from postdate.pipeline.source.options import DEFAULT_PARTITIONS, DEFAULT_ROWS_PER_BATCH, LATEST, RECORDS, SourceOptions
 from postdate.pipeline.source.reading import columns_wanted
 from postdate.pipeline.stores import PAGE_ROWS, StoreSpec
 from postdate.ports import Recording
@@ -74,24 +67,16 @@ class Following:
             spec=options.existing(),
             schema=columns_wanted(options, schema),
             partitions=options.get("partitions", DEFAULT_PARTITIONS),
-            from_the_end=options.get("startingAt", EARLIEST) == LATEST,
+            from_the_end=options.get("startingAt") == LATEST,
             rows_per_batch=options.get("maxRowsPerBatch", DEFAULT_ROWS_PER_BATCH),
         )
 
 
-class NumberRange(InputPartition):
-    """Numbers of records that one task reads; travels to an executor."""
-
-    def __init__(self, first: int, end: int) -> None:
-        super().__init__((first, end))
-        self.first, self.end = first, end
-
-
-def split(first: int, end: int, most: int) -> list[NumberRange]:
+def split(first: int, end: int, most: int) -> list[tuple[int, int]]:
     """Return at most ``most`` ranges of about equal size; few numbers are not worth a second task."""
     shares = min(most, -(-(end - first) // _FEWEST_NUMBERS_IN_A_SHARE))
     step = max(-(-(end - first) // max(shares, 1)), 1)
-    return [NumberRange(at, min(at + step, end)) for at in range(first, end, step)]
+    return [(at, min(at + step, end)) for at in range(first, end, step)]
 
 
 class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -151,14 +136,14 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offset(self._opened().next_number())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return split(self._number(start), self._number(end), self._following.partitions)
+        ranges = split(self._number(start), self._number(end), self._following.partitions)
+        return [InputPartition(numbers) for numbers in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs on executors, once a task: read one range of numbers."""
-        assert isinstance(partition, NumberRange)
-        schema = self._following.schema
+        (first, end), schema = partition.value, self._following.schema
         with closing(open_stream(self._following.spec)) as stream:
-            for page in stream.records(partition.first, partition.end, schema.names, PAGE_ROWS):
+            for page in stream.records(first, end, schema.names, PAGE_ROWS):
                 yield to_batch(page, schema)
 
     def stop(self) -> None:

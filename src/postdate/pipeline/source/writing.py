@@ -31,10 +31,9 @@ from pyspark.sql.types import (
 from postdate.clock import SystemClock, to_microseconds
 from postdate.errors import PipelineError
 from postdate.pipeline.dispatching import SweepSpec, drain_due
-from postdate.pipeline.rows import INSTANT, checked
+from postdate.pipeline.rows import INSTANT, Batches, checked
 from postdate.pipeline.source.options import DEFAULT_BATCH, PENDING, QUEUED, SourceOptions
 from postdate.pipeline.stores import OpenStore, StoreSpec, opened
-from postdate.ports import StoreReport
 from postdate.ports.scanning import TIMES, WRITTEN
 
 _TEXT: Final = "string"
@@ -125,15 +124,13 @@ class Writing:
         with opened(self.spec, create=True) as store:
             store.setup()
 
-    def store(self, batches: Iterator[pa.RecordBatch], now: datetime) -> Stored:
+    def store(self, batches: Batches, now: datetime) -> WriterCommitMessage:
         """Store all rows, and send them on if they are meant for queues; runs on executors."""
-        stored = already_there = rows = 0
+        rows = 0
         with opened(self.spec, create=True) as store:
             for batch in batches:
                 for start in range(0, batch.num_rows, self.batch):
-                    report = _store_part(store, self._timed(batch.slice(start, self.batch), now), now, rows + start)
-                    stored += report.stored
-                    already_there += len(report.already_there)
+                    _store_part(store, self._timed(batch.slice(start, self.batch), now), now, rows + start)
                 rows += batch.num_rows
         if self.sweep is not None and rows:
             counts = drain_due(self.sweep)
@@ -142,7 +139,7 @@ class Writing:
                     f"{counts['failed']:,} messages could not be sent and are in the error queue "
                     f"{self.sweep.error_queue!r}; `postdate errors list` says why"
                 )
-        return Stored(stored, already_there)
+        return WriterCommitMessage()
 
     def _timed(self, part: pa.RecordBatch, now: datetime) -> pa.RecordBatch:
         if self.sweep is None:
@@ -150,14 +147,6 @@ class Writing:
         # The messages are sent on by this machine's clock, which may be behind the driver's.
         due = pa.array([to_microseconds(min(now, SystemClock().now()))] * part.num_rows, pa.int64()).cast(INSTANT)
         return part.append_column("due", due)
-
-
-@dataclass
-class Stored(WriterCommitMessage):
-    """Counts of one task; travels to the driver."""
-
-    stored: int
-    already_there: int
 
 
 class StoreWriter(DataSourceArrowWriter):
@@ -190,7 +179,7 @@ class StreamStoreWriter(DataSourceStreamArrowWriter):
         return self._writing.store(iterator, SystemClock().now())
 
 
-def _store_part(store: OpenStore, part: pa.RecordBatch, now: datetime, first_row: int) -> StoreReport:
+def _store_part(store: OpenStore, part: pa.RecordBatch, now: datetime, first_row: int) -> None:
     rows, position = with_headers_as_text(part), part.schema.get_field_index("body")
     if position >= 0:
         rows = rows.set_column(position, "body", rows.column(position).cast(pa.binary()))
@@ -203,7 +192,7 @@ def _store_part(store: OpenStore, part: pa.RecordBatch, now: datetime, first_row
             f"row {first_row + first.position}{partition} (message id {message_id!r}) is no message: {first.detail}. "
             f"The rows of its batch were not stored; postdate.pipeline.schedule.schedule sets such rows aside"
         )
-    return store.store_batch(messages, now)
+    store.store_batch(messages, now)
 
 
 # --- headers: from Spark's maps into the JSON text of stores ----------------------------------------------------------

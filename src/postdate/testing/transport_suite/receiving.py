@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 import anyio
 import anyio.lowlevel
@@ -48,18 +50,25 @@ async def up_to_the_limit_is_received(transport: Transport, receiver: Receiver) 
 @receiving.given(a_receiver)
 async def receiving_waits_for_a_message(transport: Transport, receiver: Receiver) -> None:
     """Receiving from an empty queue waits; a message sent then is received."""
+    with in_time("receiving a message sent later"):
+        async with _waiting(receiver) as received:
+            expect_equal(received, [], "received from an empty queue")
+            await transport.send([envelope()], NOW)
+    expect_equal(received, ["e-1"], "received")
+
+
+@asynccontextmanager
+async def _waiting(receiver: Receiver) -> AsyncGenerator[list[str]]:
+    """Let a receiver wait during the block; the list has the ids that it received by the end."""
     received: list[str] = []
 
     async def wait_for_one() -> None:
         received.extend(ids(await receiver.receive(10)))
 
-    with in_time("receiving a message sent later"):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(wait_for_one)
-            await let_tasks_run()
-            expect_equal(received, [], "received from an empty queue")
-            await transport.send([envelope()], NOW)
-    expect_equal(received, ["e-1"], "received")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait_for_one)
+        await let_tasks_run()
+        yield received
 
 
 @receiving.given(two_queues)
@@ -183,15 +192,8 @@ async def a_message_rolled_back_wakes_others(transport: Transport) -> None:
     await transport.send([envelope()], NOW)
     async with receiver_of(transport) as one, receiver_of(transport) as other:
         held = await receive_one(one)
-        received: list[str] = []
-
-        async def wait_for_one() -> None:
-            received.extend(ids(await other.receive(10)))
-
         with in_time("receiving what another receiver gave back"):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(wait_for_one)
-                await let_tasks_run()
+            async with _waiting(other) as received:
                 await one.roll_back(held)
         expect_equal(received, ["e-1"], "received by the other")
 
