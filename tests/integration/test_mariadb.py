@@ -200,12 +200,12 @@ def test_old_servers_and_other_servers_are_refused(
 async def test_the_server_says_how_safe_it_is(mariadb_url: str, schema: str) -> None:
     store = store_on(mariadb_url, schema)
     facts = await store.server_facts()
-    assert (facts.product, facts.schema_version, facts.newest_schema_version) == ("MariaDB", 0, 2)
+    assert (facts.product, facts.schema_version, facts.newest_schema_version) == ("MariaDB", 0, 3)
     assert facts.settings["isolation"] == "READ-COMMITTED"
     assert facts.settings["innodb_flush_log_at_trx_commit"] in {"0", "1", "2"}
     assert facts.now is not None
     await store.setup()
-    assert (await store.server_facts()).schema_version == 2
+    assert (await store.server_facts()).schema_version == 3
     await store.close()
 
 

@@ -64,7 +64,7 @@ def statements(place: Place, limit: int) -> dict[str, tuple[bytes, dict[str, Any
     sql, at = place.store._sql, {"now": now(), "from": None, "store": 1}
     return {
         "claim": (sql.claim, {**at, "limit": limit}, limit),
-        "next": (sql.next, {"from": None, "held": [1, 2, 3]}, 4),
+        "next": (sql.next, {"from": None, "held": [1, 2, 3], "store": 1}, 4),
         "move": (sql.move, {**at, "limit": limit, "listing": False}, limit),
         "move_few": (sql.move_few, {**at, "limit": limit, "held": "{1,2,3}", "listing": False}, 2 * limit + 4),
     }
