@@ -261,6 +261,19 @@ async def test_some_are_returned_by_their_ids_and_shown(transport, soon) -> None
 
 
 @pytest.mark.parametrize("transport", [UncountedTransport, MemoryTransport])
+async def test_an_id_of_several_is_refused_with_their_own(transport, soon) -> None:
+    async with with_failed(transport()) as here:
+        headers = {Headers.FAILED_QUEUE: "orders", Headers.MESSAGE_ID: "sent"}
+        await here.transport.send([Envelope("error", each, headers, b"") for each in ("r1", "r2")], NOW)
+        (refused,) = await return_messages(here, "error", ["sent"], NOW, Treatment(discard=True))
+        assert not refused.done
+        assert refused.remark == "2 messages there were sent under that id; name their own: r1, r2"
+        assert await left_in(here, "error") == ["r1", "r2"]
+        both = await return_messages(here, "error", ["r1", "sent"], NOW, Treatment(discard=True))
+        assert [(each.message_id, each.done) for each in both] == [("r1", True), ("sent", True)]
+
+
+@pytest.mark.parametrize("transport", [UncountedTransport, MemoryTransport])
 async def test_some_are_discarded(transport, soon) -> None:
     async with with_failed(transport(), "m1", "m2", "m3") as here:
         discarded = Treatment(discard=True)

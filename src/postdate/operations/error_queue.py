@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -74,13 +74,11 @@ class ErrorFilter:
         failed_queue: where they failed.
         exception: its type, with or without its module.
         text: in the reason, or in the body.
-        ids: of the message in the queue, or as its sender gave it.
     """
 
     failed_queue: str | None = None
     exception: str | None = None
     text: str | None = None
-    ids: Collection[str] | None = None
 
     def matches(self, envelope: Envelope) -> bool:
         """Return whether a message of an error queue is one of these."""
@@ -89,7 +87,6 @@ class ErrorFilter:
         return (
             (self.failed_queue is None or headers.get(Headers.FAILED_QUEUE) == self.failed_queue)
             and (self.exception is None or self.exception in {kind, kind.rpartition(".")[2]})
-            and (self.ids is None or bool(_ids_of(envelope).intersection(self.ids)))
             and (text is None or text in headers.get(Headers.EXCEPTION_MESSAGE, "") or text.encode() in envelope.body)
         )
 
@@ -302,10 +299,7 @@ async def return_messages(
     order only, all are received, and those that are not meant go back.
     """
     if not deployment.transport.capabilities.takes_by_id:
-        found = await _in_order(deployment, queue, now, ErrorFilter(ids=message_ids), how)
-        known = {each.message_id for each in found}
-        missing = [each for each in message_ids if each not in known]
-        return [*found, *(Returned(each, done=False, queue=queue, remark=_not_there(queue, each)) for each in missing)]
+        return await _by_ids_in_order(deployment, queue, now, message_ids, how)
     receiver = deployment.transport.receiver(queue)
     returning = _Returning(deployment, receiver, queue, now, how)
     try:
@@ -346,15 +340,38 @@ async def _in_order(
             for received in page:
                 if where.matches(received.envelope):
                     result = await returning.try_to_move(received)
-                    results.append(replace(result, message_id=_named(received.envelope, where)))
+                    results.append(result)
                     if result.done:
                         walk.ended([received])
     return results
 
 
-def _named(envelope: Envelope, where: ErrorFilter) -> str:
-    """Return the id by which a message was meant."""
-    return next((each for each in where.ids or () if each in _ids_of(envelope)), envelope.message_id)
+async def _by_ids_in_order(
+    deployment: OpenDeployment, queue: str, now: datetime, message_ids: Sequence[str], how: Treatment
+) -> list[Returned]:
+    """Receive all, deal with those that are meant, as :meth:`_Returning.put_back`, and give the others back."""
+    results: list[Returned] = []
+    async with walking(deployment, queue, now) as walk:
+        returning = _Returning(deployment, walk.receiver, queue, now, how)
+        there = [received async for page in walk.pages() for received in page]
+        for id_ in dict.fromkeys(message_ids):
+            found = [each for each in there if id_ in _ids_of(each.envelope)]
+            meant = [each for each in found if each.envelope.message_id == id_] or found
+            if len(meant) == 1:
+                result = await returning.try_to_move(meant[0])
+                if result.done:
+                    walk.ended(meant)
+                    there.remove(meant[0])
+                results.append(replace(result, message_id=id_))
+            else:
+                names = [each.envelope.message_id for each in meant]
+                why_not = _several(names) if names else _not_there(queue, id_)
+                results.append(Returned(id_, done=False, queue=queue, remark=why_not))
+    return results
+
+
+def _several(ids: Sequence[str]) -> str:
+    return f"{len(ids)} messages there were sent under that id; name their own: {', '.join(ids)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,7 +439,7 @@ class _Returning:
         if not found:
             return free, _not_there(self.queue, message_id)
         if len(free) > 1:
-            return free, f"{len(free)} messages there were sent under that id; name their own: {', '.join(free)}"
+            return free, _several(free)
         return free, f"{'another process' if free else f'process {found[0].held_by}'} has it in hand"
 
 
