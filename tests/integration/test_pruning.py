@@ -17,9 +17,13 @@ from postdate.backends.mariadb.schema import quoted
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.backends.postgres.names import SchemaNames
 from postdate.backends.postgres.store import PostgresStore
+from postdate.backends.sqlite.bulk import _PRUNE_OLD
+from postdate.backends.sqlite.connection import connect, create_schema
 from postdate.backends.sqlite.store import SqliteStore
 from postdate.errors import DuplicateMessage, StoreError
 from postdate.messages import DelayedMessage
+from postdate.pipeline.audit.reading import AuditedStore, pruned_from
+from postdate.pipeline.stores import StoreSpec
 from postdate.ports import Outcome, RecordKind, Scan, ScanPart, TransactionMode
 from postdate.ports.migrating import MOVED_AWAY
 from postdate.ports.scanning import PRUNED_ID, ArchivableStore, Pruned, StoredRecord
@@ -345,6 +349,19 @@ async def test_two_services_remove_each_record_once(store: AnyStore) -> None:
     await store.close()
 
 
+def test_an_audit_of_several_stores_has_what_all_of_them_have_removed_and_the_latest_time(tmp_path: Path) -> None:
+    """What was due before that is called lost in none of them."""
+    found = list[AuditedStore]()
+    for number, before in enumerate((OLD, NOW + A_DAY, None)):
+        found.append(AuditedStore(f"{number}", StoreSpec(f"sqlite:///{tmp_path / f'{number}.db'}")))
+        store = SqliteStore(tmp_path / f"{number}.db", synchronous="normal")
+        anyio.run(delivered, store, "m", "newest")
+        assert before is None or prune_all(store, before) == 4
+        anyio.run(store.close)
+    pruned = pruned_from(found)
+    assert (pruned.before, pruned.counts) == (OLD, {RecordKind.SCHEDULED: 4, RecordKind.DELIVERED: 4})
+
+
 def test_pruned_records_are_added_up_and_damage_counts_nothing() -> None:
     told = [
         (NOW, '{"scheduled": 2}'),
@@ -359,3 +376,17 @@ def test_pruned_records_are_added_up_and_damage_counts_nothing() -> None:
         RecordKind.DELIVERED: 1,
         RecordKind.HANDLED: 1,
     }
+
+
+def test_sqlite_finds_what_happened_after_the_end_by_an_index_that_no_delivery_pays_for(tmp_path: Path) -> None:
+    """A list in the condition of an index is made anew for each record: a fifth of the work of a delivery."""
+    connection = connect(tmp_path / "postdate.db")
+    create_schema(connection, tmp_path / "postdate.db")
+    conditions = [
+        sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql LIKE '%INDEX% WHERE %'")
+    ]
+    assert len(conditions) > 3
+    assert not [sql for sql in conditions if " IN (" in sql.upper()]
+    plan = connection.execute(f"EXPLAIN QUERY PLAN {_PRUNE_OLD}", {"first": 0, "end": 9, "before": 0}).fetchall()
+    assert sum("USING INDEX record_after_end" in str(step) for step in plan) == 2
+    connection.close()

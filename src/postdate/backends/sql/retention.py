@@ -8,7 +8,7 @@ from typing import Final
 from postdate.ports.migrating import MOVED_AWAY
 from postdate.ports.scanning import ARCHIVED
 
-_AFTER_THE_END: Final = "kind IN (8, 9, 10, 11)"
+_AFTER_THE_END: Final = "kind BETWEEN 8 AND 11"
 """Rescheduled (or came back), discarded, returned, pruned. Letter for letter the condition of an index of SQLite."""
 
 

@@ -183,15 +183,13 @@ _OLD: Final = f"""
     AND {Aging("record", "delayed_message", "seq", ":before", _IS_KEYED, _LAST_OF_KEY).is_old()}"""
 _IS_ANY_OLD: Final = f"SELECT EXISTS (SELECT 1 FROM record AS r WHERE {_OLD})"
 _PRUNE_OLD: Final = f"DELETE FROM record AS r WHERE {_OLD} RETURNING kind"
-_TOLD: Final = "SELECT seq, due, detail FROM record WHERE message_id = ? AND kind IN (8, 9, 10, 11) AND kind = 11"
+_TOLD: Final = "SELECT seq, due, detail FROM record WHERE message_id = ? AND kind BETWEEN 8 AND 11 AND kind = 11"
 _UNMARK: Final = f"UPDATE record SET detail = ? WHERE kind = 1 AND message_id = ? AND detail = '{ARCHIVED}'"
 # In the order of StoredRecord.
 _INSERT: Final = "INSERT INTO record (seq, kind, message_id, at, due, destination, detail) VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
 class BulkOnFile(OnFile, ArchivableStore):
-    """:class:`postdate.ports.ArchivableStore` on a file."""
-
     @override
     def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
         check_scanned(what)
