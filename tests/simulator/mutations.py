@@ -18,7 +18,7 @@ from tests.simulator.clock import ProcessClock
 from tests.simulator.run import RunResult, run
 from tests.simulator.site import Breaks
 
-from postdate.core import finishing, guard, poller, recoverability, store_clock
+from postdate.core import finishing, guard, letting_through, limits, poller, recoverability, store_clock
 from postdate.errors import PostdateError
 from postdate.ports import Claim
 from postdate.testing.clock import START
@@ -191,6 +191,37 @@ def a_bound_on_holding() -> Generator[Breaks]:
     yield Breaks(holds_for_ever=True)
 
 
+# --- limits of destinations, ADR 34 -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def holding_what_is_limited() -> Generator[Breaks]:
+    """ADR 34: What is claimed for a queue with limits is sent."""
+
+    def none(self: Any, claim: Claim) -> None:
+        return None
+
+    with _instead(limits.SeenLimits, "holds", none):
+        yield Breaks()
+
+
+@contextmanager
+def freeing_what_was_held() -> Generator[Breaks]:
+    """ADR 34: What limits have held stays where it is when they are lifted."""
+
+    async def nothing(self: Any, kept: object, now: datetime) -> tuple[int, float]:
+        return 0, 1.0
+
+    with _instead(letting_through.LimitedWork, "_free", nothing):
+        yield Breaks()
+
+
+@contextmanager
+def one_taker_of_a_turn() -> Generator[Breaks]:
+    """ADR 34: Each of several services that take the same turn of a rate gets it."""
+    yield Breaks(gives_turns_to_all=True)
+
+
 def first_found(fix: str, seeds: Iterable[int]) -> RunResult | None:
     """Return the first of some runs that misses a fix, and that keeps every promise with it; ``None``: none does."""
     for seed in seeds:
@@ -229,6 +260,9 @@ MUTATIONS: Final = _named(
         memory_of_what_was_sent,
         reading_row_by_row,
         a_bound_on_holding,
+        holding_what_is_limited,
+        freeing_what_was_held,
+        one_taker_of_a_turn,
     ]
 )
 """By the name of the fix that is taken out."""

@@ -33,6 +33,7 @@ from postdate.ports import (
     Wake,
     Work,
 )
+from postdate.ports.limits import KeptLimits, LimitingStore
 
 
 class SimulatedStore(ClaimingStore):
@@ -173,6 +174,37 @@ class SimulatedMovingStore(SimulatedStore, MovingStore):
     @override
     async def pause(self) -> None:
         await self._connection.call("pause", lambda: None)
+
+
+class SimulatedLimits(SimulatedStore, LimitingStore):
+    """A store that keeps limits of queues, too."""
+
+    @override
+    async def kept_limits(self) -> Sequence[KeptLimits]:
+        return await self._connection.call("kept_limits", lambda: list(self._site.limits.values()))
+
+    @override
+    async def keep_limits(self, destination: str, limits: str, free_at: datetime, before: str = "") -> bool:
+        return await self._connection.call(
+            "keep_limits", lambda: self._site.keep_limits(destination, limits, free_at, before)
+        )
+
+    @override
+    async def take_turns(self, kept: KeptLimits, free_at: datetime) -> bool:
+        return await self._connection.call("take_turns", lambda: self._site.take_turns(kept, free_at))
+
+    @override
+    async def claim_held(self, kept: KeptLimits, now: datetime, limit: int) -> Sequence[Claim]:
+        session = self._connection.session
+        return await self._connection.call(
+            "claim_held",
+            lambda: self._site.claim_held(session, kept, limit),
+            undo=lambda claims: self._site.release(claims, None),
+        )
+
+
+class SimulatedMovingLimits(SimulatedMovingStore, SimulatedLimits):
+    """The same in the database of the queues."""
 
 
 class SimulatedTransport(Transport):

@@ -17,11 +17,18 @@ from tests.simulator.clock import ProcessClock, at_second
 from tests.simulator.ledger import REMEMBERED, Ledger, Promises, Violation
 from tests.simulator.loop import SeededLoop, Tag
 from tests.simulator.network import SERVER, Connection, NetworkFaults, Server, Weather
-from tests.simulator.ports import SimulatedMovingStore, SimulatedStore, SimulatedTransport
+from tests.simulator.ports import (
+    SimulatedLimits,
+    SimulatedMovingLimits,
+    SimulatedMovingStore,
+    SimulatedStore,
+    SimulatedTransport,
+)
 from tests.simulator.scenario import Happening, Kind, ScenarioEvent, scenario
 from tests.simulator.site import HOLDS_AT_MOST, Breaks, Site, SiteSession
 
 from postdate.clock import LATEST, later
+from postdate.core.limits import NO_LIMITS, Limits, change_limits, limiting
 from postdate.core.poller import LONGEST_SLEEP
 from postdate.core.recoverability import Recoverability
 from postdate.endpoint.endpoint import Endpoint
@@ -39,6 +46,14 @@ _STOPPED_WITHIN_SECONDS: Final = 60.0
 _QUEUES_BACK_SECONDS: Final = 15.0
 _DOWN_AT_MOST_SECONDS: Final = 20.0
 _SPINS_AT_MOST: Final = 50
+_PAUSED: Final = Limits(paused=True)
+_STORES: Final = {
+    (False, False): SimulatedStore,
+    (True, False): SimulatedMovingStore,
+    (False, True): SimulatedLimits,
+    (True, True): SimulatedMovingLimits,
+}
+"""By whether it shares its database with the queues, and whether it keeps limits."""
 
 
 @dataclass
@@ -241,6 +256,7 @@ class _Run:
     def _heal(self) -> None:
         self.ledger.note("nothing fails from here on")
         self.ledger.trouble(self.loop.time())
+        self.store.site.lift_limits(self.machine_now())
         for server in (self.store, self.queues):
             if server.weather is not Weather.FAIR:
                 server.change(Weather.FAIR)
@@ -265,6 +281,9 @@ class _Run:
                 process.freeze(event.seconds)
             case Happening.STEP:
                 self._set_clock(timedelta(seconds=event.seconds))
+            case Happening.LIMIT:
+                if process.is_well:
+                    process.do(self._limit(process, event))
             case Happening.SEND | Happening.STORE | Happening.CANCEL | Happening.RESCHEDULE:
                 if process.is_well:
                     process.do(self._operate(process, event))
@@ -343,6 +362,15 @@ class _Run:
             self._must_be_there(origin)
         except (PostdateError, OSError, asyncio.CancelledError) as error:
             ledger.note(f"{origin}: {event.what.value} comes to nothing: {type(error).__name__} {error}")
+
+    async def _limit(self, process: SimulatedService, event: ScenarioEvent) -> None:
+        """Pause a queue, slow it down, or let everything through."""
+        limits = NO_LIMITS if event.seconds < 0 else Limits(per_second=event.seconds) if event.seconds else _PAUSED
+        try:
+            store = limiting(process.store)
+            await change_limits(store, (OTHERS, NAME)[event.message], lambda _: limits, process.clock.now())
+        except (PostdateError, OSError, asyncio.CancelledError) as error:
+            self.ledger.note(f"limits come to nothing: {type(error).__name__} {error}")
 
     def _row(self, process: SimulatedService, event: ScenarioEvent, due: datetime) -> DelayedMessage:
         kind, origin = self.plot.kinds[event.message], f"m{event.message}"
@@ -424,7 +452,7 @@ class SimulatedService:
         self._connections.append(Connection(world.store, session if shares else SiteSession(life)))
         queues, stored = self._connections
         transport = SimulatedTransport(queues, pipelines=world.plot.pipelines, shares=shares)
-        kind = SimulatedMovingStore if shares else SimulatedStore
+        kind = _STORES[shares, world.plot.is_limited]
         self.store = kind(stored, shares=shares, has_clock=world.plot.profile.store_clock)
         self.endpoint = Endpoint(
             NAME,

@@ -26,6 +26,7 @@ class Happening(enum.Enum):
     QUEUES_WEATHER = "queues"
     FULL = "is full"
     NOT_REMOVED = "cannot be removed"
+    LIMIT = "is limited"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,9 @@ class ScenarioEvent:
         at: seconds of the run.
         what: happens.
         process: to which process, or through which.
-        seconds: how long, how far, or when a message is due after it was sent.
-        message: number of a message.
+        seconds: how long, how far, or when a message is due after it was sent; of limits: their rate a second, 0 for
+            a pause, or below, for none.
+        message: number of a message, or of a limited queue.
         weather: of a site.
     """
 
@@ -138,6 +140,7 @@ class Scenario:
         trouble_until: seconds of the run.
         kinds: what each message does.
         events: in order.
+        is_limited: somebody limits queues; the store keeps that.
     """
 
     profile: Profile
@@ -151,6 +154,7 @@ class Scenario:
     trouble_until: float
     kinds: Sequence[Kind]
     events: Sequence[ScenarioEvent]
+    is_limited: bool
 
     @property
     def end(self) -> float:
@@ -172,6 +176,8 @@ def scenario(chance: Random) -> Scenario:
         *_messages(chance, kinds, processes, trouble_until),
         *_troubles(chance, profile, processes, trouble_until),
     ]
+    limits = _limits(chance, processes, trouble_until, len(kinds))
+    kinds += [Kind.TO_OTHERS] * sum(each.what is Happening.STORE for each in limits)
     ahead = [chance.uniform(-600, 600) if profile.store_clock else 0.0 for _ in range(processes)]
     return Scenario(
         profile,
@@ -184,8 +190,38 @@ def scenario(chance: Random) -> Scenario:
         rate=chance.choice((0.01, 0.05, 0.2)),
         trouble_until=trouble_until,
         kinds=kinds,
-        events=sorted(events, key=lambda event: event.at),
+        events=sorted([*events, *limits], key=lambda event: event.at),
+        is_limited=bool(limits),
     )
+
+
+def _limits(chance: Random, processes: int, until: float, number: int) -> list[ScenarioEvent]:
+    """Draw limits for one seed in four, and a herd that meets them: messages from ``number`` on.
+
+    That is drawn beside the rest, so that nothing else of a seed depends on it.
+    """
+    copy = Random()
+    copy.setstate(chance.getstate())
+    own = Random(copy.getrandbits(64))
+    if own.random() >= 0.25:
+        return []
+    limits = [
+        ScenarioEvent(
+            own.uniform(0, until),
+            Happening.LIMIT,
+            own.randrange(processes),
+            own.choice((-1.0, 0.0, 0.0, 0.5, 2.0, 20.0)),
+            own.randrange(2),
+        )
+        for _ in range(own.randint(1, 6))
+    ]
+    due = own.uniform(1, until)
+    ats = [own.uniform(0, min(10.0, due)) for _ in range(own.randint(1, 15))]
+    herd = [
+        ScenarioEvent(at, Happening.STORE, own.randrange(processes), due - at, number + index)
+        for index, at in enumerate(ats)
+    ]
+    return [*limits, *herd]
 
 
 def _kind(chance: Random, profile: Profile) -> Kind:

@@ -9,17 +9,31 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from tests.simulator.ledger import Ledger, origin_of, origin_of_row
 
-from postdate.errors import ClaimLost, DuplicateMessage, InvalidHeaders, PostdateError, QueueNotFound
+from postdate.core.limits import NO_LIMITS, Limits, limits_in
+from postdate.errors import (
+    ClaimLost,
+    DuplicateMessage,
+    InvalidHeaders,
+    PostdateError,
+    QueueNotFound,
+    StoreUnavailable,
+)
 from postdate.messages import DelayedMessage, Envelope, Headers, to_envelope, with_failures
 from postdate.ports import Claim, End, MoveReport, Outcome, Received, RecordKind, StoreReport, Wake, Work
+from postdate.ports.limits import KeptLimits
 
 HOLDS_AT_MOST: Final = timedelta(seconds=60)
+HEARD_WITHIN_SECONDS: Final = 1.5
+"""After so long, every service goes by the limits that were set."""
+
+LIFTED_WITHIN_SECONDS: Final = 15.0
+"""After so long, what was held goes the way of all others; also what one has held that had not heard of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +43,12 @@ class Breaks:
     Args:
         reads_whole_batches: one row that cannot be read fails a claim, and what it has claimed stays claimed.
         holds_for_ever: what a frozen process holds stays with it.
+        gives_turns_to_all: of several processes that take the same turns of a limited queue, each gets them.
     """
 
     reads_whole_batches: bool = False
     holds_for_ever: bool = False
+    gives_turns_to_all: bool = False
 
 
 class SiteSession:
@@ -70,6 +86,15 @@ class SimulatedMessage:
     token: int = 0
 
 
+@dataclass(slots=True)
+class LimitedQueue:
+    """A queue whose limits were set, or lifted: since when, in seconds of the run, and what has come to it since."""
+
+    limits: Limits
+    since: float
+    arrivals: list[float] = field(default_factory=list[float])
+
+
 @dataclass(eq=False, slots=True)
 class PendingReceive:
     """A receive that has found nothing yet."""
@@ -96,6 +121,9 @@ class Site:
         self.aside: dict[str, DelayedMessage] = {}
         self.clocks: dict[str, timedelta] = {}
         self.queues: dict[str, list[SimulatedMessage]] = {}
+        self.limits: dict[str, KeptLimits] = {}
+        self.limited: dict[str, LimitedQueue] = {}
+        """By name: what was let through since its limits were changed last."""
         self.sinks: dict[str, None] = {}
         """Queues whose messages stay: somebody else's."""
         self.listeners: dict[int, tuple[SiteSession, Wake]] = {}
@@ -104,6 +132,9 @@ class Site:
         self._undo: list[Callable[[], object]] = []
         self._committed: list[Callable[[], None]] = []
         self._is_open = False
+        self._taken_at: dict[str, float] = {}
+        """When a message was claimed, or moved, last."""
+        self.are_lifted = False
 
     # --- transactions ---------------------------------------------------------------------------------------------
 
@@ -167,6 +198,7 @@ class Site:
         elif not envelope.destination.endswith(".timeouts"):
             ledger.arrives(envelope)
             ledger.check_time(origin, self._now())
+            self._check_limits(envelope.destination, origin)
         ledger.check_count(origin)
 
     def _take_off(self, queue: str, parcel: SimulatedMessage, why: str) -> None:
@@ -222,15 +254,23 @@ class Site:
 
     def claim(self, session: SiteSession, now: datetime, limit: int) -> Sequence[Claim]:
         """See :meth:`postdate.ports.ClaimingStore.claim_due`."""
+        return self._claim(session, self._due(now)[:limit])
+
+    def claim_held(self, session: SiteSession, kept: KeptLimits, limit: int) -> Sequence[Claim]:
+        """See :meth:`postdate.ports.limits.LimitingStore.claim_held`."""
+        return self._claim(session, [row for row in self._due(kept.end) if row.attempt_at >= kept.begin][:limit])
+
+    def _claim(self, session: SiteSession, rows: Sequence[Row]) -> Sequence[Claim]:
         claims: list[Claim] = []
         unreadable: str | None = None
-        for row in self._due(now)[:limit]:
+        for row in rows:
             if row.message.message_id in self.damaged:
                 if not self._breaks.reads_whole_batches:
                     self._set_aside(row)
                     continue
                 unreadable = row.message.message_id
             row.session, row.token = session, next(self._numbers)
+            self._taken_at[origin_of_row(row.message)] = self._ledger.now
             claims.append(Claim(row.message, row.token))
             self._ledger.note(f"{origin_of_row(row.message)} claimed by {session.life}")
         if unreadable is not None:
@@ -317,16 +357,69 @@ class Site:
         self.wake()
         return True
 
+    # --- limits -------------------------------------------------------------------------------------------------
+
+    def keep_limits(self, destination: str, limits: str, free_at: datetime, before: str) -> bool:
+        """See :meth:`postdate.ports.limits.LimitingStore.keep_limits`.
+
+        Raises:
+            StoreUnavailable: nobody may set limits any more.
+        """
+        kept = self.limits.get(destination, KeptLimits(destination, len(self.limits) + 1, "", free_at))
+        if self.are_lifted and limits:
+            raise StoreUnavailable("no limits are kept any more")
+        if kept.limits != before:
+            return False
+        self.limits[destination] = replace(kept, limits=limits, free_at=free_at)
+        self.limited[destination] = LimitedQueue(limits_in(self.limits[destination]), self._ledger.now)
+        self._ledger.note(f"{destination} has the limits: {limits or 'none'}")
+        return True
+
+    def lift_limits(self, now: datetime) -> None:
+        """Lift all limits, for good."""
+        self.are_lifted = True
+        for kept in list(self.limits.values()):
+            self.keep_limits(kept.destination, "", now, kept.limits)
+
+    def take_turns(self, kept: KeptLimits, free_at: datetime) -> bool:
+        """See :meth:`postdate.ports.limits.LimitingStore.take_turns`."""
+        if self.limits.get(kept.destination) != kept and not self._breaks.gives_turns_to_all:
+            return False
+        self.limits[kept.destination] = replace(self.limits[kept.destination], free_at=free_at)
+        return True
+
+    def _check_limits(self, destination: str, origin: str) -> None:
+        """Fail when a message of the store comes to a queue whose limits did not let it through."""
+        taken_at, queue = self._taken_at.pop(origin, None), self.limited.get(destination)
+        if taken_at is None or queue is None:
+            return
+        # What was taken before everybody could know goes out, and trouble holds up what went before.
+        if taken_at < max(queue.since, self._ledger.trouble_until) + HEARD_WITHIN_SECONDS:
+            queue.arrivals.clear()
+            return
+        if queue.limits.paused:
+            self._ledger.fail("limits are kept", f"{origin} was let through, but {destination} is paused")
+        if (rate := queue.limits.per_second) is None:
+            return
+        queue.arrivals.append(self._ledger.now)
+        for number, first in enumerate(queue.arrivals):
+            count, seconds = len(queue.arrivals) - number, self._ledger.now - first
+            if count > 1.5 + max(0.2 * rate, 1.5) + rate * seconds:
+                self._ledger.fail("limits are kept", f"{count} came to {destination} in {seconds:.2f} s, of {rate:g}/s")
+
     def move(self, now: datetime, limit: int) -> MoveReport:
         """See :meth:`postdate.ports.MovingStore.move_due`."""
         moved, left_behind = 0, False
         with self.transaction():
             for row in self._due(now)[:limit]:
-                if row.message.message_id in self.damaged:
+                if row.message.destination in self.limits and self.limits[row.message.destination].limits:
+                    left_behind = True
+                elif row.message.message_id in self.damaged:
                     if self._breaks.reads_whole_batches:
                         raise InvalidHeaders(f"the headers of {row.message.message_id!r} are no JSON")
                     self._set_aside(row)
                 elif row.message.destination in self.queues:
+                    self._taken_at[origin_of_row(row.message)] = self._ledger.now
                     self._put(to_envelope(row.message))
                     self._remove_row(row, "moved")
                     moved += 1
@@ -467,11 +560,17 @@ class Site:
             second: of the run.
             set_back: that clock was set back: what was given back before waits for the time that it shows.
         """
-        found = [
-            (origin_of_row(row.message), max(row.since, second - (now - row.message.due).total_seconds()), _place(row))
-            for row in self.rows.values()
-            if row.message.due < now and not (set_back and row.session is None and row.attempt_at > now)
-        ]
+        found = list[tuple[str, float, str]]()
+        for row in self.rows.values():
+            since, queue = row.since, self.limited.get(row.message.destination)
+            if queue is not None:
+                if queue.limits != NO_LIMITS:
+                    continue
+                since = max(since, queue.since + LIFTED_WITHIN_SECONDS)
+            waits_for_clock = set_back and row.session is None and row.attempt_at > now
+            if row.message.due < now and not waits_for_clock:
+                late = (now - row.message.due).total_seconds()
+                found.append((origin_of_row(row.message), max(since, second - late), _place(row)))
         for name, line in self.queues.items():
             if name not in self.sinks:
                 found += [

@@ -32,7 +32,7 @@ def test_whatever_happens_every_promise_is_kept() -> None:
 @pytest.mark.parametrize("fix", MUTATIONS)
 def test_a_fix_that_is_taken_out_is_missed(fix: str) -> None:
     """By the seed of the guide; or by another, where the core goes other ways since: `--table` then has the new one."""
-    assert first_found(fix, [ROWS[fix], *range(600)]) is not None
+    assert first_found(fix, [ROWS[fix], *range(1_000)]) is not None
 
 
 def test_the_guide_names_a_seed_for_every_fix() -> None:
@@ -53,7 +53,7 @@ def test_a_seed_replays_exactly_in_another_process(seed: int) -> None:
 
 def test_a_violation_prints_its_seed_and_ends_with_1() -> None:
     fix = "reading-row-by-row"
-    found = first_found(fix, [ROWS[fix], *range(600)])
+    found = first_found(fix, [ROWS[fix], *range(1_000)])
     assert found is not None
     assert found.violation is not None
     command = [sys.executable, "-m", "tests.simulator", "--without", fix, "--seed", str(found.seed)]
