@@ -362,6 +362,11 @@ class DelayedMessage:
     def __hash__(self) -> int:
         return hash((self.message_id, self.due, self.destination, self.body))
 
+    @property
+    def cursor(self) -> str:
+        """Where a list goes on behind this message: ``client.list(…, after=message.cursor)``."""
+        return f"{format_timestamp(self.due)} {self.message_id}"
+
     @classmethod
     def restored(  # noqa: PLR0913 - the fields
         cls,

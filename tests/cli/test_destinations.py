@@ -32,6 +32,10 @@ def test_explain_says_what_holds_a_message(cli) -> None:
     cli.ok("destinations", "pause", "orders")
     due = cli.ok("messages", "explain", "later", "--json").json
     assert "its queue 'orders' is paused" in due["facts"]
+    cli.ok("messages", "reschedule", "later", "--at", "2026-01-31T12:00Z")
+    assert cli.ok("messages", "list").out.splitlines()[1].split()[2] == "held"
+    (line,) = cli.ok("messages", "list", "--json").json["messages"]
+    assert (line["held"], line["overdue"]) == (True, False)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from postdate import LocalTransport
+from postdate import LocalTransport, SystemClock, connect
 from postdate.messages import Envelope
 from postdate.operations.doctor import Verdict, file_system, loopback
 
@@ -41,6 +41,23 @@ def test_after_setup_only_the_service_is_missing(cli):
         "write-ahead log", "clock", "processes", "service", "queues", "error queue", "destinations", "set aside",
         "pipeline",
     }  # fmt: skip
+
+
+def test_zones_that_messages_follow_are_shown_with_what_their_rules_have_moved(cli):
+    cli.ok("setup", "--queue", "orders")
+
+    async def sent() -> None:
+        async with connect("sqlite:///postdate.db") as client:
+            await client.send(b"", destination="orders", deliver_at="2999-07-01 09:00", zone="Europe/Paris")
+
+    began = SystemClock().now()
+    anyio.run(sent)
+    found = checks(cli("doctor", "--json"))
+    zone, _, rest = found["time zone"]["found"].partition(": messages wait by its rules of ")
+    at, _, moved = rest.partition(", which moved ")
+    assert (found["time zone"]["result"], zone, moved) == ("ok", "Europe/Paris", "0 of them")
+    assert began <= datetime.fromisoformat(at) <= SystemClock().now()
+    assert found["destinations"]["result"] == "ok"
 
 
 def test_overdue_messages_without_a_service_are_a_failure(cli):

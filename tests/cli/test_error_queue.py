@@ -172,3 +172,17 @@ def test_a_message_past_its_use_stays_unless_its_end_is_taken_off(cli):
     (returned,) = cli.ok("errors", "return", "m1", "--without-expiry", "--json").json["messages"]
     assert (returned["done"], returned["queue"], returned["remark"]) == (True, "orders", "")
     assert Headers.EXPIRES_AT not in (cli.ok("messages", "show", "m1", "--json").out)
+
+
+@pytest.mark.parametrize("name", [Headers.EXPIRES_AT, Headers.TIME_TO_BE_RECEIVED])
+def test_what_is_made_of_a_message_past_its_use_is_sent_only_with_another_end(cli, name):
+    ends = {Headers.EXPIRES_AT: (format_timestamp(NOW), format_timestamp(NOW.replace(year=2999)))}
+    past, later = ends.get(name, ("00:00:01", "999999.00:00:00"))
+    cli.ok("setup", "--queue", "orders")
+    put(failed("m1", **{Headers.TIME_SENT: format_timestamp(NOW - timedelta(1)), name: past}))
+    refused = cli("errors", "edit", "m1", "--body", "new")
+    assert refused.status == 2
+    assert f"and would be discarded there; have it end later: --header {name}=" in refused.err
+    cli.ok("errors", "edit", "m1", "--header", f"{name}={later}")
+    (sent,) = cli.ok("queues", "peek", "orders", "--json").json["messages"]
+    assert sent["headers"][name] == later

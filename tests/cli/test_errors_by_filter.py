@@ -63,6 +63,22 @@ def test_options_say_which_are_listed_and_returned(cli, failed) -> None:
     assert (queues["orders"], queues["bills"], queues["error"]) == (2, 0, 4)
 
 
+def test_a_dry_run_says_how_many_and_which_would_have_to_stay(cli, failed) -> None:
+    cli.ok("send", "error", "x", "--id", "stray")
+    dry = cli.ok("errors", "return", "--all", "--dry-run").out.splitlines()
+    assert dry[0] == "6 messages would be returned"
+    assert dry[1].startswith("stray: not returned: it has no header NServiceBus.FailedQ")
+    would_be = cli.ok("errors", "return", "--exception", "NoStock", "--dry-run", "--json").json
+    assert would_be["dry_run"] is True
+    assert [(each["message_id"], each["queue"], each["done"]) for each in would_be["messages"]] == [
+        ("m-4", "orders", True),
+        ("m-5", "bills", True),
+    ]
+    assert cli.ok("errors", "discard", "--text", "no 2", "--dry-run").out == "1 message would be discarded\n"
+    assert len(failed()) == 7
+    assert "--dry-run is for --all" in cli("errors", "discard", "m-1", "--dry-run").err
+
+
 @pytest.mark.parametrize(
     "arguments", [["return"], ["return", "m-1", "--text", "no"], ["return", "--all", "--exception", "NoStock"]]
 )

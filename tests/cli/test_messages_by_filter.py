@@ -2,6 +2,8 @@
 
 import pytest
 
+from postdate.cli import command
+
 
 @pytest.fixture
 def waiting(cli):
@@ -36,6 +38,20 @@ def test_all_that_match_are_cancelled_or_counted(cli, waiting) -> None:
     assert cli.ok("messages", "cancel", "--queue", "bills").out == "no message is like that\n"
 
 
+def test_what_takes_long_says_how_far_it_is(cli, waiting, monkeypatch) -> None:
+    monkeypatch.setattr(command, "TOLD_EACH", 2)
+    assert cli.ok("messages", "cancel", "--queue", "bills").err.splitlines() == ["2 so far", "4 so far"]
+    assert cli.ok("queues", "purge", "orders").err == ""
+
+
+def test_what_is_due_by_the_clocks_of_a_zone_is_sent_and_found(cli, waiting) -> None:
+    cli.ok("send", "orders", "x", "--id", "paris", "--at", "2126-07-31T09:00", "--zone", "Europe/Paris")
+    assert waiting("--zone", "Europe/Paris") == ["paris"]
+    assert cli.ok("messages", "list", "--zone", "Europe/Paris", "--json").json["messages"][0]["due"] == (
+        "2126-07-31T07:00:00Z"
+    )
+
+
 def test_all_that_match_are_rescheduled(cli, waiting) -> None:
     moved = cli.ok("messages", "reschedule", "--queue", "bills", "--later-by", "1d")
     assert moved.out.splitlines() == [
@@ -64,6 +80,7 @@ def test_all_that_match_are_rescheduled(cli, waiting) -> None:
         (["reschedule", "--queue", "orders", "--delay", "1h", "--later-by", "1h"], "say when"),
         (["reschedule", "m-1", "--later-by", "1h"], "say when: either --delay or --at"),
         (["reschedule", "m-1"], "say when"),
+        (["list", "--after", "m-1"], "'m-1' is no cursor of a message"),
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_changed(cli, waiting, arguments: list[str], said: str) -> None:

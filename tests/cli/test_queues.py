@@ -1,6 +1,12 @@
 """Messages of any queue are looked at, taken off, thrown away."""
 
+import signal
+from dataclasses import replace
+
+import anyio.lowlevel
 import pytest
+
+from postdate.operations import queues
 
 
 @pytest.fixture
@@ -34,6 +40,30 @@ def test_purge_empties_it_or_counts(orders) -> None:
     assert orders.ok("queues", "purge", "orders", "--dry-run").out == "3 messages would be thrown away\n"
     assert orders.ok("queues", "purge", "orders").out == "3 messages thrown away\n"
     assert orders.ok("queues", "purge", "orders").out == "0 messages thrown away\n"
+
+
+@pytest.mark.parametrize("what", ["peek", "receive", "purge"])
+def test_an_interrupt_ends_in_one_line_and_loses_nothing(orders, monkeypatch, what) -> None:
+    """It comes with the second message in hand, or with all of them; peek is that of queues that cannot be browsed."""
+    pages, peek, arrived = queues.Walk.pages, queues.peek, list[str]()
+
+    async def interrupted(walk, *at_once):
+        async for page in pages(walk, *at_once):
+            arrived.extend(each.envelope.message_id for each in page)
+            if len(arrived) > 1:
+                signal.raise_signal(signal.SIGINT)
+                await anyio.lowlevel.checkpoint()
+            yield page
+
+    with monkeypatch.context() as patch:
+        patch.setattr(queues.Walk, "pages", interrupted)
+        patch.setattr(queues, "peek", lambda here, *rest: peek(replace(here, queue_view=None), *rest))
+        ran = orders("queues", what, "orders", *["--limit=3"][: what != "purge"])
+    assert (ran.status, ran.err) == (130, "postdate: error [interrupted]: stopped by the user\n")
+    shown = ["m-0"] if what == "receive" else []
+    assert [each for each in arrived if f"message {each}\n" in ran.out] == shown
+    left = orders.ok("queues", "receive", "orders", "--limit", "9").out
+    assert [f"m-{n}" for n in range(3) if f"message m-{n}\n" in left] == [f"m-{n}" for n in range(len(shown), 3)]
 
 
 @pytest.mark.parametrize("what", ["peek", "receive", "purge"])

@@ -246,6 +246,26 @@ async def test_what_is_printed_for_sqlite_makes_all_tables(own_folder):
     await runs_in_full(variables)
 
 
+@pytest.mark.parametrize("server", [None, "place"], ids=["sqlite", "postgres"])
+async def test_a_table_that_came_with_a_later_version_is_missed_before_a_service_starts(server, request, own_folder):
+    place = None if server is None else request.getfixturevalue(server)
+    variables = {}
+    if place is not None:
+        variables = {"POSTDATE_STORE__ADDRESS": place.admin, "POSTDATE_STORE__SCHEMA": place.schema}
+    settings = load_settings(None, variables)
+    async with opened(settings, create=True) as deployment:
+        await set_up(deployment)
+        await check_set_up(deployment)
+    if place is not None:
+        place.run(f'DROP TABLE "{place.schema}".destination_limit')
+    else:
+        with closing(sqlite3.connect(own_folder / "postdate.db")) as connection, connection:
+            connection.execute("DROP TABLE destination_limit")
+    async with opened(settings) as deployment:
+        with pytest.raises(StoreNotSetUp, match="postdate setup"):
+            await check_set_up(deployment)
+
+
 def test_setup_makes_what_the_settings_name_and_what_is_asked_for(cli, own_folder):
     (own_folder / "postdate.toml").write_text('[outbox]\naddress = "sqlite:///shop.db"\n')
     done = cli.ok("setup", "--sagas", "--json").json

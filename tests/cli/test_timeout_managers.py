@@ -11,7 +11,7 @@ import pytest
 
 from postdate import MariaDbTimeouts, PostgresTimeouts, SqliteTimeouts, SqlServerTimeouts
 from postdate.config import load_settings
-from postdate.core.dispatcher import sharing
+from postdate.core.simple_store import sharing
 from postdate.errors import ConfigurationError
 from postdate.messages import Headers
 from postdate.ports import TransportCapabilities

@@ -49,6 +49,11 @@ _SEND = ("send", "orders", "x")
         ((*_SEND, "--delay", "10x"), "Invalid value for '--delay': '10x' is no duration"),
         ((*_SEND, "--at", "2026-01-31T12:00"), "Invalid value for '--at': '2026-01-31T12:00' has no time zone"),
         ((*_SEND, "--at", "noon"), "Invalid value for '--at': 'noon' is no date and time"),
+        (
+            (*_SEND, "--zone", "Europe/Paris", "--at", "2026-01-31T12:00Z"),
+            "--zone needs --at with what its clocks show",
+        ),
+        ((*_SEND, "--zone", "Mars/Base", "--at", "2126-01-31T12:00"), "Mars/Base"),
         ((*_SEND, "--at", "2026-01-31T12:00Z", "--delay", "5s"), "--delay and --at exclude each other"),
         ((*_SEND, "--header", "nonsense"), "--header 'nonsense' is not NAME=VALUE"),
         ((*_SEND, "--file", "body.json"), "an argument or with --file, not both"),

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar, cast
@@ -30,24 +31,25 @@ app = group("bench", "Measure your own store and queues, beside the physical lim
 Number = Annotated[int, option("--n", "Messages.", min=1)]
 
 
-def _common(
+@dataclass(frozen=True, slots=True)
+class Common:
+    """The options that every benchmark has."""
+
     store: Annotated[
         str, option("--store", "A kind of store, as sqlite, postgres, mariadb, or the address of one.")
-    ] = "sqlite",
+    ] = "sqlite"
     transport: Annotated[
         str | None, option("--transport", "A kind of queues, as local, rabbitmq, or an address. Default: the store's.")
-    ] = None,
-    queue_type: Annotated[str, option("--queue-type", "Kind of RabbitMQ queue: quorum or classic.")] = "quorum",
+    ] = None
+    queue_type: Annotated[str, option("--queue-type", "Kind of RabbitMQ queue: quorum or classic.")] = "quorum"
     folder: Annotated[
         Path | None, option("--folder", "Where to measure files: a folder on the disk in question. Default: temporary.")
-    ] = None,
+    ] = None
     synchronous: Annotated[
         str, option("--synchronous", "Of files. full: survives loss of power; normal: survives the end of the process.")
-    ] = "full",
-    recording: Annotated[str, option("--recording", "How much is recorded for audits: all, outcomes.")] = "all",
-    as_json: Annotated[bool, option("--json", "Print one JSON object and nothing else.")] = False,
-) -> None:
-    """Declare the options that every benchmark has; never called."""
+    ] = "full"
+    recording: Annotated[str, option("--recording", "How much is recorded for audits: all, outcomes.")] = "all"
+    as_json: Annotated[bool, option("--json", "Print one JSON object and nothing else.")] = False
 
 
 def measures(app: typer.Typer, targets: Mapping[str, str] = MappingProxyType({})) -> Callable[[Benchmark], Benchmark]:
@@ -56,23 +58,18 @@ def measures(app: typer.Typer, targets: Mapping[str, str] = MappingProxyType({})
     def register(benchmark: Benchmark) -> Benchmark:
         def run(context: typer.Context, **values: Any) -> None:
             del context
-            _run(benchmark, targets, **values)
+            common = Common(**{each.name: values.pop(each.name) for each in fields(Common)})
+            _run(lambda bench: benchmark(bench, **values), targets, common)
 
-        add_command(app, benchmark.__name__, benchmark, run, options_of(_common))
+        add_command(app, benchmark.__name__, benchmark, run, options_of(Common))
         return benchmark
 
     return register
 
 
-def _run(
-    benchmark: Callable[..., BenchmarkResult],
-    targets: Mapping[str, str],
-    *,
-    as_json: bool,
-    folder: Path | None,
-    **values: Any,
-) -> None:
-    if folder is None and (file := file_named(values["store"])) is not None:
+def _run(benchmark: Callable[[Bench], BenchmarkResult], targets: Mapping[str, str], common: Common) -> None:
+    folder = common.folder
+    if folder is None and (file := file_named(common.store)) is not None:
         folder = file.parent
     if folder is not None and not folder.is_dir():
         raise ConfigurationError(f"there is no folder {folder}")
@@ -81,11 +78,13 @@ def _run(
         signals_handled(signal.default_int_handler, signal.SIGTERM),
         tempfile.TemporaryDirectory(prefix="postdate-bench-", dir=folder) as temporary,
     ):
-        common = {name: values.pop(name) for name in ("store", "transport", "queue_type", "synchronous", "recording")}
-        options = BenchmarkOptions(folder=Path(temporary).absolute(), targets=targets, **common)
-        with _progress(quiet=as_json and not sys.stderr.isatty()) as report:
-            result = benchmark(Bench(options, report), **values)
-    _show(result, as_json=as_json)
+        place = Path(temporary).absolute()
+        options = BenchmarkOptions(
+            common.store, common.transport, place, common.synchronous, common.recording, common.queue_type, targets
+        )
+        with _progress(quiet=common.as_json and not sys.stderr.isatty()) as report:
+            result = benchmark(Bench(options, report))
+    _show(result, as_json=common.as_json)
 
 
 @measures(app)

@@ -282,6 +282,15 @@ def _instant(text: str) -> datetime:
     return parse_instant(text)
 
 
+def _instant_or_wall(text: str) -> datetime | str:
+    """Return an instant; what has no offset as it is: the clocks of some zone show it."""
+    try:
+        is_wall = datetime.fromisoformat(text.strip()).tzinfo is None
+    except ValueError:
+        is_wall = False
+    return text.strip() if is_wall else _instant(text)
+
+
 def _name(text: str) -> str:
     """Refuse a blank name, which a script's unset variable leaves: it would count as not given, or as another name."""
     from postdate.errors import InvalidMessage
@@ -311,9 +320,39 @@ def named(name: str, meaning: str, metavar: str) -> Any:
 
 Delay = Annotated[timedelta | None, duration("--delay", "Due this long from now: 30s, 10m, 1h30m, 2d.")]
 At = Annotated[datetime | None, instant("--at", "Due then: ISO 8601 with offset, 2026-01-31T12:00+01:00.")]
+AtWall = Annotated[
+    Any,
+    option(
+        "--at",
+        "Due then: ISO 8601 with offset, 2026-01-31T12:00+01:00; with --zone, without.",
+        parser=_reading(_instant_or_wall),
+        metavar="TIME",
+    ),
+]
 Limit = Annotated[int, option("--limit", "At most so many.", min=1, max=1_000_000)]
 DryRun = Annotated[bool, option("--dry-run", "Only say how many it would be.")]
 Queue = Annotated[str, typer.Argument(parser=NAME, metavar="QUEUE", help="Name of the queue.")]
+MessageId = Annotated[str, typer.Argument(parser=NAME, metavar="ID", help="Id of the message.")]
+SomeIds = Annotated[
+    list[str] | None, typer.Argument(parser=NAME, metavar="[ID…]", help="Ids of messages; or say which by options.")
+]
+
+
+TOLD_EACH = 10_000
+"""After so many the user hears again how far a command is."""
+
+
+def progress() -> Callable[[int], None]:
+    """Return what tells the user how many are done, on standard error."""
+    told = 0
+
+    def tell(done: int) -> None:
+        nonlocal told
+        if done >= told + TOLD_EACH:
+            told = done
+            print(f"{done:,} so far", file=sys.stderr)
+
+    return tell
 
 
 def headers_of(texts: list[str] | None) -> dict[str, str]:

@@ -124,6 +124,8 @@ def _call(arguments: Sequence[str], commands: typer.Typer, name: str) -> int:
         if isinstance(ending.__context__, BrokenPipeError):  # typer has made 1 of it
             return output_closed()
         ended = ending.code
+    if ended == Exit.INTERRUPTED:  # typer has made that of it
+        raise KeyboardInterrupt
     return ended if isinstance(ended, int) else Exit.OK
 
 

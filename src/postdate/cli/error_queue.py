@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from base64 import b64decode
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from postdate.cli.command import (
     NAME,
+    DryRun,
     Limit,
+    MessageId,
+    SomeIds,
     Use,
     command,
     group,
@@ -19,35 +23,31 @@ from postdate.cli.command import (
     instant,
     named,
     option,
+    progress,
     wrong_usage,
 )
 from postdate.cli.output import clean, hexdump, one_line, print_body, print_pairs, print_table, time_or_dash
 
 if TYPE_CHECKING:
-    from postdate.operations import (
-        ErrorDetails,
-        ErrorFilter,
-        ErrorGroups,
-        ErrorList,
-        Mended,
-        Returned,
-        SetAsideDetails,
-        SetAsideList,
-    )
+    from postdate import operations
     from postdate.ports import Mending
     from postdate.wiring import OpenDeployment
 
 app = group("errors", "Look at failed messages, and send them back; mend what cannot be read.")
 
+T = TypeVar("T")
+
 Queue = Annotated[str | None, named("--queue", "Error queue; default: endpoint.error_queue.", metavar="QUEUE")]
 FailedQueue = Annotated[str | None, named("--failed-queue", "Only those that failed in this queue.", metavar="QUEUE")]
 Exception_ = Annotated[str | None, named("--exception", "Only those with this type of exception.", metavar="TYPE")]
-SomeIds = Annotated[
-    list[str] | None, typer.Argument(parser=NAME, metavar="[ID]…", help="Ids of messages; or use --all.")
-]
 FailedText = Annotated[
     str | None, option("--text", "Only those with this text in their reason or body.", metavar="TEXT")
 ]
+
+
+def _work(use: Use, queue: str | None, work: Callable[[OpenDeployment, str, datetime], Awaitable[T]]) -> T:
+    """Do ``work`` with the error queue that is named, or with that of the settings."""
+    return use.work(lambda deployment, now: work(deployment, queue or deployment.settings.endpoint.error_queue, now))
 
 
 @command(app, "list")
@@ -73,11 +73,7 @@ def list_(
         return
 
     where = operations.ErrorFilter(failed_queue, exception, text)
-    found = use.work(
-        lambda deployment, _: operations.list_errors(
-            deployment, queue or deployment.settings.endpoint.error_queue, limit, where
-        )
-    )
+    found = _work(use, queue, lambda deployment, source, _: operations.list_errors(deployment, source, limit, where))
     use.report(found, lambda: _print_list(found))
 
 
@@ -86,13 +82,11 @@ def groups(use: Use, queue: Queue = None) -> None:
     """Count failed messages by the type of their exception and the queue where they failed."""
     from postdate import operations
 
-    found = use.work(
-        lambda deployment, _: operations.group_errors(deployment, queue or deployment.settings.endpoint.error_queue)
-    )
+    found = _work(use, queue, lambda deployment, source, _: operations.group_errors(deployment, source))
     use.report(found, lambda: _print_groups(found))
 
 
-def _print_groups(found: ErrorGroups) -> None:
+def _print_groups(found: operations.ErrorGroups) -> None:
     if not found.groups:
         print(f"queue {found.queue} is empty")
         return
@@ -103,7 +97,7 @@ def _print_groups(found: ErrorGroups) -> None:
     print_table(["messages", "exception", "queue", "last failed at", "last reason"], rows)
 
 
-def _print_list(found: ErrorList) -> None:
+def _print_list(found: operations.ErrorList) -> None:
     if found.total:
         rows = [
             (each.message_id, each.failed_at, each.failed_queue, one_line(each.reason or each.exception_type or "-"))
@@ -119,7 +113,7 @@ def _print_list(found: ErrorList) -> None:
         _print_set_aside(found.set_aside)
 
 
-def _print_set_aside(found: SetAsideList) -> None:
+def _print_set_aside(found: operations.SetAsideList) -> None:
     if not found.total:
         print("nothing is set aside")
         return
@@ -153,16 +147,11 @@ def show(
         use.report(held, lambda: _print_held(held))
         return
     id_ = message_id or ""
-
-    found = use.work(
-        lambda deployment, now: operations.show_error(
-            deployment, queue or deployment.settings.endpoint.error_queue, id_, now
-        )
-    )
+    found = _work(use, queue, lambda deployment, source, now: operations.show_error(deployment, source, id_, now))
     use.report(found, lambda: _print_details(found))
 
 
-def _print_held(found: SetAsideDetails) -> None:
+def _print_held(found: operations.SetAsideDetails) -> None:
     message = found.message
     print(f"{message.name}, set aside at {time_or_dash(message.at)}")
     print_pairs({"was in": message.queue or "(store)", "id": message.message_id, "reason": message.reason})
@@ -172,7 +161,7 @@ def _print_held(found: SetAsideDetails) -> None:
             print(clean(held.text) if held.text is not None else hexdump(b64decode(held.base64 or "")))
 
 
-def _print_details(found: ErrorDetails) -> None:
+def _print_details(found: operations.ErrorDetails) -> None:
     from postdate.messages import Headers
 
     message = found.message
@@ -223,6 +212,7 @@ def return_(
     body: Annotated[
         str | None, option("--body", "With --set-aside: a body in place of what it has.", metavar="TEXT|@FILE")
     ] = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Put failed messages back where they failed, to be tried again. Mend the cause first.
 
@@ -232,7 +222,7 @@ def return_(
 
     mends = [part for part in (headers, due, destination, body) if part is not None]
     if set_aside:
-        if message_ids or every or to or without_expiry or queue or failed_queue or exception or text:
+        if message_ids or every or to or without_expiry or queue or failed_queue or exception or text or dry_run:
             raise wrong_usage("--set-aside goes with --headers, --due, --destination and --body only")
         if mends and len(set_aside) > 1:
             raise wrong_usage("mend one at a time: --headers, --due, --destination and --body are of one message")
@@ -244,7 +234,8 @@ def return_(
         raise wrong_usage(
             "--headers, --due, --destination and --body mend what could not be read: add --set-aside NAME"
         )
-    _deal(use, message_ids, queue, every, operations.ErrorFilter(failed_queue, exception, text), (to, without_expiry))
+    how = operations.Treatment(to, without_expiry, dry_run=dry_run)
+    _deal(use, message_ids, queue, every, operations.ErrorFilter(failed_queue, exception, text), how)
 
 
 @command(app, "discard")
@@ -256,11 +247,13 @@ def discard(
     failed_queue: FailedQueue = None,
     exception: Exception_ = None,
     text: FailedText = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Throw failed messages away, for good."""
     from postdate import operations
 
-    _deal(use, message_ids, queue, every, operations.ErrorFilter(failed_queue, exception, text), None)
+    how = operations.Treatment(discard=True, dry_run=dry_run)
+    _deal(use, message_ids, queue, every, operations.ErrorFilter(failed_queue, exception, text), how)
 
 
 def _deal(
@@ -268,34 +261,46 @@ def _deal(
     message_ids: list[str] | None,
     queue: str | None,
     every: bool,
-    where: ErrorFilter,
-    returned: tuple[str | None, bool] | None,
+    where: operations.ErrorFilter,
+    how: operations.Treatment,
 ) -> None:
     """Return messages, or discard them."""
     from postdate import operations
 
-    action = "discard" if returned is None else "return"
+    action = "discard" if how.discard else "return"
     if [bool(message_ids), every, where != operations.ErrorFilter()].count(True) != 1:
         raise wrong_usage(
             f"name the messages to {action}, or all of them with --all, or say which: --failed-queue, --exception, "
             f"--text"
         )
-    how = operations.Treatment(discard=True) if returned is None else operations.Treatment(*returned)
+    if message_ids and how.dry_run:
+        raise wrong_usage("--dry-run is for --all, --failed-queue, --exception and --text")
 
-    async def work(deployment: OpenDeployment, now: datetime) -> list[Returned]:
-        source = queue or deployment.settings.endpoint.error_queue
+    async def work(deployment: OpenDeployment, source: str, now: datetime) -> list[operations.Returned]:
         if not message_ids:
-            return await operations.return_all(deployment, source, now, where, how)
+            return await operations.return_all(deployment, source, now, where, how, progress())
         return await operations.return_messages(deployment, source, message_ids, now, how)
 
-    results = use.work(work)
+    results = _work(use, queue, work)
+    if how.dry_run:
+        use.report({"messages": results, "dry_run": True}, lambda: _print_would_be(results, action))
+        return
     use.report({"messages": results}, lambda: _print_dealt(results, action), kept=all(each.done for each in results))
+
+
+def _print_would_be(results: list[operations.Returned], action: str) -> None:
+    from postdate.operations.plain import shown_count
+
+    stay = [each for each in results if not each.done]
+    print(f"{shown_count(len(results) - len(stay), 'message')} would be {action}ed")
+    if stay:
+        _print_dealt(stay, action)
 
 
 @command(app, "edit")
 def edit(
     use: Use,
-    message_id: Annotated[str, typer.Argument(parser=NAME, metavar="ID", help="Id of the message.")],
+    message_id: MessageId,
     queue: Queue = None,
     body: Annotated[str | None, option("--body", "Its body from now on.", metavar="TEXT|@FILE")] = None,
     header: Annotated[
@@ -309,10 +314,8 @@ def edit(
     if body is None and not header:
         raise wrong_usage("what is to be changed? give --body or --header")
     change = operations.Edit(None if body is None else _content("--body", body), headers_of(header), to)
-    sent = use.work(
-        lambda deployment, now: operations.edit(
-            deployment, queue or deployment.settings.endpoint.error_queue, message_id, now, change
-        )
+    sent = _work(
+        use, queue, lambda deployment, source, now: operations.edit(deployment, source, message_id, now, change)
     )
     said = f"{clean(message_id)}: sent to {clean(sent.queue)} as {sent.message_id}"
     use.report({"message": sent}, lambda: print(said))
@@ -356,7 +359,7 @@ def delete(
     _report_mended(use, deleted, "deleted")
 
 
-def _report_mended(use: Use, results: list[Mended], done: str) -> None:
+def _report_mended(use: Use, results: list[operations.Mended], done: str) -> None:
     def lines() -> None:
         for each in results:
             print(f"{clean(each.name)}: {done if each.done else f'not {done}: {clean(each.remark)}'}")
@@ -364,7 +367,7 @@ def _report_mended(use: Use, results: list[Mended], done: str) -> None:
     use.report({"messages": results}, lines, kept=all(each.done for each in results))
 
 
-def _print_dealt(results: list[Returned], action: str) -> None:
+def _print_dealt(results: list[operations.Returned], action: str) -> None:
     if not results:
         print(f"nothing to {action}")
     for each in results:

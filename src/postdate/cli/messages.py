@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from postdate.cli.command import (
-    NAME,
     At,
     Delay,
     DryRun,
     Limit,
+    MessageId,
+    SomeIds,
     Use,
     command,
     duration,
@@ -22,6 +22,7 @@ from postdate.cli.command import (
     instant,
     named,
     option,
+    progress,
     wrong_usage,
 )
 from postdate.cli.output import clean, print_body, print_pairs, print_table, time_or_dash
@@ -29,26 +30,13 @@ from postdate.cli.output import clean, print_body, print_pairs, print_table, tim
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from postdate import operations
     from postdate.core.changing import Pending
     from postdate.messages import DelayedMessage
-    from postdate.operations import (
-        Change,
-        Explanation,
-        ManyChanged,
-        MessageDetails,
-        MessageList,
-        MessageLocation,
-        Statistics,
-    )
     from postdate.operations.plain import Event
     from postdate.wiring import OpenDeployment
 
 app = group("messages", "Look at delayed messages, and change them.")
-
-MessageId = Annotated[str, typer.Argument(parser=NAME, metavar="ID", help="Id of the message.")]
-SomeIds = Annotated[
-    list[str] | None, typer.Argument(parser=NAME, metavar="[ID…]", help="Ids of messages; or say which by options.")
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,35 +51,48 @@ class Which:
     ] = None
     text: Annotated[str | None, option("--text", "Only those with this text in their bodies.", metavar="TEXT")] = None
     failing: Annotated[bool, option("--failing", "Only those that could not be delivered so far.")] = False
+    zone: Annotated[
+        str | None, named("--zone", "Only those due by the clocks of this zone, as Europe/Paris.", metavar="ZONE")
+    ] = None
 
     def pending(self) -> Pending:
         from postdate.core.changing import Pending
 
         headers = headers_of(self.header) or None
-        return Pending(self.queue, self.due_from, self.due_to, headers, self.text, self.failing or None)
+        return Pending(self.queue, self.due_from, self.due_to, headers, self.text, self.failing or None, self.zone)
 
 
 @command(app, "list")
-def list_(use: Use, which: Which, limit: Limit = 50) -> None:
+def list_(
+    use: Use,
+    which: Which,
+    limit: Limit = 50,
+    after: Annotated[
+        str | None, option("--after", "Go on behind the cursor that the list before ended with.", metavar="CURSOR")
+    ] = None,
+) -> None:
     """List messages that wait, the next due first."""
     from postdate import operations
 
     where = which.pending()
-    found = use.work(lambda deployment, now: operations.list_messages(deployment, where, limit, now))
-    use.report(found, lambda: _print_list(found, limit))
+    found = use.work(lambda deployment, now: operations.list_messages(deployment, where, limit, now, after))
+    use.report(found, lambda: _print_list(found))
 
 
-def _print_list(found: MessageList, limit: int) -> None:
+def _print_list(found: operations.MessageList) -> None:
     if not found.messages:
         print("no messages wait")
         return
     rows = [
-        (each.message_id, each.due, "overdue" if each.overdue else "waiting", each.destination, each.number_of_failures)
-        for each in found.messages
+        (each.message_id, each.due, _state(each), each.destination, each.number_of_failures) for each in found.messages
     ]
     print_table(["id", "due", "state", "queue", "failures"], rows)
-    if found.more:
-        print(f"… and more; these are the first {limit:,}. See `postdate messages stats`, or use --limit")
+    if found.cursor is not None:
+        print(f"… and more; go on with --after {shlex.quote(found.cursor)}, or see `postdate messages stats`")
+
+
+def _state(message: operations.MessageLine) -> str:
+    return "held" if message.held else "overdue" if message.overdue else "waiting"
 
 
 @command(app, "show")
@@ -103,7 +104,7 @@ def show(use: Use, message_id: MessageId) -> None:
     use.report(found, lambda: _print_details(found))
 
 
-def _print_details(found: MessageDetails) -> None:
+def _print_details(found: operations.MessageDetails) -> None:
     print(f"message {clean(found.message_id)}")
     for place in found.places:
         _print_place(place)
@@ -117,7 +118,7 @@ def _print_history(history: Sequence[Event]) -> None:
     print_table(["at", "what", "queue", "reason"], rows)
 
 
-def _print_place(place: MessageLocation) -> None:
+def _print_place(place: operations.MessageLocation) -> None:
     print(f"\nwaiting for queue {place.queue}" if place.where == "waiting" else f"\nin queue {place.queue}")
     print_pairs(
         {
@@ -142,7 +143,7 @@ def explain(use: Use, message_id: MessageId) -> None:
     use.report(found, lambda: _print_explanation(found), kept=found.state is not operations.MessageState.UNKNOWN)
 
 
-def _print_explanation(found: Explanation) -> None:
+def _print_explanation(found: operations.Explanation) -> None:
     print(f"{clean(found.message_id)}: {found.state.value.replace('_', ' ')}")
     print(f"  {clean(found.headline)}")
     for fact in found.facts:
@@ -168,7 +169,7 @@ def cancel(use: Use, message_ids: SomeIds = None, *, which: Which, dry_run: DryR
         changes = use.work(lambda deployment, now: operations.cancel(deployment, named, now))
         _report_changes(use, changes, "cancelled")
         return
-    done = use.work(lambda deployment, now: operations.cancel_all(deployment, where, now, dry_run=dry_run))
+    done = use.work(lambda store, now: operations.cancel_all(store, where, now, dry_run=dry_run, progress=progress()))
     _report_many(use, done, "cancelled")
 
 
@@ -200,12 +201,14 @@ def reschedule(
 
     if are_named:
 
-        async def work(deployment: OpenDeployment, now: datetime) -> list[Change]:
+        async def work(deployment: OpenDeployment, now: datetime) -> list[operations.Change]:
             return [await operations.reschedule(deployment, each, due(None, now), now) for each in message_ids or ()]
 
         _report_changes(use, use.work(work), "rescheduled")
         return
-    done = use.work(lambda store, now: operations.reschedule_all(store, where, due, now, dry_run=dry_run))
+    done = use.work(
+        lambda store, now: operations.reschedule_all(store, where, due, now, dry_run=dry_run, progress=progress())
+    )
     _report_many(use, done, "rescheduled")
 
 
@@ -218,7 +221,7 @@ def _are_named(message_ids: list[str] | None, where: Pending, *, dry_run: bool) 
     return bool(message_ids)
 
 
-def _report_many(use: Use, found: ManyChanged, done: str) -> None:
+def _report_many(use: Use, found: operations.ManyChanged, done: str) -> None:
     def lines() -> None:
         for answer, count in found.answers.items():
             said = f"would be {done}" if found.dry_run else done if answer == "done" else f"not {done}: {answer}"
@@ -231,7 +234,7 @@ def _report_many(use: Use, found: ManyChanged, done: str) -> None:
     use.report(found, lines)
 
 
-def _report_changes(use: Use, changes: list[Change], done: str) -> None:
+def _report_changes(use: Use, changes: list[operations.Change], done: str) -> None:
     from postdate.operations.plain import shown_time
 
     def lines() -> None:
@@ -252,13 +255,13 @@ def stats(use: Use) -> None:
     use.report(found, lambda: _print_statistics(found))
 
 
-def _print_statistics(found: Statistics) -> None:
+def _print_statistics(found: operations.Statistics) -> None:
     print_pairs(
         {
             "store": found.store,
             "waiting": found.pending,
             "overdue": found.overdue,
-            "held": found.claimed,
+            "claimed": found.claimed,
             "failing": found.failing,
             "next due": time_or_dash(found.next_due),
             **({"set aside": found.set_aside} if found.set_aside else {}),

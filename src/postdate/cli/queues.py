@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from postdate.cli.command import DryRun, Limit, Queue, Use, command, group
+from postdate.cli.command import DryRun, Limit, Queue, Use, command, group, progress
 from postdate.cli.output import clean, print_body, print_pairs, print_table
 
 if TYPE_CHECKING:
@@ -64,10 +64,6 @@ def purge(use: Use, queue: Queue, dry_run: DryRun = False) -> None:
     from postdate.operations import queues
     from postdate.operations.plain import shown_count
 
-    def progress(gone: int) -> None:
-        if gone % 10_000 == 0:
-            print(f"{gone:,} so far", file=sys.stderr)
-
-    found = use.work(lambda deployment, now: queues.purge(deployment, queue, now, progress, dry_run=dry_run))
+    found = use.work(lambda deployment, now: queues.purge(deployment, queue, now, progress(), dry_run=dry_run))
     said = "would be thrown away" if dry_run else "thrown away"
     use.report(found, lambda: print(f"{shown_count(found.count, 'message')} {said}"))

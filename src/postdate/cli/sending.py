@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.command import At, Delay, Use, duration, headers_of, instant, named, option, wrong_usage
+from postdate.cli.command import AtWall, Delay, Use, duration, headers_of, instant, named, option, wrong_usage
 
 if TYPE_CHECKING:
     from postdate.operations import SendReport
@@ -65,7 +65,10 @@ def send(
         str | None, typer.Argument(metavar="[BODY]", help="Sent as it is; default, or -: standard input.")
     ] = None,
     delay: Delay = None,
-    at: At = None,
+    at: AtWall = None,
+    zone: Annotated[
+        str | None, named("--zone", "By whose clocks it is due --at, as Europe/Paris: it follows them.", metavar="ZONE")
+    ] = None,
     expires_at: Annotated[datetime | None, instant("--expires-at", "Not to be delivered after that.")] = None,
     time_to_be_received: Annotated[
         timedelta | None,
@@ -82,14 +85,25 @@ def send(
 ) -> None:
     """Send a message, now or when it is due. A body that is JSON is marked as such."""
     from postdate import operations
+    from postdate.config import parse_instant
     from postdate.endpoint.outgoing import SendOptions
+    from postdate.errors import InvalidTimestamp
 
     if not queue.strip():
         raise wrong_usage("QUEUE must be the name of a queue, not empty")
     if delay is not None and at is not None:
         raise wrong_usage("--delay and --at exclude each other")
+    if isinstance(at, str) and zone is None:
+        try:
+            parse_instant(at)
+        except InvalidTimestamp as error:
+            raise typer.BadParameter(f"{error}; or say by whose clocks: --zone", param_hint="'--at'") from None
+    if zone is not None and not isinstance(at, str):
+        raise wrong_usage("--zone needs --at with what its clocks show, without an offset: 2027-03-28T09:00")
     content, headers = _body(body, file), headers_of(header)
-    options = SendOptions(queue, delay, at, expires_at, time_to_be_received, headers=headers, message_id=message_id)
+    options = SendOptions(
+        queue, delay, at, expires_at, time_to_be_received, headers=headers, message_id=message_id, zone=zone
+    )
     sent = use.work(lambda deployment, _: operations.send(deployment, content, options, message_type))
     use.report(sent, lambda: _print_sent(sent))
 

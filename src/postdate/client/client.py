@@ -197,14 +197,14 @@ class _Calls:
 
         return _Call(alone, lambda store, _: store.getting_steps(message_id))
 
-    def list(self, where: Pending, limit: int | None) -> _Call[list[DelayedMessage]]:
+    def list(self, where: Pending, limit: int | None, after: str | None = None) -> _Call[list[DelayedMessage]]:
         if not isinstance(where, Pending):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without types
             raise InvalidMessage(f"say which messages with Pending(…), such as Pending('queue'), not {where!r}")
 
         async def alone(opened: InUse) -> list[DelayedMessage]:
-            return await first_of(administrable(opened.store), where, limit)
+            return await first_of(administrable(opened.store), where, limit, after)
 
-        return _Call(alone, lambda store, _: first_steps(store, where, limit))
+        return _Call(alone, lambda store, _: first_steps(store, where, limit, after))
 
     def change(
         self, where: Pending, change: Callable[[DelayedMessage], _Call[Answer]], *, dry_run: bool
@@ -407,10 +407,19 @@ class Client:
         return await self._do(self._calls.get(message_id), transaction)
 
     async def list(
-        self, where: Pending | None = None, *, limit: int = 100, transaction: NativeTransaction | None = None
+        self,
+        where: Pending | None = None,
+        *,
+        limit: int = 100,
+        after: str | None = None,
+        transaction: NativeTransaction | None = None,
     ) -> list[DelayedMessage]:
-        """Return waiting messages that match, the first due first. Of headers and bodies the client reads all."""
-        return await self._do(self._calls.list(where or Pending(), limit), transaction)
+        """Return waiting messages that match, the first due first. Of headers and bodies the client reads all.
+
+        ``after``: go on behind the last one of a list before, by its :attr:`~postdate.DelayedMessage.cursor`; if that
+        message has gone, those that are due at its instant come again. Raises `InvalidMessage`: it is no cursor.
+        """
+        return await self._do(self._calls.list(where or Pending(), limit, after), transaction)
 
     async def cancel_where(
         self, where: Pending, *, dry_run: bool = False, transaction: NativeTransaction | None = None
@@ -546,10 +555,15 @@ class BlockingClient:
         return self._do(self._calls.get(message_id), transaction)
 
     def list(
-        self, where: Pending | None = None, *, limit: int = 100, transaction: NativeTransaction | None = None
+        self,
+        where: Pending | None = None,
+        *,
+        limit: int = 100,
+        after: str | None = None,
+        transaction: NativeTransaction | None = None,
     ) -> list[DelayedMessage]:
         """See :meth:`Client.list`."""
-        return self._do(self._calls.list(where or Pending(), limit), transaction)
+        return self._do(self._calls.list(where or Pending(), limit, after), transaction)
 
     def cancel_where(
         self, where: Pending, *, dry_run: bool = False, transaction: NativeTransaction | None = None

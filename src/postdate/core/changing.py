@@ -10,8 +10,8 @@ from typing import Final
 
 import anyio
 
-from postdate.errors import InvalidMessage, NotSupported
-from postdate.messages import DelayedMessage, Headers, aware_utc, check_headers
+from postdate.errors import InvalidMessage, InvalidTimestamp, NotSupported
+from postdate.messages import DelayedMessage, Headers, aware_utc, check_headers, parse_timestamp
 from postdate.ports import (
     AdministrableStore,
     Answer,
@@ -27,6 +27,7 @@ from postdate.ports.changing import MARKERS
 
 _PAGE: Final = 500
 _AT_ONCE: Final = 16
+_TIMESTAMP_LENGTH: Final = 28
 
 
 def administrable(store: ClaimingStore) -> AdministrableStore:
@@ -118,6 +119,14 @@ class Pending:
         )
 
 
+def _read_cursor(cursor: str) -> tuple[datetime, str]:
+    """Return due time and id of the message whose cursor it is. Raises `InvalidMessage`."""
+    try:
+        return parse_timestamp(cursor[:_TIMESTAMP_LENGTH]), cursor[_TIMESTAMP_LENGTH + 1 :]
+    except (InvalidTimestamp, TypeError):
+        raise InvalidMessage(f"{cursor!r} is no cursor of a message, as a list before gave it") from None
+
+
 def _brief(message: DelayedMessage) -> DelayedMessage:
     headers = {Headers.WALL_TIME: message.headers[Headers.WALL_TIME]} if Headers.WALL_TIME in message.headers else {}
     return replace(message, headers=headers, body=b"")
@@ -129,17 +138,23 @@ class PendingPages:
     Args:
         wanted: which.
         limit: how many; ``None``: all, without bodies and most headers, as there may be millions.
+        after: the cursor of the message behind which the list goes on. Has that gone, all that is due at its instant is
+            read again.
 
     What is due at one instant is read again for each page, so pages grow where a herd is. What is stored meanwhile, due
     before what was read, is not found.
     """
 
-    def __init__(self, wanted: Pending, limit: int | None) -> None:
+    def __init__(self, wanted: Pending, limit: int | None, after: str | None = None) -> None:
         is_read_here = replace(wanted, destination=None, due_from=None, due_to=None).says_something
         self._page = _PAGE if limit is None or is_read_here else min(limit, _PAGE)
         self._wanted, self._limit, self._here = wanted, limit, set[str]()
         self._where = MessageFilter(wanted.destination, wanted.due_from, wanted.due_to)
         self._found, self.is_over = dict[str, DelayedMessage](), limit == 0
+        self._after = None if after is None else _read_cursor(after)
+        self._unsure = list[DelayedMessage]()
+        if self._after is not None and (wanted.due_from is None or wanted.due_from < self._after[0]):
+            self._where = replace(self._where, due_from=self._after[0])
 
     @property
     def found(self) -> list[DelayedMessage]:
@@ -152,7 +167,8 @@ class PendingPages:
     def take(self, page: Sequence[DelayedMessage]) -> list[DelayedMessage]:
         """Note what matches of the answer, and return it."""
         fresh = [each for each in page if each.message_id not in self._here]
-        found = [each if self._limit else _brief(each) for each in fresh if self._wanted.matches(each)]
+        wanted = [each for each in self._behind(fresh) if self._wanted.matches(each)]
+        found = wanted if self._limit else [_brief(each) for each in wanted]
         for each in found:  # one that moves meanwhile is met again
             self._found.setdefault(each.message_id, each)
         # A page may be short of rows that cannot be read.
@@ -163,18 +179,35 @@ class PendingPages:
             self._where = replace(self._where, due_from=last)
         return found
 
+    def _behind(self, fresh: Sequence[DelayedMessage]) -> Sequence[DelayedMessage]:
+        """Leave out those up to the one whose cursor was given."""
+        if self._after is None:
+            return fresh
+        due, message_id = self._after
+        self._unsure += fresh
+        ids = [each.message_id for each in fresh]
+        if message_id not in ids and fresh and fresh[-1].due == due:
+            return ()
+        behind = fresh[ids.index(message_id) + 1 :] if message_id in ids else self._unsure
+        self._after = None
+        return behind
 
-async def first_of(store: AdministrableStore, wanted: Pending, limit: int | None) -> list[DelayedMessage]:
+
+async def first_of(
+    store: AdministrableStore, wanted: Pending, limit: int | None, after: str | None = None
+) -> list[DelayedMessage]:
     """Return up to ``limit`` that match, the first due first; ``None``: all, without bodies and most headers."""
-    reading = PendingPages(wanted, limit)
+    reading = PendingPages(wanted, limit, after)
     while not reading.is_over:
         reading.take(await store.list_pending(*reading.ask()))
     return reading.found
 
 
-def first_steps(store: JoiningStore, wanted: Pending, limit: int | None) -> Steps[list[DelayedMessage]]:
+def first_steps(
+    store: JoiningStore, wanted: Pending, limit: int | None, after: str | None = None
+) -> Steps[list[DelayedMessage]]:
     """:func:`first_of` in a transaction of the application."""
-    reading = PendingPages(wanted, limit)
+    reading = PendingPages(wanted, limit, after)
     while not reading.is_over:
         reading.take((yield from store.listing_steps(*reading.ask())))
     return reading.found

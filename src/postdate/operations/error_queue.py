@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from postdate.core.expiry import discard_reason
-from postdate.errors import InvalidTimestamp, MessageNotFound, PostdateError, QueueNotFound
+from postdate.errors import InvalidMessage, InvalidTimestamp, MessageNotFound, PostdateError, QueueNotFound
 from postdate.messages import Envelope, Headers, new_message_id, parse_timestamp
 from postdate.operations.needs import queue_view
-from postdate.operations.plain import Body, body_of
+from postdate.operations.plain import Body, Progress, body_of, unheard
 from postdate.operations.queues import walking
 from postdate.operations.set_aside import SetAsideList, list_set_aside
-from postdate.ports import End, Queued, Received, Receiver, RecordKind
+from postdate.ports import End, Observer, Queued, Received, Receiver, RecordKind
 from postdate.wiring import OpenDeployment
 
 _PAGE = 500
@@ -106,11 +106,13 @@ class Treatment:
         to: they are returned there; ``None``: to the queue where each failed.
         without_expiry: their expiry is taken off; else expired messages stay.
         discard: they are thrown away instead.
+        dry_run: nothing becomes of them; the results say what would.
     """
 
     to: str | None = None
     without_expiry: bool = False
     discard: bool = False
+    dry_run: bool = False
 
 
 RETURN = Treatment()
@@ -184,24 +186,28 @@ async def list_errors(deployment: OpenDeployment, queue: str, limit: int, where:
     Raises NotSupported where queues cannot be browsed.
     """
     view = queue_view(deployment, "list failed messages")
-    total = (await view.queue_lengths()).get(queue, 0)
-    found = await view.browse(queue, limit if where == ANY_FAILED else max(total, limit))
-    if where != ANY_FAILED:
-        found = [each for each in found if where.matches(each.envelope)]
-        total = len(found)
+    found = await _browsed(view, queue, where, limit)
+    total = len(found) if where != ANY_FAILED else (await view.queue_lengths()).get(queue, 0)
     return ErrorList(queue, total, [_line(each) for each in found[:limit]], await list_set_aside(deployment, limit))
+
+
+async def _browsed(view: Observer, queue: str, where: ErrorFilter, limit: int | None) -> Sequence[Queued]:
+    """Return all that match; of all messages of the queue, the first ``limit``."""
+    if limit is None or where != ANY_FAILED:
+        limit = max((await view.queue_lengths()).get(queue, 0), 1)
+    return [each for each in await view.browse(queue, limit) if where.matches(each.envelope)]
 
 
 async def group_errors(deployment: OpenDeployment, queue: str) -> ErrorGroups:
     """Return all failed messages by type of exception and queue; raise NotSupported where these cannot be browsed."""
     view = queue_view(deployment, "group failed messages")
-    total = (await view.queue_lengths()).get(queue, 0)
     lines = defaultdict[tuple[str | None, str | None], list[ErrorLine]](list)
-    for each in await view.browse(queue, max(total, 1)):
+    there = await _browsed(view, queue, ANY_FAILED, None)
+    for each in there:
         line = _line(each)
         lines[line.exception_type, line.failed_queue].append(line)
     groups = [_group(kind, where, found) for (kind, where), found in lines.items()]
-    return ErrorGroups(queue, total, sorted(groups, key=lambda group: -group.count))
+    return ErrorGroups(queue, len(there), sorted(groups, key=lambda group: -group.count))
 
 
 def _group(kind: str | None, queue: str | None, found: Sequence[ErrorLine]) -> ErrorGroup:
@@ -263,11 +269,15 @@ async def edit(
 ) -> Returned:
     """Send a failed message to the queue where it failed, or elsewhere, with another body or other headers.
 
-    What is sent is another message, which names the one it was made of; that stays in the error queue.
+    What is sent is another message, which names the one it was made of; that stays in the error queue. Raises
+    `InvalidMessage` if the other one would be past its use.
     """
     failed = (await _find(deployment, queue, message_id, now)).envelope
     copy, new_id = returned_copy(failed, _returned_to(failed, change.to)), new_message_id()
     own = {**copy.headers, **change.headers, Headers.MESSAGE_ID: new_id, Headers.EDIT_OF: failed.message_id}
+    if (reason := _past_its_use(own, now)) is not None:
+        name = Headers.EXPIRES_AT if Headers.EXPIRES_AT in own else Headers.TIME_TO_BE_RECEIVED
+        raise InvalidMessage(f"it {reason} and would be discarded there; have it end later: --header {name}=…")
     (error,) = await deployment.transport.send(
         [replace(copy, message_id=new_id, headers=own, body=copy.body if change.body is None else change.body)], now
     )
@@ -281,6 +291,12 @@ def _returned_to(failed: Envelope, to: str | None) -> str:
     if not destination:
         raise QueueNotFound(f"it has no header {Headers.FAILED_QUEUE}; say where it belongs with --to QUEUE")
     return destination
+
+
+def _past_its_use(headers: Mapping[str, str], now: datetime) -> str | None:
+    with suppress(InvalidTimestamp):
+        return discard_reason(headers, now)
+    return None
 
 
 def _not_there(queue: str, message_id: str) -> str:
@@ -309,11 +325,19 @@ async def return_messages(
 
 
 async def return_all(
-    deployment: OpenDeployment, queue: str, now: datetime, where: ErrorFilter = ANY_FAILED, how: Treatment = RETURN
+    deployment: OpenDeployment,
+    queue: str,
+    now: datetime,
+    where: ErrorFilter = ANY_FAILED,
+    how: Treatment = RETURN,
+    progress: Progress = unheard,
 ) -> list[Returned]:
     """Return, or discard, every message that is in the error queue now and matches; what cannot be returned stays."""
     if deployment.queue_view is None:
-        return await _in_order(deployment, queue, now, where, how)
+        return await _in_order(deployment, queue, now, where, how, progress)
+    if how.dry_run:
+        there = await _browsed(deployment.queue_view, queue, where, None)
+        return [_would_be(each.envelope, queue, now, how) for each in there]
     seen: set[str] = set()
     results: list[Returned] = []
     stuck = 0
@@ -327,10 +351,11 @@ async def return_all(
         page = await return_messages(deployment, queue, wanted, now, how)
         stuck += len(fresh) - sum(each.done for each in page)
         results += page
+        progress(len(results))
 
 
 async def _in_order(
-    deployment: OpenDeployment, queue: str, now: datetime, where: ErrorFilter, how: Treatment
+    deployment: OpenDeployment, queue: str, now: datetime, where: ErrorFilter, how: Treatment, progress: Progress
 ) -> list[Returned]:
     """Deal with the queue's messages as they come."""
     results: list[Returned] = []
@@ -338,11 +363,16 @@ async def _in_order(
         returning = _Returning(deployment, walk.receiver, queue, now, how)
         async for page in walk.pages():
             for received in page:
-                if where.matches(received.envelope):
-                    result = await returning.try_to_move(received)
-                    results.append(result)
-                    if result.done:
-                        walk.ended([received])
+                if not where.matches(received.envelope):
+                    continue
+                if how.dry_run:
+                    results.append(_would_be(received.envelope, queue, now, how))
+                    continue
+                result = await returning.try_to_move(received)
+                results.append(result)
+                progress(len(results))
+                if result.done:
+                    walk.ended([received])
     return results
 
 
@@ -404,27 +434,9 @@ class _Returning:
             return self._stays(received.envelope.message_id, str(error))
 
     async def _move(self, received: Received) -> Returned:
-        message_id = received.envelope.message_id
-        if self.how.discard:
-            end = End(RecordKind.DISCARDED, "discarded by hand from the error queue")
-            await self.receiver.commit(received, self.now, end)
-            return Returned(message_id, done=True, queue=self.queue)
-        destination = _returned_to(received.envelope, self.how.to)
-        copy = returned_copy(received.envelope, destination)
-        if self.how.without_expiry:
-            lasting = {key: value for key, value in copy.headers.items() if key not in _EXPIRY_HEADERS}
-            copy = replace(copy, headers=lasting, expires_at=None)
-        reason = None
-        with suppress(InvalidTimestamp):
-            reason = discard_reason(copy.headers, self.now)
-        if reason is not None:  # it does not expire here, and would be discarded there: this is the only one
-            return self._stays(
-                message_id,
-                f"it {reason} and would be discarded there; to have it handled all the same, return it with "
-                f"--without-expiry",
-            )
-        await self.receiver.commit(received, self.now, End(RecordKind.RETURNED, f"to {destination}", outgoing=[copy]))
-        return Returned(message_id, done=True, queue=destination)
+        queue, end = _end_of(received.envelope, self.queue, self.now, self.how)
+        await self.receiver.commit(received, self.now, end)
+        return Returned(received.envelope.message_id, done=True, queue=queue)
 
     def _stays(self, message_id: str, remark: str) -> Returned:
         return Returned(message_id, done=False, queue=self.queue, remark=remark)
@@ -441,6 +453,32 @@ class _Returning:
         if len(free) > 1:
             return free, _several(free)
         return free, f"{'another process' if free else f'process {found[0].held_by}'} has it in hand"
+
+
+def _would_be(envelope: Envelope, queue: str, now: datetime, how: Treatment) -> Returned:
+    """Return what would become of a failed message."""
+    try:
+        return Returned(envelope.message_id, done=True, queue=_end_of(envelope, queue, now, how)[0])
+    except PostdateError as error:
+        return Returned(envelope.message_id, done=False, queue=queue, remark=str(error))
+
+
+def _end_of(envelope: Envelope, queue: str, now: datetime, how: Treatment) -> tuple[str, End]:
+    """Return the queue where a failed message is then, or was, and its end in ``queue``. Raises: it has to stay."""
+    if how.discard:
+        return queue, End(RecordKind.DISCARDED, "discarded by hand from the error queue")
+    destination = _returned_to(envelope, how.to)
+    copy = returned_copy(envelope, destination)
+    if how.without_expiry:
+        lasting = {key: value for key, value in copy.headers.items() if key not in _EXPIRY_HEADERS}
+        copy = replace(copy, headers=lasting, expires_at=None)
+    reason = _past_its_use(copy.headers, now)
+    if reason is not None:  # it does not expire here, and would be discarded there: this is the only one
+        raise InvalidMessage(
+            f"it {reason} and would be discarded there; to have it handled all the same, return it with "
+            f"--without-expiry"
+        )
+    return destination, End(RecordKind.RETURNED, f"to {destination}", outgoing=[copy])
 
 
 def returned_copy(envelope: Envelope, destination: str) -> Envelope:

@@ -21,10 +21,9 @@ from postdate.operations.needs import (
     retries_of,
     sources,
     standing_of,
-    users_of_queues,
     users_of_store,
 )
-from postdate.operations.plain import Event, delivering, events_of, receiving, shown_count, shown_span, shown_time
+from postdate.operations.plain import Event, delivering, events_of, shown_count, shown_span, shown_time
 from postdate.operations.set_aside import SetAside, set_aside_of
 from postdate.ports import ARCHIVED, AdministrableStore, Process, Queued, Record, Recording, RecordKind, Standing
 from postdate.ports.limits import LimitingStore, in_a_lane
@@ -229,7 +228,8 @@ class _Question:
         if Headers.FAILED_QUEUE in queued.envelope.headers:
             return self._failed_copy(queued)
         intake = timeouts_queue(self.deployment.settings.endpoint.name)
-        consumers = receiving(await users_of_queues(self.deployment) or (), queued.queue)
+        users = () if self.deployment.queue_view is None else await self.deployment.queue_view.processes()
+        consumers = [each for each in users if each.alive and queued.queue in each.receives]
         return self._in_intake(intake, consumers) if queued.queue == intake else self._at_consumer(queued, consumers)
 
     def _in_intake(self, intake: str, consumers: Sequence[Process]) -> Explanation:

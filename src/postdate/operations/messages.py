@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from postdate.core import changing
 from postdate.core.changing import Pending, first_of
+from postdate.core.limits import limits_of
 from postdate.errors import MessageNotFound
-from postdate.messages import DelayedMessage
+from postdate.messages import DelayedMessage, Envelope
 from postdate.operations.explanation import explain
 from postdate.operations.needs import administrable, in_queues, lengths, standing_of, users_of_store
-from postdate.operations.plain import Body, Event, body_of, delivering, events_of
+from postdate.operations.plain import Body, Event, Progress, body_of, delivering, events_of, unheard
 from postdate.operations.set_aside import count_set_aside
-from postdate.ports import AdministrableStore, Answer, Queued, Standing
-from postdate.ports.limits import in_a_lane
+from postdate.ports import AdministrableStore, Answer, Standing
+from postdate.ports.limits import LimitingStore, in_a_lane
 from postdate.wiring import OpenDeployment, own_queues
 
 
@@ -70,9 +72,12 @@ async def statistics(deployment: OpenDeployment, now: datetime) -> Statistics:
 
 @dataclass(frozen=True, slots=True)
 class MessageLine:
+    """One waiting message in a list; ``held``: limits of its queue keep it, though it is due."""
+
     message_id: str
     due: datetime
     overdue: bool
+    held: bool
     destination: str
     number_of_failures: int
     expires_at: datetime | None
@@ -81,22 +86,31 @@ class MessageLine:
 
 @dataclass(frozen=True, slots=True)
 class MessageList:
-    """Pending messages by due time; ``more`` when there are others beyond the limit."""
+    """Pending messages by due time; ``more`` when there are others beyond the limit, which begin after ``cursor``."""
 
     messages: Sequence[MessageLine]
     more: bool
+    cursor: str | None
 
 
-async def list_messages(deployment: OpenDeployment, where: Pending, limit: int, now: datetime) -> MessageList:
-    found = await first_of(administrable(deployment, "list messages"), where, limit + 1)
-    return MessageList([_line(message, now) for message in found[:limit]], more=len(found) > limit)
+async def list_messages(
+    deployment: OpenDeployment, where: Pending, limit: int, now: datetime, after: str | None = None
+) -> MessageList:
+    store = administrable(deployment, "list messages")
+    found = await first_of(store, where, limit + 1, after)
+    held = set(await limits_of(store) if isinstance(store, LimitingStore) else ())
+    shown = found[:limit]
+    more = len(found) > limit
+    return MessageList([_line(message, now, held) for message in shown], more, shown[-1].cursor if more else None)
 
 
-def _line(message: DelayedMessage, now: datetime) -> MessageLine:
+def _line(message: DelayedMessage, now: datetime, held: Container[str]) -> MessageLine:
+    is_due, is_held = message.due < now, message.destination in held
     return MessageLine(
         message_id=message.message_id,
         due=message.due,
-        overdue=message.due < now,
+        overdue=is_due and not is_held,
+        held=is_due and is_held,
         destination=message.destination,
         number_of_failures=message.number_of_failures,
         expires_at=message.expires_at,
@@ -140,7 +154,10 @@ async def show_message(deployment: OpenDeployment, message_id: str) -> MessageDe
     """Return places, content and history of a message; raise MessageNotFound if it has neither place nor history."""
     standing = await standing_of(deployment, message_id)
     places = [] if standing is None else [_waiting(standing)]
-    places += [_in_queue(queued) for queued in await in_queues(deployment, message_id)]
+    places += [
+        _location("queue", each.queue, each.envelope, each.failures, each.held_by)
+        for each in await in_queues(deployment, message_id)
+    ]
     history = events_of(await administrable(deployment, "show a message").history(message_id))
     if not places and not history:
         raise MessageNotFound(
@@ -152,31 +169,24 @@ async def show_message(deployment: OpenDeployment, message_id: str) -> MessageDe
 
 
 def _waiting(standing: Standing) -> MessageLocation:
-    message = standing.message
+    message, attempt_at = standing.message, standing.attempt_at
+    found = _location("waiting", message.destination, message, message.number_of_failures, standing.held_by)
+    return found if in_a_lane(attempt_at, message.due) else replace(found, next_attempt_at=attempt_at)
+
+
+def _location(
+    where: str, queue: str, message: DelayedMessage | Envelope, failures: int, held_by: int | None
+) -> MessageLocation:
     return MessageLocation(
-        where="waiting",
-        queue=message.destination,
+        where=where,
+        queue=queue,
         due=message.due,
-        next_attempt_at=None if in_a_lane(standing.attempt_at, standing.message.due) else standing.attempt_at,
-        number_of_failures=message.number_of_failures,
+        next_attempt_at=None,
+        number_of_failures=failures,
         expires_at=message.expires_at,
-        held_by=standing.held_by,
+        held_by=held_by,
         headers=message.headers,
         body=body_of(message.body),
-    )
-
-
-def _in_queue(queued: Queued) -> MessageLocation:
-    return MessageLocation(
-        where="queue",
-        queue=queued.queue,
-        due=queued.envelope.due,
-        next_attempt_at=None,
-        number_of_failures=queued.failures,
-        expires_at=queued.envelope.expires_at,
-        held_by=queued.held_by,
-        headers=queued.envelope.headers,
-        body=body_of(queued.envelope.body),
     )
 
 
@@ -216,10 +226,14 @@ class ManyChanged:
     dry_run: bool
 
 
-async def cancel_all(deployment: OpenDeployment, where: Pending, now: datetime, *, dry_run: bool) -> ManyChanged:
+async def cancel_all(
+    deployment: OpenDeployment, where: Pending, now: datetime, *, dry_run: bool, progress: Progress = unheard
+) -> ManyChanged:
     """Remove all pending messages that match, for good."""
     store = administrable(deployment, "cancel messages")
-    return await _changed(store, where, lambda each: changing.cancel(store, each.message_id, now), dry_run=dry_run)
+    return await _changed(
+        store, where, lambda each: changing.cancel(store, each.message_id, now), progress, dry_run=dry_run
+    )
 
 
 async def reschedule_all(
@@ -229,6 +243,7 @@ async def reschedule_all(
     now: datetime,
     *,
     dry_run: bool,
+    progress: Progress = unheard,
 ) -> ManyChanged:
     """Give all pending messages that match the due time that ``due`` says of each."""
     store = administrable(deployment, "reschedule messages")
@@ -236,19 +251,27 @@ async def reschedule_all(
     async def change(message: DelayedMessage) -> Answer:
         return await changing.reschedule(store, message.message_id, due(message, now), now)
 
-    return await _changed(store, where, change, dry_run=dry_run)
+    return await _changed(store, where, change, progress, dry_run=dry_run)
 
 
 async def _changed(
     store: AdministrableStore,
     where: Pending,
     change: Callable[[DelayedMessage], Awaitable[Answer]],
+    progress: Progress,
     *,
     dry_run: bool,
 ) -> ManyChanged:
     where.check_says_something()
-    found = await first_of(store, where, None)
-    told = Counter({Answer.DONE: len(found)} if found else {}) if dry_run else await changing.change_all(found, change)
+    found, so_far = await first_of(store, where, None), itertools.count(1)
+
+    async def counted(message: DelayedMessage) -> Answer:
+        try:
+            return await change(message)
+        finally:
+            progress(next(so_far))
+
+    told = Counter({Answer.DONE: len(found)} if found else {}) if dry_run else await changing.change_all(found, counted)
     return ManyChanged({answer.value: count for answer, count in told.items()}, dry_run)
 
 

@@ -83,11 +83,6 @@ async def users_of_store(deployment: OpenDeployment) -> Sequence[Process] | None
     return None if deployment.store_view is None else await deployment.store_view.processes()
 
 
-async def users_of_queues(deployment: OpenDeployment) -> Sequence[Process] | None:
-    """Return the processes that use the queues; ``None`` where that cannot be known."""
-    return None if deployment.queue_view is None else await deployment.queue_view.processes()
-
-
 async def standing_of(deployment: OpenDeployment, message_id: str) -> Standing | None:
     """Return a pending message with as much as the store knows of it; ``None`` when it does not wait."""
     if deployment.store_view is not None:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from postdate.config import format_duration
 from postdate.ports import Process, Record
+
+Progress = Callable[[int], None]
+"""Hears how many are done so far."""
+
+
+def unheard(done: int) -> None:
+    """Progress that nobody follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,3 @@ def shown_count(count: int, what: str) -> str:
 
 def delivering(processes: Sequence[Process]) -> list[Process]:
     return [process for process in processes if process.alive and process.delivers]
-
-
-def receiving(processes: Sequence[Process], queue: str) -> list[Process]:
-    return [process for process in processes if process.alive and queue in process.receives]

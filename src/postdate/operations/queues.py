@@ -13,7 +13,7 @@ import anyio
 from postdate.errors import QueueNotFound
 from postdate.messages import Envelope
 from postdate.operations.needs import lengths
-from postdate.operations.plain import Body, body_of
+from postdate.operations.plain import Body, Progress, body_of
 from postdate.ports import End, Ending, Received, Receiver, RecordKind
 from postdate.wiring import OpenDeployment
 
@@ -143,9 +143,7 @@ async def receive(
     return taken
 
 
-async def purge(
-    deployment: OpenDeployment, queue: str, now: datetime, progress: Callable[[int], None], *, dry_run: bool
-) -> Purged:
+async def purge(deployment: OpenDeployment, queue: str, now: datetime, progress: Progress, *, dry_run: bool) -> Purged:
     """Throw away what is in a queue now, and is in nobody's hands; ``progress`` hears how many are gone."""
     if dry_run:
         return Purged(queue, await _counted(deployment, queue) or 0, dry_run=True)

@@ -10,7 +10,9 @@ from typing import Final
 
 from postdate.ports.stores import Claim
 
-_LANES: Final = datetime(9000, 1, 1, tzinfo=UTC)
+LANES: Final = datetime(9000, 1, 1, tzinfo=UTC)
+"""The attempt times of what is held are later."""
+
 _WIDTH: Final = timedelta(seconds=1_000)
 _FIRST_DUE: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST: Final = timedelta(days=365 * 500)
@@ -22,7 +24,7 @@ _PLACES: Final = 1_000_000
 
 def in_a_lane(attempt_at: datetime | None, due: datetime) -> bool:
     """Return whether a message is held, by its attempt time."""
-    return attempt_at is not None and attempt_at > _LANES > due
+    return attempt_at is not None and attempt_at > LANES > due
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class KeptLimits:
     @property
     def begin(self) -> datetime:
         """The first attempt time of the lane."""
-        return _LANES + self.lane * _WIDTH
+        return LANES + self.lane * _WIDTH
 
     @property
     def end(self) -> datetime:
@@ -105,5 +107,5 @@ class LimitingStore(ABC):
         ``now`` is recorded where a row cannot be read.
 
         Guarantees:
-            limiting.what_is_held_is_claimed_by_its_lane_alone.
+            limiting.what_is_held_is_claimed_by_its_lane_alone, what_is_held_and_cannot_be_read_keeps_its_due_time.
         """

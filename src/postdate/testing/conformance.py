@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import enum
 import inspect
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import Generic, TypeVar, TypeVarTuple
@@ -22,6 +22,7 @@ import anyio
 from postdate.errors import PostdateError
 
 S = TypeVar("S")
+T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 NEWS_SECONDS = 60.0
@@ -93,6 +94,18 @@ class Topic(Generic[S]):
             self(run)
 
         return register
+
+    def given_one(
+        self, opened: Callable[[S], AbstractAsyncContextManager[T]]
+    ) -> Callable[[Callable[[T], Awaitable[None]]], None]:
+        """:meth:`given` for a check that needs one thing alone, which ``opened`` yields."""
+
+        @asynccontextmanager
+        async def one(subject: S) -> AsyncGenerator[tuple[T]]:
+            async with opened(subject) as found:
+                yield (found,)
+
+        return self.given(one)
 
 
 class Damage(enum.Enum):

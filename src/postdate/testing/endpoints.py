@@ -16,7 +16,7 @@ from typing_extensions import override
 from postdate.backends.memory.database import MemorySagaStore
 from postdate.backends.memory.store import MemoryStore
 from postdate.backends.memory.transport import MemoryReceiver, MemoryTransport
-from postdate.core.changing import cancel, reschedule
+from postdate.core.changing import Pending, cancel, first_of, reschedule
 from postdate.core.recoverability import Recoverability
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.endpoint import Endpoint
@@ -28,7 +28,6 @@ from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import ConfigurationError, InvalidMessage, PostdateError
 from postdate.messages import Envelope, Headers
 from postdate.ports import HANDLED, Answer, Correlation, End, MessageFilter, Received, SagaStore, TransactionMode, Work
-from postdate.ports.changing import MARKERS
 from postdate.testing.clock import START, VirtualClock
 
 S = TypeVar("S")
@@ -229,11 +228,9 @@ class EndpointTest:
 
     async def waiting(self) -> Sequence[Waiting]:
         """Return the delayed messages that are not due yet, by due time; saga timeouts are among them."""
-        pending = await self._store.list_pending(MessageFilter(), _EVERYTHING)
         return [
             Waiting(self._endpoint.made.get(each.message_id, each.body), each.destination, each.due)
-            for each in pending
-            if each.destination != MARKERS
+            for each in await first_of(self._store, Pending(), _EVERYTHING)
         ]
 
     async def state_of(self, saga: type[Saga[S]], value: object) -> S | None:

@@ -63,25 +63,25 @@ def saga_checks() -> tuple[Check[SagaStoreSubject], ...]:
 
 
 @asynccontextmanager
-async def _store(subject: SagaStoreSubject) -> AsyncGenerator[tuple[SagaStore]]:
+async def _store(subject: SagaStoreSubject) -> AsyncGenerator[SagaStore]:
     store = subject.open()
     try:
         await store.setup()
-        yield (store,)
+        yield store
     finally:
         await store.close()
 
 
 @asynccontextmanager
-async def _handles(subject: SagaStoreSubject) -> AsyncGenerator[tuple[list[SagaStore]]]:
+async def _handles(subject: SagaStoreSubject) -> AsyncGenerator[list[SagaStore]]:
     """Lend one handle, or two of different processes where the store is shared."""
-    async with _store(subject) as (store,):
+    async with _store(subject) as store:
         if not store.capabilities.shared:
-            yield ([store],)
+            yield [store]
             return
         other = subject.open_elsewhere()
         try:
-            yield ([store, other],)
+            yield [store, other]
         finally:
             await other.close()
 
@@ -104,7 +104,7 @@ async def _kept(store: SagaStore) -> SagaRecord:
 # --- one after the other -------------------------------------------------------------------------------------------
 
 
-@sagas.given(_store)
+@sagas.given_one(_store)
 async def an_instance_is_found_by_type_property_and_value(store: SagaStore) -> None:
     """An instance is found unchanged, in version 1, and by nothing but its own type, property and value."""
     record = _record("ünïcode 🎈 o'1", state='{"text":"\\u0000 \\" ünïcode 🎈"}')
@@ -120,7 +120,7 @@ async def an_instance_is_found_by_type_property_and_value(store: SagaStore) -> N
         expect_equal(await store.find(saga_type, place), None, f"an instance of {saga_type} with {place}")
 
 
-@sagas.given(_store)
+@sagas.given_one(_store)
 async def an_instance_is_loaded_by_type_and_id(store: SagaStore) -> None:
     """An id leads to its instance if that is of the type asked for."""
     record = _record()
@@ -130,7 +130,7 @@ async def an_instance_is_loaded_by_type_and_id(store: SagaStore) -> None:
     expect_equal(await store.load("Order", str(uuid.uuid4())), None, "an instance with another id")
 
 
-@sagas.given(_store)
+@sagas.given_one(_store)
 async def every_update_makes_the_next_version(store: SagaStore) -> None:
     """State and details are replaced, and the version grows by one."""
     await store.apply([_created(_record())])
@@ -140,7 +140,7 @@ async def every_update_makes_the_next_version(store: SagaStore) -> None:
         expect_equal(await _kept(store), replace(record, version=number + 1), "the updated instance")
 
 
-@sagas.given(_store)
+@sagas.given_one(_store)
 async def a_completed_instance_is_gone_and_its_correlation_free(store: SagaStore) -> None:
     """After its completion an instance is not found, and another may have its correlation: in one call, too."""
     await store.apply([_created(_record())])
@@ -150,7 +150,7 @@ async def a_completed_instance_is_gone_and_its_correlation_free(store: SagaStore
     expect_equal(await store.load("Order", first.saga_id), None, "the completed instance")
 
 
-@sagas.given(_store)
+@sagas.given_one(_store)
 async def what_was_changed_meanwhile_is_not_changed_again(store: SagaStore) -> None:
     """An update or completion of an older version, and of an instance that is gone, is a conflict."""
     await store.apply([_created(_record())])
@@ -165,7 +165,7 @@ async def what_was_changed_meanwhile_is_not_changed_again(store: SagaStore) -> N
             await store.apply([SagaChange(fate, replace(old, version=2))])
 
 
-@sagas.given(_store)
+@sagas.given_one(_store)
 async def a_correlation_has_one_instance_of_a_type(store: SagaStore) -> None:
     """Creating a second instance with the same correlation is a conflict; other types and properties are others."""
     first = _record()
@@ -177,7 +177,7 @@ async def a_correlation_has_one_instance_of_a_type(store: SagaStore) -> None:
     expect_equal((await _kept(store)).saga_id, first.saga_id, "the first instance")
 
 
-@sagas.given(_store)
+@sagas.given_one(_store)
 async def changes_are_applied_together_or_not_at_all(store: SagaStore) -> None:
     """One conflict among several changes undoes all of them."""
     await store.apply([_created(_record("o-1"))])
@@ -192,21 +192,21 @@ async def changes_are_applied_together_or_not_at_all(store: SagaStore) -> None:
 @sagas
 async def setting_up_again_keeps_what_is_there(subject: SagaStoreSubject) -> None:
     """Setting up is idempotent; instances survive it, and the handle where the store is durable."""
-    async with _store(subject) as (store,):
+    async with _store(subject) as store:
         await store.setup()
         await store.apply([_created(_record())])
         await store.setup()
         kept = await _kept(store)
         durable = store.capabilities.durable
     if durable:
-        async with _store(subject) as (store,):
+        async with _store(subject) as store:
             expect_equal(await _kept(store), kept, "the instance after closing and opening")
 
 
 # --- at the same time -----------------------------------------------------------------------------------------------
 
 
-@sagas.given(_handles)
+@sagas.given_one(_handles)
 async def of_several_creators_all_but_one_are_told(handles: list[SagaStore]) -> None:
     """Of instances with one correlation that are created at once, by two processes, one is kept."""
     won: list[str] = []
@@ -224,7 +224,7 @@ async def of_several_creators_all_but_one_are_told(handles: list[SagaStore]) -> 
     expect_equal([(await _kept(handles[0])).saga_id], won, "the instance that is there")
 
 
-@sagas.given(_handles)
+@sagas.given_one(_handles)
 async def no_update_is_lost(handles: list[SagaStore]) -> None:
     """When tasks of two processes count in one instance, each trying again after a conflict, every count is there."""
     await handles[0].apply([_created(_record())])
@@ -255,7 +255,7 @@ async def _at_once(handles: list[SagaStore], do: Callable[[SagaStore], Coroutine
 @sagas
 async def applying_is_part_of_a_transaction_of_the_queues(subject: SagaStoreSubject) -> None:
     """With queues in the same database, changes and sends happen both or not at all."""
-    async with _store(subject) as (store,):
+    async with _store(subject) as store:
         if store.capabilities.database is None:
             return
         transport = subject.transport()
@@ -290,7 +290,7 @@ async def applying_is_part_of_a_transaction_of_the_queues(subject: SagaStoreSubj
 @sagas
 async def applying_is_part_of_the_commit_of_an_outbox(subject: SagaStoreSubject) -> None:
     """With an outbox in the same database, changes and its record are kept both or not at all."""
-    async with _store(subject) as (store,):
+    async with _store(subject) as store:
         if store.capabilities.database is None:
             return
         outbox = subject.outbox()

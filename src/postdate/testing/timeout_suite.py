@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -68,11 +68,9 @@ async def prepared(persister: TimeoutPersister, endpoint: str = ENDPOINT) -> Asy
         await persister.close()
 
 
-@asynccontextmanager
-async def storage(subject: TimeoutSubject) -> AsyncGenerator[tuple[TimeoutPersister]]:
-    """Prepare a handle for a check that needs no more."""
-    async with prepared(subject.open()) as persister:
-        yield (persister,)
+def storage(subject: TimeoutSubject) -> AbstractAsyncContextManager[TimeoutPersister]:
+    """Prepare a handle for a check."""
+    return prepared(subject.open())
 
 
 def timeout_id(number: int) -> str:
@@ -105,7 +103,7 @@ keeping: Topic[TimeoutSubject] = Topic("timeouts")
 _AT_ONCE = 8
 
 
-@keeping.given(storage)
+@keeping.given_one(storage)
 async def a_timeout_is_unchanged(persister: TimeoutPersister) -> None:
     """Id, due time, destination, saga, owner, headers in any script and all bytes come back as they were (4.6)."""
     headers = {"kind": "отправка-🕰️", "empty": "", "quote": "'\"\\%s\n"}
@@ -114,7 +112,7 @@ async def a_timeout_is_unchanged(persister: TimeoutPersister) -> None:
     expect_equal(await persister.peek(kept.timeout_id), kept, "the timeout that was kept")
 
 
-@keeping.given(storage)
+@keeping.given_one(storage)
 async def what_is_left_out_stays_out(persister: TimeoutPersister) -> None:
     """No saga, no headers and no body are none when they come back; the empty UUID is no saga either."""
     kept = replace(timeout(), headers={}, body=b"")
@@ -141,7 +139,7 @@ async def a_due_time_is_never_earlier(subject: TimeoutSubject) -> None:
             expect_equal(len(early.due), sum(kept < due for kept in stored), f"timeouts due before {due}")
 
 
-@keeping.given(storage)
+@keeping.given_one(storage)
 async def adding_again_changes_nothing(persister: TimeoutPersister) -> None:
     """An id is stored once: a message received twice is one timeout, and the first one stays (4.5)."""
     kept = timeout()
@@ -150,7 +148,7 @@ async def adding_again_changes_nothing(persister: TimeoutPersister) -> None:
     expect_equal(await persister.peek(kept.timeout_id), kept, "the first timeout under an id")
 
 
-@keeping.given(storage)
+@keeping.given_one(storage)
 async def an_id_is_known_however_it_is_written(persister: TimeoutPersister) -> None:
     """Upper case and braces name the same timeout and the same saga; an id that is no UUID is refused, or not found."""
     kept = timeout(0xABC, saga_id=SAGA)
@@ -169,7 +167,7 @@ async def an_id_is_known_however_it_is_written(persister: TimeoutPersister) -> N
     expect(not await persister.try_remove("no uuid"), "there is nothing to remove")
 
 
-@keeping.given(storage)
+@keeping.given_one(storage)
 async def what_is_removed_is_gone(persister: TimeoutPersister) -> None:
     """The first removal says that it removed; after it there is nothing to see, to find or to remove (4.6)."""
     await persister.add(timeout())
@@ -182,7 +180,7 @@ async def what_is_removed_is_gone(persister: TimeoutPersister) -> None:
     expect(await persister.add(timeout()), "an id that was removed may be stored again")
 
 
-@keeping.given(storage)
+@keeping.given_one(storage)
 async def a_saga_takes_all_its_timeouts_along(persister: TimeoutPersister) -> None:
     """All timeouts of one saga are removed and counted; those of others, and of none, stay (4.5)."""
     for number, saga in enumerate((SAGA, None, timeout_id(77), SAGA), 1):
@@ -324,7 +322,7 @@ def _chunk(next_query: datetime | None, *found: tuple[int, datetime]) -> DueChun
     return DueChunk([DueTimeout(timeout_id(number), due) for number, due in found], next_query)
 
 
-@looking.given(storage)
+@looking.given_one(storage)
 async def the_start_is_exclusive_and_now_inclusive(persister: TimeoutPersister) -> None:
     """A timeout due at the start is not found, one due at ``now`` is: looks that follow each other meet (row 95)."""
     for number in range(3):
@@ -333,7 +331,7 @@ async def the_start_is_exclusive_and_now_inclusive(persister: TimeoutPersister) 
     expect_equal(found, _chunk(NOW + 2 * SECOND, (1, NOW + SECOND)), "what is due after the start, until now")
 
 
-@looking.given(storage)
+@looking.given_one(storage)
 async def the_next_query_is_the_earliest_to_come(persister: TimeoutPersister) -> None:
     """When all due timeouts were found, the next query is when the next one is due, or never without one (row 95)."""
     expect_equal(await persister.next_chunk(_LONG_AGO, NOW, 10), _chunk(None), "nothing at all")
@@ -346,7 +344,7 @@ async def the_next_query_is_the_earliest_to_come(persister: TimeoutPersister) ->
     expect_equal(await persister.next_chunk(NOW, NOW, 1), _chunk(NOW + 5 * SECOND), "nothing due")
 
 
-@looking.given(storage)
+@looking.given_one(storage)
 async def the_next_query_after_a_cut_chunk_is_now(persister: TimeoutPersister) -> None:
     """A chunk cut by the limit has the earliest timeouts, and ``next_query`` is ``now`` (specification, row 95)."""
     for number in (3, 1, 2):
@@ -356,7 +354,7 @@ async def the_next_query_after_a_cut_chunk_is_now(persister: TimeoutPersister) -
     expect_equal(await persister.next_chunk(NOW, now, 2), expected, "the two that are due first")
 
 
-@looking.given(storage)
+@looking.given_one(storage)
 async def a_chunk_does_not_end_between_equal_due_times(persister: TimeoutPersister) -> None:
     """All timeouts of the last due time are in the chunk, by id: the next one starts after that time (row 95)."""
     for number, due in {1: NOW, 5: NOW + SECOND, 3: NOW + SECOND, 4: NOW + SECOND, 2: NOW + 2 * SECOND}.items():
@@ -371,7 +369,7 @@ async def a_chunk_does_not_end_between_equal_due_times(persister: TimeoutPersist
     expect_equal(found, _chunk(NOW + 2 * SECOND, *tied), "equal times up to the end: nothing more is due")
 
 
-@looking.given(storage)
+@looking.given_one(storage)
 async def going_on_finds_each_one_once(persister: TimeoutPersister) -> None:
     """Looks that each start at the last due time of the one before find everything, in order, once."""
     for number in range(1, 41):  # times with as many digits as there are, some of them equal
@@ -388,7 +386,7 @@ async def going_on_finds_each_one_once(persister: TimeoutPersister) -> None:
     expect(found == sorted(found, key=lambda each: (each.due, each.timeout_id)), "they come in order")
 
 
-@looking.given(storage)
+@looking.given_one(storage)
 async def any_start_will_do(persister: TimeoutPersister) -> None:
     """A look may start at the beginning of the calendar and go on to its end."""
     await persister.add(timeout())

@@ -130,16 +130,7 @@ def run(
 
     What fires them there may run meanwhile, and so may services on the store. Exit code 1 if anything is not as it was.
     """
-    job = _job(use, origin, whose.chosen(), cutoff, pace, cluster)
-
-    from postdate.pipeline import migrate
-
-    with logging_to_stderr(log_level):
-        if isinstance(job, migrate.StoreMove):
-            result = job.run()
-        else:
-            result = on_spark(lambda session: migrate.migrate(session, job), cluster, long=True)
-    use.report(result.to_json(), lambda: _print_result(result), kept=result.complete)
+    _move(use, _job(use, origin, whose.chosen(), cutoff, pace, cluster), cluster, log_level, goes_on=False)
 
 
 @command(migrations, "resume")
@@ -156,15 +147,18 @@ def resume(
 
     Exit code 1 if anything is not as it was.
     """
-    job = _job(use, origin, endpoints, None, pace, cluster)
+    _move(use, _job(use, origin, endpoints, None, pace, cluster), cluster, log_level, goes_on=True)
 
+
+def _move(use: Use, job: MigrateJob | StoreMove, cluster: SparkOptions, log_level: str, *, goes_on: bool) -> None:
     from postdate.pipeline import migrate
 
     with logging_to_stderr(log_level):
         if isinstance(job, migrate.StoreMove):
-            result = job.resume()
+            result = job.resume() if goes_on else job.run()
         else:
-            result = on_spark(lambda session: migrate.resume(session, job), cluster, long=True)
+            move = migrate.resume if goes_on else migrate.migrate
+            result = on_spark(lambda session: move(session, job), cluster, long=True)
     use.report(result.to_json(), lambda: _print_result(result), kept=result.complete)
 
 

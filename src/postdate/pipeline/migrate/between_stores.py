@@ -36,7 +36,7 @@ import anyio
 import pyarrow as pa
 
 from postdate.backends.registry import place_of
-from postdate.clock import SystemClock, from_microseconds
+from postdate.clock import LATEST, SystemClock, from_microseconds, to_microseconds
 from postdate.config import resolved
 from postdate.core.letting_through import free_lanes
 from postdate.core.limits import limits_of
@@ -292,12 +292,12 @@ class _Passage:
         now = SystemClock().now()
         self.target.overdue(now)  # it is there
         counted, intents = self.source.ask(lambda store: store.statistics(now)), _intents(self.source)
-        destinations, latest, back = Counter[str](), 0, list[str]()
+        destinations, dues, back = Counter[str](), (to_microseconds(LATEST), 0), list[str]()
         gone = self._given_away()
         for id_, destination, due in self.source.rows("pending", ("message_id", "destination", "due")):
             if destination not in {INTENTS, MARKERS}:
                 destinations[destination] += 1
-                latest = max(latest, due)
+                dues = min(dues[0], due), max(dues[1], due)
                 back += [id_] if id_ in gone else []
         count, aside = counted.pending - _own(self.source), counted.quarantined
         problems = [*self._in_the_way(intents), *self._limited()]
@@ -309,8 +309,8 @@ class _Passage:
             self.endpoint,
             count,
             0,
-            counted.next_due if count else None,
-            from_microseconds(latest) if latest else None,
+            from_microseconds(dues[0]) if destinations else counted.next_due if count else None,
+            from_microseconds(dues[1]) if destinations else None,
             destinations,
             tuple(problems),
             (f"{aside:,} cannot be read and are set aside: `postdate errors` shows them",) if aside else (),

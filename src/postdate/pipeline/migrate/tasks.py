@@ -180,7 +180,6 @@ def _sum_up_waiting(
     answer: Callable[[Checksums], pa.RecordBatch],
     slots: Batches,
 ) -> Batches:
-    """Make answers of the checksums of waiting messages."""
     with opened_target(target) as store:
         for number in _numbers(slots):
             for batch in store.part(parts[number], where):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from postdate.backends.memory.transport import MemoryTransport
-from postdate.core.dispatcher import enlisting as can_share
+from postdate.core.simple_store import enlisting as can_share
 from postdate.endpoint.delayed_delivery import check_mode
 from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import (
@@ -40,7 +40,6 @@ from postdate.testing.store_suite.subject import (
     QUEUE,
     SECOND,
     StoreSubject,
-    a_store,
     beside_queues,
     claim_one,
     claiming,
@@ -70,7 +69,7 @@ async def no_role_is_half_there(subject: StoreSubject) -> None:
             expect(isinstance(store, role) or not present, f"{role.__name__} is inherited, as there are {present}")
 
 
-@capabilities.given(a_store)
+@capabilities.given_one(claiming)
 async def a_clock_and_columns_are_there_as_it_says(store: ClaimingStore) -> None:
     """A store that says it has a clock tells the time by it, and one that does not refuses; columns likewise."""
     if store.capabilities.has_clock:

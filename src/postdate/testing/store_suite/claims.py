@@ -16,7 +16,6 @@ from postdate.testing.store_suite.subject import (
     NOW,
     SECOND,
     StoreSubject,
-    a_store,
     beside_queues,
     claim_one,
     claiming,
@@ -34,7 +33,7 @@ _LOOKS = 12
 claims: Topic[StoreSubject] = Topic("claims")
 
 
-@claims.given(a_store)
+@claims.given_one(claiming)
 async def oldest_first_up_to_the_limit(store: ClaimingStore) -> None:
     """A batch holds the oldest due messages in the order of their due times, as many as asked for."""
     await store.store_many([message(f"{offset}", NOW + offset * SECOND) for offset in (5, 1, 4, 2, 3)], NOW)
@@ -43,7 +42,7 @@ async def oldest_first_up_to_the_limit(store: ClaimingStore) -> None:
     expect_equal(batches, [["1", "2"], ["3", "4"], ["5"], []], "batches of two")
 
 
-@claims.given(a_store)
+@claims.given_one(claiming)
 async def due_is_compared_strictly(store: ClaimingStore) -> None:
     """Nothing is claimed at or before its due time, not even by a microsecond."""
     await store.store_many([message("now", NOW), message("later", NOW + MICROSECOND)], NOW)
@@ -52,7 +51,7 @@ async def due_is_compared_strictly(store: ClaimingStore) -> None:
         expect_equal(ids(await store.claim_due(NOW + MICROSECOND, 10)), ["now"], "claims 1 us later")
 
 
-@claims.given(a_store)
+@claims.given_one(claiming)
 async def a_claimed_message_is_hidden(store: ClaimingStore) -> None:
     """A claimed message cannot be claimed or fetched again, however late it gets."""
     await hold_one(store)
@@ -60,7 +59,7 @@ async def a_claimed_message_is_hidden(store: ClaimingStore) -> None:
     expect(await store.fetch_next_due(NOW + 10_000 * SECOND) is None, "a claimed message is not fetched")
 
 
-@claims.given(a_store)
+@claims.given_one(claiming)
 async def tasks_claim_each_message_once(store: ClaimingStore) -> None:
     """Ten tasks that claim at once get every message, each of them once (row 56, within a process)."""
     await store.store_many([message(f"m-{number}") for number in range(100)], NOW)
@@ -76,7 +75,7 @@ async def tasks_claim_each_message_once(store: ClaimingStore) -> None:
     expect_equal(claimed, Counter(f"m-{number}" for number in range(100)), "claims")
 
 
-@claims.given(a_store)
+@claims.given_one(claiming)
 async def finish_removes(store: ClaimingStore) -> None:
     """Finished messages are gone; finish says how many were still held."""
     await store.store_many([message("a"), message("b"), message("c", NOW + 100 * SECOND)], NOW)
@@ -87,7 +86,7 @@ async def finish_removes(store: ClaimingStore) -> None:
     expect_equal(ids(await store.claim_due(NOW + 10 * SECOND, 10)), [], "claims after finish")
 
 
-@claims.given(a_store)
+@claims.given_one(claiming)
 async def retry_later_waits(store: ClaimingStore) -> None:
     """A failed message is given back with its failure counted, and cannot be claimed before the time given."""
     claim = await hold_one(store)
@@ -99,7 +98,7 @@ async def retry_later_waits(store: ClaimingStore) -> None:
     expect_equal(again.message.due, NOW, "the due time stays what it was")
 
 
-@claims.given(a_store)
+@claims.given_one(claiming)
 async def failures_add_up(store: ClaimingStore) -> None:
     """Every failure counts: after three the count is three."""
     await store.store(message(), NOW)
@@ -108,7 +107,7 @@ async def failures_add_up(store: ClaimingStore) -> None:
     expect_equal((await claim_one(store)).message.number_of_failures, 3, "number of failures")
 
 
-@claims.given(a_store)
+@claims.given_one(claiming)
 async def a_finished_claim_cannot_be_given_back(store: ClaimingStore) -> None:
     """Giving back a finished claim says false and brings nothing back."""
     claim = await hold_one(store)
@@ -117,7 +116,7 @@ async def a_finished_claim_cannot_be_given_back(store: ClaimingStore) -> None:
     expect_equal(await store.next_attempt(), None, "next attempt")
 
 
-@claims.given(a_store)
+@claims.given_one(claiming)
 async def a_claim_given_back_is_void(store: ClaimingStore) -> None:
     """A claim that was given back finishes nothing and counts no second failure, claimed anew or not."""
     old = await hold_one(store)
@@ -131,7 +130,7 @@ async def a_claim_given_back_is_void(store: ClaimingStore) -> None:
     expect_equal(await store.finish([old, new], Outcome.DELIVERED, NOW), 1, "finished with both claims")
 
 
-@claims.given(a_store)
+@claims.given_one(claiming)
 async def a_claim_from_before_a_comeback_is_void(store: ClaimingStore) -> None:
     """A claim of a message that went to the error queue and came back holds nothing of its new life."""
     old = await hold_one(store)
@@ -144,7 +143,7 @@ async def a_claim_from_before_a_comeback_is_void(store: ClaimingStore) -> None:
     expect_equal(await store.finish([new], Outcome.DELIVERED, NOW), 1, "finished with the new claim")
 
 
-@claims.given(a_store)
+@claims.given_one(claiming)
 async def a_released_claim_counts_nothing(store: ClaimingStore) -> None:
     """A released message can be claimed at once, failed before or not; no failure is counted or recorded."""
     await store.store_many([message("failed"), message("new")], NOW)
@@ -161,7 +160,7 @@ async def a_released_claim_counts_nothing(store: ClaimingStore) -> None:
     expect_equal(await store.finish(again, Outcome.DELIVERED, NOW), 1, "finished with the new claim")
 
 
-@claims.given(a_store)
+@claims.given_one(claiming)
 async def a_released_message_waits_until_then(store: ClaimingStore) -> None:
     """A batch that is released until some time cannot be claimed before it, and is a batch again after it."""
     await store.store_many([message(f"{n}", NOW + n * MICROSECOND) for n in range(20)], NOW)
@@ -174,7 +173,7 @@ async def a_released_message_waits_until_then(store: ClaimingStore) -> None:
     expect_equal({each.message.due for each in again}, {each.message.due for each in held}, "due times")
 
 
-@claims.given(a_store)
+@claims.given_one(claiming)
 async def a_released_claim_is_void(store: ClaimingStore) -> None:
     """A claim that was released finishes nothing, fails nothing and releases nothing, claimed anew or not."""
     await store.store_many([message("a"), message("b")], NOW)
@@ -190,7 +189,7 @@ async def a_released_claim_is_void(store: ClaimingStore) -> None:
     expect_equal(await store.finish([new], Outcome.DELIVERED, NOW), 1, "finished with the new claim")
 
 
-@claims.given(a_store)
+@claims.given_one(claiming)
 async def next_attempt_is_the_earliest(store: ClaimingStore) -> None:
     """The earliest instant at which an unclaimed message may be attempted; none without any."""
     expect_equal(await store.next_attempt(), None, "next attempt of an empty store")
@@ -204,7 +203,7 @@ async def next_attempt_is_the_earliest(store: ClaimingStore) -> None:
     expect_equal(await store.next_attempt(), None, "next attempt with everything claimed")
 
 
-@claims.given(a_store)
+@claims.given_one(claiming)
 async def what_is_due_earlier_wakes(store: ClaimingStore) -> None:
     """A message due before all others wakes listeners; one due later does not, nor any after listening has ended."""
     woken: list[str] = []
@@ -247,7 +246,7 @@ async def _store_during(store: ClaimingStore, look: Callable[[], Awaitable[datet
     stop()
 
 
-@claims.given(a_store)
+@claims.given_one(claiming)
 async def what_is_stored_during_a_look_is_not_slept_over(store: ClaimingStore) -> None:
     """A message stored while the next attempt is asked for, due after what was claimed, wakes or is in the answer."""
     await _store_during(store, store.next_attempt)
@@ -263,7 +262,7 @@ async def what_is_stored_during_a_move_is_not_slept_over(store: MovingStore, tra
     await _store_during(store, look)
 
 
-@claims.given(a_store)
+@claims.given_one(claiming)
 async def a_wake_up_follows_the_commit(store: ClaimingStore) -> None:
     """A look after a wake-up finds the message: the wake-up never comes before it can be claimed."""
     alarm = Alarm()

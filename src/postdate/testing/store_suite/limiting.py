@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 
-from postdate.ports import ClaimingStore, MovingStore, Outcome, Transport
+from postdate.ports import AdministrableStore, ClaimingStore, MovingStore, Outcome, RecordKind, Transport
 from postdate.ports.limits import KeptLimits, LimitingStore
-from postdate.testing.conformance import Topic, expect, expect_equal
+from postdate.testing.conformance import Damage, Topic, expect, expect_equal
+from postdate.testing.damaged import MENDED, Rows, bad
 from postdate.testing.store_suite.subject import (
     MICROSECOND,
     NOW,
@@ -17,6 +20,7 @@ from postdate.testing.store_suite.subject import (
     having,
     ids,
     message,
+    quarantining,
 )
 
 limiting: Topic[StoreSubject] = Topic("limiting")
@@ -70,7 +74,7 @@ async def one_of_many_takes_a_turn(store: ClaimingStore, limits: LimitingStore) 
 
 @limiting.given(limited)
 async def what_is_held_is_claimed_by_its_lane_alone(store: ClaimingStore, limits: LimitingStore) -> None:
-    """The first due first, whatever the order of storing, by one claim each; others do not see it."""
+    """The first due first, whatever the order of storing, by one claim each; others do not see it, but for counts."""
     for name in ("q", "other"):
         await limits.keep_limits(name, "limits", NOW)
     kept = {each.destination: each for each in await limits.kept_limits()}
@@ -80,12 +84,43 @@ async def what_is_held_is_claimed_by_its_lane_alone(store: ClaimingStore, limits
         await store.release([claim], kept["q"].place(claim.message.due))
     expect_equal(ids(await store.claim_due(NOW + timedelta(days=365_000), 10)), [], "claims of what is due")
     expect_equal(ids(await limits.claim_held(kept["other"], NOW, 10)), [], "claims of another lane")
+    if isinstance(store, AdministrableStore):
+        said = await store.statistics(NOW + SECOND)
+        expect_equal((said.overdue, said.next_due), (3, min(dues.values())), "how many are overdue, and the first")
     held = await limits.claim_held(kept["q"], NOW, 2)
     expect_equal(sorted(ids(held)), ["m-2", "m-3"], "claims of the first two")
     expect_equal(ids(await limits.claim_held(kept["q"], NOW, 10)), ["m-1"], "claims of the rest")
     await store.release([each for each in held if each.message.message_id == "m-3"], NOW)
     expect_equal(ids(await store.claim_due(NOW + SECOND, 10)), ["m-3"], "claims of what was let go")
     expect_equal(await store.finish(held, Outcome.DELIVERED, NOW), 1, "how many are still held")
+
+
+@asynccontextmanager
+async def _damaged(subject: StoreSubject) -> AsyncGenerator[tuple[ClaimingStore, LimitingStore, Rows] | None]:
+    async with quarantining(subject) as found:
+        yield (found[0], found[0], found[1]) if found is not None and isinstance(found[0], LimitingStore) else None
+
+
+@limiting.given(_damaged)
+async def what_is_held_and_cannot_be_read_keeps_its_due_time(
+    store: ClaimingStore, limits: LimitingStore, rows: Rows
+) -> None:
+    """It is set aside at the time of the look; put back, it is claimed as soon as it is due, as it left its lane."""
+    await limits.keep_limits(QUEUE, "limits", NOW)
+    (kept,) = await limits.kept_limits()
+    due, id_ = NOW - timedelta(days=1), bad(Damage.HEADERS)
+    await store.store(message(id_, due), NOW)
+    await store.release(await store.claim_due(NOW, 1), kept.place(due))
+    rows.damage(id_, Damage.HEADERS)
+    expect_equal(ids(await limits.claim_held(kept, NOW, 10)), [], "claims of a damaged message")
+    if isinstance(store, AdministrableStore):
+        record = (await store.history(id_))[-1]
+        expect_equal((record.kind, record.at, record.due), (RecordKind.FAILED, NOW, due), "the record of that")
+    aside = await rows.aside(Damage.HEADERS)
+    expect_equal(aside.at, NOW, "when it was set aside")
+    await rows.place.put_back(aside.number, MENDED[Damage.HEADERS], NOW)
+    (claim,) = await store.claim_due(due + MICROSECOND, 10)
+    expect_equal(claim.message.due, due, "the due time of what was put back")
 
 
 @limiting.given(beside_queues)

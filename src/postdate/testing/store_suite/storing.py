@@ -20,7 +20,6 @@ from postdate.testing.store_suite.subject import (
     NOW,
     SECOND,
     StoreSubject,
-    a_store,
     claim_one,
     claiming,
     claims_of,
@@ -43,20 +42,20 @@ async def _comes_back(store: ClaimingStore, stored: DelayedMessage, *, is_there:
         expect_equal(getattr(found, field.name), getattr(stored, field.name), f"{field.name} of a stored message")
 
 
-@storing.given(a_store)
+@storing.given_one(claiming)
 async def a_message_is_unchanged(store: ClaimingStore) -> None:
     """Id, destination, due time, headers, body and expiry come back as they were, with no failures (row 16)."""
     await _comes_back(store, message(headers={"a": "1", "b": ""}, body=bytes(range(256)), expires_at=NOW + SECOND))
 
 
-@storing.given(a_store)
+@storing.given_one(claiming)
 async def failures_start_at_zero(store: ClaimingStore) -> None:
     """A message arrives with the failures of its former life; in the store it begins with none."""
     await store.store(DelayedMessage("m-1", NOW, "queue", number_of_failures=7), NOW)
     expect_equal((await claim_one(store)).message.number_of_failures, 0, "failures of a new message")
 
 
-@storing.given(a_store)
+@storing.given_one(claiming)
 async def unicode_survives(store: ClaimingStore) -> None:
     """Ids, destinations and headers in any script, emoji included, come back unchanged (row 10)."""
     stored = message(
@@ -67,20 +66,20 @@ async def unicode_survives(store: ClaimingStore) -> None:
     await _comes_back(store, stored)
 
 
-@storing.given(a_store)
+@storing.given_one(claiming)
 async def an_empty_body_and_no_headers_survive(store: ClaimingStore) -> None:
     """An empty body comes back empty, and no headers as none."""
     await _comes_back(store, DelayedMessage("m-1", NOW, "queue", {}, b""))
 
 
-@storing.given(a_store)
+@storing.given_one(claiming)
 async def a_large_body_survives(store: ClaimingStore) -> None:
     """A body of one megabyte, or as large as the store takes, comes back byte for byte."""
     room = store.capabilities.largest_message_bytes - len(encode_headers(message().headers).encode())
     await _comes_back(store, message(body=(bytes(range(256)) * 4096)[:room]))
 
 
-@storing.given(a_store)
+@storing.given_one(claiming)
 async def microseconds_survive(store: ClaimingStore) -> None:
     """Due times and expiries are kept to the declared precision and never rounded to an earlier instant."""
     precision = store.capabilities.time_precision
@@ -94,7 +93,7 @@ async def microseconds_survive(store: ClaimingStore) -> None:
     expect(stored.expires_at <= found.expires_at < stored.expires_at + precision, f"expiry {found.expires_at}")
 
 
-@storing.given(a_store)
+@storing.given_one(claiming)
 async def far_due_times_survive(store: ClaimingStore) -> None:
     """Due times of other centuries are kept as they are."""
     years = (1900, 1969, 1970, 2100, 9998)
@@ -104,7 +103,7 @@ async def far_due_times_survive(store: ClaimingStore) -> None:
     expect_equal([claim.message.due.year for claim in claims], list(years), "years of due times")
 
 
-@storing.given(a_store)
+@storing.given_one(claiming)
 async def due_times_are_instants(store: ClaimingStore) -> None:
     """A due time given in another time zone is the same instant and comes back in UTC."""
     await store.store(message(due=NOW.astimezone(timezone(timedelta(hours=13, minutes=45)))), NOW)
@@ -112,7 +111,7 @@ async def due_times_are_instants(store: ClaimingStore) -> None:
     expect_equal((found, found.utcoffset()), (NOW, timedelta(0)), "due time and offset")
 
 
-@storing.given(a_store)
+@storing.given_one(claiming)
 async def of_many_at_once_each_id_is_stored_once(store: ClaimingStore) -> None:
     """Of messages that many tasks store at a time, one of each id is stored, and all others are duplicates (row 17)."""
     told = list[str]()
@@ -131,7 +130,7 @@ async def of_many_at_once_each_id_is_stored_once(store: ClaimingStore) -> None:
     expect_equal(sorted(ids(claims)), sorted(f"m-{n}" for n in range(20)), "stored messages")
 
 
-@storing.given(a_store)
+@storing.given_one(claiming)
 async def a_duplicate_is_refused(store: ClaimingStore) -> None:
     """Storing an id twice raises DuplicateMessage; the first message is unchanged (row 17)."""
     first = message(body=b"first")
@@ -141,7 +140,7 @@ async def a_duplicate_is_refused(store: ClaimingStore) -> None:
     await _comes_back(store, first, is_there=True)
 
 
-@storing.given(a_store)
+@storing.given_one(claiming)
 async def a_duplicate_is_refused_after_delivery(store: ClaimingStore) -> None:
     """While records are kept an id stays taken: a late copy of a delivered message is not delivered again."""
     await store.finish([await hold_one(store)], Outcome.DELIVERED, NOW)
@@ -176,7 +175,7 @@ def _again(since: datetime) -> DelayedMessage:
     return message(due=NOW + SECOND, headers={Headers.MAY_REPEAT_SINCE: format_timestamp(since)})
 
 
-@storing.given(a_store)
+@storing.given_one(claiming)
 async def a_failed_message_may_come_back(store: ClaimingStore) -> None:
     """A message that went to the error queue may be stored again under its id; one that was delivered may not."""
     for number in range(3):
@@ -192,7 +191,7 @@ async def a_failed_message_may_come_back(store: ClaimingStore) -> None:
     await expect_history(store, "m-1", "SCHEDULED", *["FAILED", "RESCHEDULED"] * 2, "DELIVERED")
 
 
-@storing.given(a_store)
+@storing.given_one(claiming)
 async def a_race_for_one_id_has_one_winner(store: ClaimingStore) -> None:
     """Of ten stores of one id at the same time one succeeds and nine raise DuplicateMessage."""
     won: list[int] = []
@@ -211,7 +210,7 @@ async def a_race_for_one_id_has_one_winner(store: ClaimingStore) -> None:
     expect_equal((await claim_one(store)).message.body, b"%d" % won[0], "body of the winner")
 
 
-@storing.given(a_store)
+@storing.given_one(claiming)
 async def a_batch_is_idempotent(store: ClaimingStore) -> None:
     """Storing a batch again stores new messages, reports the rest in order, and changes nothing that was there."""
     report = await store.store_many([message(f"m-{number}", body=b"first") for number in range(3)], NOW)
@@ -222,7 +221,7 @@ async def a_batch_is_idempotent(store: ClaimingStore) -> None:
     expect_equal(bodies, {"m-0": b"first", "m-1": b"first", "m-2": b"first", "m-3": b"again"}, "bodies")
 
 
-@storing.given(a_store)
+@storing.given_one(claiming)
 async def an_id_twice_in_a_batch_counts_once(store: ClaimingStore) -> None:
     """The first of two messages with one id in one batch is stored, the second is reported."""
     report = await store.store_many([message("a", body=b"first"), message("b"), message("a", body=b"second")], NOW)
@@ -231,7 +230,7 @@ async def an_id_twice_in_a_batch_counts_once(store: ClaimingStore) -> None:
     expect_equal(bodies, {"a": b"first", "b": b"body"}, "bodies")
 
 
-@storing.given(a_store)
+@storing.given_one(claiming)
 async def an_empty_batch_is_nothing(store: ClaimingStore) -> None:
     """An empty batch is stored without effect."""
     report = await store.store_many([], NOW)
@@ -239,7 +238,7 @@ async def an_empty_batch_is_nothing(store: ClaimingStore) -> None:
     expect_equal(await store.next_due(), None, "next due")
 
 
-@storing.given(partial(a_store, largest_message_bytes=1_000))
+@storing.given_one(partial(claiming, largest_message_bytes=1_000))
 async def too_large_is_refused(store: ClaimingStore) -> None:
     """A message over the declared limit raises MessageTooLarge and nothing is stored; one at the limit is stored."""
     headers = {"h": "value"}
@@ -251,14 +250,14 @@ async def too_large_is_refused(store: ClaimingStore) -> None:
     await store.store(message(headers=headers, body=b"x" * (limit - overhead)), NOW)
 
 
-@storing.given(partial(a_store, largest_message_bytes=1_000))
+@storing.given_one(partial(claiming, largest_message_bytes=1_000))
 async def the_limit_counts_bytes(store: ClaimingStore) -> None:
     """Headers count in bytes, not in characters: an emoji is four of them."""
     with expect_error(MessageTooLarge, "headers of 1,200 bytes in 300 characters"):
         await store.store(message(headers={"h": "🕰" * 300}, body=b""), NOW)
 
 
-@storing.given(partial(a_store, largest_message_bytes=1_000))
+@storing.given_one(partial(claiming, largest_message_bytes=1_000))
 async def a_batch_with_one_too_large_is_refused_whole(store: ClaimingStore) -> None:
     """One message over the limit, and nothing of its batch is stored."""
     batch = [message("fits"), message("large", body=b"x" * 1_000)]

@@ -105,20 +105,6 @@ async def claiming(subject: StoreSubject, **settings: Any) -> AsyncGenerator[Cla
         yield claims_of(store)
 
 
-@asynccontextmanager
-async def any_store(subject: StoreSubject) -> AsyncGenerator[tuple[DelayedMessageStore]]:
-    """Open a store for a check of the six methods."""
-    async with opened(subject) as store:
-        yield (store,)
-
-
-@asynccontextmanager
-async def a_store(subject: StoreSubject, **settings: Any) -> AsyncGenerator[tuple[ClaimingStore]]:
-    """Open a store for a check that needs no more."""
-    async with claiming(subject, **settings) as store:
-        yield (store,)
-
-
 def having(role: type[R]) -> Callable[[StoreSubject], AbstractAsyncContextManager[tuple[ClaimingStore, R] | None]]:
     """Return the function that opens a store with a role, for checks of it."""
 

@@ -29,7 +29,6 @@ from postdate.testing.transport_suite.subject import (
     receive_one,
     receiver_of,
     take_one,
-    two_queues,
 )
 
 receiving: Topic[TransportSubject] = Topic("receiving")
@@ -71,7 +70,7 @@ async def _waiting(receiver: Receiver) -> AsyncGenerator[list[str]]:
         yield received
 
 
-@receiving.given(two_queues)
+@receiving.given_one(queues)
 async def several_end_at_once(transport: Transport) -> None:
     """Settling: all messages leave the queue, and what is sent with each arrives."""
     await transport.send([envelope(f"{n}") for n in range(5)], NOW)
@@ -99,7 +98,7 @@ async def one_that_cannot_end_keeps_no_other_from_it(transport: Transport, recei
     expect_equal(ids(await receive(receiver)), ["2"], "what could not end is held, and goes back")
 
 
-@receiving.given(two_queues)
+@receiving.given_one(queues)
 async def a_missing_queue_raises(transport: Transport) -> None:
     """Receiving from a queue that does not exist raises QueueNotFound."""
     async with receiver_of(transport, "missing") as receiver:
@@ -107,7 +106,7 @@ async def a_missing_queue_raises(transport: Transport) -> None:
             await receive(receiver)
 
 
-@receiving.given(two_queues)
+@receiving.given_one(queues)
 async def a_message_is_taken_by_its_id(transport: Transport) -> None:
     """Taking: the message asked for is held, whatever is before it; none if it is held already or not there."""
     await transport.send([envelope("first"), envelope("second")], NOW)
@@ -129,7 +128,7 @@ async def a_message_is_taken_by_its_id(transport: Transport) -> None:
     expect_equal(await left_in(transport, IN, 1), ["first"], "what is left")
 
 
-@receiving.given(two_queues)
+@receiving.given_one(queues)
 async def a_held_message_is_hidden(transport: Transport) -> None:
     """A message that one receiver holds is received by no other."""
     await transport.send([envelope("held"), envelope("free")], NOW)
@@ -138,7 +137,7 @@ async def a_held_message_is_hidden(transport: Transport) -> None:
         expect_equal(ids(await receive(other)), ["free"], "received by the other")
 
 
-@receiving.given(two_queues)
+@receiving.given_one(queues)
 async def competing_receivers_share_the_messages(transport: Transport) -> None:
     """Four receivers that compete receive every message, each of them once."""
     await transport.send([envelope(f"{n}") for n in range(60)], NOW)
@@ -163,7 +162,7 @@ async def competing_receivers_share_the_messages(transport: Transport) -> None:
     expect(await is_empty(transport, IN), "nothing is left in the queue")
 
 
-@receiving.given(two_queues)
+@receiving.given_one(queues)
 async def a_committed_message_is_gone(transport: Transport) -> None:
     """After a commit the message is not received again."""
     await transport.send([envelope()], NOW)
@@ -186,7 +185,7 @@ async def a_message_rolled_back_is_received_again(transport: Transport, receiver
     expect_equal(failures, [0, 1, 2, 2], "failures")
 
 
-@receiving.given(two_queues)
+@receiving.given_one(queues)
 async def a_message_rolled_back_wakes_others(transport: Transport) -> None:
     """A message that one receiver gives back is received by another one that waits."""
     await transport.send([envelope()], NOW)
@@ -198,7 +197,7 @@ async def a_message_rolled_back_wakes_others(transport: Transport) -> None:
         expect_equal(received, ["e-1"], "received by the other")
 
 
-@receiving.given(two_queues)
+@receiving.given_one(queues)
 async def closing_gives_back_what_is_held(transport: Transport) -> None:
     """A receiver that is closed gives everything back it holds, without counting failures."""
     await transport.send([envelope(f"{n}") for n in range(3)], NOW)

@@ -26,7 +26,6 @@ from postdate.testing.transport_suite.subject import (
     queues,
     receive_one,
     receiver_of,
-    two_queues,
 )
 
 sending: Topic[TransportSubject] = Topic("sending")
@@ -94,7 +93,7 @@ async def expiry_and_due_time_are_carried(subject: TransportSubject) -> None:
     await _arrives(subject, envelope(expires_at=NOW.replace(year=2100) + MICROSECOND, due=NOW - SECOND - MICROSECOND))
 
 
-@sending.given(two_queues)
+@sending.given_one(queues)
 async def order_is_kept(transport: Transport) -> None:
     """Messages of one sender arrive in the order in which they were sent, within a send and between sends."""
     await transport.send([envelope(f"{n}") for n in range(5)], NOW)
@@ -102,7 +101,7 @@ async def order_is_kept(transport: Transport) -> None:
     expect_equal(await left_in(transport, IN, 8), [f"{n}" for n in range(8)], "order of arrival")
 
 
-@sending.given(two_queues)
+@sending.given_one(queues)
 async def a_missing_queue_is_a_value(transport: Transport) -> None:
     """A message without a queue is answered with QueueNotFound in its place; the others are sent (row 38)."""
     answers = await transport.send([envelope("a"), envelope("b", "missing"), envelope("c")], NOW)
@@ -127,7 +126,7 @@ async def headers_at_their_limit_and_a_copy_of_them_are_sent(transport: Transpor
         await receiver.commit(received, NOW)
 
 
-@sending.given(partial(two_queues, largest_message_bytes=1_000))
+@sending.given_one(partial(queues, largest_message_bytes=1_000))
 async def too_large_is_a_value(transport: Transport) -> None:
     """A message over the declared limit is answered with MessageTooLarge; one at the limit and the others are sent."""
     headers = {"h": "value"}
@@ -142,21 +141,21 @@ async def too_large_is_a_value(transport: Transport) -> None:
     expect_equal(await left_in(transport, IN, 2), ["at", "under"], "sent messages")
 
 
-@sending.given(partial(two_queues, largest_message_bytes=1_000))
+@sending.given_one(partial(queues, largest_message_bytes=1_000))
 async def the_limit_counts_bytes(transport: Transport) -> None:
     """Headers count in bytes, not in characters: an emoji is four of them."""
     answers = await transport.send([envelope(headers={"h": "🕰" * 300}, body=b"")], NOW)
     expect_equal([type(answer) for answer in answers], [MessageTooLarge], "answers")
 
 
-@sending.given(two_queues)
+@sending.given_one(queues)
 async def sending_nothing_is_nothing(transport: Transport) -> None:
     """An empty send has an empty answer and sends nothing."""
     expect_equal(list(await transport.send([], NOW)), [], "answers")
     expect(await is_empty(transport, IN), "the queue is empty")
 
 
-@sending.given(two_queues)
+@sending.given_one(queues)
 async def creating_a_queue_again_keeps_its_messages(transport: Transport) -> None:
     """Creating queues is idempotent."""
     await transport.send([envelope()], NOW)
@@ -191,7 +190,7 @@ def _lasting(message_id: str, span: timedelta | None, destination: str = IN) -> 
     return Envelope(destination, message_id, {"kind": "check"}, b"body", time_to_be_received=span)
 
 
-@expiry.given(two_queues)
+@expiry.given_one(queues)
 async def within_its_time_a_message_is_received(transport: Transport) -> None:
     """A message with a time to be received arrives before that has run out (row 66)."""
     expect_equal(list(await transport.send([_lasting("lives", _LONG)], NOW)), [None], "what send returns")

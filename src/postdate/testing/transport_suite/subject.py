@@ -62,13 +62,6 @@ async def queues(subject: TransportSubject, **settings: int) -> AsyncGenerator[T
 
 
 @asynccontextmanager
-async def two_queues(subject: TransportSubject, **settings: int) -> AsyncGenerator[tuple[Transport]]:
-    """Open a transport for a check that needs no more."""
-    async with queues(subject, **settings) as transport:
-        yield (transport,)
-
-
-@asynccontextmanager
 async def receiver_of(transport: Transport, queue: str = IN) -> AsyncGenerator[Receiver]:
     """Receive from a queue; what is held in the end goes back."""
     receiver = transport.receiver(queue)

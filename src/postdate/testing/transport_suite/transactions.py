@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from postdate.core.dispatcher import enlisting
+from postdate.core.simple_store import enlisting
 from postdate.endpoint.delayed_delivery import check_transport_mode
 from postdate.errors import ClaimLost, DuplicateMessage, MessageTooLarge, QueueNotFound, UnsupportedTransactionMode
 from postdate.messages import DelayedMessage
@@ -26,7 +26,6 @@ from postdate.testing.transport_suite.subject import (
     receive,
     receive_all,
     receive_one,
-    two_queues,
 )
 
 transactions: Topic[TransportSubject] = Topic("transactions")
@@ -77,7 +76,7 @@ async def a_lost_hold_sends_nothing(transport: Transport, receiver: Receiver) ->
     expect(await is_empty(transport, OUT), "nothing was sent")
 
 
-@capabilities.given(two_queues)
+@capabilities.given_one(queues)
 async def declared_modes_are_accepted_and_others_refused(transport: Transport) -> None:
     """A declared transaction mode is accepted; any other is refused at start-up, by name."""
     for mode in TransactionMode:
