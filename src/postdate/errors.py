@@ -42,17 +42,19 @@
     ├── NotSupported                    an operation that this store or these queues do not offer
     └── PipelineError                   a bulk job was asked for something it cannot do
 
-``code`` is stable: logs, headers, the command line and exit documents use it. ``transient`` and ``outage`` are the only
-things retry code looks at. ``transient`` means that the same call may succeed later without anyone mending anything in
-the message or the configuration; ``outage``, that store or queues themselves are in trouble, whatever they were asked
-for: no message is to blame, so it is never counted against one; except an error that may be of a single row
-(`StoreTroubled`, `NotADatabase`), once a message has met it again and again while others went well.
+``code`` is stable: logs, headers, the command line and exit documents use it. It is the name of the class in small
+letters, as ``store_full``: so names of classes are stable, too. ``transient`` and ``outage`` are the only things retry
+code looks at. ``transient`` means that the same call may succeed later without anyone mending anything in the message
+or the configuration; ``outage``, that store or queues themselves are in trouble, whatever they were asked for: no
+message is to blame, so it is never counted against one; except an error that may be of a single row (`StoreTroubled`,
+`NotADatabase`), once a message has met it again and again while others went well.
 
 Source: house-style.md, "Errors".
 """
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar, Self
 
 
@@ -63,107 +65,79 @@ class PostdateError(Exception):
     transient: ClassVar[bool] = False
     outage: ClassVar[bool] = False
 
+    def __init_subclass__(cls) -> None:
+        """Give each error of this module its code; one that is defined elsewhere has that of its base."""
+        super().__init_subclass__()
+        if cls.__module__ == __name__:
+            cls.code = re.sub(r"\B(?=[A-Z])", "_", cls.__name__).lower()
+
 
 class MessageError(PostdateError):
     """The message itself is wrong; the same message fails again."""
-
-    code = "message_error"
 
 
 class InvalidMessage(MessageError, ValueError):
     """A field of a message has the wrong type, is empty or too long."""
 
-    code = "invalid_message"
-
 
 class InvalidTimestamp(MessageError, ValueError):
     """A text that is not a wire timestamp, or a date-time without a time zone."""
-
-    code = "invalid_timestamp"
 
 
 class InvalidHeaders(MessageError, ValueError):
     """Headers that are not text, or text that no wire format can carry."""
 
-    code = "invalid_headers"
-
 
 class MessageTooLarge(MessageError, ValueError):
     """The body or the headers exceed what the store or transport takes."""
-
-    code = "message_too_large"
 
 
 class TimeToBeReceivedInTransaction(MessageError):
     """A message with a time to be received was sent in a transaction of queues that allow none there (as MSMQ)."""
 
-    code = "time_to_be_received_in_transaction"
-
 
 class NotADelayedMessage(MessageError):
     """A message arrived at a timeouts queue without a due time or destination in its headers."""
-
-    code = "not_a_delayed_message"
 
 
 class UnknownMessageType(MessageError, LookupError):
     """No handler, message class or route is known for this message."""
 
-    code = "unknown_message_type"
-
 
 class HandlingInterrupted(PostdateError):
     """A message came back again and again without an answer: its process ended, or lost its connection or claim."""
-
-    code = "handling_interrupted"
 
 
 class DelayConflict(PostdateError, ValueError):
     """Options that exclude each other: a delay and an absolute time, or a delay and a time to be received."""
 
-    code = "delay_conflict"
-
 
 class ConfigurationError(PostdateError, ValueError):
     """A setting is missing or wrong. Found at start-up, before any message moves."""
-
-    code = "configuration_error"
 
 
 class UnknownSetting(ConfigurationError):
     """A key that no setting has."""
 
-    code = "unknown_setting"
-
 
 class DelayedDeliveryNotConfigured(ConfigurationError):
     """A delayed send on an endpoint that has no delayed message store (specification row 15)."""
-
-    code = "delayed_delivery_not_configured"
 
 
 class ErrorQueueNotConfigured(ConfigurationError):
     """Delayed delivery on an endpoint that names no error queue (specification row 54)."""
 
-    code = "error_queue_not_configured"
-
 
 class UnsupportedTransactionMode(ConfigurationError):
     """The store and transport together cannot keep the promise of the requested transaction mode."""
-
-    code = "unsupported_transaction_mode"
 
 
 class StoreError(PostdateError):
     """The delayed message store failed."""
 
-    code = "store_error"
-
 
 class DuplicateMessage(StoreError):
     """The message id was stored before; the first message is unchanged (specification row 17)."""
-
-    code = "duplicate_message"
 
     @classmethod
     def of(cls, *message_ids: str) -> Self:
@@ -185,89 +159,73 @@ class SagaConflict(StoreError):
     Its message is handled again at once, which is no failure of it.
     """
 
-    code = "saga_conflict"
     transient = True
 
 
 class StoreUnavailable(StoreError):
     """The store refuses this for now. The call left nothing behind and may be repeated."""
 
-    code = "store_unavailable"
     transient = True
 
 
 class StoreFull(StoreUnavailable):
     """The disk or database is full. The call left nothing behind; it succeeds once there is room."""
 
-    code = "store_full"
     outage = True
 
 
 class StoreTroubled(StoreUnavailable):
     """The store has trouble with itself, maybe only at some rows: locked, a lost race, an internal error, its disk."""
 
-    code = "store_troubled"
     outage = True
 
 
 class StoreUnreachable(StoreUnavailable):
     """There is no connection to the server of the store, or it did not answer in time."""
 
-    code = "store_unreachable"
     outage = True
 
 
 class StoreReadOnly(StoreUnreachable):
     """The server that the address leads to takes no writes; its connections are dropped: the next may find another."""
 
-    code = "store_read_only"
-
 
 class StoreNotWritable(StoreError):
     """The store may not be written: permissions, or a read-only file system."""
 
-    code = "store_not_writable"
     outage = True
 
 
 class StoreNotSetUp(StoreError):
     """The tables of the store do not exist yet."""
 
-    code = "store_not_set_up"
     outage = True
 
 
 class StoreFromNewerVersion(StoreError):
     """The store was written by a later version of Postdate, which this one must not touch."""
 
-    code = "store_from_newer_version"
     outage = True
 
 
 class StoreReplaced(StoreError):
     """The file was replaced, removed or moved away under this process, which has to begin anew; a critical error."""
 
-    code = "store_replaced"
     outage = True
 
 
 class NotADatabase(StoreError):
     """The file exists and is not a database of Postdate, or it is damaged."""
 
-    code = "not_a_database"
     outage = True
 
 
 class TransportError(PostdateError):
     """A queue operation failed."""
 
-    code = "transport_error"
-
 
 class QueueNotFound(TransportError):
     """The destination queue does not exist."""
-
-    code = "queue_not_found"
 
     @classmethod
     def of(cls, queue: str, message_id: str = "", *, place: str = "") -> Self:
@@ -280,14 +238,12 @@ class QueueNotFound(TransportError):
 class TransportUnavailable(TransportError):
     """The transport did not answer. Nothing was sent; the call may be repeated."""
 
-    code = "transport_unavailable"
     transient = True
 
 
 class DestinationUnavailable(TransportUnavailable):
     """One queue takes nothing for now: it is full, or its node is away. Other queues of the server may take theirs."""
 
-    code = "destination_unavailable"
     outage = True
 
 
@@ -297,14 +253,11 @@ class TransportUnreachable(TransportUnavailable):
     What was sent just before the connection was lost may have arrived; it is sent again with the same id.
     """
 
-    code = "transport_unreachable"
     outage = True
 
 
 class ClaimLost(TransportError):
     """The claim on a message was taken over by another process; the transaction was rolled back."""
-
-    code = "claim_lost"
 
     @classmethod
     def of(cls, *message_ids: str, queue: str = "", reason: str = "") -> Self:
@@ -317,31 +270,21 @@ class ClaimLost(TransportError):
 class TimeoutConcurrentlyProcessed(PostdateError):
     """A timeout was removed by somebody else while it was being sent (specification 4.8)."""
 
-    code = "timeout_concurrently_processed"
-
 
 class MigrationConflict(PostdateError):
     """Another migration is on its way, or the one that is was begun with other parameters; nothing was changed."""
-
-    code = "migration_conflict"
 
 
 class MessageNotFound(PostdateError, LookupError):
     """No message with that id waits, is in a queue, or was ever recorded here."""
 
-    code = "message_not_found"
-
 
 class NotSupported(PostdateError):
     """An operation that the store or the queues in use do not offer; with others it would work. Nothing was done."""
 
-    code = "not_supported"
-
 
 class PipelineError(PostdateError):
     """A bulk job was asked for something it cannot do; nothing was changed."""
-
-    code = "pipeline_error"
 
 
 def first_line(error: BaseException) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
-from postdate.core.dispatcher import enlisting
+from postdate.core.simple_store import enlisting
 from postdate.endpoint.delayed_delivery import check_mode
 from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import UnsupportedTransactionMode

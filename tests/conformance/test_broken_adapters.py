@@ -310,6 +310,11 @@ class ClaimsEveryLane(MemoryStore):
         return await self.claim_due(LATEST, limit)
 
 
+class SetsAsideByTheLane(SqliteStore):
+    async def claim_held(self, kept: KeptLimits, now: datetime, limit: int) -> Sequence[Claim]:
+        return await super().claim_held(kept, kept.end, limit)
+
+
 class MovesWhatIsLimited(SqliteStore):
     async def keep_limits(self, destination: str, limits: str, free_at: datetime, before: str = "") -> bool:
         return await super().keep_limits(destination + "?", limits, free_at, before)
@@ -501,6 +506,10 @@ BROKEN_STORES: Broken = {
     "forgets what is lifted": (ForgetsWhatIsLifted, "limiting.lifted_limits_are_kept_as_lifted"),
     "gives a turn to all": (GivesATurnToAll, "limiting.one_of_many_takes_a_turn"),
     "claims every lane": (ClaimsEveryLane, "limiting.what_is_held_is_claimed_by_its_lane_alone"),
+    "sets aside by the lane": (
+        SetsAsideByTheLane,
+        "limiting.what_is_held_and_cannot_be_read_keeps_its_due_time",
+    ),
     "moves what is limited": (MovesWhatIsLimited, "limiting.no_move_takes_what_is_limited"),
     "records cancelled as delivered": (CancelsWhatIsBeingDispatched, "administration.a_cancelled_message_is_gone"),
     "leaves out records": (RecordsNothing, "recording.all_keeps_everything"),

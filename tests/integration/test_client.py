@@ -504,6 +504,23 @@ async def test_replacing_is_part_of_a_transaction(sales: Sales, shop: Client, be
     assert waits.body == b'{"of":"4"}'
 
 
+async def test_a_key_that_an_open_transaction_has_is_not_waited_for_for_long(
+    sales: Sales, shop: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("postdate.backends.postgres.changing._NO_LONG_WAIT", b"SET LOCAL lock_timeout = '10ms'")
+    replace = partial(shop.replace, destination="sales", delay=HOUR)
+    async with await psycopg.AsyncConnection.connect(sales.place.url) as application:
+        id_ = await replace(b"1", key="k", transaction=application)
+        with pytest.raises(StoreUnavailable, match=r"'k' was replaced in a transaction that is open .* commit"):
+            await replace(b"2", key="k")
+        assert await replace(b"other", key="other") == "other~00000001"
+        await application.commit()
+    assert await replace(b"3", key="k") == id_
+    waits = await shop.get(id_)
+    assert waits is not None
+    assert waits.body == b"3"
+
+
 @pytest.mark.parametrize("place", ["redis"], indirect=True)
 async def test_a_store_without_keys_says_so(client: Client) -> None:
     with pytest.raises(NotSupported, match="does not replace what waits under a key"):
@@ -543,6 +560,13 @@ async def test_those_that_match_are_found_cancelled_and_moved(client: Client, mo
     assert _ids(await client.list(of_one)) == ["m-13", "m-19", "m-25"]
     assert _ids(await client.list(of_one, limit=2)) == ["m-13", "m-19"]
     assert await client.list(Pending(failing=True)) == []
+    pages = [await client.list(limit=7)]
+    while pages[-1]:
+        pages.append(await client.list(limit=7, after=pages[-1][-1].cursor))
+    assert [len(each) for each in pages] == [7, 7, 7, 7, 2, 0]
+    assert [id_ for page in pages for id_ in _ids(page)] == _ids(await client.list())
+    lamps = Pending(text="lamp")
+    assert await client.list(lamps, after=pages[1][-1].cursor) == (await client.list(lamps))[7:]
 
     assert await client.cancel_where(of_one, dry_run=True) == {Answer.DONE: 3}
     assert len(await client.list(of_one)) == 3
@@ -562,13 +586,18 @@ async def test_those_that_match_are_found_cancelled_and_moved(client: Client, mo
     for each in wrong:
         with pytest.raises(MessageError, match=r"empty|must be str"):
             Pending(**each)
+    gone, *others = await client.list(later)
+    await client.cancel(gone.message_id)
+    assert await client.list(later, after=gone.cursor) == others  # of its instant rather all once more than some never
+    with pytest.raises(InvalidMessage, match="no cursor"):
+        await client.list(after=gone.message_id)
     with pytest.raises(InvalidMessage, match="negative"):
         await client.reschedule_where(Pending("none"), delay=-HOUR)
     with pytest.raises(DelayConflict, match="say when"):
         await client.reschedule_where(Pending("short"))
     with pytest.raises(PostdateError, match="due_to"):
         Pending(due_to=datetime(2026, 1, 1))  # noqa: DTZ001 - which is what is refused
-    assert len(await client.list()) == 28
+    assert len(await client.list()) == 27
 
 
 async def test_those_that_match_are_changed_in_a_transaction(sales: Sales, shop: Client, begin) -> None:

@@ -22,6 +22,7 @@ from postdate.backends.azure.store import AzureTableStore
 from postdate.backends.sqlite.processes import presence_folder
 from postdate.backends.sqlite.store import SqliteStore
 from postdate.clock import SystemClock
+from postdate.core.limits import NO_LIMITS, Limits, change_limits, limited, paused
 from postdate.core.simple_store import SimpleStore
 from postdate.core.wall_times import KeptZones, markers, note_rules, rules_in, rules_of
 from postdate.errors import MessageTooLarge, MigrationConflict, NotSupported, PipelineError
@@ -706,6 +707,37 @@ def test_the_rules_of_their_zones_go_with_messages(files: tuple[StorePlace, Stor
     (there,) = new.ask(markers)
     assert rules_in(there) == [elsewhere, *rules_in(marker)]
     assert move.run().complete
+
+
+@pytest.mark.parametrize("limits", [paused, limited(5, "00:00-24:00 UTC")], ids=["paused", "limited"])
+def test_nothing_moves_while_limits_are_in_force_and_what_they_held_moves_when_they_are_lifted(
+    files: tuple[StorePlace, StorePlace], limits: Callable[[Limits], Limits]
+) -> None:
+    """No service of the old store has let go what was held: the move does."""
+    old, new = files
+    now = _NOW()
+    found = [*messages(3, now - DAY), *messages(2, now + DAY)]
+    old.add(found)
+
+    async def hold(store: Any) -> None:
+        await change_limits(store, "orders", limits, now)
+        (kept,) = await store.kept_limits()
+        for claim in await store.claim_due(now, 9):
+            await store.release([claim], kept.place(claim.message.due))
+
+    old.ask(hold)
+    move = old.move_to(new)
+    (seen,) = move.preview().endpoints
+    assert (seen.count, seen.earliest, seen.latest) == (5, found[0].due, found[-1].due)
+    (problem,) = seen.problems
+    assert problem.startswith("limits of its queues would be lost: orders; set them in the new store")
+    with pytest.raises(PipelineError, match="limits of its queues would be lost: orders"):
+        move.run()
+    assert (by_id(old.waiting()), new.waiting()) == (by_id(found), [])
+    old.ask(lambda store: change_limits(store, "orders", lambda _: NO_LIMITS, now))
+    (moved,) = move.run().endpoints
+    assert (moved.moved, old.waiting(), by_id(new.waiting())) == (5, [], by_id(found))
+    assert sorted(new.deliver(now)) == ids(found[:3])
 
 
 @pytest.mark.parametrize("ends", [("sqlite", "redis")], ids="-".join, indirect=True)

@@ -21,6 +21,7 @@ from postdate import (
     DelayedMessage,
     Endpoint,
     HandlerContext,
+    MemoryStore,
     MemoryTransport,
     Pending,
     Recoverability,
@@ -33,7 +34,7 @@ from postdate.errors import DelayConflict, InvalidMessage, InvalidTimestamp, Not
 from postdate.messages import Headers
 from postdate.ports import MessageFilter, RecordKind
 from postdate.ports.changing import MARKERS
-from postdate.testing import VirtualClock
+from postdate.testing import FaultyStore, VirtualClock
 from postdate.wiring import open_store
 
 PARIS = "Europe/Paris"
@@ -309,6 +310,42 @@ async def test_who_sends_by_older_files_does_not_make_the_store_older(
         assert wall_times.rules_in(marker) == [*wall_times.rules_in(before), algiers]
 
 
+@pytest.mark.parametrize(("more", "hour"), [(0, 8), (1, 7)], ids=["thirty days", "later"])
+async def test_what_is_stored_by_rules_of_before_is_looked_for_for_thirty_days(
+    shop: tuple[str, Client], rules: Change, more: int, hour: int
+) -> None:
+    url, client = shop
+    clock = VirtualClock()
+    rules("Africa/Algiers")
+    async with looking_into(url, {}) as store:
+        daily = wall_times.wall_times(store, clock)
+        await daily._do(daily)
+        assert await is_due(client, 8)()
+        late = DelayedMessage("late", at(7), "q", {Headers.WALL_TIME: f"2027-07-01T09:00:00 {PARIS}"}, b"")
+        await store.store(late, at(0))
+        await clock.advance(timedelta(days=30, microseconds=more))
+        await daily._do(daily)
+    assert (await dues(client))["late"] == at(hour)
+
+
+async def test_a_marker_has_the_newest_rules_and_seven_of_before(shop: tuple[str, Client], rules: Change) -> None:
+    url, client = shop
+    zones = ["UTC", "Asia/Tokyo", "Asia/Kolkata", "Asia/Dubai", "Asia/Kabul", "Asia/Dhaka", "America/Lima", "Asia/Hovd"]
+    others = [wall_times.rules_of(zone) for zone in zones]
+    async with looking_into(url, {}) as store:
+        (before,) = await wall_times.markers(store)
+        first = wall_times.rules_in(before)
+        await wall_times.note_rules(store, PARIS, others, at(0))
+        (marker,) = await wall_times.markers(store)
+        assert wall_times.rules_in(marker) == [*first, *others[:7]]
+        rules("Africa/Algiers")
+        daily = wall_times.wall_times(store, VirtualClock())
+        await daily._do(daily)
+        (marker,) = await wall_times.markers(store)
+        assert wall_times.rules_in(marker) == [wall_times.rules_of(PARIS), *first, *others[:6]]
+    assert await is_due(client, 8)()
+
+
 async def test_what_somebody_holds_is_told_and_moves_later(
     shop: tuple[str, Client], rules: Change, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -416,6 +453,15 @@ async def test_a_copied_header_makes_no_wall_time(tmp_path: Path) -> None:
     await client.send(b"", destination="q", delay=timedelta(days=400), headers=headers)
     assert await client.list(Pending(zone=PARIS)) == []
     await client.close()
+
+
+async def test_what_a_store_cannot_keep_is_refused_also_when_it_is_due_already() -> None:
+    """Else it would depend on the hour whether a program works."""
+    delivery = DelayedDelivery(FaultyStore(MemoryStore()))
+    endpoint = Endpoint("shop", transport=MemoryTransport(), delayed_delivery=delivery, error_queue="error")
+    for year in (2000, 2999):
+        with pytest.raises(NotSupported, match="FaultyStore cannot have messages follow the clocks of Europe/Paris"):
+            await endpoint.send(b"", **FOLLOWS, deliver_at=f"{year}-07-01 09:00")
 
 
 async def test_a_store_that_cannot_keep_a_zone_refuses_at_once(redis_url: str) -> None:

@@ -9,12 +9,12 @@ import pytest
 
 from postdate import DelayedMessage, Envelope, MemoryStore, MemoryTransport
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
-from postdate.core.dispatcher import Dispatcher, DispatchSettings
+from postdate.core.dispatcher import Dispatcher
 from postdate.core.guard import CallWatch
 from postdate.core.intake import Intake, from_timeouts_queue
 from postdate.core.receive.pump import MessagePump
 from postdate.core.receive.settling import WatchedReceiver
-from postdate.core.recoverability import Host
+from postdate.core.recoverability import DispatchSettings, Host
 from postdate.ports import ClaimingStore, Read, Received, Receiver
 from postdate.testing import FaultyStore, FaultyTransport, VirtualClock
 

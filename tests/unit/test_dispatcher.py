@@ -9,9 +9,20 @@ import anyio
 import pytest
 
 from postdate import Envelope, Headers, LocalTransport, MemoryStore, MemoryTransport, SqliteStore
-from postdate.core.dispatcher import Dispatcher, Mover, enlisting
+from postdate.core.dispatcher import Dispatcher
 from postdate.core.finishing import GivingBack
-from postdate.errors import PostdateError, QueueNotFound, StoreUnavailable, TransportUnavailable
+from postdate.core.letting_through import LimitedWork, Mover
+from postdate.core.limits import change_limits, limited
+from postdate.core.simple_store import enlisting
+from postdate.errors import (
+    PostdateError,
+    QueueNotFound,
+    StoreTroubled,
+    StoreUnavailable,
+    StoreUnreachable,
+    TransportUnavailable,
+    TransportUnreachable,
+)
 from postdate.ports import Claim, Outcome, RecordKind, Work
 from postdate.testing import Fault, FaultyMovingStore, FaultyTransport
 
@@ -263,10 +274,10 @@ async def test_a_claim_that_cannot_be_given_back_is_given_back_later(bench) -> N
     bench.store.faults.add(Fault("finish", STORE_DOWN))
     bench.store.faults.add(Fault("retry_later", STORE_DOWN))
     await bench.look()
-    assert bench.dispatcher.holds_some
+    assert bench.dispatcher.finisher.left
     bench.store.faults.clear()
     await bench.look_for(5 * SECOND)
-    assert not bench.dispatcher.holds_some
+    assert not bench.dispatcher.finisher.left
     assert await bench.waiting() is None
 
 
@@ -417,6 +428,33 @@ async def test_sending_and_removing_are_one_transaction_row_49(one_file: OneFile
     assert await one_file.lengths() == {}
 
 
+@pytest.mark.parametrize(
+    ("cause", "sends", "arrive"),
+    [(StoreTroubled("one row"), [3, 1, 1, 1], 2), (StoreUnreachable("no answer"), [3], 0)],
+    ids=["of one", "of all"],
+)
+async def test_what_limits_let_through_goes_in_one_transaction_and_only_what_may_be_of_one_is_tried_one_by_one(
+    one_file: OneFile, cause: PostdateError, sends: list[int], arrive: int
+) -> None:
+    await change_limits(one_file.sqlite, "billing", limited(50, ()), one_file.bench.start)
+    await one_file.sqlite.store_many([one_file.bench.message(f"m-{n}", -1) for n in range(3)], one_file.bench.start)
+    await one_file.clock.advance(SECOND)
+    send, tried = one_file.local.send, list[int]()
+
+    async def refuse(envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()):
+        tried.append(len(envelopes))
+        if "m-1" in {each.message_id for each in envelopes}:
+            raise TransportUnreachable("the queues are out of reach") from cause
+        return await send(envelopes, now, work=work)
+
+    one_file.local.send = refuse
+    work = LimitedWork(one_file.mover, one_file.dispatcher, one_file.sqlite, one_file.clock)
+    await work.take(one_file.clock.now())
+    assert tried == sends
+    assert (await one_file.lengths()).get("billing", 0) == arrive
+    assert (await one_file.sqlite.statistics(one_file.clock.now())).claimed == 0
+
+
 async def test_a_move_delivers_without_claiming(one_file: OneFile) -> None:
     await one_file.sqlite.store(one_file.bench.message(due_in=-1), one_file.bench.start)
     taken = await one_file.mover.take(one_file.clock.now())
@@ -440,9 +478,9 @@ async def test_a_move_looks_again_when_the_next_is_due_though_the_dispatcher_wai
     one_file: OneFile,
 ) -> None:
     await one_file.sqlite.store(one_file.bench.message(due_in=0.01), one_file.bench.start)
-    one_file.dispatcher._finisher.keep([GivingBack(Claim(one_file.bench.message("m-2"), None), None)])
-    one_file.dispatcher._finisher.left["m-2"].again_at = one_file.clock.monotonic() + 60
-    one_file.dispatcher._finisher.room = lambda limit: 0
+    one_file.dispatcher.finisher.keep([GivingBack(Claim(one_file.bench.message("m-2"), None), None)])
+    one_file.dispatcher.finisher.left["m-2"].again_at = one_file.clock.monotonic() + 60
+    one_file.dispatcher.finisher.room = lambda limit: 0
     taken = await one_file.mover.take(one_file.clock.now())
     assert taken.next_attempt == one_file.bench.start + timedelta(seconds=0.01)
 
@@ -463,7 +501,7 @@ async def test_claims_that_were_not_given_back_are_so_although_nothing_else_need
     one_file.transport.faults.add(Fault("send", DOWN))
     one_file.store.faults.add(Fault("retry_later", STORE_DOWN, calls=[1, 2]))
     await one_file.mover.take(one_file.clock.now())
-    assert one_file.dispatcher.holds_some
+    assert one_file.dispatcher.finisher.left
     one_file.transport.faults.clear()
     for _ in range(10):
         await one_file.mover.take(one_file.clock.now())

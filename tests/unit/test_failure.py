@@ -2,6 +2,7 @@
 
 import pytest
 
+from postdate import errors
 from postdate.clock import SystemClock
 from postdate.core.recoverability import ASKED_ANEW, BORNE, Allowed, ErrorQueue, Host, Way, after_copy, way_after
 from postdate.errors import (
@@ -126,3 +127,21 @@ def test_a_copy_in_brief_says_only_what_is_needed_and_nothing_of_an_earlier_fail
     assert (brief.headers["own"], brief.headers[Headers.FAILED_QUEUE]) == ("1", "sales")
     assert len(brief.headers[Headers.EXCEPTION_MESSAGE]) == 200
     assert not {"more", Headers.EXCEPTION_STACK_TRACE, Headers.DELAYED_RETRIES} & brief.headers.keys()
+
+
+def test_codes_of_errors_are_stable():
+    """Logs, headers and the command line have them; a class that is renamed would take its code along."""
+    kinds = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, PostdateError)]
+    assert sorted(each.code for each in kinds) == [
+        *("claim_lost", "configuration_error", "delay_conflict", "delayed_delivery_not_configured"),
+        *("destination_unavailable", "duplicate_message", "error_queue_not_configured", "handling_interrupted"),
+        *("invalid_headers", "invalid_message", "invalid_timestamp", "message_error", "message_not_found"),
+        *("message_too_large", "migration_conflict", "not_a_database", "not_a_delayed_message", "not_supported"),
+        *("pipeline_error", "postdate_error", "queue_not_found", "saga_conflict", "store_error"),
+        *("store_from_newer_version", "store_full", "store_not_set_up", "store_not_writable", "store_read_only"),
+        *("store_replaced", "store_troubled", "store_unavailable", "store_unreachable"),
+        *("time_to_be_received_in_transaction", "timeout_concurrently_processed", "transport_error"),
+        *("transport_unavailable", "transport_unreachable", "unknown_message_type", "unknown_setting"),
+        "unsupported_transaction_mode",
+    ]
+    assert type("Own", (errors.StoreFull,), {}).code == "store_full"  # of another module

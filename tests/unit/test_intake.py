@@ -77,6 +77,34 @@ async def test_what_is_due_already_is_sent_on_and_never_stored_row_36(bench) -> 
     assert not [name for name in arrived.headers if name.startswith(Headers.TIMEOUT_PROPERTIES_PREFIX)]
 
 
+def following(bench, due_in: float, wall_in: float) -> DelayedMessage:
+    """Return a message whose sender had other rules of Tokyo than this machine: it is due by them, or by those here."""
+    shown = (bench.start + wall_in * SECOND + timedelta(hours=9)).replace(tzinfo=None)
+    return bench.message(due_in=due_in, headers={Headers.WALL_TIME: f"{shown.isoformat()} Asia/Tokyo"})
+
+
+async def test_whether_a_message_is_due_already_is_decided_by_the_rules_of_its_zone_here(bench) -> None:
+    bench.intake = bench.intake_of(bench.memory)
+    await bench.pump.handle(await arrive(bench, following(bench, due_in=60, wall_in=-60)))
+    assert (await bench.memory.get("m-1"), bench.ids("billing")) == (None, ["m-1"])
+    await bench.pump.handle(await arrive(bench, following(bench, due_in=-60, wall_in=60)))
+    stored = await bench.memory.get("m-1")
+    assert (stored and stored.due, bench.ids("billing")) == (bench.start + 60 * SECOND, ["m-1"])
+
+
+async def test_where_a_store_cannot_follow_a_zone_a_message_keeps_its_instant_and_the_log_says_so(
+    bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    await bench.pump.handle(await arrive(bench, following(bench, due_in=-60, wall_in=60)))
+    assert (await bench.waiting(), bench.ids("billing")) == (None, ["m-1"])
+    await bench.pump.handle(await arrive(bench, following(bench, due_in=60, wall_in=-60)))
+    assert (await bench.waiting(), bench.ids("billing")) == (bench.start + 60 * SECOND, ["m-1"])
+    assert bench.ids("error") == []
+    said = [each.message for each in caplog.records if each.name == "postdate.intake"]
+    assert len(said) == 2
+    assert all("FaultyStore cannot have messages follow the clocks of Asia/Tokyo" in each for each in said)
+
+
 async def test_what_is_due_this_very_instant_is_stored(bench) -> None:
     await bench.pump.handle(await arrive(bench, bench.message(due_in=0)))
     assert bench.ids("billing") == []

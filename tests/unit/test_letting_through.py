@@ -4,14 +4,18 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
 from tests.waiting import until
 
-from postdate import DelayedDelivery, DelayedMessage, Endpoint, MemoryStore, MemoryTransport, Sqlite
-from postdate.core.letting_through import free_lanes
+from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, MemoryStore, MemoryTransport, Sqlite
+from postdate.core.dispatcher import Dispatcher
+from postdate.core.letting_through import due_work, free_lanes
 from postdate.core.limits import change_limits, limited, paused, resumed
-from postdate.errors import DestinationUnavailable
+from postdate.errors import DestinationUnavailable, PostdateError, TransportUnavailable
 from postdate.ports import ClaimingStore, RecordKind, Transport
 from postdate.ports.limits import LimitingStore
 from postdate.testing import VirtualClock
@@ -88,6 +92,24 @@ async def test_what_is_paused_waits_and_goes_out_when_it_is_resumed(services: Ru
         await shop.all_arrive(30)
 
 
+async def test_what_others_pause_and_resume_is_obeyed_within_a_second(services: Running) -> None:
+    """By a service that was looking all the time, and had just seen that there were no limits, or some."""
+    async with services() as shop:
+        found = [DelayedMessage(f"q-{n:05}", shop.start + (n + 1) / 10 * SECOND, "q") for n in range(40)]
+        await shop.store.store_many(found, shop.clock.now())
+        await shop.pass_time(1.05, 21)
+        assert await shop.arrived() == 10
+        paused_at = shop.clock.now()
+        await change_limits(shop.limits, "q", paused, paused_at)
+        await shop.pass_time(20, 200)
+        times = await shop.delivered_at(40)
+        assert len(times) < 25
+        assert times[-1] <= paused_at + SECOND
+        await change_limits(shop.limits, "q", resumed, shop.clock.now())
+        await shop.pass_time(1.1, 11)
+        assert await shop.arrived() == 40
+
+
 async def test_a_window_opens_and_closes(services: Running) -> None:
     async with services() as shop:
         opens = shop.start.replace(second=0, microsecond=0) + timedelta(minutes=4)
@@ -122,6 +144,29 @@ def spans_are_kept(times: Sequence[datetime], rate: float) -> bool:
         for first in range(len(times))
         for last in range(first, len(times))
     )
+
+
+async def test_attempts_after_the_first_count_for_the_rate_too(make_bench) -> None:
+    bench, attempts, rate = make_bench(number_of_retries=1), dict[str, list[datetime]](), 20
+    await change_limits(bench.memory, "billing", limited(rate, ()), bench.start)
+    await bench.keep(*[bench.message(f"m-{n}", due_in=-1) for n in range(40)])
+
+    async def fail_once(envelopes: Sequence[Envelope], now: datetime, **_: Any) -> list[PostdateError | None]:
+        for each in envelopes:
+            attempts.setdefault(each.message_id, []).append(now)
+        return [TransportUnavailable("no") if len(attempts[each.message_id]) == 1 else None for each in envelopes]
+
+    bench.queues.send = fail_once
+    dispatcher = Dispatcher(
+        bench.memory, bench.transport, bench.settings, bench.clock, bench.breaker, bench.failure_rate
+    )
+    work = due_work(bench.memory, bench.transport, dispatcher, bench.clock)
+    for _ in range(200):
+        await work.take(bench.clock.now())
+        await bench.clock.advance(SECOND / 20)
+    times = sorted(each for found in attempts.values() for each in found)
+    assert len(times) == 80
+    assert spans_are_kept(times, rate)
 
 
 async def test_lanes_without_limits_are_left_alone_after_some_minutes(services: Running) -> None:
@@ -178,6 +223,38 @@ async def test_what_is_paused_while_a_lane_is_emptied_stays(services: Running) -
         assert (await shop.arrived(), sum(held)) == (0, 5)
         await change_limits(shop.limits, "q", resumed, shop.clock.now())
         await shop.all_arrive(20)
+
+
+async def test_whoever_is_ended_by_force_as_he_takes_a_turn_gives_back_what_he_claimed_for_it(make_bench) -> None:
+    bench = make_bench()
+    await bench.create_queues("billing")
+    await change_limits(bench.memory, "billing", limited(50, ()), bench.start)
+    await bench.keep(bench.message(due_in=-1))
+    await bench.clock.advance(SECOND)
+    dispatcher = Dispatcher(
+        bench.memory, bench.transport, bench.settings, bench.clock, bench.breaker, bench.failure_rate
+    )
+
+    async def ended(*_: object) -> bool:
+        assert (await bench.memory.statistics(bench.clock.now())).claimed == 1
+        looking.cancel()
+        await anyio.sleep_forever()
+        return True
+
+    async def asked(*given: Any) -> int:
+        await anyio.lowlevel.checkpoint()  # as a server is
+        return await release(*given)
+
+    release, bench.memory.release = bench.memory.release, asked
+    take_turns, bench.memory.take_turns = bench.memory.take_turns, ended
+    work = due_work(bench.memory, bench.transport, dispatcher, bench.clock)
+    with anyio.CancelScope() as looking:
+        await work.take(bench.clock.now())
+    assert looking.cancelled_caught
+    assert (await bench.memory.statistics(bench.clock.now())).claimed == 0
+    bench.memory.take_turns = take_turns
+    await due_work(bench.memory, bench.transport, dispatcher, bench.clock).take(bench.clock.now())
+    assert bench.ids("billing") == ["m-1"]
 
 
 async def test_what_was_held_is_let_go_in_one_call_a_thousand(services: Running) -> None:

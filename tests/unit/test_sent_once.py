@@ -198,7 +198,7 @@ async def test_what_expired_and_cannot_be_removed_is_not_tried_at_every_look(ben
 async def test_what_is_remembered_is_bounded_and_does_not_keep_others_from_being_claimed(bench) -> None:
     """Claims that were all lost: others may have the messages, and never give them to us."""
     claims = [Claim(bench.message(f"gone-{n}", -1), n) for n in range(REMEMBERED + 500)]
-    finisher = bench.dispatcher._finisher
+    finisher = bench.dispatcher.finisher
     finisher.sent(claims)
     assert len(finisher._void) == REMEMBERED
     await bench.keep(bench.message(due_in=-1))
@@ -211,8 +211,8 @@ async def test_what_was_lost_while_it_was_sent_is_nothing_still_to_be_written_an
     bench.transport.faults.add(lambda call: bench.memory._entries.pop("m-1", None) and None)
     await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(1_000)])
     await bench.look_for(SECOND)
-    finisher = bench.dispatcher._finisher
-    assert not bench.dispatcher.holds_some
+    finisher = bench.dispatcher.finisher
+    assert not bench.dispatcher.finisher.left
     assert len(finisher._void) == 1_000
     await bench.clock.advance(700 * SECOND)
     await bench.keep(bench.message("later", 0))

@@ -18,10 +18,10 @@ from tests.waiting import until
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, MemoryStore, MemoryTransport
 from postdate.clock import SystemClock
 from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.core.dispatcher import Mover
 from postdate.core.finishing import GivingBack
 from postdate.core.guard import ANSWERS_WITHIN, OF_TRANSPORTS, CallWatch, Guard, calling_store, left_behind
 from postdate.core.intake import Intake
+from postdate.core.letting_through import Mover
 from postdate.core.poller import Poller
 from postdate.core.receive.settling import WatchedReceiver
 from postdate.endpoint.outgoing import through_queue
@@ -311,7 +311,7 @@ async def test_a_mover_that_stops_waits_for_its_silent_store_once(bench) -> None
     Silent(bench.memory, "release")
     await bench.keep(bench.message("m-1", -1))
     (claim,) = await bench.memory.claim_due(bench.clock.now(), 1)
-    bench.dispatcher._finisher.keep([GivingBack(claim, None)])
+    bench.dispatcher.finisher.keep([GivingBack(claim, None)])
     poller = Poller(Mover(store, bench.dispatcher, bench.clock), bench.clock, bench.breaker)
     ended, stopped = list[float](), 0.0
 

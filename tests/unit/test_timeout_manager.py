@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from tests.unit.timeouts_bench import DISPATCHER, MICROSECOND, SECOND, TIMEOUTS, Bench, FaultyTimeouts, Pay, deferred
@@ -30,6 +31,7 @@ from postdate.errors import (
     DelayConflict,
     DelayedDeliveryNotConfigured,
     MessageTooLarge,
+    NotSupported,
     PostdateError,
     StoreError,
     StoreNotSetUp,
@@ -161,6 +163,21 @@ async def test_delay_and_time_to_be_received_are_refused_together_and_without_a_
     async with bench.endpoint(timeout_manager=None) as endpoint:
         with pytest.raises(DelayedDeliveryNotConfigured):
             await endpoint.send(Pay(1), delay=SECOND)
+
+
+@pytest.mark.parametrize("manager", ["its own", "another one's"])
+async def test_the_clocks_of_a_zone_are_refused_in_one_sentence_also_for_what_is_due_already(
+    bench: Bench, manager: str
+) -> None:
+    other = ExternalTimeoutManager("other.Timeouts")
+    settings: dict[str, Any] = {} if manager == "its own" else {"timeout_manager": other}
+    async with bench.endpoint(**settings) as endpoint:
+        for year in (2000, 2999):
+            with pytest.raises(NotSupported) as refused:
+                await endpoint.send(Pay(1), deliver_at=f"{year}-07-01 09:00", zone="Europe/Paris")
+            said = "a timeout manager keeps instants: give deliver_at with its offset, and no zone"
+            assert str(refused.value) == said
+    assert bench.amounts == []
 
 
 async def test_a_message_is_handled_when_due_never_earlier_and_the_look_waits_for_it(bench: Bench) -> None:

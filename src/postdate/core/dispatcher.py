@@ -1,8 +1,8 @@
 """Sends due messages to their destinations, or gives them back for another attempt, or moves them to the error queue.
 
 First it sends, then it removes. What is interrupted in between is sent again with the same id (at least once), except
-where store and queues share a database: there both are one transaction (exactly once), and due messages are moved
-without being claimed (:class:`Mover`). Source: specification 1.8, 1.10; ADR 0002.
+where store and queues share a database: there both are one transaction (exactly once). Source: specification 1.8, 1.10;
+ADR 0002.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Final, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
@@ -21,16 +20,15 @@ from anyio.abc import TaskGroup
 from postdate.clock import Clock, in_real_time, later
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures, nobody
 from postdate.core.expiry import is_expired
-from postdate.core.finishing import NO_JOURNAL, Finisher, GivingBack, Journal, mark_of
+from postdate.core.finishing import NO_JOURNAL, Doomed, Finisher, GivingBack, Journal
 from postdate.core.guard import ANSWERS_WITHIN, Guard, calling_store
-from postdate.core.in_flight import BYTES_IN_FLIGHT, HANGS_AFTER, Batch, Group, InFlight, within
+from postdate.core.in_flight import HANGS_AFTER, Batch, Group, InFlight, within
 from postdate.core.limits import SeenLimits
 from postdate.core.outages import ANOTHER_SECONDS, Outages
 from postdate.core.poller import PollResult
 from postdate.core.recoverability import (
     DelayedRetry,
-    ErrorQueue,
-    Host,
+    DispatchSettings,
     Way,
     after_copy,
     after_dispatch_failed,
@@ -40,6 +38,7 @@ from postdate.core.recoverability import (
     reason_of,
     retry_delay,
 )
+from postdate.core.simple_store import enlisting
 from postdate.errors import (
     DestinationUnavailable,
     MessageError,
@@ -47,9 +46,8 @@ from postdate.errors import (
     TransportUnavailable,
     TransportUnreachable,
 )
-from postdate.messages import DelayedMessage, Envelope, delay_headers, to_envelope, without_delay_headers
-from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, MoveReport, MovingStore, Outcome, Transport, Wake
-from postdate.runtime.bounded import Bounded
+from postdate.messages import Envelope, to_envelope
+from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, Outcome, Transport, Wake
 from postdate.runtime.reporting import NO_METRICS, Metrics, OutageLog
 
 LONGEST_SEND = timedelta(seconds=30)
@@ -67,45 +65,7 @@ first."""
 LONGEST_LETTING_GO = timedelta(seconds=10)
 """A batch that is ended by force takes no longer; what it still holds then is free when the store is closed."""
 
-_DOOMED_FOR_SECONDS: Final = 120.0
-"""How long a message is known to be doomed; the pause before its next claim is a minute at most."""
-
 log = logging.getLogger("postdate.dispatcher")
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Doomed:
-    """A message for the error queue, if it is claimed again, unchanged, before ``until`` (monotonic seconds)."""
-
-    error: PostdateError
-    mark: int
-    failures: int
-    until: float
-
-
-@dataclass(frozen=True, slots=True)
-class DispatchSettings:
-    """Where failures go.
-
-    Args:
-        timeouts_queue: returning an error copy to it dispatches the message again (row 40).
-        number_of_retries: attempts after the first.
-        errors_return_to_destination: error copies of due messages name their destination as the queue to return them
-            to, instead of the timeouts queue (specification 3.6).
-    """
-
-    timeouts_queue: str
-    error_queue: str
-    number_of_retries: int
-    host: Host
-    errors_return_to_destination: bool = False
-    bytes_in_flight: int = BYTES_IN_FLIGHT
-
-    @property
-    def errors(self) -> ErrorQueue:
-        return ErrorQueue(self.error_queue, self.timeouts_queue, self.host)
 
 
 class Dispatcher:
@@ -135,8 +95,8 @@ class Dispatcher:
         """Makes the calls of the store, also those of a mover; hurried when it stops."""
         self._sending = Guard.of_transport(transport, clock, answers_within)
         self.limits = SeenLimits(store, self.asking, clock)
-        self._finisher = Finisher(store, self.asking, clock, failure_rate, journal)
-        self._outages, self._doomed = Outages(), Bounded[str, _Doomed](_CLAIMED_AT_ONCE)
+        self.finisher = Finisher(store, self.asking, clock, failure_rate, journal)
+        self._outages, self._doomed = Outages(), Doomed(_CLAIMED_AT_ONCE)
         self._enlisting = enlisting(store, transport)
         self._hangs_after, self._patience = in_real_time(clock, HANGS_AFTER), in_real_time(clock, PATIENCE)
         self._longest_send, self._fresh = in_real_time(clock, LONGEST_SEND), in_real_time(clock, FRESH)
@@ -149,11 +109,6 @@ class Dispatcher:
         self._full = OutageLog(log, "some queues take no messages now", "all queues are")
         error_queue = f"error queue {settings.error_queue}"
         self._refused = OutageLog(log, f"{error_queue} does not take messages", f"{error_queue} is")
-
-    @property
-    def holds_some(self) -> bool:
-        """Whether an outcome is still unwritten; until it is written, no other process can have its message."""
-        return bool(self._finisher.left)
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -171,7 +126,7 @@ class Dispatcher:
                 finally:
                     self._tasks = None
                     self.asking.hurry()
-            await self._finisher.again(at_once=True)
+            await self.finisher.again(at_once=True)
         finally:
             if stop_listening is not None:
                 stop_listening()
@@ -183,31 +138,37 @@ class Dispatcher:
         claim_held: Callable[[int], Awaitable[Sequence[Claim]]] | None = None,
     ) -> PollResult:
         """Deal with one batch; by default of what is due, which is held where limits of its destination say so."""
-        await self._finisher.again()
+        await self.finisher.again()
         if await self._in_flight.wait_for_room(limit):
             return PollResult(0, more=True)  # that took time: the poller looks at its clock, and may have to stop
         seconds = self._clock.monotonic()
         if pause := self._outages.transport_left(seconds):
             return self._paused(0, pause)
         is_probe = self._outages.is_out
-        limit = self._finisher.room(1 if is_probe else self._in_flight.affordable(limit))
+        limit = self.finisher.room(1 if is_probe else self._in_flight.affordable(limit))
         if not limit:
-            return PollResult(0, more=False, next_attempt=self._finisher.next_attempt(None))
+            return PollResult(0, more=False, next_attempt=self.finisher.next_attempt(None))
         claims = await (self._claim_due(now, limit) if claim_held is None else claim_held(limit))
         began = self._clock.monotonic()
         self._metrics.fetched(len(claims), timedelta(seconds=began - seconds))
-        wanted = self._finisher.meet(claims)
+        wanted = self.finisher.meet(claims)
         if len(wanted) < len(claims):
-            await self._finisher.again()
+            await self.finisher.again()
         wanted = await self._without_those_that_wait(wanted, began, are_held=claim_held is not None)
         if wanted:
-            await self._begin(Batch(wanted, now, began, is_probe=is_probe))
+            batch = Batch(wanted, now, began, is_probe=is_probe)
+            self._outages.probe(began)
+            self._in_flight.begin(batch)
+            if self._tasks is None:
+                await self._deliver(batch)
+            else:
+                self._tasks.start_soon(self._deliver, batch)
         if pause := self._outages.transport_left(self._clock.monotonic()):
             return self._paused(len(wanted), pause)
         if len(claims) == limit or claim_held is not None:
             return PollResult(len(wanted), more=len(claims) == limit)
         next_attempt = await self.asking.call(self._store.next_attempt)
-        return PollResult(len(wanted), more=False, next_attempt=self._finisher.next_attempt(next_attempt))
+        return PollResult(len(wanted), more=False, next_attempt=self.finisher.next_attempt(next_attempt))
 
     async def _claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
         await self.limits.look()
@@ -216,29 +177,17 @@ class Dispatcher:
     def _paused(self, count: int, pause: float) -> PollResult:
         """Return the result of a look: no claims for ``pause`` seconds, but outcomes may be written earlier."""
         probe_at = self._clock.monotonic() + pause
-        left = self._finisher.next_attempt(self._after(pause), claims_from=probe_at)
+        left = self.finisher.next_attempt(self._after(pause), claims_from=probe_at)
         return PollResult(count, more=False, next_attempt=left)
-
-    async def _begin(self, batch: Batch) -> None:
-        self._outages.probe(batch.began)
-        self._in_flight.begin(batch)
-        if self._tasks is None:
-            await self._deliver(batch)
-        else:
-            self._tasks.start_soon(self._deliver, batch)
 
     def _after(self, seconds: float) -> datetime:
         return later(self._clock.now(), timedelta(seconds=seconds))
-
-    async def put_back(self, given: Sequence[tuple[Claim, datetime]]) -> None:
-        """Give claims back, each with its next attempt time."""
-        await self._finisher.give_back([GivingBack(claim, attempt_at) for claim, attempt_at in given])
 
     async def give_back_late(self, claims: Sequence[Claim]) -> None:
         """Give back the claims of a call that was answered after its deadline."""
         if claims:
             log.warning("%d messages were claimed by a call that had been given up, and go back", len(claims))
-            await self._finisher.give_back([GivingBack(claim, None) for claim in claims])
+            await self.finisher.give_back([GivingBack(claim, None) for claim in claims])
             self._wake()
 
     async def _without_those_that_wait(
@@ -266,7 +215,7 @@ class Dispatcher:
             else:
                 wanted.append(claim)
         if waiting:
-            await self._finisher.give_back(waiting)
+            await self.finisher.give_back(waiting)
         return wanted
 
     async def listen(self, wake: Wake) -> Callable[[], None]:
@@ -287,11 +236,11 @@ class Dispatcher:
         except BaseException:  # cancelled: the process may go on, and with it its claims
             with anyio.CancelScope(shield=True):
                 await within(self._clock, self._longest_letting_go, lambda: self._let_go(batch))
-            self._finisher.keep([GivingBack(claim, None) for claim in batch.held.values()])
+            self.finisher.keep([GivingBack(claim, None) for claim in batch.held.values()])
             raise
         finally:
             self._in_flight.end(batch)
-        if self._tasks is not None and (batch.gave_back or self.holds_some):
+        if self._tasks is not None and (batch.gave_back or self.finisher.left):
             self._wake()  # a message given back, or unwritten, may be the next to be attempted
 
     async def _send_and_settle(self, batch: Batch) -> None:
@@ -300,7 +249,7 @@ class Dispatcher:
         for claim in batch.held.values():
             if is_expired(claim.message, now):
                 expired.append(claim)
-            elif self._doomed and (error := self._doom_of(claim.message)) is not None:
+            elif self._doomed and (error := self._doomed.doom_of(claim.message, self._clock.monotonic())) is not None:
                 doomed.append((claim, error, True))
                 batch.counted.add(claim.message.message_id)
             else:
@@ -310,7 +259,7 @@ class Dispatcher:
             for group in batch.groups:
                 tasks.start_soon(self._see_through, batch, group)
             if expired:
-                await self._finisher.finish(expired, Outcome.EXPIRED)
+                await self.finisher.finish(expired, Outcome.EXPIRED)
                 batch.settled(expired)
                 self._metrics.expired(len(expired))
             await self._failed(batch, doomed)
@@ -367,24 +316,17 @@ class Dispatcher:
 
         async def answered_late(errors: Sequence[PostdateError | None]) -> None:
             """Remember these messages as sent: claimed again, they are only removed."""
-            self._finisher.sent([claim for claim, error in zip(group.claims, errors, strict=False) if error is None])
+            self.finisher.sent([claim for claim, error in zip(group.claims, errors, strict=False) if error is None])
 
         return await self._send([to_envelope(claim.message) for claim in group.claims], answered_late)
 
     def _notice_losses(self, batch: Batch, group: Group) -> None:
         """Drop claims that others may have by now: this process may have stood still since it claimed them."""
-        ours = [claim for claim in group.claims if self._is_ours(batch, claim)]
+        ours = [claim for claim in group.claims if batch.is_ours(claim, self._store)]
         if len(ours) < len(group.claims):
             log.warning("%d claims were lost before their messages could be sent", len(group.claims) - len(ours))
-            kept = {claim.message.message_id for claim in ours}
-            batch.settled([claim for claim in group.claims if claim.message.message_id not in kept])
+            batch.settled([claim for claim in group.claims if claim.message.message_id in batch.lost])
             group.claims = ours
-
-    def _is_ours(self, batch: Batch, claim: Claim) -> bool:
-        """Return whether a claim is in force; asked right before anything leaves because of it."""
-        if not self._store.still_holds(claim):
-            batch.lost.add(claim.message.message_id)
-        return claim.message.message_id not in batch.lost
 
     async def _send(
         self,
@@ -455,11 +397,10 @@ class Dispatcher:
 
     def _blamed(self, batch: Batch, claim: Claim, error: PostdateError) -> PostdateError:
         """Turn an outage that comes with this message, whenever it is sent, into a failure of the message."""
-        if not batch.is_probe or not isinstance(error, TransportUnreachable):
-            return error
-        if not self._outages.is_to_blame(claim.message.message_id):
-            return error
-        return TransportUnavailable(f"whenever this message is sent, and no other: {error}")
+        is_suspect = batch.is_probe and isinstance(error, TransportUnreachable)
+        if is_suspect and self._outages.is_to_blame(claim.message.message_id):
+            return TransportUnavailable(f"whenever this message is sent, and no other: {error}")
+        return error
 
     def _note_success(self, sent: Sequence[Claim]) -> None:
         self._breaker.success()
@@ -475,21 +416,18 @@ class Dispatcher:
 
     async def _remove(self, batch: Batch, sent: Sequence[Claim]) -> None:
         if self._enlisting is None:
-            await self._finisher.finish(sent, Outcome.DELIVERED)
+            await self.finisher.finish(sent, Outcome.DELIVERED)
         batch.settled(sent)
-        if self._metrics is NO_METRICS and not log.isEnabledFor(logging.DEBUG):
-            return
-        now = self._clock.now()
-        _log_delivered(sent, now)
+        if log.isEnabledFor(logging.DEBUG):
+            _log_delivered(sent, self._clock.now())
         if self._metrics is not NO_METRICS:
+            now = self._clock.now()
             self._metrics.delivered(len(sent), [(now - claim.message.due).total_seconds() for claim in sent])
 
     # --- failures -----------------------------------------------------------------------------------------------
 
     async def _wait_out(self, batch: Batch, failed: Sequence[tuple[Claim, PostdateError]]) -> None:
         """Give claims back after an outage: their messages have not failed, so nothing is counted or recorded."""
-        if not failed:
-            return
         seconds, noted, back = self._clock.monotonic(), set[str](), list[GivingBack]()
         for claim, error in failed:
             destination = claim.message.destination if isinstance(error, DestinationUnavailable) else ""
@@ -498,7 +436,8 @@ class Dispatcher:
                 self._note_outage(destination, error, seconds)
             wait = self._outages.next_turn(destination, seconds) if destination else self._wait(batch, seconds)
             back.append(GivingBack(claim, self._after(wait) if wait else None))
-        await self._give_back(batch, back)
+        if back:
+            await self._give_back(batch, back)
 
     def _note_outage(self, destination: str, error: PostdateError, seconds: float) -> None:
         """Note an outage of one destination, or of the whole transport: ``""``."""
@@ -539,7 +478,7 @@ class Dispatcher:
 
     async def _give_back(self, batch: Batch, back: Sequence[GivingBack]) -> None:
         batch.gave_back = True
-        await self._finisher.give_back(back)
+        await self.finisher.give_back(back)
         batch.settled([each.claim for each in back])
 
     async def _move_or_retry(
@@ -558,34 +497,21 @@ class Dispatcher:
         is_counted = claim.message.message_id in batch.counted
         if not attempted or isinstance(decision, DelayedRetry):
             return self._still_doomed(claim, error, again) if is_counted else again
-        if not self._is_ours(batch, claim):
+        if not batch.is_ours(claim, self._store):
             return None
         if self._clock.monotonic() - batch.began > self._fresh.total_seconds():
             # The destination is slow, or this process stood still, and others have the message and may have sent it.
             # Whoever claims it next, has it beyond doubt; if that is us, it leaves for the error queue at once.
             if is_counted:
                 return self._still_doomed(claim, error, again)
-            self._doom(claim.message, error, claim.message.number_of_failures + 1)
+            self._doomed.add(claim.message, error, failures + 1, self._clock.monotonic())
             return again
         return await self._move_to_error(batch, claim, error)
 
-    def _doom(self, message: DelayedMessage, error: PostdateError, failures: int) -> None:
-        """Send a message to the error queue when it is claimed again with so many failures."""
-        until = self._clock.monotonic() + _DOOMED_FOR_SECONDS
-        self._doomed[message.message_id] = _Doomed(error, mark_of(message), failures, until)
-
     def _still_doomed(self, claim: Claim, error: PostdateError, again: GivingBack) -> GivingBack:
         """Retry without another record: the failure is written already, only the error copy could not leave."""
-        self._doom(claim.message, error, claim.message.number_of_failures)
+        self._doomed.add(claim.message, error, claim.message.number_of_failures, self._clock.monotonic())
         return replace(again, reason=None)
-
-    def _doom_of(self, message: DelayedMessage) -> PostdateError | None:
-        """Return why a message goes to the error queue at once; ``None``: send it, as after a return from there."""
-        doomed = self._doomed.pop(message.message_id, None)
-        if doomed is None or doomed.until < self._clock.monotonic():
-            return None
-        is_it = doomed.mark == mark_of(message) and doomed.failures == message.number_of_failures
-        return doomed.error if is_it else None
 
     def _retry(self, claim: Claim, error: PostdateError, reason: str) -> GivingBack:
         pause = retry_delay(claim.message.number_of_failures, error)
@@ -599,7 +525,7 @@ class Dispatcher:
         """
         way, failure = Way.FULL, error
         while way in (Way.FULL, Way.BRIEF):
-            if not self._is_ours(batch, claim):
+            if not batch.is_ours(claim, self._store):
                 return None
             refused = await self._send_copy(claim, error, brief=way is Way.BRIEF)
             if refused is None:
@@ -607,8 +533,10 @@ class Dispatcher:
                 log.error("message %s moved to error queue %s", claim.message.message_id, self._settings.error_queue)
                 return None
             failure, way = refused, after_copy(way, refused) if is_lasting(refused) else Way.BACK
-        if way is Way.KEPT and await self._set_aside(claim, error, failure):
-            return None
+        if way is Way.KEPT:
+            why = f"it cannot be sent ({reason_of(error)}), nor its copy to the error queue ({reason_of(failure)})"
+            if await self.finisher.set_aside(claim, why):
+                return None
         self._refused.failed(failure, self._clock.monotonic())
         self._failure_rate.failure(failure, self._clock.monotonic())
         batch.error_queue_is_down = failure.transient
@@ -617,24 +545,10 @@ class Dispatcher:
             return self._still_doomed(claim, error, again)
         return again
 
-    async def _set_aside(self, claim: Claim, error: PostdateError, failure: PostdateError) -> bool:
-        """Quarantine a message that no queue takes; return whether that was done."""
-        reason = f"it cannot be sent ({reason_of(error)}), nor its copy to the error queue ({reason_of(failure)})"
-        now = self._clock.now()
-        try:
-            if not await self.asking.call(lambda: self._store.set_aside(claim, reason, now)):
-                return False
-        except PostdateError as refused:
-            log.error("message %s cannot be set aside: %s", claim.message.message_id, refused)
-            return False
-        self._journal.ended(OUTCOME_RECORDS[Outcome.FAILED], [claim.message], now, reason)
-        log.error("message %s is set aside (`postdate errors` shows it): %s", claim.message.message_id, reason)
-        return True
-
     async def _send_copy(self, claim: Claim, error: PostdateError, *, brief: bool) -> PostdateError | None:
         detail = reason_of(error)
         try:
-            copy = error_copy(claim.message, error, self._settings, self._clock.now(), brief=brief)
+            copy = self._settings.error_copy(claim.message, error, self._clock.now(), brief=brief)
         except MessageError as failure:  # its row holds what nobody could have stored
             return failure
         if self._enlisting is not None:
@@ -643,7 +557,7 @@ class Dispatcher:
             self._no_answer(copy.destination)
         ]
         if failure is None:
-            await self._finisher.finish([claim], Outcome.FAILED, detail)
+            await self.finisher.finish([claim], Outcome.FAILED, detail)
         return failure
 
     def _no_answer(self, destination: str) -> PostdateError:
@@ -676,93 +590,7 @@ def _log_failures(failed: Sequence[tuple[Claim, PostdateError]]) -> None:
 
 
 def _log_delivered(sent: Sequence[Claim], now: datetime) -> None:
-    if not log.isEnabledFor(logging.DEBUG):
-        return
     destinations = list(dict.fromkeys(claim.message.destination for claim in sent))
     others = f" and {len(destinations) - 1} other queues" if len(destinations) > 1 else ""
     late = (now - min(claim.message.due for claim in sent)) / timedelta(milliseconds=1)
     log.debug("%d messages delivered to %s%s, latest %.0f ms late", len(sent), destinations[0], others, late)
-
-
-def sharing(store: T, own: object | None, database: object | None) -> T | None:
-    """Return a store whose ``own`` database is this one, so that a transaction can span both; else ``None``."""
-    return store if own is not None and own == database else None
-
-
-def enlisting(store: ClaimingStore, transport: Transport) -> MovingStore | None:
-    """Return the store if it and the transport can share a transaction, else ``None``."""
-    if not isinstance(store, MovingStore):
-        return None
-    return sharing(store, store.capabilities.database, transport.capabilities.database)
-
-
-def error_copy(
-    message: DelayedMessage, error: BaseException, settings: DispatchSettings, now: datetime, *, brief: bool = False
-) -> Envelope:
-    """Return a copy that can be returned to the timeouts queue (rows 39, 40) or to the destination (row 84)."""
-    if settings.errors_return_to_destination:
-        errors = replace(settings.errors, failed_queue=message.destination)
-        return errors.copy(to_envelope(message), error, now, brief=brief)
-    clean = replace(message, headers=without_delay_headers(message.headers))  # as on every other way out
-    return settings.errors.copy(Envelope.of(clean, delay_headers(clean)), error, now, brief=brief)
-
-
-_MOVED_AT_ONCE = 1_000
-_LEFT_BEHIND_AT_ONCE = 25
-
-
-class Mover:
-    """Moves due messages inside the database of store and queues; ``dispatcher`` sends those for other queues."""
-
-    def __init__(
-        self,
-        store: MovingStore,
-        dispatcher: Dispatcher,
-        clock: Clock,
-        metrics: Metrics = NO_METRICS,
-        journal: Journal = NO_JOURNAL,
-    ) -> None:
-        self._store, self._dispatcher, self._clock, self._metrics = store, dispatcher, clock, metrics
-        self._asking = dispatcher.asking  # one for all calls of the store: once it is silent, stopping waits but once
-        self._journal, self._listing = journal, journal is not NO_JOURNAL
-
-    def running(self) -> AbstractAsyncContextManager[None]:
-        return self._dispatcher.running()
-
-    async def take(self, now: datetime) -> PollResult:
-        began = self._clock.monotonic()
-        report = await self._asking.call(lambda: self._store.move_due(now, _MOVED_AT_ONCE, listing=self._listing))
-        if report.moved is not None:
-            self._journal.moved(report.moved, now)
-        self._count(report, timedelta(seconds=self._clock.monotonic() - began))
-        moved = report.delivered + report.expired
-        needed = report.left_behind or self._dispatcher.holds_some
-        limits = self._dispatcher.limits
-        if report.left_behind:  # maybe since a moment ago
-            limits.forget()
-        # A few at a look: messages without a queue must not delay the others (a bad destination never does).
-        others = (
-            await self._dispatcher.take(now, _MOVED_AT_ONCE if limits.any else _LEFT_BEHIND_AT_ONCE)
-            if needed
-            else PollResult(0, False, report.next_attempt)
-        )
-        if moved < _MOVED_AT_ONCE:
-            own = None if report.left_behind else report.next_attempt  # those left behind are the dispatcher's by now
-            attempts = [each for each in (own, others.next_attempt) if each is not None]
-            return PollResult(moved + others.count, others.more, min(attempts, default=None))
-        await self._asking.call(self._store.pause)
-        return PollResult(moved + others.count, more=True)
-
-    def _count(self, report: MoveReport, duration: timedelta) -> None:
-        if report.delivered and log.isEnabledFor(logging.DEBUG):
-            log.debug("%d messages delivered in %.1f ms", report.delivered, duration.total_seconds() * 1_000)
-        if self._metrics is NO_METRICS:
-            return
-        self._metrics.fetched(report.delivered + report.expired, duration)
-        if report.delivered:
-            self._metrics.delivered(report.delivered, ())
-        if report.expired:
-            self._metrics.expired(report.expired)
-
-    async def listen(self, wake: Wake) -> Callable[[], None]:
-        return await self._dispatcher.listen(wake)

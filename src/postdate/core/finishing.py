@@ -25,6 +25,7 @@ from postdate.core.recoverability import retry_delay
 from postdate.errors import PostdateError, StoreUnreachable
 from postdate.messages import DelayedMessage
 from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, Moved, Outcome, RecordKind
+from postdate.runtime.bounded import Bounded
 from postdate.runtime.reporting import OutageLog
 
 REMEMBERED: Final = 10_000
@@ -43,6 +44,9 @@ _COMES_AGAIN_WITHIN_SECONDS: Final = 600.0
 
 _COUNTED_APART_SECONDS: Final = 1.0
 """Failures within this time count as one failure of the failure handling."""
+
+_DOOMED_FOR_SECONDS: Final = 120.0
+"""How long a message is known to be doomed; the pause before its next claim is a minute at most."""
 
 log = logging.getLogger("postdate.dispatcher")
 
@@ -117,7 +121,7 @@ class Finisher:
         self._store, self._guard, self._clock = store, guard, clock
         self._failure_rate, self._journal = failure_rate, journal
         self.left: dict[str, _Left] = {}
-        """Unwritten outcomes of claims that are held, by message id."""
+        """Unwritten outcomes of claims that are held, by message id: no other process can have these messages."""
         self._void: dict[str, _Left] = {}
         """Outcomes of lost claims, should their messages be claimed again, by id; the oldest is the first."""
         self._ending: list[_Ending] = []
@@ -313,6 +317,19 @@ class Finisher:
             log.warning("message %s was removed by another while it was being sent", claim.message.message_id)
         return None
 
+    async def set_aside(self, claim: Claim, reason: str) -> bool:
+        """Quarantine a message that no queue takes; return whether that was done."""
+        now = self._clock.now()
+        try:
+            if not await self._guard.call(lambda: self._store.set_aside(claim, reason, now)):
+                return False
+        except PostdateError as refused:
+            log.error("message %s cannot be set aside: %s", claim.message.message_id, refused)
+            return False
+        self._journal.ended(OUTCOME_RECORDS[Outcome.FAILED], [claim.message], now, reason)
+        log.error("message %s is set aside (`postdate errors` shows it): %s", claim.message.message_id, reason)
+        return True
+
     def keep(self, given: Sequence[GivingBack]) -> None:
         """Give claims back at a later look, as there is no time now."""
         for each in given:
@@ -425,6 +442,25 @@ def _left(
     of: Claim, claim: Claim | None, outcome: Outcome | None, detail: str = "", back: GivingBack | None = None
 ) -> _Left:
     return _Left(of.message.message_id, mark_of(of.message), claim, outcome, detail, back, 0.0)
+
+
+class Doomed(Bounded[str, tuple[PostdateError, int, int, float]]):
+    """Messages for the error queue, if they are claimed again, unchanged, within two minutes.
+
+    By id: why, the mark, the number of failures, and until when, in monotonic seconds.
+    """
+
+    def add(self, message: DelayedMessage, error: PostdateError, failures: int, seconds: float) -> None:
+        """Send a message to the error queue when it is claimed again with so many failures."""
+        self[message.message_id] = error, mark_of(message), failures, seconds + _DOOMED_FOR_SECONDS
+
+    def doom_of(self, message: DelayedMessage, seconds: float) -> PostdateError | None:
+        """Return why a message goes to the error queue at once; ``None``: send it, as after a return from there."""
+        if (doomed := self.pop(message.message_id, None)) is None:
+            return None
+        error, mark, failures, until = doomed
+        is_it = mark == mark_of(message) and failures == message.number_of_failures
+        return error if is_it and until >= seconds else None
 
 
 def mark_of(message: DelayedMessage) -> int:

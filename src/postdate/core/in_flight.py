@@ -14,7 +14,7 @@ import anyio
 from postdate.clock import Clock, time_left
 from postdate.core.circuit_breaker import nobody
 from postdate.errors import PostdateError
-from postdate.ports import Claim
+from postdate.ports import Claim, ClaimingStore
 
 BATCHES_AT_ONCE = 4
 """While one batch waits for its confirms the next are claimed and sent."""
@@ -106,6 +106,12 @@ class Batch:
         for group in self.groups:
             if group.is_hanging_on() and all(claim.message.message_id in self.lost for claim in group.claims):
                 group.scope.cancel()
+
+    def is_ours(self, claim: Claim, store: ClaimingStore) -> bool:
+        """Return whether a claim is in force; asked right before anything leaves because of it."""
+        if not store.still_holds(claim):
+            self.lost.add(claim.message.message_id)
+        return claim.message.message_id not in self.lost
 
     def sent(self) -> list[Claim]:
         """Return claims whose messages were sent and are still to be removed."""

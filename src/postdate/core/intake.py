@@ -11,12 +11,13 @@ from typing import Final
 
 from postdate.clock import Clock
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
-from postdate.core.dispatcher import DispatchSettings, enlisting
 from postdate.core.guard import OF_STORES, CallWatch
 from postdate.core.outages import Suspects
 from postdate.core.receive.outcomes import AttemptsRecovery, Failed, StepOutcome, StoreOutage, attempts
 from postdate.core.receive.settling import RepeatableStoring, is_stored, to_be_stored
-from postdate.core.recoverability import Allowed
+from postdate.core.recoverability import Allowed, DispatchSettings
+from postdate.core.simple_store import enlisting
+from postdate.core.timeout_manager.steps import destination_of
 from postdate.core.wall_times import KeptZones, WallTime
 from postdate.errors import (
     DestinationUnavailable,
@@ -70,14 +71,9 @@ def _from_timeout_manager_headers(envelope: Envelope) -> DelayedMessage:
     It gets an id of its own, the same each time it is received: all delayed retries of one message have that message's
     id, and a store would take the second for a repetition of the first.
     """
-    headers = dict(envelope.headers)
+    headers, destination = dict(envelope.headers), destination_of(envelope)
     due = headers.pop(Headers.EXPIRE)
-    destination = headers.pop(Headers.ROUTE_EXPIRED_TIMEOUT_TO, "") or headers.get(Headers.REPLY_TO_ADDRESS, "")
-    if not destination:
-        raise NotADelayedMessage(
-            f"message {envelope.message_id!r} is due at {due}, but nobody knows where: it has neither header "
-            f"{Headers.ROUTE_EXPIRED_TIMEOUT_TO!r} nor an address for replies; add one of them and return it"
-        )
+    headers.pop(Headers.ROUTE_EXPIRED_TIMEOUT_TO, None)
     headers.setdefault(Headers.MESSAGE_ID, envelope.message_id)
     own_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{envelope.message_id}\n{due}\n{destination}"))
     steered = {**headers, Headers.TIMEOUT_DESTINATION: destination, Headers.TIMEOUT_EXPIRE: due}

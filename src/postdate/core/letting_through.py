@@ -1,7 +1,11 @@
-"""Lets through what limits of destinations hold, as many and as soon as they allow. Source: ADR 34."""
+"""How due messages are delivered: moved inside one database, sent by a dispatcher, or held because of limits.
+
+What limits of destinations hold is let through, as many and as soon as they allow. Source: ADR 2, 34.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -13,13 +17,17 @@ from typing import Final
 import anyio
 
 from postdate.clock import Clock, later
-from postdate.core.dispatcher import Dispatcher, Mover, enlisting
-from postdate.core.finishing import NO_JOURNAL, Journal
+from postdate.core.dispatcher import Dispatcher
+from postdate.core.finishing import NO_JOURNAL, GivingBack, Journal
 from postdate.core.limits import AT_ONCE, NO_LIMITS, SAME_FOR, Limits
 from postdate.core.poller import DueWork, PollResult
-from postdate.ports import Claim, ClaimingStore, Transport, Wake
+from postdate.core.simple_store import enlisting
+from postdate.ports import Claim, ClaimingStore, MoveReport, MovingStore, Transport, Wake
 from postdate.ports.limits import KeptLimits, LimitingStore
 from postdate.runtime.reporting import NO_METRICS, Metrics
+
+_MOVED_AT_ONCE: Final = 1_000
+_LEFT_BEHIND_AT_ONCE: Final = 25
 
 _LOOKED_FOR: Final = timedelta(minutes=5)
 """After limits were lifted, services are looked for that had not heard of it, and held messages still."""
@@ -32,6 +40,8 @@ _EMPTY_APART: Final = 10.0
 
 _LOST_TURN: Final = 0.02
 """Seconds after which one looks again who was late for a turn."""
+
+log = logging.getLogger("postdate.dispatcher")
 
 
 def due_work(
@@ -57,6 +67,63 @@ async def free_lanes(store: ClaimingStore, now: datetime) -> None:
             await store.release(claims, max(claim.message.due for claim in claims))
 
 
+class Mover:
+    """Moves due messages inside the database of store and queues; ``dispatcher`` sends those for other queues."""
+
+    def __init__(
+        self,
+        store: MovingStore,
+        dispatcher: Dispatcher,
+        clock: Clock,
+        metrics: Metrics = NO_METRICS,
+        journal: Journal = NO_JOURNAL,
+    ) -> None:
+        self._store, self._dispatcher, self._clock, self._metrics = store, dispatcher, clock, metrics
+        self._asking = dispatcher.asking  # one for all calls of the store: once it is silent, stopping waits but once
+        self._journal, self._listing = journal, journal is not NO_JOURNAL
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        return self._dispatcher.running()
+
+    async def take(self, now: datetime) -> PollResult:
+        began = self._clock.monotonic()
+        report = await self._asking.call(lambda: self._store.move_due(now, _MOVED_AT_ONCE, listing=self._listing))
+        if report.moved is not None:
+            self._journal.moved(report.moved, now)
+        self._count(report, timedelta(seconds=self._clock.monotonic() - began))
+        moved = report.delivered + report.expired
+        needed = report.left_behind or self._dispatcher.finisher.left
+        limits = self._dispatcher.limits
+        if report.left_behind:  # maybe since a moment ago
+            limits.forget()
+        # A few at a look: messages without a queue must not delay the others (a bad destination never does).
+        others = (
+            await self._dispatcher.take(now, _MOVED_AT_ONCE if limits.any else _LEFT_BEHIND_AT_ONCE)
+            if needed
+            else PollResult(0, False, report.next_attempt)
+        )
+        if moved < _MOVED_AT_ONCE:
+            own = None if report.left_behind else report.next_attempt  # those left behind are the dispatcher's by now
+            attempts = [each for each in (own, others.next_attempt) if each is not None]
+            return PollResult(moved + others.count, others.more, min(attempts, default=None))
+        await self._asking.call(self._store.pause)
+        return PollResult(moved + others.count, more=True)
+
+    def _count(self, report: MoveReport, duration: timedelta) -> None:
+        if report.delivered and log.isEnabledFor(logging.DEBUG):
+            log.debug("%d messages delivered in %.1f ms", report.delivered, duration.total_seconds() * 1_000)
+        if self._metrics is NO_METRICS:
+            return
+        self._metrics.fetched(report.delivered + report.expired, duration)
+        if report.delivered:
+            self._metrics.delivered(report.delivered, ())
+        if report.expired:
+            self._metrics.expired(report.expired)
+
+    async def listen(self, wake: Wake) -> Callable[[], None]:
+        return await self._dispatcher.listen(wake)
+
+
 class LimitedWork(DueWork):
     """Due work; after each look, what limits let through of the messages that they hold.
 
@@ -67,6 +134,7 @@ class LimitedWork(DueWork):
 
     def __init__(self, work: DueWork, dispatcher: Dispatcher, store: LimitingStore, clock: Clock) -> None:
         self._work, self._dispatcher, self._store, self._clock = work, dispatcher, store, clock
+        self._finisher = dispatcher.finisher
         self._looks = dict[str, tuple[str, float]]()
         """Of each destination: its limits as text, and when its lane is looked into again (monotonic)."""
 
@@ -132,7 +200,7 @@ class LimitedWork(DueWork):
             if not is_ours:
                 self._dispatcher.limits.forget()
                 with anyio.CancelScope(shield=True):
-                    await self._dispatcher.put_back([(claim, kept.place(claim.message.due)) for claim in claims])
+                    await self._finisher.give_back([GivingBack(each, kept.place(each.message.due)) for each in claims])
         if is_ours:
             self._dispatcher.limits.note(replace(kept, free_at=free_at))
         return claims if is_ours else ()
@@ -142,7 +210,7 @@ class LimitedWork(DueWork):
         claims = await self._held(kept, AT_ONCE, now)
         if claims:
             at_once = max(claim.message.due for claim in claims)  # one call
-            await self._dispatcher.put_back([(claim, at_once) for claim in claims])
+            await self._finisher.give_back([GivingBack(claim, at_once) for claim in claims])
             return len(claims), 0.0
         return 0, _LIFTED_APART if now < later(kept.free_at, _LOOKED_FOR) else math.inf
 
@@ -152,5 +220,5 @@ class LimitedWork(DueWork):
         claims = await self._dispatcher.asking.call(call, self._dispatcher.give_back_late)
         strays = [each for each in claims if each.message.due >= now or each.message.destination != kept.destination]
         if strays:
-            await self._dispatcher.put_back([(claim, claim.message.due) for claim in strays])
+            await self._finisher.give_back([GivingBack(claim, claim.message.due) for claim in strays])
         return [claim for claim in claims if claim not in strays] if strays else claims

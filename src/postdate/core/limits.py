@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from typing import Any, Final, Self
@@ -251,17 +251,13 @@ class SeenLimits:
     def __init__(self, store: ClaimingStore, asking: Guard, clock: Clock) -> None:
         self._store = store if isinstance(store, LimitingStore) else None
         self._asking, self._clock = asking, clock
-        self._kept = dict[str, tuple[KeptLimits, Limits]]()
+        self.kept = dict[str, tuple[KeptLimits, Limits]]()
+        """By destination; with lifted ones."""
         self._until = -math.inf
         self.any = False
         """Whether limits are in force."""
         self.held = set[str]()
         """Destinations for which something was held since this was emptied."""
-
-    @property
-    def kept(self) -> Mapping[str, tuple[KeptLimits, Limits]]:
-        """By destination; with lifted ones."""
-        return self._kept
 
     @property
     def is_forgotten(self) -> bool:
@@ -274,8 +270,8 @@ class SeenLimits:
 
     def note(self, kept: KeptLimits) -> None:
         """Note what this service has changed."""
-        if kept.destination in self._kept:
-            self._kept[kept.destination] = (kept, self._kept[kept.destination][1])
+        if kept.destination in self.kept:
+            self.kept[kept.destination] = (kept, self.kept[kept.destination][1])
 
     async def look(self) -> None:
         """See what the store has, unless that was a moment ago. Raises `PostdateError`."""
@@ -283,16 +279,16 @@ class SeenLimits:
             return
         found = await self._asking.call(self._store.kept_limits)
         self._until = self._clock.monotonic() + SAME_FOR
-        before, self._kept = self._kept, dict[str, tuple[KeptLimits, Limits]]()
+        before, self.kept = self.kept, dict[str, tuple[KeptLimits, Limits]]()
         for kept in found:
             known = before.get(kept.destination)
             limits = known[1] if known is not None and known[0].limits == kept.limits else limits_in(kept)
-            self._kept[kept.destination] = (kept, limits)
+            self.kept[kept.destination] = (kept, limits)
         self.any = any(kept.limits for kept in found)
 
     def holds(self, claim: Claim) -> datetime | None:
         """Return with which attempt time a message is given back that its destination's limits hold."""
-        kept, limits = self._kept.get(claim.message.destination, (None, NO_LIMITS))
+        kept, limits = self.kept.get(claim.message.destination, (None, NO_LIMITS))
         if kept is None or limits == NO_LIMITS:
             return None
         self.held.add(kept.destination)

@@ -9,11 +9,12 @@ import platform
 import traceback
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Final, TypeAlias, cast
 
+from postdate.core.in_flight import BYTES_IN_FLIGHT
 from postdate.errors import (
     ClaimLost,
     ConfigurationError,
@@ -25,7 +26,17 @@ from postdate.errors import (
     StoreTroubled,
     TransportUnreachable,
 )
-from postdate.messages import Envelope, Headers, check_headers, format_timestamp, parse_timestamp
+from postdate.messages import (
+    DelayedMessage,
+    Envelope,
+    Headers,
+    check_headers,
+    delay_headers,
+    format_timestamp,
+    parse_timestamp,
+    to_envelope,
+    without_delay_headers,
+)
 from postdate.ports import Received
 
 log = logging.getLogger("postdate.recoverability")
@@ -415,6 +426,37 @@ class ErrorQueue:
         if not brief:
             headers = customized(headers, self.customize)
         return Envelope(self.name, original.message_id, headers, original.body, due=original.due)
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchSettings:
+    """Where messages go that cannot be delivered.
+
+    Args:
+        timeouts_queue: returning an error copy to it dispatches the message again (row 40).
+        number_of_retries: attempts after the first.
+        errors_return_to_destination: error copies of due messages name their destination as the queue to return them
+            to, instead of the timeouts queue (specification 3.6).
+    """
+
+    timeouts_queue: str
+    error_queue: str
+    number_of_retries: int
+    host: Host
+    errors_return_to_destination: bool = False
+    bytes_in_flight: int = BYTES_IN_FLIGHT
+
+    @property
+    def errors(self) -> ErrorQueue:
+        return ErrorQueue(self.error_queue, self.timeouts_queue, self.host)
+
+    def error_copy(self, message: DelayedMessage, error: BaseException, now: datetime, *, brief: bool) -> Envelope:
+        """Return a copy that can be returned to the timeouts queue (rows 39, 40) or to the destination (row 84)."""
+        if self.errors_return_to_destination:
+            errors = replace(self.errors, failed_queue=message.destination)
+            return errors.copy(to_envelope(message), error, now, brief=brief)
+        clean = replace(message, headers=without_delay_headers(message.headers))  # as on every other way out
+        return self.errors.copy(Envelope.of(clean, delay_headers(clean)), error, now, brief=brief)
 
 
 def text_of(error: BaseException) -> str:

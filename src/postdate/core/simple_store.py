@@ -23,10 +23,12 @@ from postdate.ports import (
     Claim,
     ClaimingStore,
     DelayedMessageStore,
+    MovingStore,
     Outcome,
     StoreCapabilities,
     StoreReport,
     TransactionMode,
+    Transport,
     Wake,
     capabilities_of,
 )
@@ -58,6 +60,18 @@ def claiming(store: object) -> ClaimingStore:
     if hasattr(store, "claim_due"):
         raise ConfigurationError(f"{name} claims in batches, so it must say so: class {name}(ClaimingStore)")
     return SimpleStore(cast("DelayedMessageStore", store))
+
+
+def sharing(store: T, own: object | None, database: object | None) -> T | None:
+    """Return a store whose ``own`` database is this one, so that a transaction can span both; else ``None``."""
+    return store if own is not None and own == database else None
+
+
+def enlisting(store: ClaimingStore, transport: Transport) -> MovingStore | None:
+    """Return the store if it and the transport can share a transaction, else ``None``."""
+    if not isinstance(store, MovingStore):
+        return None
+    return sharing(store, store.capabilities.database, transport.capabilities.database)
 
 
 def check_methods(store: object, methods: Sequence[str], what: str, advice: str = "") -> None:

@@ -9,14 +9,14 @@ from typing import Final, Literal, Protocol, cast, runtime_checkable
 from typing_extensions import override
 
 from postdate.clock import Clock, SystemClock, checked_clock
-from postdate.core.dispatcher import enlisting, sharing
 from postdate.core.receive.pump import MessagePump
+from postdate.core.simple_store import enlisting, sharing
 from postdate.core.store_clock import clock_of_store
 from postdate.endpoint.delayed_delivery import DelayedDeliveryService, check_transport_mode, timeouts_queue
 from postdate.endpoint.handling import Handlers, Handling, MessageEndings
 from postdate.endpoint.outbox import Outbox, OutboxCleanUp, OutboxHandling
 from postdate.endpoint.outgoing import OutgoingMessages, publishing
-from postdate.endpoint.saga_handling import Sagas, check_saga_mode, check_saga_outbox
+from postdate.endpoint.saga_handling import Sagas
 from postdate.endpoint.service import EndpointContext, Service
 from postdate.endpoint.settings import (
     Audit,
@@ -25,10 +25,11 @@ from postdate.endpoint.settings import (
     ModeName,
     TimeoutManager,
     check_address,
+    check_scope,
     mode_of,
 )
 from postdate.endpoint.timeout_manager import TimeoutManagerService
-from postdate.errors import ConfigurationError
+from postdate.errors import ConfigurationError, UnsupportedTransactionMode
 from postdate.messages import DESTINATION_LIMIT
 from postdate.ports import DelayedMessageStore, OutboxStore, SagaStore, TransactionMode, Transport
 
@@ -160,12 +161,33 @@ def checked_allowance(allowance: timedelta) -> timedelta:
     return allowance
 
 
+def _check_saga_mode(store: SagaStore, transport: Transport, mode: TransactionMode) -> None:
+    """Refuse a transaction mode whose promise sagas cannot keep there."""
+    if mode is TransactionMode.NONE:
+        raise UnsupportedTransactionMode(
+            "sagas cannot be in transaction mode 'none', in which messages leave at once: when two messages change one "
+            "instance, one of them is decided again, and what it had sent cannot be taken back; use 'receive_only'"
+        )
+    shared = sharing(store, store.capabilities.database, transport.capabilities.database)
+    check_scope(mode, store, transport, is_one=shared is not None)
+
+
+def _check_saga_outbox(store: SagaStore, outbox: OutboxStore) -> None:
+    """Refuse sagas whose state would be kept beside the commit of the outbox, and so changed again by a duplicate."""
+    if sharing(store, store.capabilities.database, outbox.database) is None:
+        raise ConfigurationError(
+            f"an outbox promises that each message is handled once, for which sagas must be kept in its database: "
+            f"{type(store).__name__} cannot write in the transactions of {type(outbox).__name__}; use a store of the "
+            f"same kind, on the same file, or with the same address and schema"
+        )
+
+
 def sagas_of(store: SagaStore, outgoing: OutgoingMessages, outbox: Outbox | None) -> Sagas:
     """Return the sagas; their state is part of the transactions of the outbox, or of the queues, where it is there."""
-    check_saga_mode(store, outgoing.transport, outgoing.mode)
+    _check_saga_mode(store, outgoing.transport, outgoing.mode)
     can = outgoing.transport.capabilities
     if outbox is not None:
-        check_saga_outbox(store, outbox.store)
+        _check_saga_outbox(store, outbox.store)
         database = outbox.store.database
     elif outgoing.mode is TransactionMode.RECEIVE_ONLY and not can.time_to_be_received_in_transactions:
         database = None  # some messages could not leave in the transaction that keeps the state

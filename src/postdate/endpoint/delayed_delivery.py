@@ -11,16 +11,16 @@ import anyio
 from typing_extensions import override
 
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
-from postdate.core.dispatcher import Dispatcher, DispatchSettings, enlisting
+from postdate.core.daily import retention
+from postdate.core.dispatcher import Dispatcher
 from postdate.core.intake import Intake, from_timeouts_queue
 from postdate.core.letting_through import due_work
-from postdate.core.poller import DueWork, Poller
-from postdate.core.receive.outcomes import Step, StoreOutage
+from postdate.core.poller import Poller
+from postdate.core.receive.outcomes import Step
 from postdate.core.receive.pump import MessagePump
 from postdate.core.receive.settling import WatchedReceiver
-from postdate.core.recoverability import Host
-from postdate.core.retention import retention
-from postdate.core.simple_store import SimpleStore
+from postdate.core.recoverability import DispatchSettings, Host
+from postdate.core.simple_store import SimpleStore, enlisting
 from postdate.core.wall_times import Keeping, wall_times
 from postdate.endpoint.service import EndpointContext, Service
 from postdate.endpoint.settings import DelayedDelivery, check_scope
@@ -80,7 +80,6 @@ class DelayedDeliveryService(Service):
             errors_return_to_destination=settings.errors_return_to == "destination",
             bytes_in_flight=settings.bytes_in_flight,
         )
-        self._outages: list[StoreOutage] = []
 
     @override
     async def prepare(self, *, set_up: bool) -> None:
@@ -126,20 +125,15 @@ class DelayedDeliveryService(Service):
         )
         self._outages, self._breakers = [], [storing, fetching, dispatching, failures]
         pumps = [self._pump(queue, storing, failures) for queue in queues]
-        due = self._due_work(dispatching, failures)
+        store, transport, clock, metrics = chosen.claims, context.transport, context.clock, context.metrics
+        dispatcher = Dispatcher(store, transport, self._dispatch, clock, dispatching, failures, metrics)
+        due = due_work(store, transport, dispatcher, clock, metrics)
         poller = Poller(due, context.clock, fetching, self._store_is_back, context.longest_sleep)
-        self._steps, self._runs = [*self._outages], [*pumps, poller]
+        self._runs = [*pumps, poller]
         if chosen.retention and isinstance(chosen.claims, ArchivableStore):
             self._runs.append(retention(chosen.claims, chosen.retention, context.clock))
         if Keeping.is_one(chosen.claims) and chosen.claims.capabilities.durable:  # what is not ends before rules do
             self._runs.append(wall_times(chosen.claims, context.clock))
-
-    def _due_work(self, dispatching: RepeatedFailures, failures: FailureRate) -> DueWork:
-        store, context = self._settings.claims, self._context
-        dispatcher = Dispatcher(
-            store, context.transport, self._dispatch, context.clock, dispatching, failures, context.metrics
-        )
-        return due_work(store, context.transport, dispatcher, context.clock, context.metrics)
 
     def _store_is_back(self) -> None:
         for outage in self._outages:

@@ -17,11 +17,11 @@ from typing import Final
 import anyio
 
 from postdate.clock import Clock, later
-from postdate.core.dispatcher import sharing
 from postdate.core.guard import calling_store, is_being_cancelled
 from postdate.core.outages import Suspects
 from postdate.core.receive.outcomes import Afterwards, Failed, StepOutcome
 from postdate.core.recoverability import is_outage
+from postdate.core.simple_store import sharing
 from postdate.endpoint.handling import Handling, failure_of
 from postdate.endpoint.outgoing import BusinessTransaction
 from postdate.endpoint.saga_handling import calling_own_store

@@ -18,9 +18,9 @@ from types import MappingProxyType
 from typing import Any, TypedDict, Unpack
 
 from postdate.clock import EARLIEST, later
-from postdate.core.dispatcher import enlisting
 from postdate.core.limits import Window
 from postdate.core.receive.settling import RepeatableStoring
+from postdate.core.simple_store import enlisting
 from postdate.core.timeout_manager.steps import clear_timeouts, to_timeout_manager
 from postdate.core.wall_times import KeptZones, WallTime
 from postdate.endpoint.delayed_delivery import timeouts_queue
@@ -506,7 +506,32 @@ class BusinessTransaction:
             )
 
 
-class HandlerContext:
+class IncomingMessage:
+    """What a handler can ask of its message."""
+
+    received: Received
+    _headers: Mapping[str, str]
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers of the incoming message; read-only, since a retry and the error queue get them as they came.
+
+        Messages that are sent have headers of their own: ``headers={**context.headers, "Mine": "1"}``.
+        """
+        return self._headers
+
+    @property
+    def message_id(self) -> str:
+        """Id of the incoming message: stable, however often it is delivered."""
+        return self.headers.get(Headers.MESSAGE_ID, self.received.envelope.message_id)
+
+    @property
+    def due(self) -> datetime | None:
+        """When a delayed message was due, UTC; ``None`` for others, and where the transport does not keep it."""
+        return self.received.envelope.due
+
+
+class HandlerContext(IncomingMessage):
     """The second argument of a handler: headers of its message, sends, and the transaction of the outbox.
 
     Messages that it sends leave when the handler has succeeded, together with the completion of the incoming message;
@@ -516,7 +541,7 @@ class HandlerContext:
     def __init__(
         self, messages: OutgoingMessages, received: Received, business: BusinessTransaction | None = None
     ) -> None:
-        self._messages, self._received, self._business = messages, received, business
+        self._messages, self.received, self._business = messages, received, business
         self._headers = MappingProxyType(received.envelope.headers)
         self.outgoing: list[Outgoing] = []
         self.named: list[DelayedMessage] = []
@@ -531,24 +556,6 @@ class HandlerContext:
         """Headers that say which saga instance sends; empty while none is at work."""
         self.has_ended = False
         """Set when its handlers have ended: what is sent from then on is refused."""
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Headers of the incoming message; read-only, since a retry and the error queue get them as they came.
-
-        Messages that are sent have headers of their own: ``headers={**context.headers, "Mine": "1"}``.
-        """
-        return self._headers
-
-    @property
-    def message_id(self) -> str:
-        """Id of the incoming message: stable, however often it is delivered."""
-        return self.headers.get(Headers.MESSAGE_ID, self._received.envelope.message_id)
-
-    @property
-    def due(self) -> datetime | None:
-        """When a delayed message was due, UTC; ``None`` for others, and where the transport does not keep it."""
-        return self._received.envelope.due
 
     async def transaction(self) -> NativeTransaction:
         """Return a connection of the outbox's database with a transaction open on it, for data of the application.
@@ -598,7 +605,7 @@ class HandlerContext:
         """
         if self._business is not None:
             self.named += () if isolated else (outgoing,)
-        elif self._received.unanswered and self._messages.delays_leave_first:
+        elif self.received.unanswered and self._messages.delays_leave_first:
             with suppress(KeyError, InvalidTimestamp):
                 since = self.due or parse_timestamp(self.headers[Headers.TIME_SENT])
                 return replace(

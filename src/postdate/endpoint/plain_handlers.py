@@ -5,39 +5,23 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from typing import Any, Unpack
 
 from anyio import from_thread, to_thread
 
 from postdate.endpoint.handling import Handler
-from postdate.endpoint.outgoing import HandlerContext, SendKeywords
+from postdate.endpoint.outgoing import HandlerContext, IncomingMessage, SendKeywords
 from postdate.errors import ConfigurationError
 
 
-class BlockingHandlerContext:
+class BlockingHandlerContext(IncomingMessage):
     """The second argument of a handler that is a plain function: :class:`HandlerContext` for code that blocks.
 
     It has no ``transaction()``: connections of an outbox belong to the event loop, or to one thread.
     """
 
     def __init__(self, context: HandlerContext) -> None:
-        self._context = context
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """See :attr:`HandlerContext.headers`."""
-        return self._context.headers
-
-    @property
-    def message_id(self) -> str:
-        """See :attr:`HandlerContext.message_id`."""
-        return self._context.message_id
-
-    @property
-    def due(self) -> datetime | None:
-        """See :attr:`HandlerContext.due`."""
-        return self._context.due
+        self._context, self.received, self._headers = context, context.received, context.headers
 
     def send(
         self,

@@ -17,14 +17,13 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from postdate.core.dispatcher import sharing
 from postdate.core.guard import calling_store
 from postdate.core.outages import Suspects
 from postdate.core.recoverability import BORNE, is_outage
+from postdate.core.simple_store import sharing
 from postdate.endpoint.message_types import type_name
 from postdate.endpoint.outgoing import HandlerContext, Outgoing, OutgoingMessages, SendOptions, sent_by_saga, to_saga_of
 from postdate.endpoint.sagas import Saga, SagaDefinition, SagaMethod, SagaRole, as_text
-from postdate.endpoint.settings import check_scope
 from postdate.errors import (
     ConfigurationError,
     InvalidMessage,
@@ -33,19 +32,15 @@ from postdate.errors import (
     SagaConflict,
     StoreUnreachable,
     UnknownMessageType,
-    UnsupportedTransactionMode,
 )
 from postdate.messages import DelayedMessage, Headers
 from postdate.ports import (
     AdministrableStore,
     Correlation,
-    OutboxStore,
     SagaChange,
     SagaFate,
     SagaRecord,
     SagaStore,
-    TransactionMode,
-    Transport,
 )
 from postdate.runtime.bounded import Bounded
 
@@ -67,27 +62,6 @@ def calling_own_store(suspects: Suspects, message_id: str) -> Generator[None]:
         raise
     else:
         suspects.worked(message_id)
-
-
-def check_saga_mode(store: SagaStore, transport: Transport, mode: TransactionMode) -> None:
-    """Refuse a transaction mode whose promise sagas cannot keep there."""
-    if mode is TransactionMode.NONE:
-        raise UnsupportedTransactionMode(
-            "sagas cannot be in transaction mode 'none', in which messages leave at once: when two messages change one "
-            "instance, one of them is decided again, and what it had sent cannot be taken back; use 'receive_only'"
-        )
-    shared = sharing(store, store.capabilities.database, transport.capabilities.database)
-    check_scope(mode, store, transport, is_one=shared is not None)
-
-
-def check_saga_outbox(store: SagaStore, outbox: OutboxStore) -> None:
-    """Refuse sagas whose state would be kept beside the commit of the outbox, and so changed again by a duplicate."""
-    if sharing(store, store.capabilities.database, outbox.database) is None:
-        raise ConfigurationError(
-            f"an outbox promises that each message is handled once, for which sagas must be kept in its database: "
-            f"{type(store).__name__} cannot write in the transactions of {type(outbox).__name__}; use a store of the "
-            f"same kind, on the same file, or with the same address and schema"
-        )
 
 
 _FIRED_REMEMBERED: Final = 32

@@ -16,6 +16,7 @@ from anyio.abc import TaskGroup
 from postdate.clock import Clock, time_left
 from postdate.core.circuit_breaker import Breaker, CriticalError, RepeatedFailures
 from postdate.core.poller import LONGEST_SLEEP, Poller
+from postdate.core.receive.outcomes import StoreOutage
 from postdate.core.receive.pump import MessagePump
 from postdate.errors import PostdateError
 from postdate.ports import TransactionMode, Transport
@@ -43,12 +44,10 @@ class EndpointContext:
         return RepeatedFailures(name, critical, time_to_trigger, self.critical_error, self.metrics)
 
 
-class _Stops(Protocol):
-    def stop(self) -> None: ...
-
-
-class _Runs(_Stops, Protocol):
+class _Runs(Protocol):
     async def run(self) -> None: ...
+
+    def stop(self) -> None: ...
 
 
 class Service(ABC):
@@ -56,8 +55,8 @@ class Service(ABC):
 
     def __init__(self, context: EndpointContext) -> None:
         self._context = context
-        self._steps: list[_Stops] = []
-        """Parts of its pumps, which are stopped after these."""
+        self._outages: list[StoreOutage] = []
+        """For which messages stay in hand: ended before the pumps are stopped."""
         self._runs: list[_Runs] = []
         self._breakers: list[Breaker] = []
 
@@ -87,7 +86,7 @@ class Service(ABC):
 
     def stop(self) -> None:
         """End :meth:`run`: the pumps first, then the poller. Does nothing before :meth:`prepare`."""
-        for each in (*self._steps, *self._runs):
+        for each in (*self._outages, *self._runs):
             each.stop()
 
 

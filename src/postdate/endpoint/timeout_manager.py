@@ -7,13 +7,13 @@ from typing import Final
 
 from typing_extensions import override
 
-from postdate.core.dispatcher import sharing
 from postdate.core.guard import calling_store
 from postdate.core.outages import Suspects
 from postdate.core.poller import Poller
 from postdate.core.receive.outcomes import AttemptsRecovery, Step, StepOutcome, StoreOutage, attempts
 from postdate.core.receive.pump import MessagePump
 from postdate.core.recoverability import Allowed, ErrorQueue, Host
+from postdate.core.simple_store import sharing
 from postdate.core.timeout_manager.looking import DueTimeouts
 from postdate.core.timeout_manager.steps import DispatchStep, StoreStep, is_clearing, telling
 from postdate.endpoint.delayed_delivery import timeouts_queue
@@ -111,7 +111,7 @@ class TimeoutManagerService(Service):
         )
         wait = settings.time_to_wait_before_triggering_critical_error
         storage = context.breaker(STORAGE_BREAKER, STORAGE_CRITICAL, wait)
-        self._steps, self._runs, self._breakers = [], [], [storage]
+        self._outages, self._runs, self._breakers = [], [], [storage]
         ahead = context.transport.capabilities.prefetches
         for queue in own:
             receiver, step = context.transport.receiver(queue), self._step(queue, due)
@@ -138,7 +138,7 @@ class TimeoutManagerService(Service):
         dispatches = queue == self._dispatcher_queue
         said = OutageLog(log, f"messages of {queue} wait for the storage of timeouts", "the storage of timeouts is")
         outage = StoreOutage(context.clock, said)
-        self._steps.append(outage)
+        self._outages.append(outage)
         recovery = AttemptsRecovery(
             allowed=Allowed(stays=True, is_one=self._enlisting is not None, counts=True),
             suspects=Suspects(),

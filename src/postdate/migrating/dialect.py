@@ -166,6 +166,8 @@ class Dialect(ABC):
     """What a SELECT ends with that locks rows, and leaves out what somebody else has locked."""
     schema_of_stores: str | None = None
     """Where a store's tables are unless it is told otherwise; ``None``: where those of timeouts are."""
+    names_of_tables: str
+    """The query for the names of all tables in ``schema``."""
     run = "%(run)s"
     """The id of a run, as a value to compare the column with."""
 
@@ -181,9 +183,9 @@ class Dialect(ABC):
     def now(self, session: Session) -> datetime:
         """Return the present instant by the database's clock, also within a transaction; UTC."""
 
-    @abstractmethod
     def tables(self, session: Session) -> Sequence[str]:
         """Return the names of all tables in the schema."""
+        return [name for (name,) in session.rows(self.names_of_tables, {"schema": self.schema})]
 
     @abstractmethod
     def columns(self, session: Session, table: str) -> Sequence[str]:
@@ -318,13 +320,13 @@ class Dialect(ABC):
         number = f"{hiding.first} + (ROW_NUMBER() OVER (ORDER BY {order}) - 1) {self.dividing} {hiding.batch_size}"
         return (
             f"INSERT INTO {self.table(hiding.staging)} ({columns}, {self.quoted(NUMBER)}) "
-            f"SELECT {columns}, {number} FROM ({self._earliest(hiding)}) AS earliest"
+            f"SELECT {columns}, {number} FROM ({self._earliest(hiding, columns)}) AS earliest"
         )
 
-    def _earliest(self, hiding: Hiding) -> str:
-        """Return the query for what is to be hidden, which locks it."""
+    def _earliest(self, hiding: Hiding, wanted: str) -> str:
+        """Return the query for what is to be hidden, which locks it; ``wanted``: what it selects."""
         return (
-            f"SELECT {self.list_of(hiding.columns)} FROM {self.table(hiding.live)} WHERE {self.is_due_from()} "
+            f"SELECT {wanted} FROM {self.table(hiding.live)} WHERE {self.is_due_from()} "
             f"ORDER BY {self.quoted(TIME)} LIMIT {hiding.limit}{self.skipping}"
         )
 

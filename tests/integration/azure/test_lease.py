@@ -20,8 +20,8 @@ from postdate.backends.azure.login import parse_login
 from postdate.backends.azure.store import AzureTableStore
 from postdate.backends.azure.table_names import records_table
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
-from postdate.core.dispatcher import Dispatcher, DispatchSettings
-from postdate.core.recoverability import Host
+from postdate.core.dispatcher import Dispatcher
+from postdate.core.recoverability import DispatchSettings, Host
 from postdate.errors import PostdateError, StoreUnreachable
 from postdate.messages import Envelope
 from postdate.ports import Claim, Outcome, RecordKind, TransactionMode

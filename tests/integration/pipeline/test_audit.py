@@ -169,6 +169,7 @@ def test_what_was_removed_for_its_age_still_adds_up(spark: SparkSession, store: 
     assert result.clean
     assert (result.counts.scheduled, result.counts.pending) == (2, 1)
     assert result.pruned == {"scheduled": 4, "delivered": 5}
+    assert result.pruned_before == minutes(40)
     assert ("pruned: delivered", "5") in result.table()
     assert result.to_json()["pruned"] == result.pruned
 

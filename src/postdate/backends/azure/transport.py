@@ -208,8 +208,6 @@ class MessageWithReceipt:
 
 
 class AzureQueueReceiver(Receiver):
-    """Receives from one queue."""
-
     def __init__(self, transport: AzureStorageQueueTransport, queue: str) -> None:
         self._transport, self._service, self._queue = transport, transport.service, queue
         self._held: dict[object, MessageWithReceipt] = {}

@@ -7,7 +7,7 @@ Source: specification 1.1, 1.3; ADR 0008.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from typing_extensions import override
@@ -20,7 +20,7 @@ from postdate.backends.rowlocks.parts import MessageRow, in_pieces, to_row
 from postdate.backends.rowlocks.store import LockingStore
 from postdate.backends.sql.retention import Aging
 from postdate.clock import from_microseconds, to_microseconds
-from postdate.ports import OldSnapshot, Recording, RecordKind, ReplacingStore, ScanPart
+from postdate.ports import OldSnapshot, RecordKind, ReplacingStore, ScanPart
 from postdate.ports.changing import KeyedIds, Making
 from postdate.ports.scanning import ARCHIVED, PRUNED_ID, ArchivableStore, Pruned, StoredRecord
 
@@ -36,8 +36,8 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
         schema: the database of the tables; ``None``: that of ``url``.
         table: of the waiting messages; at most 64 characters, none of them an emoji. ``None``: ``{endpoint}.timeouts``.
         recording: how much is kept for audits.
-        largest_message_bytes: of headers and body together. A message travels in one statement, in which a byte may
-            take two: the default always fits into the packet of 16 MiB that servers allow by default
+        largest_message_bytes: of headers and body together; ``None``: 7 MiB. A message travels in one statement, in
+            which a byte may take two: the default always fits into the packet of 16 MiB that servers allow by default
             (``max_allowed_packet``).
         holds_at_most: a process that shows no life for so long (frozen, swapped out, cut off) loses its claims: the
             server ends its connections. Whole seconds, 1 at least; ``None``: 60 s.
@@ -48,25 +48,13 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
         ConfigurationError: the address, the schema, the table or a time is invalid.
     """
 
-    def __init__(  # noqa: PLR0913 - the settings that stand beside an address
-        self,
-        url: str | MariaDbSchema,
-        *,
-        schema: str | None = None,
-        table: str | None = None,
-        recording: Recording = Recording.ALL,
-        largest_message_bytes: int = 7 * 1024 * 1024,
-        holds_at_most: timedelta | None = None,
-        answers_within: timedelta | None = None,
-    ) -> None:
-        database = MariaDbSchema.of(url, schema, holds_at_most, answers_within)
-        super().__init__(
-            database,
-            lambda name: MariaDbTables(MariaDbNames(database.schema, name), recording),
-            table,
-            largest_message_bytes,
-            database.holds_at_most,
-        )
+    made_from = MariaDbSchema
+    largest_message = 7 * 1024 * 1024
+    ends_silent_connections = True
+
+    @override
+    def _tables_of(self, table: str) -> MariaDbTables:
+        return MariaDbTables(MariaDbNames(self._database.schema, table), self._recording)
 
     @override
     async def replace(self, key: str, make: Making, now: datetime) -> str:

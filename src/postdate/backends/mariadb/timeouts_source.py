@@ -26,6 +26,9 @@ class MariaDbDialect(Dialect):
     instant = "datetime(6)"
     dividing = "DIV"
     locking, skipping = " FOR UPDATE", " FOR UPDATE SKIP LOCKED"
+    names_of_tables = (
+        "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %(schema)s AND TABLE_TYPE = 'BASE TABLE'"
+    )
 
     def __init__(self, url: str, schema: str | None) -> None:
         self._server = MariaDbServer(url)
@@ -42,17 +45,6 @@ class MariaDbDialect(Dialect):
     def now(self, session: Session) -> datetime:
         ((now,),) = session.rows("SELECT UTC_TIMESTAMP(6)", {})
         return now.replace(tzinfo=UTC)
-
-    @override
-    def tables(self, session: Session) -> Sequence[str]:
-        return [
-            name
-            for (name,) in session.rows(
-                "SELECT TABLE_NAME FROM information_schema.TABLES "
-                "WHERE TABLE_SCHEMA = %(schema)s AND TABLE_TYPE = 'BASE TABLE'",
-                {"schema": self.schema},
-            )
-        ]
 
     @override
     def columns(self, session: Session, table: str) -> Sequence[str]:

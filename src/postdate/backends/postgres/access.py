@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
 import psycopg
+from typing_extensions import override
 
 from postdate.backends.postgres.answering import ANSWERS_WITHIN, Answers, BoundedAsyncConnection, BoundedConnection
 from postdate.backends.postgres.errors import is_conflict, translate, translated
@@ -26,7 +27,7 @@ from postdate.backends.postgres.pool import PostgresPool
 from postdate.backends.postgres.sessions import check_unpooled, mark
 from postdate.errors import ConfigurationError, StoreUnavailable
 from postdate.persistence.migrations import Step, run
-from postdate.ports import Recording
+from postdate.ports import Recording, Scripted
 from postdate.runtime.threads import in_thread
 
 T = TypeVar("T")
@@ -174,7 +175,7 @@ class Access:
                 f"the database was opened with holds_at_most={database.holds_at_most}, which is for the whole process: "
                 f"say {holds_at_most} there, or leave it out here"
             )
-        self.shared = database
+        self.shared, self.put, self.drop = database, database.pool.put, database.pool.drop
         self.names = database.names if schema is None else SchemaNames(schema)
         self.recording, self.holds_at_most = recording or database.recording, database.holds_at_most
         self.identity = (*database.pool.address.identity, self.names.schema)
@@ -214,12 +215,6 @@ class Access:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreUnavailable(f"{self.where}: closed")
-
-    def put(self, connection: BoundedConnection) -> None:
-        self.shared.pool.put(connection)
-
-    def drop(self, connection: BoundedConnection) -> None:
-        self.shared.pool.drop(connection)
 
     def roll_back(self, connection: BoundedConnection) -> None:
         """End the transaction on a connection that was taken, and close it; a silent server is not waited for."""
@@ -314,9 +309,9 @@ class Access:
 
     # --- set-up -------------------------------------------------------------------------------------------------
 
-    def setup_blocking(self, table: str | None = None, part: Sequence[Step] = ()) -> None:
-        """Create missing tables of the schema, of a store (``table``) and of a part; processes may do so at once."""
-        self.bring_up_to_date([*steps(self.names.schema, table), *part])
+    def setup_blocking(self, table: str | None = None) -> None:
+        """Create missing tables of the schema, and of a store (``table``); processes may do so at once."""
+        self.bring_up_to_date(steps(self.names.schema, table))
 
     def bring_up_to_date(self, wanted: Sequence[Step]) -> None:
         """Apply the missing migrations of ``wanted``; several processes may do so at once."""
@@ -333,3 +328,20 @@ class Access:
                 execute=lambda text: connection.execute(sql(text)),
                 mark=lambda step: mark_done(schema, step),
             )
+
+
+class KeptInSchema(Scripted):
+    """An adapter with a table of its own in a schema, beside those of stores and queues."""
+
+    def _use(self, database: Access, wanted: Sequence[Step]) -> None:
+        self._kept_in, self._wanted = database, wanted
+
+    @override
+    def setup_statements(self, endpoint: str) -> str:
+        return self._kept_in.names.script(self._wanted)
+
+    async def setup(self) -> None:
+        await in_thread(self._kept_in.bring_up_to_date, self._wanted)
+
+    async def close(self) -> None:
+        await in_thread(self._kept_in.close_blocking)

@@ -11,8 +11,7 @@ ones.
 from __future__ import annotations
 
 import hashlib
-from abc import abstractmethod
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,9 +22,9 @@ import psycopg
 from typing_extensions import override
 
 from postdate.backends.postgres.access import Access, Connection
+from postdate.backends.postgres.inserting import OnTable
 from postdate.backends.postgres.names import DEFAULT_SCHEMA, SchemaNames, array, check_name, literal, sql
 from postdate.backends.postgres.rows import in_calendar, utc
-from postdate.backends.postgres.statements import Statements
 from postdate.backends.sql.retention import Aging
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import NotSupported, PipelineError, PostdateError, StoreNotSetUp
@@ -56,18 +55,23 @@ CONTENT: Final = frozenset({"headers", "body"})
 BEGIN_SCAN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
-NO_SUCH_SNAPSHOT: Final = frozenset({"22023", "42704"})
+_NO_SUCH_SNAPSHOT: Final = frozenset({"22023", "42704"})
 """Errors of servers for the name of a snapshot that has ended: the former up to version 16."""
 
 
-def released(snapshot: str) -> PipelineError:
-    """Return the error for a snapshot that the server does not know any more."""
-    return PipelineError(f"the snapshot {snapshot!r} is not held any more; keep it open until all parts have been read")
+def adopt(snapshot: str, execute: Callable[[str], object]) -> None:
+    """Let a new transaction take over a snapshot; ``execute``: of either driver.
 
-
-def adopting(snapshot: str) -> str:
-    """Return the statement by which a new transaction takes over a snapshot."""
-    return f"SET TRANSACTION SNAPSHOT {literal(snapshot)}"
+    Raises `PipelineError` when the server does not know the snapshot any more.
+    """
+    try:
+        execute(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
+    except Exception as error:
+        if getattr(error, "sqlstate", None) in _NO_SUCH_SNAPSHOT:
+            raise PipelineError(
+                f"the snapshot {snapshot!r} is not held any more; keep it open until all parts have been read"
+            ) from error
+        raise
 
 
 def scan_query(names: SchemaNames, table: str, scan: Scan, part: ScanPart, *, plain: bool) -> str:
@@ -148,15 +152,6 @@ def _can_be_stored(text: str) -> bool:
 
 def _instant(instant: datetime) -> str:
     return f"'{from_microseconds(to_microseconds(instant)).isoformat(sep=' ')}'::timestamptz"
-
-
-def _adopt(connection: Connection, snapshot: str) -> None:
-    try:
-        connection.execute(sql(adopting(snapshot)))
-    except psycopg.Error as error:
-        if error.sqlstate in NO_SUCH_SNAPSHOT:
-            raise released(snapshot) from error
-        raise
 
 
 _WRITERS: Final = sql("""
@@ -342,18 +337,7 @@ def _lift_sequence(database: Access, number: int) -> None:
         database.transaction_blocking(lift, patiently=True)
 
 
-class PostgresBulk(ArchivableStore):
-    """:class:`postdate.ports.ArchivableStore` on a schema."""
-
-    database: Access
-
-    @property
-    @abstractmethod
-    def _sql(self) -> Statements: ...
-
-    @abstractmethod
-    def _store_id(self, connection: Connection) -> int: ...
-
+class PostgresBulk(OnTable, ArchivableStore):
     @contextmanager
     @override
     def snapshot(self) -> Generator[str]:
@@ -385,7 +369,7 @@ class PostgresBulk(ArchivableStore):
         with self.database.translating(), self.database.connect() as connection:
             connection.execute(BEGIN_SCAN)
             if scan.snapshot is not None:
-                _adopt(connection, scan.snapshot)
+                adopt(scan.snapshot, lambda text: connection.execute(sql(text)))
             with connection.cursor(name="postdate_scan") as cursor:
                 cursor.execute(sql(query))
                 while rows := cursor.fetchmany(page):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -11,11 +11,10 @@ from typing import Any, Final, TypeVar
 import psycopg
 from typing_extensions import override
 
-from postdate.backends.postgres import inserting
-from postdate.backends.postgres.access import Access, Connection
+from postdate.backends.postgres.access import Connection
+from postdate.backends.postgres.inserting import OnTable, notice
 from postdate.backends.postgres.joining import NOTICE, join, join_blocking, on
-from postdate.backends.postgres.rows import message_of, row_of, utc
-from postdate.backends.postgres.statements import Statements
+from postdate.backends.postgres.rows import message_of, utc
 from postdate.errors import DuplicateMessage, MessageError, StoreUnavailable
 from postdate.messages import DelayedMessage, rescheduled
 from postdate.ports import (
@@ -36,21 +35,8 @@ _NO_LONG_WAIT: Final = b"SET LOCAL lock_timeout = '5s'"
 """For who replaces under the same key in a transaction that stays open: less than the silence that ends a session."""
 
 
-class PostgresChanges(JoiningStore, ReplacingStore, ABC):
+class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
     """The changes of one store. Their statements name it by its number, which is asked for before the first."""
-
-    database: Access
-
-    @property
-    @abstractmethod
-    def _sql(self) -> Statements: ...
-
-    @property
-    @abstractmethod
-    def _largest_message_bytes(self) -> int: ...
-
-    @abstractmethod
-    def _store_id(self, connection: Connection) -> int: ...
 
     @override
     async def join(self, connection: NativeTransaction, steps: Steps[T]) -> T:
@@ -74,11 +60,9 @@ class PostgresChanges(JoiningStore, ReplacingStore, ABC):
 
     @override
     def storing_steps(self, messages: Sequence[DelayedMessage], now: datetime) -> Steps[None]:
-        rows, store_id = [row_of(each, self._largest_message_bytes) for each in messages], self._sql.store_id
-        assert store_id is not None
         there = list[str]()
-        for row in rows:
-            if not (yield self._sql.insert_one, inserting.values_of(row, now, store_id, NOTICE)):
+        for row in [self._row(each) for each in messages]:
+            if not (yield self._sql.insert_one, self._values_of(row, now, NOTICE)):
                 there.append(row[0])
         if there:
             raise DuplicateMessage.of(*there)
@@ -104,7 +88,7 @@ class PostgresChanges(JoiningStore, ReplacingStore, ABC):
     def _moved(self, message_id: str, due: datetime, now: datetime) -> Steps[bool]:
         store_id = self._sql.store_id
         assert store_id is not None
-        said = inserting.notice(store_id, due, now, NOTICE)
+        said = notice(store_id, due, now, NOTICE)
         return bool((yield self._sql.reschedule, self._values(id=message_id, due=due, now=now, notice=said)))
 
     @override
@@ -124,17 +108,16 @@ class PostgresChanges(JoiningStore, ReplacingStore, ABC):
     @override
     def replacing_steps(self, key: str, make: Making, now: datetime) -> Steps[str]:
         """Those who replace under one key wait for each other. Others that hold the message are not waited for."""
-        ids, store_id = KeyedIds(key), self._sql.store_id
-        assert store_id is not None
+        ids = KeyedIds(key)
         yield self._sql.alone_with, self._values(first=ids.first)
         found = yield self._sql.newest, self._values(first=ids.first, last=ids.last)
         newest, at, waits = found[0] if found else ("", None, False)
         if waits:
-            row = row_of(make(newest, utc(at)), self._largest_message_bytes)
-            if (yield self._sql.replace, inserting.values_of(row, now, store_id, NOTICE)):
+            row = self._row(make(newest, utc(at)))
+            if (yield self._sql.replace, self._values_of(row, now, NOTICE)):
                 return row[0]
-        row = row_of(make(ids.after(newest), None), self._largest_message_bytes)
-        if not (yield self._sql.insert_one, inserting.values_of(row, now, store_id, NOTICE)):
+        row = self._row(make(ids.after(newest), None))
+        if not (yield self._sql.insert_one, self._values_of(row, now, NOTICE)):
             raise DuplicateMessage.of(row[0])
         return row[0]
 

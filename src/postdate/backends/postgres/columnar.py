@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from postdate.backends.postgres.access import Access
-from postdate.backends.postgres.bulk import CONTENT, NO_SUCH_SNAPSHOT, adopting, released, scan_query
+from postdate.backends.postgres.bulk import CONTENT, adopt, scan_query
 from postdate.backends.postgres.errors import is_conflict, translate
 from postdate.backends.postgres.names import literal
 from postdate.backends.postgres.rows import COLUMNS
@@ -69,7 +69,7 @@ class Columns:
         with self._translating(), self._connect() as connection, connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             if scan.snapshot is not None:
-                _adopt(cursor, scan.snapshot)
+                adopt(scan.snapshot, cursor.execute)
             cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_READ_BYTES)})
             cursor.execute(query)
             for batch in self._batches(cursor.fetch_record_batch()):
@@ -92,7 +92,7 @@ class Columns:
 
     @staticmethod
     def rows(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
-        """Return the messages of a batch as rows for :func:`postdate.backends.postgres.inserting.insert`."""
+        """Return the messages of a batch as rows to insert."""
         return list(zip(*(_values(batch.column(name)) for name in COLUMNS), strict=True))
 
     def store(self, batch: pa.RecordBatch, sql: Statements, now: datetime, notice: str | None) -> StoreReport | None:
@@ -187,15 +187,6 @@ class Columns:
             yield
         except adbc.Error as error:
             raise translate(_as_psycopg(error), self._database.where) from error
-
-
-def _adopt(cursor: Any, snapshot: str) -> None:
-    try:
-        cursor.execute(adopting(snapshot))
-    except adbc.Error as error:
-        if error.sqlstate in NO_SUCH_SNAPSHOT:
-            raise released(snapshot) from error
-        raise
 
 
 def _tables(

@@ -1,4 +1,4 @@
-"""Inserting into the tables of a store, and notifying other processes in the same transaction."""
+"""A store's table: its statements and its number; inserting into it, and notifying others in the same transaction."""
 
 from __future__ import annotations
 
@@ -8,102 +8,122 @@ from typing import Any, Final
 
 import psycopg
 
-from postdate.backends.postgres.access import Connection
+from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.next_due import PostgresNextDue
-from postdate.backends.postgres.rows import COLUMNS, Row
+from postdate.backends.postgres.rows import COLUMNS, Row, row_of
 from postdate.backends.postgres.statements import Statements
 from postdate.clock import to_microseconds
-from postdate.errors import StoreNotSetUp
+from postdate.errors import ConfigurationError, DuplicateMessage, StoreNotSetUp
+from postdate.messages import DelayedMessage
 from postdate.persistence.migrations import setup_command
-from postdate.ports import StoreReport
+from postdate.ports import StoreCapabilities, StoreReport
 
 PARAMETERS: Final[Mapping[str, str]] = {**COLUMNS, "now": "timestamptz", "store": "smallint", "notice": "text"}
-"""Of the statements that insert one message, with their types, in the order of :func:`values_of`."""
+"""Of the statements that insert one message, with their types, in the order of :meth:`OnTable._values_of`."""
 
 _BULK_FROM: Final = 5
 """From so many messages on, COPY is faster than parameters."""
 
 
-def find_store(connection: Connection, sql: Statements, where: str) -> int:
-    """Return the number of the store, asked once and kept in ``sql``. Raises `StoreNotSetUp`."""
-    if sql.store_id is None:
-        missing = f"{where} has no table {sql.table!r}; {setup_command(sql.table)}"
-        try:
-            row = connection.execute(sql.find_store, (sql.table,)).fetchone()
-        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
-            raise StoreNotSetUp(missing) from error
-        if row is None:
-            raise StoreNotSetUp(missing)
-        sql.store_id = row[0]
-    assert sql.store_id is not None
-    return sql.store_id
+class OnTable:
+    """A store on a table, whose name may become known only after it was made, and its number with the first use."""
+
+    database: Access
+    _table: str | None
+    _statements: Statements | None = None
+    _capabilities: StoreCapabilities
+
+    @property
+    def _sql(self) -> Statements:
+        if self._statements is None:
+            if self._table is None:
+                raise ConfigurationError(
+                    "PostgresStore does not know its table yet: call initialize(endpoint, mode) first, or give table="
+                )
+            self._statements = Statements(self.database.names, self._table, self.database.recording)
+        return self._statements
+
+    def _store_id(self, connection: Connection) -> int:
+        """Return the number of the store, asked once. Raises `StoreNotSetUp`."""
+        sql = self._sql
+        if sql.store_id is None:
+            missing = f"{self.database.where} has no table {sql.table!r}; {setup_command(sql.table)}"
+            try:
+                row = connection.execute(sql.find_store, (sql.table,)).fetchone()
+            except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
+                raise StoreNotSetUp(missing) from error
+            if row is None:
+                raise StoreNotSetUp(missing)
+            sql.store_id = row[0]
+        assert sql.store_id is not None
+        return sql.store_id
+
+    def _row(self, message: DelayedMessage) -> Row:
+        return row_of(message, self._capabilities.largest_message_bytes)
+
+    def _insert(self, connection: Connection, rows: Sequence[Row], now: datetime) -> StoreReport:
+        """Insert new messages; the notification is part of the transaction."""
+        unique = dict[str, Row]()
+        for row in rows:
+            unique.setdefault(row[0], row)
+        if len(unique) < _BULK_FROM:
+            fresh = [id_ for id_, row in unique.items() if self._insert_one(connection, row, now)]
+        else:
+            fresh = self._insert_bulk(connection, list(unique.values()), now)
+            if fresh:
+                self._notify(connection, min(row[1] for row in rows), now)
+        if len(fresh) == len(rows):
+            return StoreReport(len(rows))
+        return StoreReport.of((row[0] for row in rows), fresh)
+
+    def _insert_bulk(self, connection: Connection, rows: Sequence[Row], now: datetime) -> list[str]:
+        """Insert messages with different ids by COPY into a temporary table and one statement; return the new ids."""
+        sql, store_id = self._sql, self._store_id(connection)
+        connection.execute(sql.make_incoming)
+        with connection.cursor() as cursor:
+            with cursor.copy(sql.copy_incoming) as copy:
+                copy.set_types(["int4", *COLUMNS.values()])
+                for position, row in enumerate(rows):
+                    copy.write_row((position, *row))
+            cursor.execute(sql.insert_incoming, {"now": now, "store": store_id})
+            fresh = [id_ for (id_,) in cursor.fetchall()]
+            cursor.execute(sql.clear_incoming)
+        return fresh
+
+    def _insert_one(self, connection: Connection, row: Row, now: datetime) -> bool:
+        """Insert and announce one message by one statement, which is its own transaction; return whether it is new."""
+        self._store_id(connection)
+        return connection.execute(self._sql.insert_one, self._values_of(row, now), prepare=True).rowcount == 1
+
+    def _insert_new_or_revive(self, connection: Connection, rows: Sequence[Row], now: datetime) -> None:
+        """Insert; a known message that went to the error queue last comes back under its old number."""
+        back = set[str]()
+        there = self._insert(connection, rows, now).already_there
+        for row in rows:
+            if row[0] in there and row[0] not in back and self._revive(connection, row, now):
+                back.add(row[0])
+        for id_ in there:
+            if id_ not in back:
+                raise DuplicateMessage.of(id_)
+
+    def _revive(self, connection: Connection, row: Row, now: datetime) -> bool:
+        return connection.execute(self._sql.revive, self._values_of(row, now)).rowcount == 1
+
+    def _notify(self, connection: Connection, due: datetime, now: datetime) -> None:
+        """Notify other processes at the commit, unless the message is far off."""
+        if (said := notice(self._store_id(connection), due, now)) is not None:
+            connection.execute(self._sql.notify_due, (said,))
+
+    def _values_of(self, row: Row, now: datetime, ahead: timedelta = PostgresNextDue.NOTICE) -> dict[str, Any]:
+        """Return the parameters of a message; ``now`` is recorded as the time of scheduling, ``ahead``: :func:`notice`.
+
+        The number of the store must be known.
+        """
+        store_id = self._sql.store_id
+        assert store_id is not None
+        return dict(zip(PARAMETERS, (*row, now, store_id, notice(store_id, row[1], now, ahead)), strict=True))
 
 
-def insert(connection: Connection, sql: Statements, rows: Sequence[Row], now: datetime, store_id: int) -> StoreReport:
-    """Insert new messages; the notification is part of the transaction."""
-    unique = dict[str, Row]()
-    for row in rows:
-        unique.setdefault(row[0], row)
-    if len(unique) < _BULK_FROM:
-        fresh = [id_ for id_, row in unique.items() if insert_one(connection, sql, row, now, store_id)]
-    else:
-        fresh = _insert_bulk(connection, sql, list(unique.values()), now, store_id)
-        if fresh:
-            notify(connection, sql, min(row[1] for row in rows), now, store_id)
-    if len(fresh) == len(rows):
-        return StoreReport(len(rows))
-    return StoreReport.of((row[0] for row in rows), fresh)
-
-
-def _insert_bulk(
-    connection: Connection, sql: Statements, rows: Sequence[tuple[Any, ...]], now: datetime, store_id: int
-) -> list[str]:
-    """Insert messages with different ids by COPY into a temporary table and one statement; return the new ids."""
-    connection.execute(sql.make_incoming)
-    with connection.cursor() as cursor:
-        with cursor.copy(sql.copy_incoming) as copy:
-            copy.set_types(["int4", *COLUMNS.values()])
-            for position, row in enumerate(rows):
-                copy.write_row((position, *row))
-        cursor.execute(sql.insert_incoming, {"now": now, "store": store_id})
-        fresh = [id_ for (id_,) in cursor.fetchall()]
-        cursor.execute(sql.clear_incoming)
-    return fresh
-
-
-def insert_one(connection: Connection, sql: Statements, row: Row, now: datetime, store_id: int) -> bool:
-    """Insert and announce one message by one statement, which is its own transaction; return whether it is new."""
-    values = values_of(row, now, store_id, PostgresNextDue.NOTICE)
-    return connection.execute(sql.insert_one, values, prepare=True).rowcount == 1
-
-
-def insert_or_revive(
-    connection: Connection, sql: Statements, rows: Sequence[Row], now: datetime, store_id: int
-) -> StoreReport:
-    """Insert; a known message that went to the error queue last comes back under its old number."""
-    report = insert(connection, sql, rows, now, store_id)
-    back = set[str]()
-    for row in rows:
-        if row[0] in report.already_there and row[0] not in back and _revive(connection, sql, row, now, store_id):
-            back.add(row[0])
-    return StoreReport(report.stored + len(back), tuple(id_ for id_ in report.already_there if id_ not in back))
-
-
-def _revive(connection: Connection, sql: Statements, row: Row, now: datetime, store_id: int) -> bool:
-    return connection.execute(sql.revive, values_of(row, now, store_id, PostgresNextDue.NOTICE)).rowcount == 1
-
-
-def notify(connection: Connection, sql: Statements, due: datetime, now: datetime, store_id: int) -> None:
-    """Notify other processes at the commit, unless the message is far off."""
-    if (said := notice(store_id, due, now, PostgresNextDue.NOTICE)) is not None:
-        connection.execute(sql.notify_due, (said,))
-
-
-def notice(store_id: int, due: datetime, now: datetime, ahead: timedelta) -> str | None:
+def notice(store_id: int, due: datetime, now: datetime, ahead: timedelta = PostgresNextDue.NOTICE) -> str | None:
     """Return the payload of the notification; ``None`` when the message is not due within ``ahead``."""
     return f"due {store_id} {to_microseconds(due)}" if due < now + ahead else None
-
-
-def values_of(row: Row, now: datetime, store_id: int, ahead: timedelta) -> dict[str, Any]:
-    """Return the parameters of a message; ``now`` is recorded as the time of scheduling, ``ahead``: :func:`notice`."""
-    return dict(zip(PARAMETERS, (*row, now, store_id, notice(store_id, row[1], now, ahead)), strict=True))

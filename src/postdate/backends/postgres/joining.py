@@ -52,11 +52,10 @@ async def join(connection: object, steps: Steps[T]) -> T:
     Raises `ConfigurationError` if the driver is unknown here, or the connection is in no transaction.
     """
     driver = _driver_of(connection)
-    if driver.run_blocking is not None and driver.prepare_blocking is not None:
-        if driver.belongs_to_thread:  # what a proxy stands for is another thing in another thread
-            return on(partial(driver.run_blocking, driver.prepare_blocking(connection)), steps)
+    if driver.belongs_to_thread:  # what a proxy stands for is another thing in another thread
+        return join_blocking(connection, steps)
+    if not driver.is_awaited:
         return await in_thread(join_blocking, connection, steps)
-    assert driver.run is not None
     connection, found = await driver.prepare(connection), None
     try:
         while True:
@@ -68,11 +67,11 @@ async def join(connection: object, steps: Steps[T]) -> T:
 def join_blocking(connection: object, steps: Steps[T]) -> T:
     """:func:`join` for a connection that blocks."""
     driver = _driver_of(connection)
-    if driver.run_blocking is None or driver.prepare_blocking is None:
+    if driver.is_awaited:
         raise ConfigurationError(
             f"a connection of {_name(type(connection))} must be awaited: use the call with `await`"
         )
-    return on(partial(driver.run_blocking, driver.prepare_blocking(connection)), steps)
+    return on(partial(driver.run, driver.prepare(connection)), steps)
 
 
 def on(run: Callable[[bytes, Values], Rows], steps: Steps[T]) -> T:
@@ -114,14 +113,13 @@ class _Driver:
     """How statements run on one kind of connection.
 
     ``prepare`` returns the object to run them on, and refuses a connection in autocommit mode; ``run`` returns the rows
-    of a statement. A driver blocks or is awaited: it has one pair of the two. One that ``belongs_to_thread`` stands for
-    another connection in each thread.
+    of a statement. Both block, or both are awaited. A driver that ``belongs_to_thread`` blocks, and stands for another
+    connection in each thread.
     """
 
-    prepare_blocking: Callable[[Any], Any] | None = None
-    run_blocking: Callable[[Any, bytes, Values], Rows] | None = None
-    prepare: Callable[[Any], Any] = lambda connection: connection
-    run: Callable[[Any, bytes, Values], Any] | None = None
+    prepare: Callable[[Any], Any]
+    run: Callable[[Any, bytes, Values], Any]
+    is_awaited: bool = False
     belongs_to_thread: bool = False
 
 
@@ -267,15 +265,15 @@ def _django_ready(proxy: Any) -> Any:
 
 _DRIVERS: Final[Mapping[tuple[str, str], _Driver]] = {
     ("psycopg", "Connection"): _Driver(_psycopg_ready, _psycopg_run),
-    ("psycopg", "AsyncConnection"): _Driver(prepare=_psycopg_ready_async, run=_psycopg_run_async),
-    ("asyncpg", "Connection"): _Driver(prepare=_asyncpg_ready, run=_asyncpg_run),
-    ("asyncpg", "PoolConnectionProxy"): _Driver(prepare=_asyncpg_ready, run=_asyncpg_run),
+    ("psycopg", "AsyncConnection"): _Driver(_psycopg_ready_async, _psycopg_run_async, is_awaited=True),
+    ("asyncpg", "Connection"): _Driver(_asyncpg_ready, _asyncpg_run, is_awaited=True),
+    ("asyncpg", "PoolConnectionProxy"): _Driver(_asyncpg_ready, _asyncpg_run, is_awaited=True),
     ("django", "ConnectionProxy"): _Driver(_django_ready, _psycopg_run, belongs_to_thread=True),
     ("django", "DatabaseWrapper"): _Driver(_django_ready, _psycopg_run, belongs_to_thread=True),
     ("sqlalchemy", "Connection"): _Driver(_sqlalchemy_ready, _sqlalchemy_run),
     ("sqlalchemy", "Session"): _Driver(_session_ready, _sqlalchemy_run),
     ("sqlalchemy", "scoped_session"): _Driver(_session_ready, _sqlalchemy_run, belongs_to_thread=True),
-    ("sqlalchemy", "AsyncConnection"): _Driver(prepare=_sqlalchemy_ready_async, run=_sqlalchemy_run_async),
-    ("sqlalchemy", "AsyncSession"): _Driver(prepare=_session_ready_async, run=_sqlalchemy_run_async),
-    ("sqlalchemy", "async_scoped_session"): _Driver(prepare=_session_ready_async, run=_sqlalchemy_run_async),
+    ("sqlalchemy", "AsyncConnection"): _Driver(_sqlalchemy_ready_async, _sqlalchemy_run_async, is_awaited=True),
+    ("sqlalchemy", "AsyncSession"): _Driver(_session_ready_async, _sqlalchemy_run_async, is_awaited=True),
+    ("sqlalchemy", "async_scoped_session"): _Driver(_session_ready_async, _sqlalchemy_run_async, is_awaited=True),
 }

@@ -48,6 +48,11 @@ class SchemaNames:
     def plain(self, name: str) -> str:
         return f"{quoted(self.schema)}.{quoted(name)}"
 
+    def script(self, wanted: Sequence[Step]) -> str:
+        """Return migrations as SQL for an administrator."""
+        guarded = [_guarded(step, self.schema) for step in wanted]
+        return _transaction([foundation(self.schema), *guarded, _rights(self.schema)])
+
     @property
     def channel(self) -> str:
         """The channel of notifications; a schema's name is never too long for one."""
@@ -117,21 +122,6 @@ def sql(text: str) -> bytes:
 def array(numbers: Iterable[int]) -> str:
     """Return numbers in the text form of an array: far quicker than the driver's way with a list."""
     return "{" + ",".join(map(str, numbers)) + "}"
-
-
-def tables_script(schema: str, table: str | None) -> str:
-    parts = [foundation(schema), *(_guarded(step, schema) for step in steps(schema, table)), _rights(schema)]
-    return _transaction(parts)
-
-
-def part_script(schema: str, part: Sequence[Step], *, with_queues: bool) -> str:
-    """Return the SQL for a part (its migrations) with tables of its own.
-
-    ``with_queues``: first the tables of the queues, whose transactions it shares.
-    """
-    before = steps(schema, None) if with_queues else ()
-    guarded = [_guarded(step, schema) for step in (*before, *part)]
-    return _transaction([foundation(schema), *guarded, _rights(schema)])
 
 
 def own_table_script(schema: str, table: str, statements: Sequence[str]) -> str:

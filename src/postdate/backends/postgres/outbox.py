@@ -17,17 +17,17 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from typing_extensions import override
 
-from postdate.backends.postgres.access import Access, OpenDatabase
+from postdate.backends.postgres.access import Access, KeptInSchema, OpenDatabase
 from postdate.backends.postgres.answering import BoundedAsyncConnection, BoundedConnection
 from postdate.backends.postgres.errors import is_conflict, translate
-from postdate.backends.postgres.names import part_script, part_steps, sql
+from postdate.backends.postgres.names import part_steps, sql
 from postdate.backends.postgres.pool import as_opened
 from postdate.backends.postgres.queues import do_works_of
 from postdate.backends.postgres.statements import PostgresSqlDialect, columns_of
 from postdate.backends.sql.dialect import Values
 from postdate.backends.sql.outbox import OutboxStep, SqlOutbox, places
 from postdate.errors import StoreError, StoreUnavailable, StoreUnreachable
-from postdate.ports import NativeTransaction, Scripted, Work
+from postdate.ports import NativeTransaction, Work
 from postdate.runtime.threads import in_thread
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class _Lent:
     block: AbstractAsyncContextManager[object] | None = None
 
 
-class PostgresOutbox(SqlOutbox[_Lent], Scripted):
+class PostgresOutbox(KeptInSchema, SqlOutbox[_Lent]):
     """Keeps outboxes in the table ``outbox`` of a schema. For event loops of asyncio, as psycopg's connections are.
 
     Handlers are given a ``psycopg.AsyncConnection``.
@@ -76,25 +76,12 @@ class PostgresOutbox(SqlOutbox[_Lent], Scripted):
         table = self._database.names.of("outbox")
         super().__init__(PostgresSqlDialect(), table, self._database.where, free)
         self._of_many = _statements_of_many(table)
+        self._use(self._database, part_steps(self._database.names.schema, "outbox", "outbox"))
 
     @property
     @override
     def database(self) -> object:
         return self._database.identity
-
-    @override
-    async def setup(self) -> None:
-        part = part_steps(self._database.names.schema, "outbox", "outbox")
-        await in_thread(self._database.bring_up_to_date, part)
-
-    @override
-    def setup_statements(self, endpoint: str) -> str:
-        schema = self._database.names.schema
-        return part_script(schema, part_steps(schema, "outbox", "outbox"), with_queues=False)
-
-    @override
-    async def close(self) -> None:
-        await in_thread(self._database.close_blocking)
 
     # --- on connections of our own ------------------------------------------------------------------------------------
 

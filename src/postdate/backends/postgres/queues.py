@@ -188,7 +188,7 @@ class Acknowledgements:
         if len({ending.holder for ending in endings}) > 1:  # the connection that holds was lost in between
             raise _NotTogether
         gone = self._database.run_blocking(lambda c: self._end(c, endings))
-        return [None if ending.number in gone else self._lost(ending) for ending in endings]
+        return [None if each.number in gone else ClaimLost.of(each.message_id, queue=self._queue) for each in endings]
 
     def _end(self, connection: Connection, endings: Sequence[Acknowledgement]) -> set[int]:
         """Settle messages of one holder; return the numbers of those still held. The others send and do nothing."""
@@ -216,9 +216,6 @@ class Acknowledgements:
         }
         ((gone,),) = connection.execute(self._sql.commit, values, prepare=True).fetchall()
         return set(gone or ())
-
-    def _lost(self, ending: Acknowledgement) -> ClaimLost:
-        return ClaimLost.of(ending.message_id, queue=self._queue)
 
 
 def _times(instants: Iterable[datetime]) -> str:

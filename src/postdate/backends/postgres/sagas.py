@@ -8,18 +8,17 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from postdate.backends.postgres.access import Access, Connection, OpenDatabase
-from postdate.backends.postgres.names import part_script, part_steps, sql
+from postdate.backends.postgres.access import Access, Connection, KeptInSchema, OpenDatabase
+from postdate.backends.postgres.names import part_steps, sql, steps
 from postdate.backends.postgres.statements import PostgresSqlDialect, columns_of
 from postdate.backends.sql.dialect import Values
 from postdate.backends.sql.sagas import SqlSagaStore
-from postdate.ports import SagaFate, Scripted
-from postdate.runtime.threads import in_thread
+from postdate.ports import SagaFate
 
 _TABLE: Final = "saga"
 
 
-class PostgresSagaStore(SqlSagaStore, Scripted):
+class PostgresSagaStore(KeptInSchema, SqlSagaStore):
     """Keeps saga instances in PostgreSQL; several processes may use it at once.
 
     Args:
@@ -41,6 +40,9 @@ class PostgresSagaStore(SqlSagaStore, Scripted):
         table, identity = self.database.names.of(_TABLE), self.database.identity
         super().__init__(self.database, PostgresSqlDialect(), table, identity)
         self._of_many = _statements_of_many(table)
+        schema = self.database.names.schema
+        # With the tables of the queues, whose transactions it shares.
+        self._use(self.database, [*steps(schema, None), *part_steps(schema, "sagas", _TABLE)])
 
     @override
     def rows_of(self, session: Connection, question: str, places: Sequence[Values]) -> Sequence[tuple[Any, ...] | None]:
@@ -50,19 +52,6 @@ class PostgresSagaStore(SqlSagaStore, Scripted):
     @override
     def change(self, transaction: Connection, fate: SagaFate, rows: Sequence[Values]) -> int:
         return transaction.execute(self._of_many[fate], columns_of(rows), prepare=True).rowcount
-
-    @override
-    def setup_statements(self, endpoint: str) -> str:
-        schema = self.database.names.schema
-        return part_script(schema, part_steps(schema, "sagas", _TABLE), with_queues=True)
-
-    @override
-    async def setup(self) -> None:
-        await in_thread(self.database.setup_blocking, None, part_steps(self.database.names.schema, "sagas", _TABLE))
-
-    @override
-    async def close(self) -> None:
-        await in_thread(self.database.close_blocking)
 
 
 def _statements_of_many(table: str) -> dict[str | SagaFate, bytes]:

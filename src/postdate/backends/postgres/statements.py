@@ -15,6 +15,7 @@ from postdate.backends.postgres.rows import WAITING, in_calendar, utc
 from postdate.backends.sql.dialect import SqlDialect, Values
 from postdate.messages import Headers
 from postdate.ports import Recording, RecordKind
+from postdate.ports.limits import LANES
 
 _RECORD_INTO = "(at, due, store_id, kind, message_id, destination, detail)"
 
@@ -26,7 +27,7 @@ class Statements:
         self.table = table
         self.store_id: int | None = None
         pending, content, record, queue = names.of(table), names.of("content"), names.of("record"), names.of("queue")
-        queue_message, limit = names.of("queue_message"), names.of("destination_limit")
+        queue_message, self.limits_table = names.of("queue_message"), names.of("destination_limit")
         ours = "(r.store_id = %(store)s OR r.store_id IS NULL)"
         scheduled = "r.message_id = %(id)s AND r.store_id = %(store)s AND r.kind = 1"
         of_retries = "" if recording is Recording.ALL else " WHERE false"
@@ -133,17 +134,18 @@ class Statements:
                 RETURNING number, message_id, due, destination),
             recorded AS ({noted("counted", "4", "%(reason)s::text")}{of_retries})
             SELECT number FROM counted""")
-        has_no_limits = (
-            f"p.destination NOT IN (SELECT destination FROM {limit} WHERE store = %(store)s AND limits <> '')"
-        )
+        limited = f"SELECT destination FROM {self.limits_table} WHERE store = %(store)s AND limits <> ''"
+        has_no_limits = f"p.destination NOT IN ({limited})"
         moves = f"EXISTS (SELECT 1 FROM {queue} AS q WHERE q.name = p.destination) AND {has_no_limits}"
         free = f"p.attempt_at >= {since} AND p.number <> ALL(%(held)s::bigint[])"
         self.next = sql(f"""
             SELECT {in_calendar("p.attempt_at")}, {moves} FROM {pending} AS p WHERE {free}
             ORDER BY p.attempt_at, p.number LIMIT 1""")
+        lanes = f"'{LANES.isoformat()}'::timestamptz"
         earliest = f"""least((SELECT min(attempt_at) FROM {pending}),
             (SELECT min(due) FROM {pending} WHERE failures > 0),
-            (SELECT min(due) FROM {pending} WHERE holder IS NOT NULL))"""
+            (SELECT min(due) FROM {pending} WHERE holder IS NOT NULL),
+            (SELECT min(due) FROM {pending} WHERE attempt_at > {lanes}))"""
         first_due = f"SELECT {in_calendar('first.due')} FROM (SELECT {earliest} AS due) AS first"
         self.next_due = sql(first_due)
 
@@ -281,7 +283,8 @@ class Statements:
         counted = f"""
             SELECT (SELECT count(*) FROM {pending}),
                 (SELECT count(*) FROM {pending} AS p WHERE attempt_at < %(at)s AND NOT {locked})
-                    + (SELECT count(*) FROM {pending} WHERE failures > 0 AND attempt_at >= %(at)s AND due < %(at)s),
+                    + (SELECT count(*) FROM {pending} WHERE failures > 0 AND attempt_at >= %(at)s AND due < %(at)s)
+                    + (SELECT count(*) FROM {pending} WHERE failures = 0 AND attempt_at > {lanes} AND due < %(at)s),
                 (SELECT count(*) FROM {pending} WHERE holder IS NOT NULL)
                     + (SELECT count(*) FROM {pending} AS p WHERE attempt_at < %(at)s AND {locked}),
                 (SELECT count(*) FROM {pending} WHERE failures > 0), ({first_due})"""

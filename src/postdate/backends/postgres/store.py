@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from typing_extensions import override
 
-from postdate.backends.postgres import inserting
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
 from postdate.backends.postgres.bulk import PostgresBulk
 from postdate.backends.postgres.changing import PostgresChanges
 from postdate.backends.postgres.claims import PostgresClaims, by_holder
 from postdate.backends.postgres.errors import is_conflict, is_refused
-from postdate.backends.postgres.names import array, check_name, tables_script
+from postdate.backends.postgres.inserting import notice
+from postdate.backends.postgres.names import array, check_name, steps
 from postdate.backends.postgres.next_due import PostgresNextDue
 from postdate.backends.postgres.observation import (
     PostgresObserver,
@@ -32,14 +32,13 @@ from postdate.backends.postgres.observation import (
     server_now,
 )
 from postdate.backends.postgres.quarantine import PostgresQuarantine, SettingAside, named, number_for
-from postdate.backends.postgres.rows import Row, Unreadable, message_of, read, row_of
+from postdate.backends.postgres.rows import Row, Unreadable, message_of, read
 from postdate.backends.postgres.statements import PostgresSqlDialect, Statements
 from postdate.backends.sql.limits import SqlLimits
 from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
 from postdate.errors import (
     ClaimLost,
     ConfigurationError,
-    DuplicateMessage,
     UnsupportedTransactionMode,
 )
 from postdate.messages import DelayedMessage, rescheduled
@@ -78,7 +77,7 @@ _MANY: Final = 5_000
 """Storing more at once may take longer than any other call."""
 
 
-class PostgresStore(SqlLimits, MovingStore, PostgresBulk, PostgresChanges, DelegatedQuarantine, Scripted):
+class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, DelegatedQuarantine, Scripted):
     """Keeps delayed messages in a table of PostgreSQL. Needs direct connections: a pooler would swallow wake-ups.
 
     Args:
@@ -111,12 +110,10 @@ class PostgresStore(SqlLimits, MovingStore, PostgresBulk, PostgresChanges, Deleg
         answers_within: timedelta | None = None,
         holds_at_most: timedelta | None = None,
     ) -> None:
-        self.database = Access(
+        self._sessions = self.database = Access(
             database, schema, recording=recording, answers_within=answers_within, holds_at_most=holds_at_most
         )
         self._table = None if table is None else check_name(table, "table")
-        self._recording = self.database.recording
-        self._statements: Statements | None = None
         self._claims = PostgresClaims(self.database, lambda: self._sql)
         self._next_due = PostgresNextDue()
         self._columnar: Columns | None = None
@@ -138,11 +135,12 @@ class PostgresStore(SqlLimits, MovingStore, PostgresBulk, PostgresChanges, Deleg
         if mode not in self._capabilities.transaction_modes:
             raise UnsupportedTransactionMode(f"PostgresStore does not support transaction mode {mode.value!r}")
         self._table = self._table or check_name(f"{endpoint}.timeouts", "table")
-        self._statements = Statements(self.database.names, self._table, self._recording)
+        self._statements = Statements(self.database.names, self._table, self.database.recording)
 
     @override
     def setup_statements(self, endpoint: str) -> str:
-        return tables_script(self.database.names.schema, self._table or check_name(f"{endpoint}.timeouts", "table"))
+        names = self.database.names
+        return names.script(steps(names.schema, self._table or f"{endpoint}.timeouts"))
 
     @override
     async def setup(self) -> None:
@@ -164,19 +162,6 @@ class PostgresStore(SqlLimits, MovingStore, PostgresBulk, PostgresChanges, Deleg
             if self._columnar is not None:
                 self._columnar.close()
 
-    @property
-    def _sql(self) -> Statements:
-        if self._statements is None:
-            if self._table is None:
-                raise ConfigurationError(
-                    "PostgresStore does not know its table yet: call initialize(endpoint, mode) first, or give table="
-                )
-            self._statements = Statements(self.database.names, self._table, self._recording)
-        return self._statements
-
-    def _store_id(self, connection: Connection) -> int:
-        return inserting.find_store(connection, self._sql, self.database.where)
-
     # --- storing ------------------------------------------------------------------------------------------------
 
     @override
@@ -189,11 +174,7 @@ class PostgresStore(SqlLimits, MovingStore, PostgresBulk, PostgresChanges, Deleg
     def _stored(self, works: Sequence[tuple[Row, datetime]]) -> Sequence[bool]:
         rows, now = [row for row, _ in works], max(now for _, now in works)
         if len(rows) == 1:
-            return [
-                self.database.run_blocking(
-                    lambda c: inserting.insert_one(c, self._sql, rows[0], now, self._store_id(c))
-                )
-            ]
+            return [self.database.run_blocking(lambda c: self._insert_one(c, rows[0], now))]
         report = self.database.transaction_blocking(lambda c: self._insert(c, rows, now))
         fresh = Counter(row[0] for row in rows) - Counter(report.already_there)
         return [fresh.pop(row[0], 0) > 0 for row in rows]
@@ -216,25 +197,6 @@ class PostgresStore(SqlLimits, MovingStore, PostgresBulk, PostgresChanges, Deleg
         rows = [self._row(message) for message in messages]
 
         return lambda connection: self._insert_new_or_revive(connection, rows, now)
-
-    @property
-    @override
-    def _largest_message_bytes(self) -> int:
-        return self._capabilities.largest_message_bytes
-
-    def _row(self, message: DelayedMessage) -> Row:
-        return row_of(message, self._largest_message_bytes)
-
-    def _insert(self, connection: Connection, rows: Sequence[Row], now: datetime) -> StoreReport:
-        return inserting.insert(connection, self._sql, rows, now, self._store_id(connection))
-
-    def _insert_new_or_revive(self, connection: Connection, rows: Sequence[Row], now: datetime) -> None:
-        report = inserting.insert_or_revive(connection, self._sql, rows, now, self._store_id(connection))
-        if report.already_there:
-            raise DuplicateMessage.of(report.already_there[0])
-
-    def _notify(self, connection: Connection, due: datetime, now: datetime) -> None:
-        inserting.notify(connection, self._sql, due, now, self._store_id(connection))
 
     # --- the simple contract ------------------------------------------------------------------------------------
 
@@ -515,20 +477,6 @@ class PostgresStore(SqlLimits, MovingStore, PostgresBulk, PostgresChanges, Deleg
             self._next_due.heard(due)
         return done
 
-    @property
-    @override
-    def _sessions(self) -> Access:
-        return self.database
-
-    @override
-    def _limits_table(self) -> str:
-        return self.database.names.of("destination_limit")
-
-    @property
-    @override
-    def _questions(self) -> Statements:
-        return self._sql
-
     @override
     def _of_store(self, session: Connection) -> Mapping[str, int]:
         return {"store": self._store_id(session)}
@@ -601,7 +549,7 @@ class PostgresStore(SqlLimits, MovingStore, PostgresBulk, PostgresChanges, Deleg
             return StoreReport(0)
         columns, store_id = self._columns(), self._sql.store_id or self.database.run_blocking(self._store_id)
         due = columns.earliest(batch)
-        report = columns.store(batch, self._sql, now, inserting.notice(store_id, due, now, PostgresNextDue.NOTICE))
+        report = columns.store(batch, self._sql, now, notice(store_id, due, now))
         if report is None:
             rows = columns.rows(batch)
             report = self.database.transaction_blocking(lambda c: self._insert(c, rows, now), patiently=True)

@@ -87,8 +87,9 @@ class PostgresDialect(Dialect):
         schema: ``None``: ``public``.
     """
 
-    locking = " FOR UPDATE"
+    locking, skipping = " FOR UPDATE", " FOR UPDATE SKIP LOCKED"
     schema_of_stores = STORE_SCHEMA
+    names_of_tables = "SELECT tablename FROM pg_tables WHERE schemaname = %(schema)s"
 
     def __init__(self, url: str, schema: str | None) -> None:
         self._database = Access(url, DEFAULT_SCHEMA if schema is None else schema)
@@ -106,15 +107,6 @@ class PostgresDialect(Dialect):
     def now(self, session: Session) -> datetime:
         ((now,),) = session.rows("SELECT clock_timestamp()", {})
         return now.astimezone(UTC)
-
-    @override
-    def tables(self, session: Session) -> Sequence[str]:
-        return [
-            name
-            for (name,) in session.rows(
-                "SELECT tablename FROM pg_tables WHERE schemaname = %(schema)s", {"schema": self.schema}
-            )
-        ]
 
     @override
     def holds_a_store(self, session: Session) -> bool:
@@ -189,17 +181,10 @@ class PostgresDialect(Dialect):
         all_of = ", ".join(f"t.{self.quoted(column)}" for column in hiding.columns)
         number = f"({hiding.first} + (row_number() OVER (ORDER BY due) - 1) / {hiding.batch_size})::integer"
         return (
-            f"WITH earliest AS MATERIALIZED ({self._earliest(hiding)}), "
+            f"WITH earliest AS MATERIALIZED ({self._earliest(hiding, f'ctid AS place, {self.quoted(TIME)} AS due')}), "
             f"numbered AS MATERIALIZED (SELECT place, {number} AS number FROM earliest), "
             f"gone AS (DELETE FROM {live} AS t USING numbered AS n WHERE t.ctid = n.place "
             f"RETURNING {all_of}, n.number) "
             f"INSERT INTO {self.table(hiding.staging)} ({columns}, {self.quoted(NUMBER)}) "
             f"SELECT {columns}, number FROM gone"
-        )
-
-    def _earliest(self, hiding: Hiding) -> str:
-        time = self.quoted(TIME)
-        return (
-            f"SELECT ctid AS place, {time} AS due FROM {self.table(hiding.live)} WHERE {self.is_due_from()} "
-            f"ORDER BY {time} LIMIT {hiding.limit} FOR UPDATE SKIP LOCKED"
         )

@@ -25,7 +25,7 @@ from typing_extensions import override
 
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
 from postdate.backends.postgres.errors import of_queues, queue_errors
-from postdate.backends.postgres.names import array, queues_script, tables_script
+from postdate.backends.postgres.names import array, queues_script, steps
 from postdate.backends.postgres.observation import PostgresQueueObserver, server_facts
 from postdate.backends.postgres.quarantine import (
     PostgresQuarantine,
@@ -137,7 +137,8 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
 
     @override
     def setup_statements(self, endpoint: str) -> str:
-        return tables_script(self.database.names.schema, None)
+        names = self.database.names
+        return names.script(steps(names.schema, None))
 
     @override
     def queue_statements(self, names: Sequence[str]) -> str:
@@ -165,9 +166,7 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
                 return await self.database.transaction(lambda c: self._send_all(c, rows, work))
             return await together(self, self._sent, rows, _SENT_AT_ONCE)
 
-    def _send_all(
-        self, connection: Connection, rows: Sequence[Row | MessageTooLarge], work: Sequence[Work]
-    ) -> list[PostdateError | None]:
+    def _send_all(self, connection: Connection, rows: _Rows, work: Sequence[Work]) -> list[PostdateError | None]:
         errors = self.insert(connection, rows)
         if work:
             raise_first(errors)
@@ -193,7 +192,7 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
             return refused
         return queued_row(envelope, headers, now)
 
-    def insert(self, connection: Connection, rows: Sequence[Row | MessageTooLarge]) -> list[PostdateError | None]:
+    def insert(self, connection: Connection, rows: _Rows) -> list[PostdateError | None]:
         """Insert messages into their queues, in order, 1,000 a statement; notifications leave with the commit."""
         good = [row for row in rows if isinstance(row, tuple)]
         found: dict[int, bool] = {}
@@ -460,7 +459,7 @@ class PostgresReceiver(Receiver):
     def _acknowledgement(self, received: Received, now: datetime, end: End) -> Acknowledgement | ClaimLost:
         hold = received.token
         if not isinstance(hold, _Hold) or self._held.get(hold) is not received:
-            return self._lost(received)
+            return ClaimLost.of(received.envelope.message_id, queue=self.queue)
         rows = self._transport.rows(end.outgoing, now) if end.outgoing else ()
         kind, detail = self._kind_to_record(received, end), end.detail or None
         id_ = received.envelope.message_id
@@ -472,9 +471,6 @@ class PostgresReceiver(Receiver):
             return int(end.record)
         wanted = received.envelope.due is not None and self._transport.recording is Recording.ALL
         return int(end.record) if wanted and end.record is not None else None
-
-    def _lost(self, received: Received) -> ClaimLost:
-        return ClaimLost.of(received.envelope.message_id, queue=self.queue)
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
@@ -511,8 +507,6 @@ class PostgresReceiver(Receiver):
 
 
 class _Hold:
-    """Identifies a claim."""
-
     __slots__ = ("holder", "number", "queue_id")
 
     def __init__(self, queue_id: int, number: int, holder: int) -> None:

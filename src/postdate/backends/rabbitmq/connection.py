@@ -242,7 +242,6 @@ class Channel:
         self.end(TransportUnreachable("this channel was closed here"))
 
     def end(self, error: PostdateError) -> None:
-        """The channel has ended."""
         self.link.forget(self)
         self._finish(error)
 

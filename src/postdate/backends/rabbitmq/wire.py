@@ -126,7 +126,6 @@ def ack_frame(channel: int, delivery_tag: int, *, multiple: bool) -> bytes:
 
 
 def requeue_frame(channel: int, delivery_tag: int) -> bytes:
-    """Return the frame that returns one delivery to its queue."""
     requeue = 2
     return _ACK.pack(METHOD, channel, 13, *BASIC_NACK, delivery_tag, requeue, FRAME_END)
 

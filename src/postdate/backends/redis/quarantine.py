@@ -26,6 +26,8 @@ from postdate.ports import Mending, Quarantine, Quarantined
 
 _NAMES: Final = {b"i": "message_id", **FIELDS, b"Q": "queue"}
 _OF_THE_QUARANTINE: Final = frozenset({b"reason", b"at"})
+_REFUSED: Final = 2
+"""Answer of the scripts that put back; 0: there is no such number."""
 
 Fields = dict[bytes, bytes]
 
@@ -65,13 +67,11 @@ class StoreQuarantine(_SetAside):
         message = read_message(fields[b"i"], [fields.get(name) for name in FIELDS])
         message = replace(message)  # made anew, it is checked
         call = (self.place, written(now), number)
-        match await self._server.run("put_back", *call, *message_parts(message), message.number_of_failures):
-            case 0:
-                raise self._missing(number)
-            case 2:
-                raise DuplicateMessage.of_set_aside(message.message_id)
-            case _:
-                return
+        done = await self._server.run("put_back", *call, *message_parts(message), message.number_of_failures)
+        if not done:
+            raise self._missing(number)
+        if done == _REFUSED:
+            raise DuplicateMessage.of_set_aside(message.message_id)
 
     @override
     async def discard_quarantined(self, number: int, now: datetime) -> None:
@@ -94,13 +94,11 @@ class QueueQuarantine(_SetAside):
         found, _ = read_envelope(queue, [fields.get(name) for name in (b"i", b"h", b"b", b"x", b"d", b"f")])
         replace(found)  # which checks it
         call = (number, fields[b"h"], fields[b"b"], fields.get(b"d", b""))
-        match await self._server.run("put_back_queued", *call):
-            case 0:
-                raise self._missing(number)
-            case 2:
-                raise QueueNotFound(f"the queue {queue!r} of what is set aside as number {number} is gone")
-            case _:
-                return
+        done = await self._server.run("put_back_queued", *call)
+        if not done:
+            raise self._missing(number)
+        if done == _REFUSED:
+            raise QueueNotFound(f"the queue {queue!r} of what is set aside as number {number} is gone")
 
     @override
     async def discard_quarantined(self, number: int, now: datetime) -> None:

@@ -171,7 +171,6 @@ class DatabaseServer(ABC, Generic[S]):
 
     @property
     def seconds_to_answer(self) -> float:
-        """The limit on waiting for an answer."""
         return _ANSWER_WITHIN_SECONDS if self._answers_within is None else self._answers_within.total_seconds()
 
     @abstractmethod

@@ -112,7 +112,7 @@ class RowLockStatements:
         known = {f"{{{name}}}": f"{{{name}}}" for name in ("pending", "record", "store", "holder", "quarantine")}
         for name, text in {**_FRAGMENTS, **self.fragments}.items():
             known[f"{{{name}}}"] = filled_in(text, known)
-        tables = names.in_statements
+        tables, self.limits_table = names.in_statements, names.of("destination_limit")
         for name in dir(type(self)):
             template: Any = None if name.startswith("__") else getattr(type(self), name)
             if isinstance(template, str):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from typing_extensions import override
 
@@ -41,6 +42,7 @@ from postdate.ports import (
     ClaimingStore,
     DelegatedQuarantine,
     Outcome,
+    Recording,
     RecordKind,
     Scan,
     ScannableStore,
@@ -66,42 +68,50 @@ _MODES: Final = frozenset(TransactionMode) - {TransactionMode.TRANSACTION_SCOPE}
 
 
 class LockingStore(SqlLimits, DelegatedQuarantine, ClaimingStore, ScannableStore, Scripted):
-    """Keeps delayed messages in a table of a database server. Its queues are elsewhere, so delivery is at least once.
+    """Keeps delayed messages in a table of a database server. Its queues are elsewhere: delivery is at least once."""
 
-    Args:
-        database: of the table.
-        tables: makes the store's SQL from the name of its table.
-        table: its name; ``None``: ``{endpoint}.timeouts``.
-        largest_message_bytes: of headers and body together.
-        holds_at_most: the server ends connections that are silent for so long; ``None``: it does not.
-    """
+    made_from: ClassVar[type[RowLockSchema]]
+    largest_message: ClassVar[int] = 16 * 1024 * 1024
+    """Default of ``largest_message_bytes``."""
+    ends_silent_connections: ClassVar[bool] = False
+    """Whether the server itself ends those that are silent for ``holds_at_most``."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the settings that stand beside an address
         self,
-        database: RowLockSchema,
-        tables: Callable[[str], RowLockTables],
-        table: str | None,
-        largest_message_bytes: int,
+        url: str | RowLockSchema,
+        *,
+        schema: str | None = None,
+        table: str | None = None,
+        recording: Recording = Recording.ALL,
+        largest_message_bytes: int | None = None,
         holds_at_most: timedelta | None = None,
+        answers_within: timedelta | None = None,
     ) -> None:
-        self._database, self._make_tables, self._table = database, tables, table
-        self.server, self._dialect, self._holds_at_most = database.server, database.dialect, holds_at_most
-        self._pool, self._next_due = Pool(database.connections), NextDue[int]()
+        self._database = database = self.made_from.of(url, schema, holds_at_most, answers_within)
+        self._table, self._recording = table, recording
+        self.server, self._dialect = database.server, database.dialect
+        self._holds_at_most = database.holds_at_most if self.ends_silent_connections else None
+        self._sessions = self._pool = Pool(database.connections)
+        self._next_due = NextDue[int]()
         self._parts: tuple[RowLockTables, Claims, Liveness, RowQuarantine] | None = None
         self._capabilities = StoreCapabilities(
             durable=True,
             shared=True,
             time_precision=timedelta(microseconds=1),
             transaction_modes=_MODES,
-            largest_message_bytes=largest_message_bytes,
-            holds_at_most=holds_at_most,
+            largest_message_bytes=self.largest_message if largest_message_bytes is None else largest_message_bytes,
+            holds_at_most=self._holds_at_most,
             has_clock=True,
         )
         if table is not None:
             self._assemble(table)
 
+    @abstractmethod
+    def _tables_of(self, table: str) -> RowLockTables:
+        """Return the store's SQL from the name of its table."""
+
     def _assemble(self, table: str) -> None:
-        tables = self._make_tables(table)
+        tables = self._tables_of(table)
         liveness = Liveness(self.server, tables, self._next_due, self._holds_at_most)
 
         def holder() -> int:
@@ -124,12 +134,8 @@ class LockingStore(SqlLimits, DelegatedQuarantine, ClaimingStore, ScannableStore
 
     @override
     async def setup(self) -> None:
-        def setup() -> None:
-            with self._pool.lent() as session, session.patient():
-                names = self._tables.names
-                self._database.tables.migrate(session, names, steps_of(names))
-
-        await in_thread(setup)
+        names, migrate = self._tables.names, self._database.tables.migrate
+        await self._pool.run(lambda session: migrate(session, names, steps_of(names)), patiently=True)
 
     @override
     def setup_statements(self, endpoint: str) -> str:
@@ -403,16 +409,7 @@ class LockingStore(SqlLimits, DelegatedQuarantine, ClaimingStore, ScannableStore
 
     @property
     @override
-    def _sessions(self) -> Pool:
-        return self._pool
-
-    @override
-    def _limits_table(self) -> str:
-        return self._tables.names.of("destination_limit")
-
-    @property
-    @override
-    def _questions(self) -> RowLockStatements:
+    def _sql(self) -> RowLockStatements:
         return self._tables.sql
 
     @override

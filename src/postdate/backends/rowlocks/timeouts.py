@@ -72,13 +72,7 @@ class ServerTimeouts(SqlTimeouts[RowLockTimeoutTable], Scripted):
 
     @override
     async def setup(self) -> None:
-        table = self._known
-
-        def create() -> None:
-            with self._pool.lent() as session, session.patient():
-                table.setup(session)
-
-        await in_thread(create)
+        await self._pool.run(self._known.setup, patiently=True)
 
     @override
     async def claim(self, timeout_id: str) -> TimeoutClaim | None:

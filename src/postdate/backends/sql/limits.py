@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
@@ -20,16 +20,13 @@ _COLUMNS: Final = (*_KEY, "limits", "free_at")
 class SqlLimits(SqlQuestions, LimitingStore, ABC):
     """A store's limits, whose table has the columns lane, store, destination, limits, free_at."""
 
-    @abstractmethod
-    def _limits_table(self) -> str: ...
-
     def _of_limits(self, session: Any, **values: Any) -> dict[str, Any]:
         return {"store": 0, **values, **self._of_store(session)}
 
     @override
     async def kept_limits(self) -> Sequence[KeptLimits]:
         read = self._dialect.spelled(
-            f"SELECT destination, lane, limits, free_at FROM {self._limits_table()} WHERE store = %(store)s "
+            f"SELECT destination, lane, limits, free_at FROM {self._sql.limits_table} WHERE store = %(store)s "
             f"ORDER BY destination"
         )
         found = await self._sessions.look(lambda session: self._dialect.rows(session, read, self._of_limits(session)))
@@ -38,7 +35,7 @@ class SqlLimits(SqlQuestions, LimitingStore, ABC):
 
     @override
     async def keep_limits(self, destination: str, limits: str, free_at: datetime, before: str = "") -> bool:
-        table, dialect = self._limits_table(), self._dialect
+        table, dialect = self._sql.limits_table, self._dialect
         insert = dialect.insert(table, _COLUMNS, _KEY)
         change = dialect.spelled(
             f"UPDATE {table} SET limits = %(limits)s, free_at = %(free_at)s WHERE {self._is()} AND limits = %(before)s"
@@ -56,7 +53,7 @@ class SqlLimits(SqlQuestions, LimitingStore, ABC):
     async def take_turns(self, kept: KeptLimits, free_at: datetime) -> bool:
         dialect = self._dialect
         change = dialect.spelled(
-            f"UPDATE {self._limits_table()} SET free_at = %(free_at)s "
+            f"UPDATE {self._sql.limits_table} SET free_at = %(free_at)s "
             f"WHERE {self._is()} AND free_at = %(before)s AND limits = %(limits)s"
         )
         values = {"destination": kept.destination, "limits": kept.limits}

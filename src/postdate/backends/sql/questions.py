@@ -38,20 +38,15 @@ class SqlQuestions(AdministrableStore, ABC):
     """A store's answers, by statements that have the same name in each database."""
 
     _dialect: SqlDialect
+    _sessions: Sessions
+    _sql: Any
+    """The statements, with the values that they take.
 
-    @property
-    @abstractmethod
-    def _sessions(self) -> Sessions: ...
-
-    @property
-    @abstractmethod
-    def _questions(self) -> Any:
-        """The statements, with the values that they take.
-
-        ``statistics`` (``at``) gives pending, overdue, claimed, failing, the first due time, and quarantined;
-        ``next_due``; ``record_counts``; ``list_pending`` (``destination due_from due_to limit``) and ``get`` (``id``)
-        give messages, with their numbers; ``history`` (``id``): kind, id, at, due, destination and detail of records.
-        """
+    ``statistics`` (``at``) gives pending, overdue, claimed, failing, the first due time, and quarantined;
+    ``next_due``; ``record_counts``; ``list_pending`` (``destination due_from due_to limit``) and ``get`` (``id``)
+    give messages, with their numbers; ``history`` (``id``): kind, id, at, due, destination and detail of records.
+    ``limits_table`` is no statement: see :class:`postdate.backends.sql.limits.SqlLimits`.
+    """
 
     @abstractmethod
     async def _messages(self, statement: Any, values: Values) -> list[DelayedMessage]:
@@ -65,7 +60,7 @@ class SqlQuestions(AdministrableStore, ABC):
         return self._dialect.rows(session, statement, {**values, **self._of_store(session)})
 
     def _counted(self, session: Any, at: Any) -> Sequence[Any]:
-        return self._asked(session, self._questions.statistics, {"at": at})[0]
+        return self._asked(session, self._sql.statistics, {"at": at})[0]
 
     @override
     async def statistics(self, now: datetime) -> StoreStatistics:
@@ -75,12 +70,12 @@ class SqlQuestions(AdministrableStore, ABC):
 
     async def next_due(self) -> datetime | None:
         """Reads every message, claimed ones too."""
-        found = await self._sessions.look(lambda session: self._asked(session, self._questions.next_due, {}))
+        found = await self._sessions.look(lambda session: self._asked(session, self._sql.next_due, {}))
         return self._dialect.instant(found[0][0]) if found else None
 
     @override
     async def record_counts(self) -> Mapping[RecordKind, int]:
-        counts = self._questions.record_counts
+        counts = self._sql.record_counts
         found = await self._sessions.look(lambda session: self._asked(session, counts, {}), patiently=True)
         totals = Counter({RecordKind(kind): count for kind, count in found})
         if totals.pop(RecordKind.PRUNED, 0):
@@ -91,16 +86,16 @@ class SqlQuestions(AdministrableStore, ABC):
     async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
         first, end = (None if each is None else self._dialect.time(each) for each in (where.due_from, where.due_to))
         values = {"destination": where.destination, "due_from": first, "due_to": end, "limit": limit}
-        return await self._messages(self._questions.list_pending, values)
+        return await self._messages(self._sql.list_pending, values)
 
     @override
     async def get(self, message_id: str) -> DelayedMessage | None:
-        found = await self._messages(self._questions.get, {"id": message_id})
+        found = await self._messages(self._sql.get, {"id": message_id})
         return found[0] if found else None
 
     @override
     async def history(self, message_id: str) -> Sequence[Record]:
-        of_id, statement = {"id": message_id}, self._questions.history
+        of_id, statement = {"id": message_id}, self._sql.history
         return self._records(await self._sessions.look(lambda session: self._asked(session, statement, of_id)))
 
     def _records(self, rows: Iterable[tuple[Any, ...]]) -> list[Record]:

@@ -39,7 +39,7 @@ _EXPIRED: Final = """
     SELECT m.seq, m.content, m.message_id, m.due, m.ends_at, m.dead_letter, q.name
     FROM queue_message AS m INDEXED BY queue_message_ending CROSS JOIN queue AS q USING (queue_id)
     WHERE m.ends_at < ? AND m.ends_at IS NOT NULL AND m.claimant IS NULL ORDER BY m.ends_at LIMIT ?"""
-_RECORD: Final = "INSERT INTO record (kind, message_id, at, due, destination, detail) VALUES (?, ?, ?, ?, ?, ?)"
+INSERT_RECORD: Final = "INSERT INTO record (kind, message_id, at, due, destination, detail) VALUES (?, ?, ?, ?, ?, ?)"
 _CONTENT: Final = "SELECT CAST(headers AS BLOB), body FROM content WHERE seq = ?"
 # With its expiry it would also vanish from the dead letters, or from the queue to which it is returned.
 _KEEP: Final = """
@@ -91,7 +91,7 @@ def take_out_expired(tx: Transaction, now: int, limit: int = BATCH) -> Expired:
     if dead:
         _keep(tx, dead)
     kind = int(RecordKind.DISCARDED)
-    tx.executemany(_RECORD, [(kind, each.message_id, now, each.due, each.queue, each.detail()) for each in found])
+    tx.executemany(INSERT_RECORD, [(kind, each.message_id, now, each.due, each.queue, each.detail()) for each in found])
     return Expired(len(gone), len(dead))
 
 

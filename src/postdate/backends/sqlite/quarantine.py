@@ -84,8 +84,6 @@ def _set_aside_again(tx: Transaction, shelf: QuarantineTable, suspects: Mapping[
 
 
 class FileQuarantine(OnFile, Quarantine):
-    """:class:`postdate.ports.Quarantine` on a file."""
-
     _place: ClassVar[str]
     """SQL condition for the rows of this adapter."""
 

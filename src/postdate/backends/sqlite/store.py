@@ -63,7 +63,7 @@ from postdate.ports import (
     Work,
 )
 from postdate.ports.changing import KeyedIds, Making
-from postdate.ports.limits import KeptLimits
+from postdate.ports.limits import LANES, KeptLimits
 
 _REPLACE_IN_HEADERS: Final = """
     UPDATE content SET headers = replace(headers, ?, ?)
@@ -97,16 +97,19 @@ class _Token:
 class _Questions:
     """An operator's questions about waiting messages, answered from indexes; see :class:`SqlQuestions`."""
 
-    # Due times differ from attempt_at only in failed and claimed rows: so not every row is read.
-    next_due: Final = """
+    # Due times differ from attempt_at only in failed, claimed and held rows: so not every row is read.
+    next_due: Final = f"""
         SELECT min(first) FROM (
             SELECT min(attempt_at) AS first FROM delayed_message
             UNION ALL SELECT min(due) FROM delayed_message WHERE failures > 0
-            UNION ALL SELECT min(due) FROM delayed_message WHERE attempt_at IS NULL)"""
+            UNION ALL SELECT min(due) FROM delayed_message WHERE attempt_at IS NULL
+            UNION ALL SELECT min(due) FROM delayed_message WHERE attempt_at > {to_microseconds(LANES)})"""
     statistics: Final = f"""
         SELECT (SELECT count(*) FROM delayed_message),
             (SELECT count(*) FROM delayed_message WHERE attempt_at < :at)
-                + (SELECT count(*) FROM delayed_message WHERE failures > 0 AND attempt_at >= :at AND due < :at),
+                + (SELECT count(*) FROM delayed_message WHERE failures > 0 AND attempt_at >= :at AND due < :at)
+                + (SELECT count(*) FROM delayed_message
+                    WHERE failures = 0 AND attempt_at > {to_microseconds(LANES)} AND due < :at),
             (SELECT count(*) FROM delayed_message WHERE attempt_at IS NULL),
             (SELECT count(*) FROM delayed_message WHERE failures > 0),
             ({next_due}), (SELECT count(*) FROM quarantine WHERE place = '')"""
@@ -118,6 +121,7 @@ class _Questions:
     get: Final = f"""
         SELECT {WAITING_COLUMNS} FROM delayed_message
         WHERE seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = :id)"""
+    limits_table: Final = "destination_limit"
     history: Final = (
         "SELECT kind, message_id, at, due, destination, detail FROM record WHERE message_id = :id ORDER BY seq"
     )
@@ -143,6 +147,7 @@ class SqliteStore(SqlLimits, FileQuarantine, BulkOnFile, MovingStore, ReplacingS
 
     _place = "place = ''"
     _dialect = SqliteSqlDialect()
+    _sql = _Questions
 
     def __init__(
         self,
@@ -154,7 +159,7 @@ class SqliteStore(SqlLimits, FileQuarantine, BulkOnFile, MovingStore, ReplacingS
         create: bool = True,
         holds_at_most: timedelta | None = None,
     ) -> None:
-        self.file = SqliteFile.open(
+        self._sessions = self.file = SqliteFile.open(
             path, synchronous=synchronous, recording=recording, create=create, holds_at_most=holds_at_most
         )
         self._claimed = WeakSet[_Claimed]()
@@ -396,20 +401,6 @@ class SqliteStore(SqlLimits, FileQuarantine, BulkOnFile, MovingStore, ReplacingS
         return await self.file.write(change)
 
     @override
-    def _limits_table(self) -> str:
-        return "destination_limit"
-
-    @property
-    @override
-    def _sessions(self) -> SqliteFile:
-        return self.file
-
-    @property
-    @override
-    def _questions(self) -> Any:
-        return _Questions
-
-    @override
     async def _messages(self, statement: str, values: Mapping[str, Any]) -> list[DelayedMessage]:
         return await looked_at(self.file, WAITING, statement, values, message_of)
 
@@ -503,7 +494,9 @@ _TAKE_BATCH: Final = """
     INSERT INTO temp.batch (seq, queue_id, expired)
     SELECT d.seq, q.queue_id, typeof(d.expires_at) = 'integer' AND d.expires_at < :now
     FROM delayed_message AS d INDEXED BY delayed_message_attempt CROSS JOIN queue AS q ON q.name = d.destination
-    WHERE d.attempt_at < :now AND d.destination NOT IN (SELECT destination FROM destination_limit WHERE limits <> '')
+    WHERE d.attempt_at < :now
+        AND (NOT EXISTS (SELECT 1 FROM destination_limit WHERE limits <> '')
+            OR d.destination NOT IN (SELECT destination FROM destination_limit WHERE limits <> ''))
     ORDER BY d.attempt_at LIMIT :limit"""
 _SEND_BATCH: Final = """
     INSERT INTO queue_message (queue_id, message_id, due, expires_at, ends_at, dead_letter, content)

@@ -67,6 +67,7 @@ class SqliteDialect(Dialect):
     """The SQL of SQLite; ``clock`` is that of the machine, which is the database's."""
 
     text = long_text = instant = "text"
+    names_of_tables = "SELECT name FROM sqlite_master WHERE type = 'table'"
 
     def __init__(self, path: Path, clock: Clock | None = None) -> None:
         super().__init__("main", str(path))
@@ -82,10 +83,6 @@ class SqliteDialect(Dialect):
     @override
     def now(self, session: Session) -> datetime:
         return self._clock.now()
-
-    @override
-    def tables(self, session: Session) -> Sequence[str]:
-        return [name for (name,) in session.rows("SELECT name FROM sqlite_master WHERE type = 'table'", {})]
 
     @override
     def columns(self, session: Session, table: str) -> Sequence[str]:

@@ -23,7 +23,7 @@ import anyio
 from typing_extensions import override
 
 from postdate.backends.sqlite.file import SqliteFile
-from postdate.backends.sqlite.housekeeping import DEAD_LETTERS
+from postdate.backends.sqlite.housekeeping import DEAD_LETTERS, INSERT_RECORD
 from postdate.backends.sqlite.observation import FileObserver, queue_lengths
 from postdate.backends.sqlite.quarantine import FileQuarantine
 from postdate.backends.sqlite.rows import (
@@ -80,7 +80,6 @@ _GONE: Final = """
     DELETE FROM queue_message WHERE seq IN (SELECT value FROM json_each(?)) AND claimant = ?
     RETURNING seq, content, message_id"""
 _DROPPED: Final = "DELETE FROM content WHERE seq IN (SELECT value FROM json_each(?))"
-_RECORD: Final = "INSERT INTO record (kind, message_id, at, due, destination, detail) VALUES (?, ?, ?, ?, ?, ?)"
 
 _CLAIM: Final = f"""
     UPDATE queue_message SET claimant = :claimant WHERE seq IN (
@@ -283,7 +282,7 @@ class LocalReceiver(Receiver):
         def commit(tx: Transaction) -> None:
             self._remove(tx, received)
             record = _record_of(tx, received, now, end)
-            tx.executemany(_RECORD, [] if record is None else [record])
+            tx.executemany(INSERT_RECORD, [] if record is None else [record])
             _send_and_work(tx, rows, end.work)
 
         await self._file.write(commit)
@@ -311,7 +310,7 @@ class LocalReceiver(Receiver):
             raise ClaimLost.of(*(each.received.envelope.message_id for each in endings), queue=self._queue)
         tx.execute(_DROPPED, (json.dumps([content for _, content, _ in gone]),))
         records = [_record_of(tx, *each) for each in endings]
-        tx.executemany(_RECORD, [record for record in records if record is not None])
+        tx.executemany(INSERT_RECORD, [record for record in records if record is not None])
         _send_and_work(tx, [row for sent in rows for row in sent], [work for each in endings for work in each.end.work])
 
     def _is_held(self, received: Received, tx: Transaction) -> bool:
@@ -340,30 +339,21 @@ class LocalReceiver(Receiver):
         if self._held.get(received.token) is not received:
             return
 
-        def give_back(tx: Transaction) -> None:
-            tx.execute(
-                "UPDATE queue_message SET claimant = NULL, failures = failures + ? WHERE seq = ? AND claimant = ?",
-                (int(failed), *_fence(received, tx)),
-            )
-            tx.signal(queue_topic(self._queue))
-
-        await self._file.write(give_back)
+        await self._file.write(lambda tx: self._give_back(tx, [received], int(failed)))
         self._let_go(received)
+
+    def _give_back(self, tx: Transaction, received: Sequence[Received], failures: int) -> None:
+        tx.executemany(
+            "UPDATE queue_message SET claimant = NULL, failures = failures + ? WHERE seq = ? AND claimant = ?",
+            [(failures, *_fence(each, tx)) for each in received],
+        )
+        tx.signal(queue_topic(self._queue))
 
     @override
     async def close(self) -> None:
-        held = list(self._held.values())
-
-        def give_back(tx: Transaction) -> None:
-            tx.executemany(
-                "UPDATE queue_message SET claimant = NULL WHERE seq = ? AND claimant = ?",
-                [_fence(received, tx) for received in held],
-            )
-            tx.signal(queue_topic(self._queue))
-
-        if held:
+        if held := list(self._held.values()):
             with suppress(StoreReplaced):  # the file before is nobody's any more
-                await self._file.write(give_back)
+                await self._file.write(lambda tx: self._give_back(tx, held, 0))
         for received in held:
             self._let_go(received)
         if self._stop_listening is not None:

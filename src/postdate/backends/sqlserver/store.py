@@ -7,12 +7,11 @@ and the rest is proven by MariaDB. Source: specification 1.1, 1.3; ADR 0008.
 
 from __future__ import annotations
 
-from datetime import timedelta
+from typing_extensions import override
 
 from postdate.backends.rowlocks.store import LockingStore
 from postdate.backends.sqlserver.schema import SqlServerNames, SqlServerSchema
 from postdate.backends.sqlserver.tables import SqlServerTables
-from postdate.ports import Recording
 
 
 class SqlServerStore(LockingStore):
@@ -26,7 +25,7 @@ class SqlServerStore(LockingStore):
         schema: of the tables; ``None``: ``dbo``.
         table: of the waiting messages; at most 128 characters. ``None``: ``{endpoint}.timeouts``.
         recording: how much is kept for audits.
-        largest_message_bytes: of headers and body together.
+        largest_message_bytes: of headers and body together; ``None``: 16 MiB.
         holds_at_most: a process that shows no life for so long (frozen, swapped out) loses its claims to others that
             have the rights to end its connections (VIEW SERVER STATE and ALTER ANY CONNECTION). The server itself never
             ends them, so without these rights the process keeps its claims, and that is logged. ``None``: 60 s.
@@ -37,21 +36,9 @@ class SqlServerStore(LockingStore):
         ConfigurationError: the address, the schema, the table or a time is invalid.
     """
 
-    def __init__(  # noqa: PLR0913 - the settings that stand beside an address
-        self,
-        url: str | SqlServerSchema,
-        *,
-        schema: str | None = None,
-        table: str | None = None,
-        recording: Recording = Recording.ALL,
-        largest_message_bytes: int = 16 * 1024 * 1024,
-        holds_at_most: timedelta | None = None,
-        answers_within: timedelta | None = None,
-    ) -> None:
-        database = SqlServerSchema.of(url, schema, holds_at_most, answers_within)
-        super().__init__(
-            database,
-            lambda name: SqlServerTables(SqlServerNames(database.schema, name), recording, database.holds_at_most),
-            table,
-            largest_message_bytes,
-        )
+    made_from = SqlServerSchema
+
+    @override
+    def _tables_of(self, table: str) -> SqlServerTables:
+        names = SqlServerNames(self._database.schema, table)
+        return SqlServerTables(names, self._recording, self._database.holds_at_most)

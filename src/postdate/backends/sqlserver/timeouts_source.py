@@ -41,6 +41,7 @@ class SqlServerDialect(Dialect):
     long_text = "nvarchar(max)"
     instant = "datetime2"
     locking_hint = " WITH (UPDLOCK, ROWLOCK)"
+    names_of_tables = "SELECT name FROM sys.tables WHERE schema_id = SCHEMA_ID(%(schema)s)"
     run = (
         "CAST(%(run)s AS char(32))"  # as it comes, it would have the column converted, and every batch read and locked
     )
@@ -57,11 +58,6 @@ class SqlServerDialect(Dialect):
     def now(self, session: Session) -> datetime:
         ((now,),) = session.rows("SELECT SYSUTCDATETIME()", {})
         return now.replace(tzinfo=UTC)
-
-    @override
-    def tables(self, session: Session) -> Sequence[str]:
-        sql = "SELECT name FROM sys.tables WHERE schema_id = SCHEMA_ID(%(schema)s)"
-        return [name for (name,) in session.rows(sql, {"schema": self.schema})]
 
     @override
     def columns(self, session: Session, table: str) -> Sequence[str]:
@@ -127,11 +123,11 @@ class SqlServerDialect(Dialect):
             f"CREATE UNIQUE CLUSTERED INDEX {quoted(f'{staging}_key')} ON {hidden} ({key})",
         )
 
-    def _earliest(self, hiding: Hiding) -> str:
+    def _earliest(self, hiding: Hiding, wanted: str) -> str:
         # READPAST skips what is locked, and is refused without READCOMMITTEDLOCK where row versions are switched on;
         # UPDLOCK keeps what was read until it is taken out.
         return (
-            f"SELECT TOP ({hiding.limit}) {self.list_of(hiding.columns)} FROM {self.table(hiding.live)} "
+            f"SELECT TOP ({hiding.limit}) {wanted} FROM {self.table(hiding.live)} "
             f"WITH (UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK) "
             f"WHERE {self.is_due_from()} ORDER BY {self.quoted(TIME)}"
         )

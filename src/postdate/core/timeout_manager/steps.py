@@ -95,6 +95,19 @@ def saga_of(envelope: Envelope) -> str | None:
     return None if saga == _NO_SAGA else str(saga)
 
 
+def destination_of(envelope: Envelope) -> str:
+    """Return where a timeout goes when it is due; without that it is no timeout: :class:`NotADelayedMessage`."""
+    headers = envelope.headers
+    destination = headers.get(Headers.ROUTE_EXPIRED_TIMEOUT_TO) or headers.get(Headers.REPLY_TO_ADDRESS)
+    if not destination:
+        raise NotADelayedMessage(
+            f"message {envelope.message_id!r} is due at {headers.get(Headers.EXPIRE)}, but nobody knows where: it has "
+            f"neither header {Headers.ROUTE_EXPIRED_TIMEOUT_TO!r} nor an address for replies; add one of them and "
+            f"return it"
+        )
+    return destination
+
+
 def timeout_of(envelope: Envelope, owner: str) -> Timeout:
     """Return the timeout that a message asks for; the same message, received again, asks for the same one.
 
@@ -108,12 +121,7 @@ def timeout_of(envelope: Envelope, owner: str) -> Timeout:
             f"Non timeout message arrived at the timeout manager: message {message_id!r} has no header "
             f"{Headers.EXPIRE!r}"
         )
-    destination = headers.get(Headers.ROUTE_EXPIRED_TIMEOUT_TO) or headers.get(Headers.REPLY_TO_ADDRESS)
-    if not destination:
-        raise NotADelayedMessage(
-            f"message {message_id!r} is due at {expire}, but nobody knows where: it has neither header "
-            f"{Headers.ROUTE_EXPIRED_TIMEOUT_TO!r} nor an address for replies; add one of them and return it"
-        )
+    destination = destination_of(envelope)
     check_text(destination, f"the destination of message {message_id!r}", DESTINATION_LIMIT)
     headers.setdefault(Headers.MESSAGE_ID, message_id)
     due = parse_timestamp(expire)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from importlib.util import find_spec
-from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -37,13 +36,6 @@ from postdate.pipeline.session import require_utc
 
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-_CONF = MappingProxyType(
-    {
-        _PROVIDER: _ROCKSDB,
-        # A micro-batch then uploads what it changed, instead of files of the whole state.
-        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    }
-)
 _NULL_DUE = ("fail", "now", "drop")
 _ID_TYPES = (StringType, ByteType, ShortType, IntegerType, LongType, BinaryType)
 _MOST_SLOTS = 10_000
@@ -54,7 +46,11 @@ def delay_conf() -> dict[str, str]:
 
     They may also be set while the session runs, before the query starts: ``spark.conf.set(name, value)``.
     """
-    return dict(_CONF)
+    return {
+        _PROVIDER: _ROCKSDB,
+        # A micro-batch then uploads what it changed, instead of files of the whole state.
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,7 +170,6 @@ class Packing:
 
 
 def pack_rows(packing: Packing, batches: Batches) -> Batches:
-    """Pack the rows of a task."""
     share = _share_of_task()
     hello = [(slot, HELLO, 0, b"") for slot in packing.slots]
     for rows in _gathered(batches):
