@@ -88,7 +88,7 @@ def _print_list(found: operations.MessageList) -> None:
     ]
     print_table(["id", "due", "state", "queue", "failures"], rows)
     if found.cursor is not None:
-        print(f"… and more; go on with --after {shlex.quote(found.cursor)}, or see `postdate messages stats`")
+        print(f"… and more; go on with --after {clean(shlex.quote(found.cursor))}, or see `postdate messages stats`")
 
 
 def _state(message: operations.MessageLine) -> str:

@@ -183,12 +183,14 @@ class PendingPages:
         """Leave out those up to the one whose cursor was given."""
         if self._after is None:
             return fresh
-        due, message_id = self._after
-        self._unsure += fresh
-        ids = [each.message_id for each in fresh]
-        if message_id not in ids and fresh and fresh[-1].due == due:
-            return ()
-        behind = fresh[ids.index(message_id) + 1 :] if message_id in ids else self._unsure
+        places = [(each.due, each.message_id) for each in fresh]  # its message may be there, due later by now
+        if self._after in places:
+            behind = fresh[places.index(self._after) + 1 :]
+        else:
+            self._unsure += filter(self._wanted.matches, fresh)
+            if fresh and fresh[-1].due == self._after[0]:
+                return ()
+            behind = self._unsure
         self._after = None
         return behind
 

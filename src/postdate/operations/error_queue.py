@@ -10,7 +10,7 @@ from datetime import datetime
 
 from postdate.core.expiry import discard_reason
 from postdate.errors import InvalidMessage, InvalidTimestamp, MessageNotFound, PostdateError, QueueNotFound
-from postdate.messages import Envelope, Headers, new_message_id, parse_timestamp
+from postdate.messages import Envelope, Headers, expires_at_of, new_message_id, parse_timestamp
 from postdate.operations.needs import queue_view
 from postdate.operations.plain import Body, Progress, body_of, unheard
 from postdate.operations.queues import walking
@@ -276,7 +276,8 @@ async def edit(
     copy, new_id = returned_copy(failed, _returned_to(failed, change.to)), new_message_id()
     own = {**copy.headers, **change.headers, Headers.MESSAGE_ID: new_id, Headers.EDIT_OF: failed.message_id}
     if (reason := _past_its_use(own, now)) is not None:
-        name = Headers.EXPIRES_AT if Headers.EXPIRES_AT in own else Headers.TIME_TO_BE_RECEIVED
+        over = (expires_at := expires_at_of(own)) is not None and expires_at < now
+        name = Headers.EXPIRES_AT if over else Headers.TIME_TO_BE_RECEIVED
         raise InvalidMessage(f"it {reason} and would be discarded there; have it end later: --header {name}=…")
     (error,) = await deployment.transport.send(
         [replace(copy, message_id=new_id, headers=own, body=copy.body if change.body is None else change.body)], now
@@ -337,7 +338,8 @@ async def return_all(
         return await _in_order(deployment, queue, now, where, how, progress)
     if how.dry_run:
         there = await _browsed(deployment.queue_view, queue, where, None)
-        return [_would_be(each.envelope, queue, now, how) for each in there]
+        once = {each.envelope.message_id: each for each in there}
+        return [_would_be(each.envelope, queue, now, how, each.held_by) for each in once.values()]
     seen: set[str] = set()
     results: list[Returned] = []
     stuck = 0
@@ -455,8 +457,10 @@ class _Returning:
         return free, f"{'another process' if free else f'process {found[0].held_by}'} has it in hand"
 
 
-def _would_be(envelope: Envelope, queue: str, now: datetime, how: Treatment) -> Returned:
-    """Return what would become of a failed message."""
+def _would_be(envelope: Envelope, queue: str, now: datetime, how: Treatment, held_by: int | None = None) -> Returned:
+    """Return what would become of a failed message, which a process may have in hand."""
+    if held_by is not None:
+        return Returned(envelope.message_id, done=False, queue=queue, remark=f"process {held_by} has it in hand")
     try:
         return Returned(envelope.message_id, done=True, queue=_end_of(envelope, queue, now, how)[0])
     except PostdateError as error:

@@ -72,7 +72,7 @@ async def statistics(deployment: OpenDeployment, now: datetime) -> Statistics:
 
 @dataclass(frozen=True, slots=True)
 class MessageLine:
-    """One waiting message in a list; ``held``: limits of its queue keep it, though it is due."""
+    """One waiting message in a list; ``held``: it is due, and its queue has limits."""
 
     message_id: str
     due: datetime
@@ -105,7 +105,7 @@ async def list_messages(
 
 
 def _line(message: DelayedMessage, now: datetime, held: Container[str]) -> MessageLine:
-    is_due, is_held = message.due < now, message.destination in held
+    is_due, is_held = message.due < now, message.destination in held and not message.number_of_failures
     return MessageLine(
         message_id=message.message_id,
         due=message.due,

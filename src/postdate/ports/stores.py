@@ -426,7 +426,7 @@ class StoreStatistics:
 
     Args:
         pending: messages that wait.
-        overdue: of these, due strictly before ``now`` and not claimed.
+        overdue: of these, due strictly before ``now`` and not claimed; what limits of a queue hold, too.
         claimed: of these, held by a process at the moment.
         failing: of these, with at least one failed attempt.
         next_due: earliest due time, UTC.

@@ -97,7 +97,7 @@ class _Token:
 class _Questions:
     """An operator's questions about waiting messages, answered from indexes; see :class:`SqlQuestions`."""
 
-    # Due times differ from attempt_at only in failed, claimed and held rows: so not every row is read.
+    # Due times differ from attempt_at only in failed, claimed and held rows: only these are read.
     next_due: Final = f"""
         SELECT min(first) FROM (
             SELECT min(attempt_at) AS first FROM delayed_message
