@@ -108,7 +108,7 @@ class Batch:
                 group.scope.cancel()
 
     def is_ours(self, claim: Claim, store: ClaimingStore) -> bool:
-        """Return whether a claim is in force; asked right before anything leaves because of it."""
+        """Return whether a claim is in force, and note a lost one; asked right before anything leaves because of it."""
         if not store.still_holds(claim):
             self.lost.add(claim.message.message_id)
         return claim.message.message_id not in self.lost
