@@ -79,7 +79,7 @@ class Daily:
 _RETENTION_FIRST_AFTER: Final = timedelta(minutes=5)
 """The start, when there is enough else to do."""
 
-_SHARE: Final = 32
+_SHARE: Final = 64
 """A transaction removes this part of what a job does at once: deliveries wait for it, or share the disk with it."""
 
 _PAUSE: Final = 19

@@ -533,9 +533,10 @@ def _move(tx: Transaction, now: int, limit: int, *, listing: bool) -> MoveReport
     values = {"now": now, "limit": limit}
     moved = NOTHING_MOVED if listing else None
     delivered = expired = 0
-    if tx.execute(_TAKE_BATCH, values).rowcount:
+    if taken := tx.execute(_TAKE_BATCH, values).rowcount:
         moved = _listed(tx) if listing else None
-        delivered, expired = _move_batch(tx, now)
+        delivered = _move_batch(tx, now, taken)
+        expired = taken - delivered
     head = tx.execute(_HEAD_DOES_NOT_MOVE, {"now": now}).fetchone()
     return MoveReport(delivered, expired, bool(head and head[0]), next_attempt(tx.connection), moved)
 
@@ -550,15 +551,16 @@ def _listed(tx: Transaction) -> Moved:
     )
 
 
-def _move_batch(tx: Transaction, now: int) -> tuple[int, int]:
+def _move_batch(tx: Transaction, now: int, taken: int) -> int:
     # Messages expire in a queue by the clock of the machine, whatever the mover's clock is.
     values = {"ahead": tx.rules.now() - now, "dead_letter": int(tx.rules.keeps_expired)}
     delivered = tx.execute(_SEND_BATCH, values).rowcount
     tx.execute(_RECORD_BATCH, {"now": now})
-    tx.execute(_DROP_EXPIRED_CONTENT)
-    removed = tx.execute(_REMOVE_BATCH).rowcount
+    if delivered < taken:
+        tx.execute(_DROP_EXPIRED_CONTENT)
+    tx.execute(_REMOVE_BATCH)
     for (name,) in tx.execute(
         "SELECT name FROM queue WHERE queue_id IN (SELECT queue_id FROM temp.batch WHERE NOT expired)"
     ).fetchall():
         tx.signal(queue_topic(name))
-    return delivered, removed - delivered
+    return delivered
