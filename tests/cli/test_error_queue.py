@@ -118,7 +118,10 @@ def test_what_another_process_has_in_hand_is_said_with_its_number(cli, with_erro
         receiver = transport.receiver("error")
         await receiver.take("m1")
         ran = await anyio.to_thread.run_sync(cli, "errors", "return", "m1")
-        assert (ran.status, ran.out) == (1, f"m1: not returned: process {os.getpid()} has it in hand\n")
+        said = f"m1: not returned: process {os.getpid()} has it in hand\n"
+        assert (ran.status, ran.out) == (1, said)
+        dry = await anyio.to_thread.run_sync(cli, "errors", "return", "--all", "--dry-run")
+        assert (dry.status, dry.out) == (0, f"1 message would be returned\n{said}")
         await receiver.close()
         await transport.close()
 
@@ -178,8 +181,9 @@ def test_a_message_past_its_use_stays_unless_its_end_is_taken_off(cli):
 def test_what_is_made_of_a_message_past_its_use_is_sent_only_with_another_end(cli, name):
     ends = {Headers.EXPIRES_AT: (format_timestamp(NOW), format_timestamp(NOW.replace(year=2999)))}
     past, later = ends.get(name, ("00:00:01", "999999.00:00:00"))
+    to_come = {Headers.EXPIRES_AT: ends[Headers.EXPIRES_AT][1], Headers.TIME_TO_BE_RECEIVED: "999999.00:00:00"}
     cli.ok("setup", "--queue", "orders")
-    put(failed("m1", **{Headers.TIME_SENT: format_timestamp(NOW - timedelta(1)), name: past}))
+    put(failed("m1", **{**to_come, Headers.TIME_SENT: format_timestamp(NOW - timedelta(1)), name: past}))
     refused = cli("errors", "edit", "m1", "--body", "new")
     assert refused.status == 2
     assert f"and would be discarded there; have it end later: --header {name}=" in refused.err

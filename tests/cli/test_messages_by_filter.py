@@ -29,6 +29,17 @@ def test_options_say_which(cli, waiting) -> None:
     assert waiting("--due-from", "2126-01-31T17:00Z", "--limit", "2") == ["m-7", "m-8"]
 
 
+def test_the_cursor_of_a_list_gives_no_orders_to_a_terminal(cli, waiting) -> None:
+    for name in ("a", "b"):
+        cli.ok("send", "orders", "x", "--id", f"\x1b[31m{name}", "--at", "2100-01-01T00:00Z")
+    said = cli.ok("messages", "list", "--limit", "1").out
+    assert "go on with --after" in said
+    assert "\x1b" not in said
+    assert waiting("--limit", "1", "--after", cli.ok("messages", "list", "--limit", "1", "--json").json["cursor"]) == [
+        "\x1b[31mb"
+    ]
+
+
 def test_all_that_match_are_cancelled_or_counted(cli, waiting) -> None:
     dry = cli.ok("messages", "cancel", "--queue", "bills", "--dry-run", "--json").json
     assert dry == {"answers": {"done": 5}, "dry_run": True}
