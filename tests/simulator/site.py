@@ -7,6 +7,7 @@ needed. No process runs in here: what it does happens at once, when a request ar
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -409,7 +410,7 @@ class Site:
 
     def move(self, now: datetime, limit: int) -> MoveReport:
         """See :meth:`postdate.ports.MovingStore.move_due`."""
-        moved, left_behind = 0, False
+        moved, left_behind = Counter[str](), False
         with self.transaction():
             for row in self._due(now)[:limit]:
                 if row.message.destination in self.limits and self.limits[row.message.destination].limits:
@@ -422,10 +423,10 @@ class Site:
                     self._taken_at[origin_of_row(row.message)] = self._ledger.now
                     self._put(to_envelope(row.message))
                     self._remove_row(row, "moved")
-                    moved += 1
+                    moved[row.message.destination] += 1
                 else:
                     left_behind = True
-        return MoveReport(moved, 0, left_behind, self.next_attempt())
+        return MoveReport(moved.total(), 0, left_behind, self.next_attempt(), moved)
 
     # --- the queues -----------------------------------------------------------------------------------------------
 

@@ -52,6 +52,8 @@ async def test_with_queues_elsewhere_everything_is_counted(clock: VirtualClock) 
     assert metrics.batches == [10, 10, 1, 1]
     assert metrics.lateness_seconds == [pytest.approx(1.0, abs=0.01)] * 10
     assert len(metrics.fetch_durations) >= 4
+    assert metrics.sent_batches == [10, 10, 1, 1]
+    assert metrics.delivered_to == {"billing": 10}
     changes = [state for _, state in metrics.breaker_changes]
     assert changes == ["armed", "disarmed"]
 
@@ -63,7 +65,8 @@ async def test_inside_one_database_what_moves_is_counted(clock: VirtualClock, tm
     await transport.create_queues(["billing"])
     await deliver(store, transport, metrics, clock)
     assert metrics.counts == {"failed": 1, "delivered": 10, "moved_to_error": 1, "expired": 1}
-    assert metrics.lateness_seconds == []
+    assert metrics.lateness_seconds == [pytest.approx(0.000001)]
+    assert metrics.delivered_to == {"billing": 10}
     await store.close()
     await transport.close()
 

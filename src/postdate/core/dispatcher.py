@@ -8,7 +8,7 @@ ADR 0002.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -333,10 +333,13 @@ class Dispatcher:
         envelopes: Sequence[Envelope],
         late: Callable[[Sequence[PostdateError | None]], Awaitable[None]] | None = None,
     ) -> Sequence[PostdateError | None]:
+        began = self._clock.monotonic()
         try:
             errors = await self._sending.call(lambda: self._transport.send(envelopes, self._clock.now()), late)
         except PostdateError as error:
             return [error] * len(envelopes)
+        finally:
+            self._metrics.sent(len(envelopes), timedelta(seconds=self._clock.monotonic() - began))
         if len(errors) != len(envelopes):
             wrong = f"{type(self._transport).__name__} answered for {len(errors)} of {len(envelopes)} messages"
             return [TransportUnavailable(wrong)] * len(envelopes)
@@ -422,7 +425,8 @@ class Dispatcher:
             _log_delivered(sent, self._clock.now())
         if self._metrics is not NO_METRICS:
             now = self._clock.now()
-            self._metrics.delivered(len(sent), [(now - claim.message.due).total_seconds() for claim in sent])
+            to = Counter(claim.message.destination for claim in sent)
+            self._metrics.delivered(to, [(now - claim.message.due).total_seconds() for claim in sent])
 
     # --- failures -----------------------------------------------------------------------------------------------
 

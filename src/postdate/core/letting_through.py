@@ -90,7 +90,7 @@ class Mover:
         report = await self._asking.call(lambda: self._store.move_due(now, _MOVED_AT_ONCE, listing=self._listing))
         if report.moved is not None:
             self._journal.moved(report.moved, now)
-        self._count(report, timedelta(seconds=self._clock.monotonic() - began))
+        self._count(report, now, timedelta(seconds=self._clock.monotonic() - began))
         moved = report.delivered + report.expired
         needed = report.left_behind or self._dispatcher.finisher.left
         limits = self._dispatcher.limits
@@ -109,14 +109,14 @@ class Mover:
         await self._asking.call(self._store.pause)
         return PollResult(moved + others.count, more=True)
 
-    def _count(self, report: MoveReport, duration: timedelta) -> None:
+    def _count(self, report: MoveReport, now: datetime, duration: timedelta) -> None:
         if report.delivered and log.isEnabledFor(logging.DEBUG):
             log.debug("%d messages delivered in %.1f ms", report.delivered, duration.total_seconds() * 1_000)
         if self._metrics is NO_METRICS:
             return
         self._metrics.fetched(report.delivered + report.expired, duration)
-        if report.delivered:
-            self._metrics.delivered(report.delivered, ())
+        if report.first_due is not None:
+            self._metrics.delivered(report.to, [(now - report.first_due + duration).total_seconds()])
         if report.expired:
             self._metrics.expired(report.expired)
 

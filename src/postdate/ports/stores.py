@@ -362,6 +362,8 @@ class MoveReport:
         expired: how many were past their expiry and were recorded instead.
         left_behind: whether the oldest message that is still due has no queue in this database: it must be claimed.
         next_attempt: see :meth:`ClaimingStore.next_attempt`, as of the end of the move.
+        to: how many went where.
+        first_due: when the first of them was due: the one that waited longest, but for retries; ``None`` without any.
         moved: the messages; ``None`` when that was not asked for.
     """
 
@@ -369,6 +371,8 @@ class MoveReport:
     expired: int
     left_behind: bool
     next_attempt: datetime | None
+    to: Mapping[str, int]
+    first_due: datetime | None = None
     moved: Moved | None = None
 
 

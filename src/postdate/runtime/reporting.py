@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Protocol
 
@@ -28,14 +29,17 @@ class Metrics(Protocol):
     def fetched(self, messages: int, duration: timedelta) -> None:
         """Note one look for due messages: how many it brought, and how long the store took for it."""
 
-    def delivered(self, messages: int, lateness_seconds: Sequence[float]) -> None:
-        """Note messages that reached their destination.
+    def delivered(self, to: Mapping[str, int], lateness_seconds: Sequence[float]) -> None:
+        """Note messages that reached their destinations.
 
         Args:
-            messages: how many.
-            lateness_seconds: of each, from its due time until it was removed; empty where the messages were moved
-                inside the database and nobody looked at them.
+            to: how many, by destination.
+            lateness_seconds: of each, from its due time until it was removed; where they were moved inside the database
+                and nobody looked at them, of the first one alone, which is the latest but for retries.
         """
+
+    def sent(self, messages: int, duration: timedelta) -> None:
+        """Note one call that sent due messages to queues elsewhere, answered or not, and how long it took."""
 
     def expired(self, messages: int) -> None:
         """Note messages that were past their expiry when they became due."""
@@ -61,6 +65,49 @@ class NoMetrics(Metrics):
 
 
 NO_METRICS = NoMetrics()
+
+OTHERS = "(others)"
+_DESTINATIONS_AT_MOST = 200
+"""Counted by name; what goes to more is counted together: each is a time series where metrics are kept."""
+
+
+class Tally(Metrics):
+    """Counts messages since it was made, by what became of them and where."""
+
+    def __init__(self) -> None:
+        self.counts = Counter[str]()
+        """Messages by what happened to them: ``stored``, ``delivered`` and so on, by the names of the methods."""
+        self.delivered_to = Counter[str]()
+        """Of these, the delivered ones by destination; some may be :data:`OTHERS`."""
+        self.breakers = dict[str, str]()
+        """States of circuit breakers that were ever in one."""
+
+    def stored(self, messages: int) -> None:
+        self.counts["stored"] += messages
+
+    def delivered(self, to: Mapping[str, int], lateness_seconds: Sequence[float]) -> None:
+        for destination, messages in to.items():
+            self.counts["delivered"] += messages
+            is_known = destination in self.delivered_to or len(self.delivered_to) < _DESTINATIONS_AT_MOST
+            self.delivered_to[destination if is_known else OTHERS] += messages
+
+    def expired(self, messages: int) -> None:
+        self.counts["expired"] += messages
+
+    def discarded(self, messages: int) -> None:
+        self.counts["discarded"] += messages
+
+    def failed(self, messages: int) -> None:
+        self.counts["failed"] += messages
+
+    def retried(self, messages: int) -> None:
+        self.counts["retried"] += messages
+
+    def moved_to_error(self, messages: int) -> None:
+        self.counts["moved_to_error"] += messages
+
+    def breaker_changed(self, breaker: str, state: str) -> None:
+        self.breakers[breaker] = state
 
 
 class OutageLog:

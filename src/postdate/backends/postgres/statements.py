@@ -173,8 +173,11 @@ class Statements:
             recorded AS ({noted("batch", "CASE WHEN expired THEN 5 ELSE 2 END", "NULL")})
             SELECT done.*, next.* FROM (
                 SELECT count(*) FILTER (WHERE NOT expired)::integer, count(*) FILTER (WHERE expired)::integer,
-                    (SELECT count(pg_notify('{names.channel}', 'queue ' || queue_id || ' ' || first))
-                     FROM (SELECT queue_id, min(number) AS first FROM sent GROUP BY queue_id) AS s),
+                    (SELECT jsonb_object_agg(q.name, s.sent) FROM (
+                        SELECT queue_id, count(*) AS sent, pg_notify(
+                            '{names.channel}', 'queue ' || queue_id || ' ' || min(number)) FROM sent GROUP BY queue_id
+                        ) AS s JOIN {queue} AS q USING (queue_id)),
+                    {in_calendar("min(due) FILTER (WHERE NOT expired)")},
                     1 / (CASE WHEN count(*) = (SELECT count(*) FROM gone) THEN 1 ELSE 0 END),
                     {listed}
                 FROM batch) AS done"""

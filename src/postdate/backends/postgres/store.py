@@ -32,7 +32,7 @@ from postdate.backends.postgres.observation import (
     server_now,
 )
 from postdate.backends.postgres.quarantine import PostgresQuarantine, SettingAside, named, number_for
-from postdate.backends.postgres.rows import Row, Unreadable, message_of, read
+from postdate.backends.postgres.rows import Row, Unreadable, message_of, read, utc
 from postdate.backends.postgres.statements import PostgresSqlDialect, Statements
 from postdate.backends.sql.limits import SqlLimits
 from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
@@ -417,14 +417,14 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Deleg
                     raise
                 row = connection.execute(sql, values, prepare=True, binary=True).fetchone()
             assert row is not None
-            delivered, expired, _, _, *listed, head, moves = row
+            delivered, expired, to, first_due, _, *listed, head, moves = row
             if self._many_due:
                 head, moves = connection.execute(self._sql.next, values, prepare=True).fetchone() or (None, None)
             self._many_due = delivered + expired == limit
             next_attempt = self._next_due.seen_all(look, head, first_held, now)
             left_behind = head is not None and head < now and not moves
             moved = None if not listing else NOTHING_MOVED if listed[0] is None else Moved(*listed)
-            return MoveReport(delivered, expired, left_behind, next_attempt, moved)
+            return MoveReport(delivered, expired, left_behind, next_attempt, to or {}, utc(first_due), moved)
 
         return await self.database.run(move)
 

@@ -331,9 +331,11 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
     async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
         look = self._next_due.look()
         call = (self.place, instant(now), limit, int(listing))
-        delivered, expired, left_behind, first, rows = await self._server.run("move", *call)
-        next_attempt = self._seen(look, first or None)
-        return MoveReport(delivered, expired, bool(left_behind), next_attempt, _moved(rows) if listing else None)
+        delivered, expired, left_behind, first, to, first_due, rows = await self._server.run("move", *call)
+        next_attempt, moved = self._seen(look, first or None), _moved(rows) if listing else None
+        counts = {queue.decode(errors="replace"): count for queue, count in to}
+        earliest = instant_of(first_due) if first_due else None
+        return MoveReport(delivered, expired, bool(left_behind), next_attempt, counts, earliest, moved)
 
     @override
     async def pause(self) -> None:

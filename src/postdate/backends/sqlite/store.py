@@ -7,6 +7,7 @@ one transaction, by set-based SQL: bodies never pass through Python. Source: ADR
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -515,6 +516,13 @@ _LIST_BATCH: Final = """
 _DROP_EXPIRED_CONTENT: Final = """
     DELETE FROM content WHERE seq IN (
         SELECT d.content FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq WHERE b.expired)"""
+_FIRST_DUE: Final = """
+    SELECT d.due FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq
+    WHERE NOT b.expired ORDER BY b.position LIMIT 1"""
+_SENT_TO: Final = """
+    SELECT q.name, b.sent FROM (
+        SELECT queue_id, count(*) AS sent FROM temp.batch WHERE NOT expired GROUP BY queue_id) AS b
+    CROSS JOIN queue AS q ON q.queue_id = b.queue_id"""
 _REMOVE_BATCH: Final = """
     DELETE FROM delayed_message WHERE seq IN (SELECT seq FROM temp.batch)"""
 _HEAD_DOES_NOT_MOVE: Final = """
@@ -531,14 +539,14 @@ def _move(tx: Transaction, now: int, limit: int, *, listing: bool) -> MoveReport
     )
     tx.execute("DELETE FROM temp.batch")
     values = {"now": now, "limit": limit}
-    moved = NOTHING_MOVED if listing else None
-    delivered = expired = 0
+    moved, to, first_due = NOTHING_MOVED if listing else None, Counter[str](), None
     if taken := tx.execute(_TAKE_BATCH, values).rowcount:
         moved = _listed(tx) if listing else None
-        delivered = _move_batch(tx, now, taken)
-        expired = taken - delivered
+        (first_due,) = tx.execute(_FIRST_DUE).fetchone() or (None,)
+        to = _move_batch(tx, now, taken)
     head = tx.execute(_HEAD_DOES_NOT_MOVE, {"now": now}).fetchone()
-    return MoveReport(delivered, expired, bool(head and head[0]), next_attempt(tx.connection), moved)
+    left_behind, next_due = bool(head and head[0]), next_attempt(tx.connection)
+    return MoveReport(to.total(), taken - to.total(), left_behind, next_due, to, time_of(first_due), moved)
 
 
 def _listed(tx: Transaction) -> Moved:
@@ -551,7 +559,8 @@ def _listed(tx: Transaction) -> Moved:
     )
 
 
-def _move_batch(tx: Transaction, now: int, taken: int) -> int:
+def _move_batch(tx: Transaction, now: int, taken: int) -> Counter[str]:
+    """Return how many went to which queue; the others of those that were taken had expired."""
     # Messages expire in a queue by the clock of the machine, whatever the mover's clock is.
     values = {"ahead": tx.rules.now() - now, "dead_letter": int(tx.rules.keeps_expired)}
     delivered = tx.execute(_SEND_BATCH, values).rowcount
@@ -559,8 +568,7 @@ def _move_batch(tx: Transaction, now: int, taken: int) -> int:
     if delivered < taken:
         tx.execute(_DROP_EXPIRED_CONTENT)
     tx.execute(_REMOVE_BATCH)
-    for (name,) in tx.execute(
-        "SELECT name FROM queue WHERE queue_id IN (SELECT queue_id FROM temp.batch WHERE NOT expired)"
-    ).fetchall():
+    to = Counter[str](dict(tx.execute(_SENT_TO).fetchall()))
+    for name in to:
         tx.signal(queue_topic(name))
-    return delivered
+    return to

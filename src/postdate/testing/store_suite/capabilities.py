@@ -189,6 +189,7 @@ async def due_messages_move_to_their_queues(store: MovingStore, transport: Trans
     report = await store.move_due(NOW, 100)
     counts = (report.delivered, report.expired, int(report.left_behind))
     expect_equal(counts, (2, 1, 1), "delivered, expired, left behind")
+    expect_equal((dict(report.to), report.first_due), ({QUEUE: 2}, NOW - 2 * SECOND), "where to, and the first")
     received = [each.envelope for each in await transport.receiver(QUEUE).receive(10)]
     expect_equal([each.message_id for each in received], ["first", "last"], "moved messages")
     moved = received[1]
@@ -223,6 +224,8 @@ async def a_move_lists_what_it_took(store: MovingStore, transport: Transport) ->
     listed = zip(moved.message_ids, moved.dues, moved.destinations, moved.expired, strict=True)
     expect_equal(sorted(listed), [("gone", first, QUEUE, True), ("sent", second, QUEUE, False)], "listed")
     expect(all(due.utcoffset() == timedelta(0) for due in moved.dues), "due times are in UTC")
-    nothing = (await store.move_due(NOW, 100, listing=True)).moved
+    empty = await store.move_due(NOW, 100, listing=True)
+    nothing = empty.moved
+    expect_equal((dict(empty.to), empty.first_due), ({}, None), "where to, of an empty move")
     expect(nothing is not None and not nothing.message_ids, "an empty move lists nothing")
     expect((await store.move_due(NOW, 100)).moved is None, "a move that was not to be listed is not")

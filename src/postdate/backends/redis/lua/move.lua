@@ -46,10 +46,10 @@ end
 
 -- Doing it -----------------------------------------------------------------------------------------------------------
 
-local time, delivered, expired, listed = clock(), 0, 0, {}
+local time, delivered, expired, listed, sent = clock(), 0, 0, {}, {}
 local number = tonumber(call('GET', tag .. ':q:number') or '0')
 -- What is the same for all messages of a page is done once for all of them.
-local gone, dues, ready = {}, {}, {}
+local gone, dues, ready, first_due = {}, {}, {}, nil
 
 local function finish_page()
   if #gone > 0 then
@@ -61,6 +61,7 @@ local function finish_page()
     call('ZADD', tag .. ':q:' .. queue .. ':ready', unpack(places))
     wake(tag .. ':q:' .. queue .. ':wake', '')
     count = count + #places / 2
+    sent[queue] = (sent[queue] or 0) + #places / 2
   end
   if count > 0 then
     call('SET', tag .. ':q:number', string.format('%.0f', number))
@@ -98,6 +99,7 @@ for place, one in ipairs(plan) do
   else
     deliver(one)
     delivered = delivered + 1
+    first_due = first_due or one.listed_due or one.member
   end
   if listing then
     listed[#listed + 1] = { one.id, one.listed_due or one.member, one.queue or '', one.is_expired and 1 or 0 }
@@ -114,4 +116,8 @@ if first and string.sub(first, 1, 18) < now then
     left_behind = 1
   end
 end
-return { delivered, expired, left_behind, first or false, listed }
+local to = {}
+for queue, count in pairs(sent) do
+  to[#to + 1] = { queue, count }
+end
+return { delivered, expired, left_behind, first or false, to, first_due or false, listed }
