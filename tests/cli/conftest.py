@@ -83,7 +83,7 @@ class Service:
 
     def is_ready(self) -> bool:
         assert self.process.poll() is None, self.log
-        return READY in self.log
+        return READY in self.log or '"message":"ready"}\n' in self.log
 
     def end(self) -> int:
         """Return the exit code; nothing may have come to stdout."""

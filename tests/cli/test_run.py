@@ -1,5 +1,6 @@
 """``postdate run`` in a process of its own: signals, critical errors, clocks."""
 
+import json
 import os
 import re
 import signal
@@ -7,6 +8,9 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable
 from contextlib import closing
 from datetime import datetime
 
@@ -263,3 +267,38 @@ def test_a_service_manager_that_is_gone_holds_nothing_up(service, monkeypatch):
     running.process.send_signal(signal.SIGTERM)
     assert running.end() == 0
     assert "the service manager could not be told READY=1" in running.log  # said after what the service waits for
+
+
+def test_it_tells_at_an_address_how_it_is(cli, service, own_folder, eventually):
+    (own_folder / "postdate.toml").write_text('[metrics]\nlisten = "127.0.0.1:0"\n')
+    cli.ok("setup", "--queue", "orders")
+    running = service()
+    (port,) = re.findall(r"metrics and health at port ([0-9]+)", running.log)
+
+    def asked(path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
+            return answer.read().decode()
+
+    assert asked("/healthz") == "ok\n"
+    eventually(lambda: is_answered(asked, "/readyz"), "it is ready")
+    cli.ok("send", "orders", "x", "--delay", "1ms")
+    delivered = 'postdate_messages_total{messaging_destination_name="orders",postdate_outcome="delivered"} 1.0'
+    eventually(lambda: delivered in asked("/metrics"), "a delivery is counted")
+
+
+def is_answered(asked: Callable[[str], str], path: str) -> bool:
+    try:
+        return asked(path) == "ok\n"
+    except urllib.error.HTTPError:
+        return False
+
+
+def test_it_logs_json_if_asked_to(cli, service):
+    cli.ok("setup")
+    running = service("--log-json")
+    running.process.send_signal(signal.SIGTERM)
+    assert running.end() == 0
+    lines = [json.loads(line) for line in running.log.splitlines()]
+    assert {each["level"] for each in lines} == {"INFO"}
+    assert [each["message"] for each in lines][-2:] == ["stopping: finishing what is in hand", "stopped"]
+    assert all(each["time"].endswith("Z") and each["logger"].startswith("postdate.") for each in lines)

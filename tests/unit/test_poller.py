@@ -113,6 +113,23 @@ async def test_it_sleeps_a_minute_at_most_and_does_not_look_in_between_row_34(wo
     assert len(work.looks) == 11
 
 
+async def test_a_look_that_does_not_end_is_a_problem(
+    work: Work, critical: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with polling(work, critical) as poller:
+        await work.clock.advance(10 * 60 * SECOND)
+        assert poller.problem is None
+        monkeypatch.setattr(work, "take", lambda _: anyio.sleep_forever())
+        work.wake()
+        await work.clock.advance(3 * 60 * SECOND)
+        assert poller.problem is None
+        await work.clock.advance(60 * SECOND)
+        assert poller.problem == "no look for due messages has begun for 3 min"
+        poller.stop()
+        assert poller.problem is None
+        await work.clock.advance(2 * LETTING_GO)
+
+
 async def test_a_due_time_years_away_is_slept_for_a_minute_at_a_time_row_34(work: Work, critical: list[str]) -> None:
     work.store(work.clock.now() + timedelta(days=40_000))
     async with polling(work, critical):

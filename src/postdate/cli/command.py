@@ -394,15 +394,35 @@ class _Formatter(logging.Formatter):
         return without_secrets(super().format(record))
 
 
+class _JsonFormatter(_Formatter):
+    """Formats records as JSON objects, a line each."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        import msgspec
+
+        from postdate.config import without_secrets
+
+        said = {
+            "time": f"{self.formatTime(record, self.datefmt)}.{record.msecs:03.0f}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": without_secrets(record.getMessage()),
+        }
+        if record.exc_info:
+            said["exception"] = without_secrets(self.formatException(record.exc_info))
+        return msgspec.json.encode(said).decode()
+
+
 @contextmanager
-def logging_to_stderr(level: str) -> Generator[None]:
+def logging_to_stderr(level: str, *, as_json: bool = False) -> Generator[None]:
     """Log to standard error, and nowhere else, for the length of the block; then restore the program's own logging.
 
     Other loggers than Postdate's stay at warnings unless ``level`` is ``DEBUG``: drivers log every statement at
     ``INFO``.
     """
     handler = logging.StreamHandler(sys.stderr)
-    formatter = _Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+    kind = _JsonFormatter if as_json else _Formatter
+    formatter = kind("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
     handler.setFormatter(formatter)
     root, own = logging.getLogger(), logging.getLogger("postdate")
     before, levels_before = root.handlers[:], (root.level, own.level)

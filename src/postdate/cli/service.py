@@ -9,7 +9,7 @@ import time
 from contextlib import AsyncExitStack
 from datetime import datetime
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from postdate.clock import Clock
     from postdate.config import Settings
+    from postdate.runtime.reporting import Tally
     from postdate.runtime.threads import Alarm
     from postdate.wiring import OpenDeployment
 
@@ -32,6 +33,7 @@ log = logging.getLogger("postdate.service")
 def run(
     use: Use,
     log_level: LogLevel = "INFO",
+    log_json: Annotated[bool, option("--log-json", "Log JSON objects, a line each.")] = False,
     no_setup: Annotated[
         bool, option("--no-setup", "Fail if tables or queues are missing; do not create them.")
     ] = False,
@@ -51,7 +53,7 @@ def run(
 
     settings = use.settings()
     service = _Service(settings, _clock(clock_start, clock_speed, clock_real_start), exit_on_critical=exit_on_critical)
-    with logging_to_stderr(log_level):
+    with logging_to_stderr(log_level, as_json=log_json):
         anyio.run(service.run, not no_setup)
     if service.ending is not Exit.OK:
         raise typer.Exit(service.ending)
@@ -67,6 +69,23 @@ def _clock(start: datetime | None, speed: float, real_start: float | None) -> Cl
     return ScaledClock(start, speed=speed) if real_start is None else ScaledClock(start, real_start, speed)
 
 
+def _metrics(listen: str | None) -> tuple[Tally, Any]:
+    """Return what counts, and the registry of ``prometheus_client`` that shows it if anybody may ask for that."""
+    from postdate.errors import ConfigurationError
+    from postdate.runtime.reporting import Tally
+
+    try:
+        from postdate.telemetry.metrics import OpenTelemetryMetrics, prometheus
+
+        return (OpenTelemetryMetrics(), None) if listen is None else prometheus()
+    except ModuleNotFoundError as error:
+        if listen is None:
+            return Tally(), None
+        raise ConfigurationError(
+            f"metrics.listen needs the package {error.name!r}, which is not installed: pip install 'postdate[metrics]'"
+        ) from error
+
+
 class _Service:
     """One run of the service; ``exit_on_critical`` stops it at the first critical error, not only where it must."""
 
@@ -78,24 +97,39 @@ class _Service:
 
     async def run(self, create: bool) -> None:
         """Deliver until a signal comes, then finish the messages in progress."""
+        import asyncio
+
         from postdate.core.guard import left_behind
         from postdate.operations import check_readable, check_set_up
         from postdate.runtime.process import READY, STOPPING, freeze_what_is_loaded, notify
         from postdate.runtime.threads import Alarm
+        from postdate.telemetry.server import pages_of, serving
+        from postdate.telemetry.vitals import Vitals
         from postdate.wiring import build_endpoints, delay_exchange, opened
 
         self._alarm = Alarm()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._signalled)
+        listen = self._settings.metrics.listen
+        metrics, registry = _metrics(listen)
         async with opened(self._settings, create=create, initialize=False) as deployment:
             endpoints = build_endpoints(
-                deployment, clock=self._clock, create_queues=create, critical_error=self._critical_error
+                deployment,
+                clock=self._clock,
+                create_queues=create,
+                critical_error=self._critical_error,
+                metrics=metrics,
             )
             if not create:
                 await check_set_up(deployment)
             elif queues := self._settings.queues.create:  # before delivery starts: what falls due must find its queue
                 await deployment.transport.create_queues(queues)
             async with AsyncExitStack() as running:
+                vitals = Vitals(metrics, lambda: [each for endpoint in endpoints for each in endpoint.problems()])
+                running.callback(asyncio.get_running_loop().create_task(vitals.run()).cancel)
+                if listen is not None:
+                    port = running.enter_context(serving(listen, pages_of(vitals, registry)))
+                    log.info("metrics and health at port %d", port)
                 for endpoint in endpoints:
                     await running.enter_async_context(endpoint)
                 await check_readable(deployment)
@@ -106,7 +140,9 @@ class _Service:
                 freeze_what_is_loaded()
                 log.info("ready")  # the last line of the start: whoever waits for it finds all others written
                 notify(READY)
+                vitals.is_ready = True
                 await self._alarm.wait()
+                vitals.is_ready = False
                 notify(STOPPING)
                 log.info("stopping: finishing what is in hand")
         log.info("stopped")

@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from postdate.backends.registry import backends, schemes
 from postdate.config.addresses import Address
-from postdate.config.values import address, exchange_name
+from postdate.config.values import address, exchange_name, listening
 from postdate.endpoint.settings import DelayedDelivery, TimeoutManager
 from postdate.ports import TransactionMode
 from postdate.ports.backends import Adapter, Backend
@@ -111,6 +111,20 @@ class IntakeSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """Where the service tells how it is."""
+
+    listen: Annotated[
+        str | None,
+        Form(listening),
+        Meta(
+            description="host and port, as 127.0.0.1:9464, where the service answers /metrics for Prometheus, /healthz "
+            "and /readyz; default: nowhere"
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     """A section of the file: fields of the dataclasses ``kinds``, and settings of adapters after those of the first.
 
@@ -138,6 +152,7 @@ SECTIONS: Final[Mapping[str, Section]] = {
     ),
     "queues": Section((QueueSettings,)),
     "intake": Section((IntakeSettings,)),
+    "metrics": Section((MetricsSettings,)),
 }
 
 
@@ -198,8 +213,8 @@ class Settings:
     """All settings.
 
     Args:
-        endpoint, store, transport, delayed_delivery, timeout_manager, sagas, outbox, queues, intake: the sections of
-            the file.
+        endpoint, store, transport, delayed_delivery, timeout_manager, sagas, outbox, queues, intake, metrics: the
+            sections of the file.
         origins: for each key (``store.address`` …) where its value came from.
         file: the file that was read, or ``None`` when there was none.
     """
@@ -213,6 +228,7 @@ class Settings:
     outbox: SectionValues = field(default_factory=partial(section_values, "outbox"))
     queues: SectionValues = field(default_factory=partial(section_values, "queues"))
     intake: SectionValues = field(default_factory=partial(section_values, "intake"))
+    metrics: SectionValues = field(default_factory=partial(section_values, "metrics"))
     origins: Mapping[str, str] = field(default_factory=dict[str, str])
     file: Path | None = None
 

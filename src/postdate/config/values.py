@@ -63,6 +63,7 @@ def parse_instant(text: str) -> datetime:
 
 
 _LONGEST_EXCHANGE: Final = 150
+_LARGEST_PORT: Final = 65_535
 _FLAGS: Final = {"true": True, "false": False}
 
 
@@ -95,6 +96,14 @@ def _from_text(setting: Setting, text: str) -> Any:
     if setting.kind is float and re.fullmatch(r"-?[0-9]{1,18}(\.[0-9]{1,18})?", text):
         return float(text)
     return str(text)
+
+
+def listening(raw: Any) -> str:
+    """Read where to listen: a host and a port, parted by a colon; an address of IPv6 stands in brackets."""
+    host, _, port = raw.rpartition(":") if isinstance(raw, str) else ("", "", "")
+    if not host.strip("[]") or not port.isascii() or not port.isdigit() or int(port) > _LARGEST_PORT:
+        raise Wrong("must be a host and a port, such as 127.0.0.1:9464")
+    return str(raw)
 
 
 def exchange_name(raw: Any) -> str:

@@ -19,7 +19,7 @@ from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.guard import LETTING_GO, calling_store
 from postdate.errors import PostdateError
 from postdate.ports import Wake
-from postdate.runtime.reporting import OutageLog
+from postdate.runtime.reporting import OutageLog, shown_duration
 from postdate.runtime.threads import Alarm
 
 LONGEST_SLEEP = timedelta(minutes=1)
@@ -34,6 +34,9 @@ do; so each look finds the few of a millisecond. A look after a pause begins at 
 
 _SHORTEST_PAUSE = timedelta(milliseconds=50)
 """Between two looks that fail, however often it is woken."""
+
+_STANDS_STILL_AFTER = timedelta(minutes=2)
+"""The end of its longest sleep: calls of stores are given up sooner."""
 
 _SHORTEST_LOOK_AGAIN = timedelta(milliseconds=1)
 _LONGEST_LOOK_AGAIN = timedelta(seconds=1)
@@ -88,6 +91,8 @@ class Poller:
         self.listening = anyio.Event()
         """Set once the store wakes it; or once a store that is out of reach has refused that, and is asked again."""
         self._alarm: Alarm | None = None
+        self._looks_until: float | None = None
+        """Seconds of the clock by which it must have begun another look; ``None``: it does not run."""
         self._letting_go = in_real_time(clock, LETTING_GO)
         self._outage = OutageLog(log, "cannot take due messages", "the store is", logging.WARNING)
 
@@ -117,6 +122,7 @@ class Poller:
         while not self._stop.is_set():
             alarm.reset()
             now, began = self._clock.now(), self._clock.monotonic()
+            self._looks_until = began + (self._longest_sleep + _STANDS_STILL_AFTER).total_seconds()
             try:
                 with calling_store(self._work):
                     taken = await self._work.take(now)
@@ -168,6 +174,15 @@ class Poller:
         await self._clock.wait_for(self._stop, _SHORTEST_PAUSE)
         if not self._stop.is_set():
             await self._clock.wait_for(alarm.event, pause - _SHORTEST_PAUSE)
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong if it has not looked for due messages for too long; from any thread."""
+        if self._looks_until is None or self._stop.is_set():
+            return None
+        overdue = self._clock.monotonic() - self._looks_until
+        said = f"no look for due messages has begun for {shown_duration(overdue + _STANDS_STILL_AFTER.total_seconds())}"
+        return said if overdue > 0 else None
 
     def stop(self) -> None:
         self._stop.set()

@@ -298,6 +298,14 @@ class Endpoint:
         if self._following is not None:
             self._following.cancel()
 
+    def problems(self) -> list[str]:
+        """Return what is wrong with the running endpoint, in words, for a health check; may be called in any thread.
+
+        A part that has ended though nobody stopped it, and one that has stood still for minutes. An outage of a store
+        or of queues is none of these: the endpoint waits for its end.
+        """
+        return [each for service in self._services for each in service.problems()]
+
     async def _prepare(self) -> None:
         expiring = self.outgoing.times_to_be_received.expiring()
         if expiring and not self.transport.capabilities.expires_messages:

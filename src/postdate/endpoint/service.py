@@ -59,6 +59,7 @@ class Service(ABC):
         """For which messages stay in hand: ended before the pumps are stopped."""
         self._runs: list[_Runs] = []
         self._breakers: list[Breaker] = []
+        self._ended, self._is_stopping = list[str](), False
 
     @abstractmethod
     async def prepare(self, *, set_up: bool) -> None:
@@ -67,12 +68,23 @@ class Service(ABC):
     async def run(self) -> None:
         """Run until :meth:`stop`, then finish messages in hand; once after each :meth:`prepare`."""
         timers = BreakerTimers(self._breakers, self._context.clock)
+        self._ended.clear()
+        self._is_stopping = False
         async with anyio.create_task_group() as beside:
             beside.start_soon(timers.run)
             async with anyio.create_task_group() as tasks:
                 for each in self._runs:
-                    tasks.start_soon(each.run)
+                    tasks.start_soon(self._see_through, each)
             timers.stop()
+
+    async def _see_through(self, part: _Runs) -> None:
+        await part.run()
+        self._ended.append(type(part).__name__)
+
+    def problems(self) -> list[str]:
+        """Return, in words, which parts have ended though they were not stopped, or stand still. From any thread."""
+        ended = [] if self._is_stopping else [f"{each} has ended" for each in list(self._ended)]
+        return ended + [each.problem for each in self._runs if isinstance(each, Poller) and each.problem is not None]
 
     async def listening(self) -> None:
         """Return when its pumps receive, and its store wakes its poller; after :meth:`run` began.
@@ -86,6 +98,7 @@ class Service(ABC):
 
     def stop(self) -> None:
         """End :meth:`run`: the pumps first, then the poller. Does nothing before :meth:`prepare`."""
+        self._is_stopping = True
         for each in (*self._outages, *self._runs):
             each.stop()
 

@@ -10,6 +10,7 @@ from typing import Final
 
 READY: Final = "READY=1"
 STOPPING: Final = "STOPPING=1"
+WATCHDOG: Final = "WATCHDOG=1"
 
 log = logging.getLogger("postdate.service")
 

@@ -59,6 +59,9 @@ class Metrics(Protocol):
     def breaker_changed(self, breaker: str, state: str) -> None:
         """Note that a circuit breaker is ``armed``, ``triggered`` or ``disarmed`` now."""
 
+    def stood_still(self, seconds: float) -> None:
+        """Note, once a second, how long the event loop of a service stood still in it."""
+
 
 class NoMetrics(Metrics):
     """Counts nothing; what an endpoint does unless told otherwise."""

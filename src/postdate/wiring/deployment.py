@@ -34,6 +34,7 @@ from postdate.ports import (
 )
 from postdate.ports.backends import Place
 from postdate.ports.timeouts import TimeoutPersister
+from postdate.runtime.reporting import NO_METRICS, Metrics
 from postdate.wiring.adapters import (
     AdapterRole,
     Databases,
@@ -440,6 +441,7 @@ def build_endpoint(
     clock: Clock | None = None,
     create_queues: bool = True,
     critical_error: Callable[[str, BaseException], None] = log_critical_error,
+    metrics: Metrics = NO_METRICS,
 ) -> Endpoint:
     """Return the send-only endpoint of the settings: it delivers delayed messages and handles none.
 
@@ -461,6 +463,7 @@ def build_endpoint(
         create_queues=create_queues,
         clock=clock or SystemClock(),
         critical_error=critical_error,
+        metrics=metrics,
     )
 
 
@@ -470,6 +473,7 @@ def build_endpoints(
     clock: Clock,
     create_queues: bool,
     critical_error: Callable[[str, BaseException], None],
+    metrics: Metrics,
 ) -> list[Endpoint]:
     """Return the endpoints of ``postdate run``: that of the settings, and those whose timeouts are managed here."""
     settings = deployment.settings
@@ -482,6 +486,13 @@ def build_endpoints(
         )
     others = [name for name in managed if name != settings.endpoint.name]
     return [
-        build_endpoint(deployment, name, clock=clock, create_queues=create_queues, critical_error=critical_error)
+        build_endpoint(
+            deployment,
+            name,
+            clock=clock,
+            create_queues=create_queues,
+            critical_error=critical_error,
+            metrics=metrics,
+        )
         for name in (None, *others)
     ]

@@ -1,0 +1,106 @@
+"""The address at which a service tells how it is: ``/metrics``, ``/healthz``, ``/readyz``. In threads of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import AF_INET6
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from postdate.errors import ConfigurationError
+from postdate.telemetry.vitals import Vitals
+
+Page = Callable[[str], tuple[HTTPStatus, str, bytes]]
+"""Returns status, content type and content, for the header ``Accept`` of whoever asks."""
+
+
+def of_problems(problems: Callable[[], Sequence[str]]) -> Page:
+    """Return a page that says ``ok``, or what is wrong, a line each."""
+
+    def page(_: str) -> tuple[HTTPStatus, str, bytes]:
+        found = problems()
+        status = HTTPStatus.SERVICE_UNAVAILABLE if found else HTTPStatus.OK
+        return status, "text/plain; charset=utf-8", ("\n".join(found or ["ok"]) + "\n").encode()
+
+    return page
+
+
+def of_registry(registry: Any) -> Page:
+    """Return a page with the metrics of a registry of ``prometheus_client``, in the form that is asked for."""
+    from prometheus_client import exposition
+
+    def page(accept: str) -> tuple[HTTPStatus, str, bytes]:
+        encode, kind = exposition.choose_encoder(accept)
+        return HTTPStatus.OK, kind, encode(registry)
+
+    return page
+
+
+def pages_of(vitals: Vitals, registry: Any) -> Mapping[str, Page]:
+    """Return the pages of a service by their paths."""
+    return {
+        "/metrics": of_registry(registry),
+        "/healthz": of_problems(vitals.ill),
+        "/readyz": of_problems(vitals.unready),
+    }
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    pages: Mapping[str, Page]
+
+
+class _Server6(_Server):
+    address_family = AF_INET6
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server  # pyright: ignore[reportIncompatibleVariableOverride]
+    timeout: ClassVar[float | None] = 10.0
+    server_version, sys_version = "postdate", ""
+
+    def do_GET(self) -> None:
+        page = self.server.pages.get(self.path.partition("?")[0])
+        if page is None:
+            self.send_error(HTTPStatus.NOT_FOUND, explain=f"there are {', '.join(self.server.pages)}")
+            return
+        status, kind, content = page(self.headers.get("Accept", ""))
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    do_HEAD = do_GET  # noqa: N815 - named by the base class
+
+    @override
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: somebody asks every few seconds."""
+
+
+@contextmanager
+def serving(listen: str, pages: Mapping[str, Page]) -> Generator[int]:
+    """Serve ``pages`` by their paths for the length of the block; yield the port, which the system chooses for 0.
+
+    Raises `ConfigurationError` if nothing can listen at ``listen``, a host and a port.
+    """
+    host, _, port = listen.rpartition(":")
+    try:
+        server = (_Server6 if "[" in host else _Server)((host.strip("[]"), int(port)), _Handler)
+    except OSError as error:
+        raise ConfigurationError(f"metrics.listen: cannot listen at {listen}: {error.strerror or error}") from error
+    server.pages = pages
+    thread = threading.Thread(target=server.serve_forever, name="postdate-status", daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,238 @@
+"""What a service tells of itself: metrics by OpenTelemetry and for Prometheus, health, the service manager, the log."""
+
+import logging
+import os
+import re
+import socket
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
+from prometheus_client.parser import text_string_to_metric_families as plain
+from tests.waiting import until
+
+from postdate import DelayedDelivery, Endpoint, MemoryStore, MemoryTransport
+from postdate.core.poller import Poller
+from postdate.errors import ConfigurationError
+from postdate.runtime.reporting import OTHERS, Tally
+from postdate.telemetry import vitals
+from postdate.telemetry.metrics import OpenTelemetryMetrics, prometheus
+from postdate.telemetry.server import pages_of, serving
+from postdate.telemetry.vitals import Vitals
+from postdate.testing import VirtualClock
+
+MILLISECOND = timedelta(milliseconds=1)
+
+
+def note_everything(metrics: Tally) -> None:
+    metrics.stored(3)
+    metrics.fetched(2, 5 * MILLISECOND)
+    metrics.sent(2, 20 * MILLISECOND)
+    metrics.delivered({"orders": 2, "bills": 1}, [0.004, 0.2])
+    metrics.expired(4)
+    metrics.discarded(5)
+    metrics.failed(6)
+    metrics.retried(7)
+    metrics.moved_to_error(8)
+    metrics.breaker_changed("one", "armed")
+    metrics.breaker_changed("one", "triggered")
+    metrics.breaker_changed("other", "disarmed")
+    metrics.stood_still(0.03)
+
+
+def exported(reader: InMemoryMetricReader) -> dict[str, Any]:
+    data = reader.get_metrics_data()
+    assert data is not None
+    return {each.name: each for one in data.resource_metrics for scope in one.scope_metrics for each in scope.metrics}
+
+
+def test_all_is_exported_under_names_of_the_conventions() -> None:
+    reader = InMemoryMetricReader()
+    metrics = OpenTelemetryMetrics(MeterProvider(metric_readers=[reader]).get_meter("test"))
+    note_everything(metrics)
+    found = exported(reader)
+    counted = {
+        tuple(sorted(point.attributes.items())): point.value for point in found["postdate.messages"].data.data_points
+    }
+    outcome = "postdate.outcome"
+    assert counted == {
+        (("messaging.destination.name", "orders"), (outcome, "delivered")): 2,
+        (("messaging.destination.name", "bills"), (outcome, "delivered")): 1,
+        ((outcome, "stored"),): 3,
+        ((outcome, "expired"),): 4,
+        ((outcome, "discarded"),): 5,
+        ((outcome, "failed"),): 6,
+        ((outcome, "retried"),): 7,
+        ((outcome, "moved_to_error"),): 8,
+    }
+    assert [point.value for point in found["postdate.breakers.triggered"].data.data_points] == [1]
+    sums = {name: each.data.data_points[0].sum for name, each in found.items() if each.unit == "s"}
+    assert sums == {
+        "postdate.look.duration": 0.005,
+        "postdate.send.duration": 0.02,
+        "postdate.lateness": 0.2,
+        "postdate.loop.delay": 0.03,
+    }
+    # OpenTelemetry's rules for names, and units by UCUM with counted things in braces.
+    assert all(re.fullmatch(r"postdate(\.[a-z_]+)+", name) for name in found)
+    assert {each.unit for each in found.values()} == {"s", "{message}", "{breaker}"}
+
+
+def test_destinations_beyond_some_are_counted_together() -> None:
+    tally = Tally()
+    for number in range(1_000):
+        tally.delivered({f"q-{number}": 1, "q-0": 1}, [0.0])
+    assert len(tally.delivered_to) == 201
+    assert tally.delivered_to[OTHERS] == 800
+    assert tally.delivered_to["q-0"] == 1_000
+    assert tally.counts["delivered"] == tally.delivered_to.total() == 1_999
+
+
+def ask(port: int, path: str, **headers: str) -> tuple[int, str, str]:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.headers["Content-Type"], answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers["Content-Type"], error.read().decode()
+
+
+def test_prometheus_reads_them_in_both_forms() -> None:
+    metrics, registry = prometheus()
+    note_everything(metrics)
+    with serving("127.0.0.1:0", pages_of(Vitals(metrics, list), registry)) as port:
+        status, kind, text = ask(port, "/metrics")
+        _, open_kind, open_text = ask(port, "/metrics", Accept="application/openmetrics-text; version=1.0.0")
+    assert (status, kind.partition(";")[0]) == (200, "text/plain")
+    assert open_kind.startswith("application/openmetrics-text")
+    for families in (list(plain(text)), list(openmetrics(open_text))):
+        samples = {
+            (each.name, *sorted(each.labels.items())): each.value for family in families for each in family.samples
+        }
+        delivered = (("messaging_destination_name", "orders"), ("postdate_outcome", "delivered"))
+        assert samples["postdate_messages_total", *delivered] == 2
+        assert samples["postdate_lateness_seconds_bucket", ("le", "0.25")] == 1
+        assert samples["postdate_lateness_seconds_bucket", ("le", "0.1")] == 0
+        assert ("process_cpu_seconds_total",) in samples
+
+
+def test_health_is_told_in_words() -> None:
+    metrics, registry = prometheus()
+    problems = list[str]()
+    signs = Vitals(metrics, lambda: problems)
+    with serving("127.0.0.1:0", pages_of(signs, registry)) as port:
+        assert ask(port, "/healthz") == (200, "text/plain; charset=utf-8", "ok\n")
+        assert ask(port, "/readyz")[::2] == (503, "it has not started, or is stopping\n")
+        signs.is_ready = True
+        assert ask(port, "/readyz")[0] == 200
+        metrics.breaker_changed("dispatch", "triggered")
+        assert ask(port, "/readyz")[::2] == (503, "dispatch is triggered\n")
+        assert ask(port, "/healthz")[0] == 200  # a restart would not bring the queues back
+        problems.append("Poller has ended")
+        assert ask(port, "/healthz?why")[::2] == (503, "Poller has ended\n")
+        assert ask(port, "/")[0] == 404
+        with pytest.raises(ConfigurationError, match=rf"cannot listen at 127.0.0.1:{port}: Address already in use"):
+            serving(f"127.0.0.1:{port}", {}).__enter__()
+
+
+async def test_a_part_that_ended_without_an_error_is_a_problem(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = anyio.Event()
+
+    async def ends(_: Poller, __: object) -> None:
+        ended.set()
+
+    monkeypatch.setattr(Poller, "_look_until_stopped", ends)
+    async with Endpoint(
+        "sales", transport=MemoryTransport(), delayed_delivery=DelayedDelivery(MemoryStore()), clock=clock
+    ) as endpoint:
+        await ended.wait()
+        await anyio.wait_all_tasks_blocked()
+        assert endpoint.problems() == ["Poller has ended"]
+    assert endpoint.problems() == []
+
+
+async def test_a_loop_that_stands_still_is_ill(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(vitals.time, "monotonic", lambda: now[0])
+    signs = Vitals(Tally(), list)
+    now[0] += 10.5
+    assert signs.ill() == []
+    now[0] += 30
+    assert signs.ill() == ["the event loop stands still, for 40 s now"]
+
+
+async def test_the_log_sums_up_each_minute_in_which_something_happened(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tally, beats = Tally(), 0
+
+    async def sleep(_: float) -> None:
+        nonlocal beats
+        beats += 1
+        if beats == 3:
+            note_everything(tally)
+        if beats > 5:
+            raise EOFError
+
+    monkeypatch.setattr(vitals.anyio, "sleep", sleep)
+    monkeypatch.setattr(vitals, "_SUMMARY_SECONDS", 0.0)
+    caplog.set_level(logging.INFO, "postdate.service")
+    with pytest.raises(EOFError):
+        await Vitals(tally, list).run()
+    assert caplog.messages == [
+        (
+            "in the last minute: 3 delivered, 3 stored, 4 expired, 6 failed attempts, 7 given back for later, "
+            "8 to the error queue, 5 discarded"
+        )
+    ]
+
+
+async def test_the_service_manager_hears_of_it_while_it_is_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    problems, asked = list[str](), 0
+
+    def looked() -> list[str]:
+        nonlocal asked
+        asked += 1
+        return problems
+
+    async def beats(count: int) -> None:
+        enough = asked + count
+        await until(lambda: asked >= enough)
+
+    def heard(manager: socket.socket) -> list[bytes]:
+        found = list[bytes]()
+        with suppress(BlockingIOError):
+            while True:
+                found.append(manager.recv(100))
+        return found
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind("manager")
+        manager.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", "manager")
+        monkeypatch.setenv("WATCHDOG_USEC", "20000")
+        monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(Vitals(Tally(), looked).run)
+            await beats(3)
+            assert set(heard(manager)) == {b"WATCHDOG=1"}
+            problems.append("something is wrong")
+            await beats(2)
+            heard(manager)
+            await beats(3)
+            assert heard(manager) == []
+            tasks.cancel_scope.cancel()
