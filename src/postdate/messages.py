@@ -48,6 +48,8 @@ class Headers:
     EXPIRES_AT = "Postdate.ExpiresAt"
     WALL_TIME = "Postdate.WallTime"
     EDIT_OF = "Postdate.EditOf"
+    TRACE_PARENT = "traceparent"
+    START_NEW_TRACE = "NServiceBus.OpenTelemetry.StartNewTrace"
     MAY_REPEAT_SINCE = "Postdate.MayRepeatSince"
     DELAYED_RETRIES = "NServiceBus.Retries"
     DELAYED_RETRIES_TIMESTAMP = "NServiceBus.Retries.Timestamp"

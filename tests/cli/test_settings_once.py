@@ -34,10 +34,8 @@ def variable(key: str) -> str:
 
 def example(setting: Setting) -> Any:
     """Return a value, as TOML has it, that is not the default."""
-    if setting.name == "address":
-        return "azure-table://elsewhere"
-    if setting.name == "listen":
-        return "127.0.0.1:7"
+    if setting.name in {"address", "listen"}:
+        return "azure-table://elsewhere" if setting.name == "address" else "127.0.0.1:7"
     if setting.choices:
         default = getattr(setting.default, "value", setting.default)
         return next(each for each in setting.choices if each != default)

@@ -76,7 +76,9 @@ def _metrics(listen: str | None) -> tuple[Tally, Any]:
 
     try:
         from postdate.telemetry.metrics import OpenTelemetryMetrics, prometheus
+        from postdate.telemetry.tracing import instrument
 
+        instrument()
         return (OpenTelemetryMetrics(), None) if listen is None else prometheus()
     except ModuleNotFoundError as error:
         if listen is None:

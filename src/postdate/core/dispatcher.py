@@ -49,6 +49,7 @@ from postdate.errors import (
 from postdate.messages import Envelope, to_envelope
 from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, Outcome, Transport, Wake
 from postdate.runtime.reporting import NO_METRICS, Metrics, OutageLog
+from postdate.runtime.tracing import dispatching
 
 LONGEST_SEND = timedelta(seconds=30)
 """A destination that has not answered by then counts as unavailable."""
@@ -335,7 +336,8 @@ class Dispatcher:
     ) -> Sequence[PostdateError | None]:
         began = self._clock.monotonic()
         try:
-            errors = await self._sending.call(lambda: self._transport.send(envelopes, self._clock.now()), late)
+            with dispatching([each.headers for each in envelopes]):
+                errors = await self._sending.call(lambda: self._transport.send(envelopes, self._clock.now()), late)
         except PostdateError as error:
             return [error] * len(envelopes)
         finally:

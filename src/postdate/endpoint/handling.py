@@ -71,6 +71,7 @@ from postdate.messages import (
 from postdate.ports import HANDLED, End, Received, Receiver, RecordKind, TransactionMode, Work
 from postdate.runtime.bounded import Bounded
 from postdate.runtime.reporting import Metrics
+from postdate.runtime.tracing import handling
 
 log = logging.getLogger("postdate.endpoint")
 
@@ -335,7 +336,9 @@ class Handling:
     async def _call(self, received: Received, context: HandlerContext) -> None:
         started = self.outgoing.clock.now() if self.audit is not None else None
         try:
-            await self.handlers.call(received, context)
+            envelope = received.envelope
+            with handling(envelope.headers, context.message_id, self.outgoing.endpoint, envelope.due):
+                await self.handlers.call(received, context)
         finally:
             if cancelled_task() is not None:  # by its handler, perhaps, which ended before this was raised
                 await asyncio.sleep(0)
@@ -475,6 +478,8 @@ class MessageEndings:
         # Without headers of an earlier delay: on the way through a queue they would be taken for those of this one.
         retried = without_delay_headers(delayed_retry_headers(own, now))
         retried.pop(Headers.WALL_TIME, None)
+        if Headers.TRACE_PARENT in retried:
+            retried[Headers.START_NEW_TRACE] = "True"
         headers = {Headers.MESSAGE_ID: envelope.message_id, **retried}
         return DelayedMessage(new_message_id(), due, self.outgoing.endpoint, headers, envelope.body)
 

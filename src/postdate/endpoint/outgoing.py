@@ -74,6 +74,7 @@ from postdate.ports import (
     Work,
 )
 from postdate.ports.changing import no_transaction_of_yours
+from postdate.runtime.tracing import created
 
 
 class SendKeywords(TypedDict, total=False):
@@ -266,8 +267,10 @@ def outgoing_message(
                 f"the message is due; use expires_at for an absolute end"
             )
         headers.setdefault(Headers.DELIVER_AT, format_timestamp(due))
-        if due > now:
-            return DelayedMessage(message_id, due, destination, headers, body, options.expires_at)
+    headers.pop(Headers.START_NEW_TRACE, None)
+    headers |= created(message_id, destination, delayed=due is not None and due > now)
+    if due is not None and due > now:
+        return DelayedMessage(message_id, due, destination, headers, body, options.expires_at)
     return Envelope(
         destination,
         message_id,

@@ -1,0 +1,99 @@
+"""Traces by OpenTelemetry, by the conventions for messaging. Source: specification row 118; ADR 36.
+
+A message carries its sender's ``traceparent``. What is handled soon goes on with that trace; what was delayed begins a
+new one, with a link to the sender's, in which a span *wait* ends when it was due. Needs ``opentelemetry-api``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from typing import Any, Final
+
+from opentelemetry import propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, SpanContext, SpanKind, TracerProvider
+from typing_extensions import override
+
+from postdate.clock import to_microseconds
+from postdate.errors import InvalidTimestamp
+from postdate.messages import Headers, parse_timestamp
+from postdate.runtime import tracing
+
+_LINKS_AT_MOST: Final = 128
+"""What exporters keep of one span."""
+
+
+def instrument(provider: TracerProvider | None = None) -> None:
+    """Trace what this process sends, delivers and handles; ``provider``: of tracers, default the process's own."""
+    tracing.use(_OpenTelemetryTracing(provider))
+
+
+def uninstrument() -> None:
+    """Trace nothing any more."""
+    tracing.use(None)
+
+
+class _OpenTelemetryTracing(tracing.Tracing):
+    def __init__(self, provider: TracerProvider | None) -> None:
+        self._tracer = trace.get_tracer("postdate", tracer_provider=provider)
+
+    @override
+    def created(self, message_id: str, destination: str, *, delayed: bool) -> Mapping[str, str]:
+        headers = {Headers.START_NEW_TRACE: "True"} if delayed else dict[str, str]()
+        attributes = _attributes("create", destination) | {"messaging.message.id": message_id}
+        with self._tracer.start_as_current_span(f"create {destination}", kind=SpanKind.PRODUCER, attributes=attributes):
+            propagate.inject(headers)
+        return headers
+
+    @override
+    @contextmanager
+    def dispatching(self, headers: Sequence[Mapping[str, str]]) -> Generator[None]:
+        links = [Link(sender) for each in headers[:_LINKS_AT_MOST] if (sender := _span_of(_sender(each))) is not None]
+        attributes = {"messaging.batch.message_count": len(headers), **_attributes("send")}
+        with self._tracer.start_as_current_span(
+            "send", Context(), kind=SpanKind.CLIENT, attributes=attributes, links=links
+        ):
+            yield
+
+    @override
+    @contextmanager
+    def handling(
+        self, headers: Mapping[str, str], message_id: str, queue: str, due: datetime | None
+    ) -> Generator[None]:
+        context, links = _sender(headers), list[Link]()
+        sender = _span_of(context)
+        if headers.get(Headers.START_NEW_TRACE, "").lower() == "true" and sender is not None:
+            self._wait(headers, context, queue, due)
+            context, links = Context(), [Link(sender)]
+        attributes = _attributes("process", queue) | {"messaging.message.id": message_id}
+        with self._tracer.start_as_current_span(
+            f"process {queue}", context, kind=SpanKind.CONSUMER, attributes=attributes, links=links
+        ):
+            yield
+
+    def _wait(self, headers: Mapping[str, str], sender: Context, queue: str, due: datetime | None) -> None:
+        """Add to the sender's trace how long the message was to wait."""
+        with suppress(InvalidTimestamp):
+            sent = parse_timestamp(headers.get(Headers.TIME_SENT, ""))
+            until = due or parse_timestamp(headers.get(Headers.DELIVER_AT, ""))
+            begin, end = (to_microseconds(each) * 1_000 for each in (sent, max(sent, until)))
+            attributes = _attributes("wait", queue)
+            self._tracer.start_span(f"wait {queue}", sender, attributes=attributes, start_time=begin).end(end)
+
+
+def _attributes(operation: str, destination: str | None = None) -> dict[str, Any]:
+    named = {} if destination is None else {"messaging.destination.name": destination}
+    kind = {} if operation == "wait" else {"messaging.operation.type": operation}
+    return {"messaging.system": "postdate", "messaging.operation.name": operation, **kind, **named}
+
+
+def _sender(headers: Mapping[str, str]) -> Context:
+    """Return the context that a message carries, without anything of this process."""
+    return propagate.extract(headers, Context())
+
+
+def _span_of(context: Context) -> SpanContext | None:
+    found = trace.get_current_span(context).get_span_context()
+    return found if found.is_valid else None
