@@ -1,6 +1,6 @@
 """The entry point: all commands in one place, and what turns every error of theirs into one line and an exit code.
 
-Commands that need Spark, or measure, are imported when they are called.
+Groups of commands are imported when they are called: help answers at once, and they import what they need.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final, TextIO, cast
 import typer
 from typer.core import TyperGroup
 
-from postdate.cli import destinations, diagnosis, error_queue, messages, queues, sending, service
+from postdate.cli import diagnosis, sending, service
 from postdate.cli.command import Exit, Use, command, epilog, exit_of, root_signature
 from postdate.errors import PostdateError
 
@@ -59,7 +59,12 @@ postdate.__signature__ = root_signature()
 app.callback(invoke_without_command=True)(postdate)
 
 
-_PASS_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": list[str]()}
+_PASS_ON: Final = {
+    "allow_extra_args": True,
+    "allow_interspersed_args": False,  # a -- is passed on, too
+    "ignore_unknown_options": True,
+    "help_option_names": list[str](),
+}
 
 
 def _later(name: str, module: str, meaning: str) -> None:
@@ -82,10 +87,10 @@ _later("demo", "postdate.demo.command", "Deliver reminders for real flights on t
 command(app, "run", reports=False, short_help="Deliver delayed messages until told to stop.")(service.run)
 command(app, "setup", short_help="Create tables and queues.")(sending.setup)
 command(app, "send")(sending.send)
-app.add_typer(messages.app)
-app.add_typer(error_queue.app)
-app.add_typer(queues.app)
-app.add_typer(destinations.app)
+_later("messages", "postdate.cli.messages", "Look at delayed messages, and change them.")
+_later("errors", "postdate.cli.error_queue", "Look at failed messages, and send them back; mend what cannot be read.")
+_later("queues", "postdate.cli.queues", "Look into queues, take messages off them, empty them.")
+_later("destinations", "postdate.cli.destinations", "Pause queues, and limit how much they are sent, and when.")
 _later("pipeline", "postdate.cli.pipeline", "Bulk jobs on Spark: schedule, sweep, delay, audit, forecast, archive.")
 _later("bench", "postdate.cli.bench", "Measure this machine's own store and queues.")
 app.add_typer(diagnosis.config)
