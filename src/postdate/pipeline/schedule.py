@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
@@ -32,12 +31,11 @@ from postdate.pipeline.frames import kept
 from postdate.pipeline.lapsing import end_of_time_to_be_received
 from postdate.pipeline.local_time import LocalTimes, read_time
 from postdate.pipeline.plain import plain
-from postdate.pipeline.rows import BadRow, Batches, checked, quoted, spark_schema
+from postdate.pipeline.rows import BadRow, Batches, checked, pc, quoted, spark_schema
 from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import OpenStore, StoreSpec, opened
 from postdate.ports.scanning import WRITTEN
 
-pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
 _SHOWN = (*WRITTEN, "row")
 _TEXTS = ("reason", "detail", *_SHOWN)
 _OUTCOME_ARROW = pa.schema(

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import (
@@ -31,7 +30,7 @@ from pyspark.sql.types import (
 from postdate.clock import SystemClock, to_microseconds
 from postdate.errors import PipelineError
 from postdate.pipeline.dispatching import SweepSpec, drain_due
-from postdate.pipeline.rows import INSTANT, Batches, checked
+from postdate.pipeline.rows import INSTANT, Batches, checked, pc
 from postdate.pipeline.source.options import DEFAULT_BATCH, PENDING, QUEUED, SourceOptions
 from postdate.pipeline.stores import OpenStore, StoreSpec, opened
 from postdate.ports.scanning import TIMES, WRITTEN
@@ -196,9 +195,6 @@ def _store_part(store: OpenStore, part: pa.RecordBatch, now: datetime, first_row
 
 
 # --- headers: from Spark's maps into the JSON text of stores ----------------------------------------------------------
-
-
-pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
 
 _ESCAPED: Final = r"[\x00-\x1f\x22\\]"
 """A text with none of these is JSON as it is, between quotes."""
