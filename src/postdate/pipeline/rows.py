@@ -104,11 +104,11 @@ LEDGER_ARROW = arrow_schema("records", SCANNED["records"][1:])
 
 
 def to_batch(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
-    """Return a page of a scan as one Arrow batch.
+    """Return rows, such as a page of a scan, as one Arrow batch.
 
     ``rows`` have the columns of ``schema``; times in microseconds since 1970 UTC, headers as JSON text.
     """
-    columns = zip(*rows, strict=True)
+    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
     arrays = [_to_array(field, column) for field, column in zip(schema, columns, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

@@ -26,7 +26,7 @@ from postdate.errors import PipelineError
 from postdate.messages import aware_utc
 from postdate.pipeline.archive.folder import COLUMNS, ArchiveFolder
 from postdate.pipeline.audit.reading import is_sent_again, named
-from postdate.pipeline.frames import held_snapshot, kept, part_frame, scan_frame, scan_parts
+from postdate.pipeline.frames import PARTS, held_snapshot, kept, part_frame, scan_frame, scan_parts
 from postdate.pipeline.plain import plain
 from postdate.pipeline.rows import Batches, arrow_schema, spark_schema, to_batch
 from postdate.pipeline.session import require_utc
@@ -160,6 +160,7 @@ def placed_records(
 ) -> DataFrame:
     """Return records with ``first`` and ``end`` of their :class:`ScanPart`, each small enough to be pruned at once."""
     schema = arrow_schema("records", columns)
+    placed = pa.unify_schemas([schema, PARTS])
     scan = Scan("records", tuple(schema.names), snapshot=snapshot)
 
     def read(batches: Batches) -> Batches:
@@ -170,15 +171,10 @@ def placed_records(
                     for first in range(share["first"], share["end"], pruned.pruned_at_once):
                         part = ScanPart(first, min(first + pruned.pruned_at_once, share["end"]))
                         for page in pruned.scan(scan, part, PAGE_ROWS):
-                            yield _with_place(to_batch(page, schema), part)
+                            yield to_batch([(*row, part.first, part.end) for row in page], placed)
 
     one_a_task = part_frame(spark, scan_parts(store, "records", partitions))
-    return one_a_task.mapInArrow(read, f"{spark_schema(schema)}, first long, end long")
-
-
-def _with_place(batch: pa.RecordBatch, part: ScanPart) -> pa.RecordBatch:
-    place = [pa.array([bound] * batch.num_rows, pa.int64()) for bound in (part.first, part.end)]
-    return pa.RecordBatch.from_arrays([*batch.columns, *place], names=[*batch.schema.names, "first", "end"])
+    return one_a_task.mapInArrow(read, spark_schema(placed))
 
 
 def ended_stories(contents: StoreContents, archived: DataFrame, before: datetime) -> DataFrame:

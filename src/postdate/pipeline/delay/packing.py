@@ -26,7 +26,7 @@ from pyspark import TaskContext
 
 from postdate.clock import SystemClock, to_microseconds
 from postdate.errors import PipelineError
-from postdate.pipeline.rows import Batches, spark_schema
+from postdate.pipeline.rows import Batches, spark_schema, to_batch
 
 # --- where a row waits ------------------------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ def pack_rows(packing: Packing, batches: Batches) -> Batches:
     share = _share_of_task()
     hello = [(slot, HELLO, 0, b"") for slot in packing.slots]
     for rows in _gathered(batches):
-        yield _to_batch([*hello, *_packages(packing, rows, share, now_ms())])
+        yield to_batch([*hello, *_packages(packing, rows, share, now_ms())], _PACKED_ARROW)
         hello = []
 
 
@@ -190,7 +190,7 @@ def pack_cancels(slots: Sequence[int], batches: Batches) -> Batches:
             for number in range(len(slots))
             for part in parts(ids.filter(pa.array(numbers == number)))
         ]
-        yield _to_batch([*hello, *packages])
+        yield to_batch([*hello, *packages], _PACKED_ARROW)
         hello = []
 
 
@@ -304,9 +304,3 @@ def _gathered(batches: Batches) -> Batches:
 
 def _int64(column: pa.Array[pa.Scalar[pa.DataType]]) -> NDArray[np.int64]:
     return column.cast(pa.int64()).to_numpy(zero_copy_only=False)
-
-
-def _to_batch(packages: Sequence[tuple[int, int, int, bytes]]) -> pa.RecordBatch:
-    columns = zip(*packages, strict=True) if packages else [()] * len(_PACKED_ARROW)
-    arrays = [pa.array(column, field.type) for field, column in zip(_PACKED_ARROW, columns, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=_PACKED_ARROW)
