@@ -126,6 +126,9 @@ def _forecast(
         width = round_width(_span(upcoming), MOST_INTERVALS, max(FRAME_WIDTHS.get(options.width, 1), step))
         last = horizon(upcoming) if len(upcoming) else 0
         destinations = _destinations(counts) if total["groups"] else ()
+        found = len(destinations)
+        if found == _MOST_DESTINATIONS:
+            found = counts.where("second IS NOT NULL").select("destination").distinct().count()
         spans = find_herds(upcoming, options.herd_factor, options.herd_least)
         load_width = _load_width(upcoming, options.width)
         return ForecastResult(
@@ -139,7 +142,7 @@ def _forecast(
             first_due=None if total["first"] is None else from_microseconds(total["first"]),
             last_due=None if total["last"] is None else from_microseconds(total["last"]),
             destinations=destinations,
-            destinations_found=_destinations_found(counts, len(destinations)),
+            destinations_found=found,
             intervals=_intervals(counts, width, last + step, destinations) if len(upcoming) else (),
             interval_seconds=width,
             beyond=int(upcoming.counts[upcoming.seconds > last].sum()),
@@ -231,12 +234,6 @@ def _destinations(counts: DataFrame) -> tuple[DestinationLoad, ...]:
         )
         for row in rows.orderBy(F.desc("messages"), "destination").limit(_MOST_DESTINATIONS).collect()
     )
-
-
-def _destinations_found(counts: DataFrame, seen: int) -> int:
-    if seen < _MOST_DESTINATIONS:
-        return seen
-    return counts.where("second IS NOT NULL").select("destination").distinct().count()
 
 
 # --- over time --------------------------------------------------------------------------------------------------------

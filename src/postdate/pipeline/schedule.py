@@ -306,7 +306,8 @@ def _without_conflicts(rows: DataFrame, candidates: DataFrame) -> DataFrame:
     None of them can be preferred. Only good rows count, and only ids and checksums are shuffled, never bodies.
     """
     headers = F.array_sort(F.map_entries(F.from_json("headers", "map<string,string>")))
-    content = _checksum(*map(F.col, ("due", "destination", "expires_at")), headers, F.col("body"))
+    parts = [*map(F.col, ("due", "destination", "expires_at")), headers, F.col("body")]
+    content = F.xxhash64(*parts, *(part.isNull() for part in parts))  # depends on which are null, too
     conflicting = (
         rows.where(F.col("reason").isNull())
         .withColumn("id_checksum", F.xxhash64("message_id"))
@@ -320,11 +321,6 @@ def _without_conflicts(rows: DataFrame, candidates: DataFrame) -> DataFrame:
     return rows.join(F.broadcast(conflicting), "message_id", "left").withColumn(
         "reason", F.coalesce("reason", "conflict")
     )
-
-
-def _checksum(*columns: Column) -> Column:
-    """Return a checksum that also depends on which of the columns are null."""
-    return F.xxhash64(*columns, *(column.isNull() for column in columns))
 
 
 # --- storing: on the executors ---------------------------------------------------------------------------------------
