@@ -35,7 +35,7 @@ from postdate.pipeline.migrate.looking import (
 )
 from postdate.pipeline.migrate.moving import BatchTask, Tally, move_batch, tasks_of
 from postdate.pipeline.migrate.results import EndpointResult, MigrateResult
-from postdate.pipeline.migrate.tasks import SparkTasks
+from postdate.pipeline.migrate.tasks import SparkTasks, TaskWork
 from postdate.pipeline.migrate.verifying import verify_all
 from postdate.pipeline.session import require_utc
 from postdate.ports.migrating import BatchStatus, MigrationRun, MigrationStatus
@@ -180,7 +180,7 @@ class _MigrationSteps:
             self._tallies[found.run_id].compared(found)
 
     def _tasks(self) -> SparkTasks:
-        return SparkTasks(self.spark, self.job.origin, self.job.target, self._runs)
+        return SparkTasks(self.spark, TaskWork(self.job.origin, self.job.target, dict(self._runs)))
 
     # --- hiding and moving ------------------------------------------------------------------------------------------
 
