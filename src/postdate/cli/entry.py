@@ -1,6 +1,6 @@
 """The entry point: all commands in one place, and what turns every error of theirs into one line and an exit code.
 
-Groups of commands are imported when they are called: help answers at once, and they import what they need.
+Commands are imported when they are called: help answers at once, and they import what they need.
 """
 
 from __future__ import annotations
@@ -11,30 +11,16 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final, TextIO, cast
+from typing import Any, TextIO, cast
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand
 
-from postdate.cli import diagnosis, sending, service
-from postdate.cli.command import Exit, Use, command, epilog, exit_of, root_signature
+from postdate.cli.command import Exit, Use, epilog, exit_of, root_signature
 from postdate.errors import PostdateError
-
-# In the order in which an operator needs them.
-_ORDER = (
-    *("demo", "run", "setup", "send", "messages", "errors", "queues", "destinations"),
-    *("pipeline", "bench", "config", "doctor", "version"),
-)
-
-
-class _InOrder(TyperGroup):
-    def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(super().list_commands(ctx), key=_ORDER.index)
-
 
 app = typer.Typer(
     name="postdate",
-    cls=_InOrder,
     help="Keeps a message until it is due, then puts it in the queue it was meant for: on time, once, never lost.",
     epilog=epilog(),
     rich_markup_mode=None,
@@ -59,43 +45,45 @@ postdate.__signature__ = root_signature()
 app.callback(invoke_without_command=True)(postdate)
 
 
-_PASS_ON: Final = {
-    "allow_extra_args": True,
-    "allow_interspersed_args": False,  # a -- is passed on, too
-    "ignore_unknown_options": True,
-    "help_option_names": list[str](),
-}
+class _PassesOn(TyperCommand):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.args = args
+        return args
 
 
 def _later(name: str, module: str, meaning: str) -> None:
-    """Register a command whose module, with an ``app`` or a function of its name, is imported when it is called."""
+    """Register a command that is in the ``app`` of a module, or is that app, or a function of a module without one."""
 
-    @app.command(name, help=meaning, context_settings=_PASS_ON, add_help_option=False)
+    @app.command(name, cls=_PassesOn, help=meaning)
     def pass_on(context: typer.Context) -> None:
         room = importlib.import_module(module)
         inner: typer.Typer | None = getattr(room, "app", None)
+        path, arguments = context.command_path, context.args
         if inner is None:
             inner = typer.Typer(add_completion=False)
             inner.command()(getattr(room, name))
+        elif inner.info.name != name:
+            path, arguments = path.removesuffix(f" {name}"), [name, *arguments]
         inner.rich_markup_mode = None
-        ended: object = inner(context.args, prog_name=context.command_path, obj=context.obj, standalone_mode=False)
+        ended: object = inner(arguments, prog_name=path, obj=context.obj, standalone_mode=False)
         if isinstance(ended, int) and ended:
             raise typer.Exit(ended)
 
 
+# In the order in which an operator needs them.
 _later("demo", "postdate.demo.command", "Deliver reminders for real flights on time, and prove it.")
-command(app, "run", reports=False, short_help="Deliver delayed messages until told to stop.")(service.run)
-command(app, "setup", short_help="Create tables and queues.")(sending.setup)
-command(app, "send")(sending.send)
+_later("run", "postdate.cli.service", "Deliver delayed messages until told to stop.")
+_later("setup", "postdate.cli.sending", "Create tables and queues.")
+_later("send", "postdate.cli.sending", "Send a message, now or when it is due.")
 _later("messages", "postdate.cli.messages", "Look at delayed messages, and change them.")
 _later("errors", "postdate.cli.error_queue", "Look at failed messages, and send them back; mend what cannot be read.")
 _later("queues", "postdate.cli.queues", "Look into queues, take messages off them, empty them.")
 _later("destinations", "postdate.cli.destinations", "Pause queues, and limit how much they are sent, and when.")
 _later("pipeline", "postdate.cli.pipeline", "Bulk jobs on Spark: schedule, sweep, delay, audit, forecast, archive.")
 _later("bench", "postdate.cli.bench", "Measure this machine's own store and queues.")
-app.add_typer(diagnosis.config)
-command(app, "doctor", short_help="Check this installation, and say how to mend it.")(diagnosis.doctor)
-command(app, "version")(diagnosis.version)
+_later("config", "postdate.cli.diagnosis", "Look at the settings.")
+_later("doctor", "postdate.cli.diagnosis", "Check this installation, and say how to mend it.")
+_later("version", "postdate.cli.diagnosis", "Say which Postdate, Python and SQLite these are.")
 
 
 # --- running one ------------------------------------------------------------------------------------------------------
