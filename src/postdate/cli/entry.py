@@ -150,7 +150,9 @@ def _failed(error: BaseException) -> Exit:
     error = _first(error)
     if isinstance(error, PostdateError):
         return _say(error.code, str(error), exit_of(error))
-    print(_without_secrets("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+    from postdate.config import without_secrets
+
+    print(without_secrets("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     return _say("internal_error", f"{type(error).__name__}: {error}", Exit.INTERNAL)
 
 
@@ -161,14 +163,10 @@ def _first(error: BaseException) -> BaseException:
     return error
 
 
-def _without_secrets(text: str) -> str:
+def _say(code: str, message: str, ending: Exit) -> Exit:
     from postdate.config import without_secrets
 
-    return without_secrets(text)
-
-
-def _say(code: str, message: str, ending: Exit) -> Exit:
-    one_line = " ".join(_without_secrets(message).split())
+    one_line = " ".join(without_secrets(message).split())
     with suppress(OSError):
         print(f"postdate: error [{code}]: {one_line}", file=sys.stderr, flush=True)
     return ending
