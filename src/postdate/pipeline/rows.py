@@ -25,6 +25,7 @@ from typing import Any, Final, cast
 import msgspec
 import pyarrow as pa
 import pyarrow.compute
+from pyarrow.lib import concat_batches
 
 from postdate.clock import EARLIEST, LATEST, from_microseconds, to_microseconds
 from postdate.errors import InvalidTimestamp, PostdateError
@@ -214,11 +215,8 @@ def checked(batch: pa.RecordBatch, largest_message_bytes: int) -> tuple[pa.Recor
         return columns, []
     positions = cast("list[int]", pc.indices_nonzero(doubt).to_pylist())
     messages, bad = sort_out(batch.filter(doubt), largest_message_bytes)
-    parts = columns.filter(pc.invert(doubt)), to_columns(messages)
-    good = [pa.concat_arrays([part.column(name) for part in parts]) for name in MESSAGE_COLUMNS.names]
-    return pa.record_batch(good, schema=MESSAGE_COLUMNS), [
-        BadRow(positions[row.position], row.code, row.detail) for row in bad
-    ]
+    good = concat_batches([columns.filter(pc.invert(doubt)), to_columns(messages)])
+    return good, [BadRow(positions[row.position], row.code, row.detail) for row in bad]
 
 
 def to_columns(messages: Sequence[DelayedMessage]) -> pa.RecordBatch:

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pyarrow.lib import concat_batches
 from pyspark import TaskContext
 
 from postdate.clock import SystemClock, to_microseconds
@@ -215,10 +216,6 @@ def from_content(content: bytes | bytearray, schema: pa.Schema) -> pa.RecordBatc
     return pa.ipc.read_record_batch(pa.py_buffer(content), schema)
 
 
-def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
-
-
 def parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Cut a batch into parts of about :data:`PACKAGE_BYTES`; none for an empty one."""
     if batch.num_rows:
@@ -296,10 +293,10 @@ def _gathered(batches: Batches) -> Batches:
         if batch.num_rows:
             held.append(batch)
         if sum(one.num_rows for one in held) >= _GATHERED_ROWS or sum(one.nbytes for one in held) >= _GATHERED_BYTES:
-            yield joined(held)
+            yield concat_batches(held)
             held = []
     if held:
-        yield joined(held)
+        yield concat_batches(held)
 
 
 def _int64(column: pa.Array[pa.Scalar[pa.DataType]]) -> NDArray[np.int64]:
