@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,16 +17,7 @@ import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import (
-    BinaryType,
-    DataType,
-    DateType,
-    MapType,
-    StringType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql.types import DataType, DateType, StringType, StructType, TimestampNTZType
 
 from postdate.clock import SystemClock, to_microseconds
 from postdate.errors import PipelineError
@@ -72,17 +64,7 @@ def check_columns(schema: StructType, *, at_once: bool = False) -> None:
 
 
 def _named(kind: DataType) -> str:
-    match kind:
-        case StringType():  # of any collation
-            return _TEXT
-        case TimestampType():
-            return _TIME
-        case BinaryType():
-            return "binary"
-        case MapType(keyType=StringType(), valueType=StringType()):
-            return _HEADERS
-        case _:
-            return kind.simpleString()
+    return re.sub(r"\bstring collate \w+", _TEXT, kind.simpleString())
 
 
 def _wrong_type(name: str, kind: DataType) -> str:
