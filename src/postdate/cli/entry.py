@@ -138,9 +138,6 @@ def output_closed() -> Exit:
 
 def _wrong_usage(error: typer.TyperException) -> Exit:
     message = error.format_message()
-    if message.startswith("Usage:"):  # a group that was named alone answers with its help
-        print(message, file=sys.stderr)
-        return Exit.WRONG_USAGE
     context: typer.Context | None = getattr(error, "ctx", None)
     hint = f"; see `{context.command_path} --help`" if context is not None else ""
     return _say("wrong_usage", message.rstrip(".") + hint, Exit.WRONG_USAGE)

@@ -232,9 +232,8 @@ def doubled_numbers(records: DataFrame) -> DataFrame:
     return records.groupBy("number").count().where("count > 1").select("number")
 
 
-def is_marked() -> str:
-    """Return the SQL condition for a *scheduled* record whose message is in the archive."""
-    return f"(kind = 'scheduled' AND coalesce(detail, '') = '{ARCHIVED}')"
+IS_MARKED = f"(kind = 'scheduled' AND coalesce(detail, '') = '{ARCHIVED}')"
+"""The SQL condition for a *scheduled* record whose message is in the archive."""
 
 
 def changed(store: StoreSpec, rows: DataFrame, change: Callable[[ArchivableStore, Batches], Iterator[int]]) -> int:
@@ -344,12 +343,12 @@ class _Run:
         archived = self.folder.records(self.spark)
         stories = ended_stories(contents, archived, before)
         # A run that was cut off left marked messages: of these, every record that is in the archive goes.
-        marked = contents.records.where(is_marked()).select("message_id").distinct().withColumn("marked", F.lit(True))
+        marked = contents.records.where(IS_MARKED).select("message_id").distinct().withColumn("marked", F.lit(True))
         known = archived.select("number", F.struct(*_IDENTITY).alias("known")).dropDuplicates(["number"])
         doubled = contents.records.join(doubled_numbers(contents.records), "number", "left_semi")
         doubled = doubled.select("message_id").distinct().withColumn("doubled", F.lit(True))
         rows = (
-            contents.records.where(f"NOT {is_marked()}")
+            contents.records.where(f"NOT {IS_MARKED}")
             .join(known, "number", "left")
             .withColumn("archived", F.col("known").isNotNull())
             .withColumn("differs", F.col("archived") & (F.col("known") != F.struct(*_IDENTITY)))
@@ -411,7 +410,7 @@ class _Run:
         marked = self._change(going.where("kind = 'scheduled'"), "mark_archived")
         # Records may have moved since they were read (VACUUM FULL, CLUSTER), and marking may have missed them.
         there = placed_records(self.spark, self.store, MARKS, self.partitions)
-        safe_ids, _ = keep(kept, there.where(is_marked()).select("message_id").distinct())
+        safe_ids, _ = keep(kept, there.where(IS_MARKED).select("message_id").distinct())
         pruned = self._change(going.where("kind != 'scheduled'").join(safe_ids, "message_id", "left_semi"), "prune")
         return marked, pruned
 
@@ -425,7 +424,7 @@ class _Run:
             archived.where("kind = 'scheduled'").join(ended, "message_id", "left_semi").select("number", "message_id")
         )
         there, _ = keep(kept, placed_records(self.spark, self.store, MARKS, self.partitions))
-        going = there.where(is_marked()).join(theirs, ["number", "message_id"], "left_semi")
+        going = there.where(IS_MARKED).join(theirs, ["number", "message_id"], "left_semi")
         return self._change(going.join(doubled_numbers(there), "number", "left_anti"), "prune")
 
     def _change(self, records: DataFrame, change: str) -> int:
