@@ -20,10 +20,10 @@ from postdate.cli.command import (
     Use,
     command,
     group,
-    headers_of,
     instant,
     named,
     option,
+    pairs_of,
     progress,
     wrong_usage,
 )
@@ -296,7 +296,7 @@ def edit(
     """Send a failed message with another body or headers, under a new id. The failed one stays in the error queue."""
     if body is None and not header:
         raise wrong_usage("what is to be changed? give --body or --header")
-    change = operations.Edit(None if body is None else _content("--body", body), headers_of(header), to)
+    change = operations.Edit(None if body is None else _content("--body", body), pairs_of(header), to)
     sent = _work(
         use, queue, lambda deployment, source, now: operations.edit(deployment, source, message_id, now, change)
     )

@@ -20,10 +20,10 @@ from postdate.cli.command import (
     command,
     duration,
     group,
-    headers_of,
     instant,
     named,
     option,
+    pairs_of,
     progress,
     wrong_usage,
 )
@@ -54,7 +54,7 @@ class Which:
     ] = None
 
     def pending(self) -> Pending:
-        headers = headers_of(self.header) or None
+        headers = pairs_of(self.header) or None
         return Pending(self.queue, self.due_from, self.due_to, headers, self.text, self.failing or None, self.zone)
 
 

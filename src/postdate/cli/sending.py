@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from postdate import operations
-from postdate.cli.command import AtWall, Delay, Use, command, duration, headers_of, instant, named, option, wrong_usage
+from postdate.cli.command import AtWall, Delay, Use, command, duration, instant, named, option, pairs_of, wrong_usage
 from postdate.config import parse_instant
 from postdate.endpoint.outgoing import SendOptions
 from postdate.errors import InvalidTimestamp
@@ -98,7 +98,7 @@ def send(
             raise typer.BadParameter(f"{error}; or say by whose clocks: --zone", param_hint="'--at'") from None
     if zone is not None and not isinstance(at, str):
         raise wrong_usage("--zone needs --at with what its clocks show, without an offset: 2027-03-28T09:00")
-    content, headers = _body(body, file), headers_of(header)
+    content, headers = _body(body, file), pairs_of(header)
     options = SendOptions(
         queue, delay, at, expires_at, time_to_be_received, headers=headers, message_id=message_id, zone=zone
     )
