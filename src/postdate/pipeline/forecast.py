@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from datetime import datetime, timedelta
 
 import numpy as np
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 from pyspark.sql.types import StringType, TimestampType
@@ -295,18 +294,12 @@ def _herds(counts: DataFrame, spans: Sequence[HerdSpan], step: int) -> tuple[Her
     """Add to each herd the destinations of its messages."""
     if not spans:
         return ()
-    table = pa.table(
-        {
-            "herd": pa.array(range(len(spans)), pa.int32()),
-            "start": pa.array([span.start for span in spans], pa.int64()),
-            "last": pa.array([span.start + span.seconds - step for span in spans], pa.int64()),
-        }
-    )
+    rows = [(number, span.start, span.start + span.seconds - step) for number, span in enumerate(spans)]
+    herds = counts.sparkSession.createDataFrame(rows, "herd int, start long, last long")
     steps = F.explode(F.sequence("start", "last", F.lit(step).cast("long"))).alias("step")
-    herd_steps = counts.sparkSession.createDataFrame(table).select("herd", steps)
     upcoming = counts.where("messages > overdue").withColumn("step", _floored(F.col("second"), step))
     shares = (
-        upcoming.join(F.broadcast(herd_steps), "step")
+        upcoming.join(F.broadcast(herds.select("herd", steps)), "step")
         .groupBy("herd", "destination")
         .agg(F.sum(F.col("overdue") - F.col("messages")).alias("fewer"))  # negative, to sort the most to the front
         .groupBy("herd")
