@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from datetime import datetime
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import anyio
 import typer
 
-from postdate.cli.command import Exit, LogLevel, Use, instant, logging_to_stderr, option, wrong_usage
+from postdate.cli.command import Exit, LogLevel, Use, command, instant, logging_to_stderr, option, wrong_usage
+from postdate.clock import Clock, ScaledClock, SystemClock
+from postdate.config import Settings
+from postdate.core.guard import left_behind
+from postdate.endpoint.service import log_critical_error
+from postdate.errors import ConfigurationError, StoreReplaced
+from postdate.operations import check_readable, check_set_up
+from postdate.runtime.process import READY, STOPPING, freeze_what_is_loaded, notify
+from postdate.runtime.reporting import Tally
+from postdate.runtime.threads import Alarm
+from postdate.telemetry.server import pages_of, serving
+from postdate.telemetry.vitals import Vitals
+from postdate.wiring import OpenDeployment, build_endpoints, delay_exchange, opened
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from postdate.clock import Clock
-    from postdate.config import Settings
-    from postdate.runtime.reporting import Tally
-    from postdate.runtime.threads import Alarm
-    from postdate.wiring import OpenDeployment
+app = typer.Typer(name="run", add_completion=False)
 
 ONE_ORDER_SECONDS = 1.0
 """Signals this close together count as one: supervisors and terminals signal a process and its group."""
@@ -30,6 +38,7 @@ ONE_ORDER_SECONDS = 1.0
 log = logging.getLogger("postdate.service")
 
 
+@command(app, "run", reports=False)
 def run(
     use: Use,
     log_level: LogLevel = "INFO",
@@ -49,8 +58,6 @@ def run(
     Stores what arrives in the queue {endpoint}.timeouts, and puts every message into its queue when it is due. Any
     number of services may run on one store. Tables and queues that are missing are created.
     """
-    import anyio
-
     settings = use.settings()
     service = _Service(settings, _clock(clock_start, clock_speed, clock_real_start), exit_on_critical=exit_on_critical)
     with logging_to_stderr(log_level, as_json=log_json):
@@ -60,8 +67,6 @@ def run(
 
 
 def _clock(start: datetime | None, speed: float, real_start: float | None) -> Clock:
-    from postdate.clock import ScaledClock, SystemClock
-
     if start is None:
         return SystemClock()
     if speed <= 0:
@@ -71,9 +76,6 @@ def _clock(start: datetime | None, speed: float, real_start: float | None) -> Cl
 
 def _metrics(listen: str | None) -> tuple[Tally, Any]:
     """Return what counts, and the registry of ``prometheus_client`` that shows it if anybody may ask for that."""
-    from postdate.errors import ConfigurationError
-    from postdate.runtime.reporting import Tally
-
     try:
         from postdate.telemetry.metrics import OpenTelemetryMetrics, prometheus
         from postdate.telemetry.tracing import instrument
@@ -99,16 +101,6 @@ class _Service:
 
     async def run(self, create: bool) -> None:
         """Deliver until a signal comes, then finish the messages in progress."""
-        import asyncio
-
-        from postdate.core.guard import left_behind
-        from postdate.operations import check_readable, check_set_up
-        from postdate.runtime.process import READY, STOPPING, freeze_what_is_loaded, notify
-        from postdate.runtime.threads import Alarm
-        from postdate.telemetry.server import pages_of, serving
-        from postdate.telemetry.vitals import Vitals
-        from postdate.wiring import build_endpoints, delay_exchange, opened
-
         self._alarm = Alarm()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._signalled)
@@ -174,9 +166,6 @@ class _Service:
             os._exit(Exit.INTERRUPTED)
 
     def _critical_error(self, text: str, error: BaseException) -> None:
-        from postdate.endpoint.service import log_critical_error
-        from postdate.errors import StoreReplaced
-
         log_critical_error(text, error)
         if self._alarm is not None and (self._exit_on_critical or isinstance(error, StoreReplaced)):
             self.ending = Exit.UNAVAILABLE
