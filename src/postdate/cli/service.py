@@ -78,9 +78,9 @@ def _metrics(listen: str | None) -> tuple[Tally, Any]:
     """Return what counts, and the registry of ``prometheus_client`` that shows it if anybody may ask for that."""
     try:
         from postdate.telemetry.metrics import OpenTelemetryMetrics, prometheus
-        from postdate.telemetry.tracing import instrument
+        from postdate.telemetry.tracing import instrument_if_exported
 
-        instrument()
+        instrument_if_exported()
         return (OpenTelemetryMetrics(), None) if listen is None else prometheus()
     except ModuleNotFoundError as error:
         if listen is None:

@@ -30,6 +30,12 @@ def instrument(provider: TracerProvider | None = None) -> None:
     tracing.use(_OpenTelemetryTracing(provider))
 
 
+def instrument_if_exported() -> None:
+    """Do that if the process has a provider of its own: else nobody would see the spans."""
+    if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        instrument()
+
+
 def uninstrument() -> None:
     """Trace nothing any more."""
     tracing.use(None)
@@ -50,11 +56,11 @@ class _OpenTelemetryTracing(tracing.Tracing):
     @override
     @contextmanager
     def dispatching(self, headers: Sequence[Mapping[str, str]]) -> Generator[None]:
-        links = [Link(sender) for each in headers[:_LINKS_AT_MOST] if (sender := _span_of(_sender(each))) is not None]
         attributes = {"messaging.batch.message_count": len(headers), **_attributes("send")}
-        with self._tracer.start_as_current_span(
-            "send", Context(), kind=SpanKind.CLIENT, attributes=attributes, links=links
-        ):
+        with self._tracer.start_as_current_span("send", Context(), kind=SpanKind.CLIENT, attributes=attributes) as span:
+            for each in headers[:_LINKS_AT_MOST] if span.is_recording() else ():
+                if (sender := _span_of(_sender(each))) is not None:
+                    span.add_link(sender)
             yield
 
     @override
