@@ -16,14 +16,14 @@ from typing import Any, Final, TextIO, cast
 import typer
 from typer.core import TyperGroup
 
-from postdate.cli import destinations, diagnosis, error_queue, messages, queues, sending, service
+from postdate.cli import dashboard, destinations, diagnosis, error_queue, messages, queues, sending, service
 from postdate.cli.command import Exit, Use, command, epilog, exit_of, root_signature
 from postdate.errors import PostdateError
 
 # In the order in which an operator needs them.
 _ORDER = (
     *("demo", "run", "setup", "send", "messages", "errors", "queues", "destinations"),
-    *("pipeline", "bench", "config", "doctor", "version"),
+    *("dashboard", "pipeline", "bench", "config", "doctor", "version"),
 )
 
 
@@ -86,6 +86,7 @@ app.add_typer(messages.app)
 app.add_typer(error_queue.app)
 app.add_typer(queues.app)
 app.add_typer(destinations.app)
+command(app, "dashboard", reports=False, short_help="Show what waits as a page for the browser.")(dashboard.dashboard)
 _later("pipeline", "postdate.cli.pipeline", "Bulk jobs on Spark: schedule, sweep, delay, audit, forecast, archive.")
 _later("bench", "postdate.cli.bench", "Measure this machine's own store and queues.")
 app.add_typer(diagnosis.config)

@@ -18,7 +18,9 @@ _WIDE = 100_000
 
 def clean(text: str) -> str:
     """Return ``text`` with control characters escaped: a message must not steer the terminal of its reader."""
-    return "".join(each if each.isprintable() or each in "\n\t" else repr(each)[1:-1] for each in text)
+    from postdate.operations import plain
+
+    return plain.clean(text)
 
 
 def hexdump(content: bytes) -> str:
