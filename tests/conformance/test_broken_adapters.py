@@ -49,6 +49,7 @@ from postdate.ports import (
     TransportCapabilities,
     Wake,
     Work,
+    counted_between,
 )
 from postdate.ports.changing import Making
 from postdate.ports.limits import KeptLimits
@@ -445,6 +446,12 @@ class SwallowsDuplicatesInTransactions(SqliteStore):
         return forgiving
 
 
+class CountsByNextAttempt(MemoryStore):
+    async def due_counts(self, edges: Sequence[datetime]) -> Sequence[int]:
+        dues = [(each.attempt_at, 1) for each in self._entries.values() if each.attempt_at is not None]
+        return counted_between(edges, dues)
+
+
 class ForgetsWhatHasLeft(MemoryStore):
     async def history(self, message_id: str) -> Sequence[Record]:
         return await super().history(message_id) if message_id in self._entries else ()
@@ -496,6 +503,7 @@ BROKEN_STORES: Broken = {
         CancelsWhatIsBeingDispatched,
         "administration.what_is_being_dispatched_is_left_alone",
     ),
+    "counts by the next attempt": (CountsByNextAttempt, "administration.what_is_due_is_counted_by_interval"),
     "replaces nothing": (ReplacesNothing, "administration.one_message_waits_for_a_key"),
     "replaces what is delivered": (
         ReplacesWhatIsBeingDelivered,

@@ -120,7 +120,7 @@ async def test_the_last_delivery_is_that_of_this_store(place: Place) -> None:
 async def test_the_next_destinations_are_those_of_what_is_due_first(place: Place) -> None:
     for number, destination in enumerate(["b", "a", "b", "c"]):
         await place.store.store(place.work(number, now() + number * HOUR, destination), now())
-    assert await place.store.observer().next_destinations(3) == ["a", "b"]
+    assert await place.store.observer().next_destinations(3) == {"a": 1, "b": 2}
 
 
 # --- queues and processes ---------------------------------------------------------------------------------------------

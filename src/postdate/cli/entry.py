@@ -79,6 +79,7 @@ _later("messages", "postdate.cli.messages", "Look at delayed messages, and chang
 _later("errors", "postdate.cli.error_queue", "Look at failed messages, and send them back; mend what cannot be read.")
 _later("queues", "postdate.cli.queues", "Look into queues, take messages off them, empty them.")
 _later("destinations", "postdate.cli.destinations", "Pause queues, and limit how much they are sent, and when.")
+_later("dashboard", "postdate.cli.dashboard", "Show what waits as a page for the browser.")
 _later("pipeline", "postdate.cli.pipeline", "Bulk jobs on Spark: schedule, sweep, delay, audit, forecast, archive.")
 _later("bench", "postdate.cli.bench", "Measure this machine's own store and queues.")
 _later("config", "postdate.cli.diagnosis", "Look at the settings.")

@@ -10,15 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from postdate.operations.plain import Body, shown_time
+from postdate.operations.plain import Body, clean, shown_time
 
 _WIDE = 100_000
 """Columns where the output is no terminal: a pipe is never wrapped and no id is ever cut."""
-
-
-def clean(text: str) -> str:
-    """Return ``text`` with control characters escaped: a message must not steer the terminal of its reader."""
-    return "".join(each if each.isprintable() or each in "\n\t" else repr(each)[1:-1] for each in text)
 
 
 def hexdump(content: bytes) -> str:

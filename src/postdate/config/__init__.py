@@ -17,5 +17,9 @@ from postdate.config.sections import (
     keys as keys,
 )
 from postdate.config.sources import PREFIX as PREFIX, load_settings as load_settings
-from postdate.config.values import parse_duration as parse_duration, parse_instant as parse_instant
+from postdate.config.values import (
+    host_and_port as host_and_port,
+    parse_duration as parse_duration,
+    parse_instant as parse_instant,
+)
 from postdate.ports.settings import format_duration as format_duration

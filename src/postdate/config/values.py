@@ -99,11 +99,17 @@ def _from_text(setting: Setting, text: str) -> Any:
 
 
 def listening(raw: Any) -> str:
-    """Read where to listen: a host and a port, parted by a colon; an address of IPv6 stands in brackets."""
+    """Read where to listen; see :func:`host_and_port`."""
+    host_and_port(raw)
+    return str(raw)
+
+
+def host_and_port(raw: Any) -> tuple[str, int]:
+    """Return both; they are parted by a colon, and an address of IPv6 stands in brackets. Raises :class:`Wrong`."""
     host, _, port = raw.rpartition(":") if isinstance(raw, str) else ("", "", "")
     if not host.strip("[]") or not port.isascii() or not port.isdigit() or int(port) > _LARGEST_PORT:
         raise Wrong("must be a host and a port, such as 127.0.0.1:9464")
-    return str(raw)
+    return host.strip("[]"), int(port)
 
 
 def exchange_name(raw: Any) -> str:

@@ -33,6 +33,7 @@ from postdate.operations.messages import (
     cancel as cancel,
     cancel_all as cancel_all,
     list_messages as list_messages,
+    record_counts as record_counts,
     reschedule as reschedule,
     reschedule_all as reschedule_all,
     show_message as show_message,
@@ -40,6 +41,7 @@ from postdate.operations.messages import (
 )
 from postdate.operations.needs import check_readable as check_readable, check_set_up as check_set_up, present as present
 from postdate.operations.outgoing import SendReport as SendReport, SetUp as SetUp, send as send, set_up as set_up
+from postdate.operations.state import Interval as Interval, Overview as Overview, overview as overview
 from postdate.operations.set_aside import (
     Mended as Mended,
     SetAside as SetAside,

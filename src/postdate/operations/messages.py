@@ -50,10 +50,10 @@ class Statistics:
     set_aside: int = 0
 
 
-async def statistics(deployment: OpenDeployment, now: datetime) -> Statistics:
-    store = administrable(deployment, "count messages")
-    counts = await store.statistics(now)
-    records = await store.record_counts()
+async def statistics(deployment: OpenDeployment, now: datetime, *, with_records: bool = True) -> Statistics:
+    """Return all counts; without those of records, of which there may be many times more than of messages."""
+    counts = await administrable(deployment, "count messages").statistics(now)
+    records = await record_counts(deployment) if with_records else dict[str, int]()
     processes = await users_of_store(deployment)
     return Statistics(
         at=now,
@@ -63,11 +63,17 @@ async def statistics(deployment: OpenDeployment, now: datetime) -> Statistics:
         claimed=counts.claimed,
         failing=counts.failing,
         next_due=counts.next_due,
-        records={kind.name.lower(): count for kind, count in records.items()},
+        records=records,
         queues=await lengths(deployment, own_queues(deployment.settings, deployment.transport.capabilities)),
         services=None if processes is None else len(delivering(processes)),
         set_aside=await count_set_aside(deployment),
     )
+
+
+async def record_counts(deployment: OpenDeployment) -> Mapping[str, int]:
+    """Return how many records of each kind there are, by its name in lower case; reads them all."""
+    found = await administrable(deployment, "count records").record_counts()
+    return {kind.name.lower(): count for kind, count in found.items()}
 
 
 @dataclass(frozen=True, slots=True)

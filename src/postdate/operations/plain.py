@@ -51,6 +51,11 @@ def events_of(history: Sequence[Record]) -> tuple[Event, ...]:
     )
 
 
+def clean(text: str) -> str:
+    """Return ``text`` with control characters escaped: a message must not steer the screen of its reader."""
+    return "".join(each if each.isprintable() or each in "\n\t" else repr(each)[1:-1] for each in text)
+
+
 def shown_time(instant: datetime) -> str:
     """Return ISO 8601 in UTC, with microseconds only where they are not 0."""
     return instant.isoformat().replace("+00:00", "Z")

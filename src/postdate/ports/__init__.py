@@ -79,6 +79,7 @@ from postdate.ports.stores import (
     StoreReport as StoreReport,
     StoreStatistics as StoreStatistics,
     capabilities_of as capabilities_of,
+    counted_between as counted_between,
 )
 from postdate.ports.transports import (
     DUE_EXCHANGE_TYPES as DUE_EXCHANGE_TYPES,

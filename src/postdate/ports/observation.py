@@ -98,8 +98,8 @@ class Observer(ABC):
         """Return when a message was last delivered, UTC; ``None`` when the latest 100,000 records have no delivery."""
         return None
 
-    async def next_destinations(self, messages: int) -> Sequence[str] | None:
-        """Return the destinations of the next ``messages`` messages, each once, without reading the messages.
+    async def next_destinations(self, messages: int) -> Mapping[str, int] | None:
+        """Return how many of the next ``messages`` messages each destination gets, without reading the messages.
 
         ``None``: this observer cannot tell.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -462,6 +463,15 @@ class MessageFilter:
         )
 
 
+def counted_between(edges: Sequence[datetime], dues: Iterable[tuple[datetime, int]]) -> list[int]:
+    """Return how many lie in each interval of :meth:`AdministrableStore.due_counts`; of instants and how many there."""
+    counts = [0] * (len(edges) - 1)
+    for due, count in dues:
+        if edges[0] <= due < edges[-1]:
+            counts[bisect_right(edges, due) - 1] += count
+    return counts
+
+
 class AdministrableStore(ABC):
     """A store that answers an operator's questions, and whose pending messages can be changed (row 119).
 
@@ -497,6 +507,22 @@ class AdministrableStore(ABC):
 
         Guarantees:
             administration.statistics_agree_with_the_messages.
+        """
+
+    @abstractmethod
+    async def due_counts(self, edges: Sequence[datetime]) -> Sequence[int]:
+        """Count the pending messages that are due in each interval; reads an index, not the messages.
+
+        What an outage keeps back may count at its next attempt.
+
+        Args:
+            edges: instants, UTC, ascending, on whole seconds; at least two.
+
+        Returns:
+            One count an interval, from ``edges[i]`` (inclusive) to ``edges[i + 1]`` (exclusive), in their order.
+
+        Guarantees:
+            administration.what_is_due_is_counted_by_interval.
         """
 
     @abstractmethod

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
+from postdate.config import host_and_port
 from postdate.errors import ConfigurationError
 from postdate.telemetry.vitals import Vitals
 
@@ -91,9 +92,9 @@ def serving(listen: str, pages: Mapping[str, Page]) -> Generator[int]:
 
     Raises `ConfigurationError` if nothing can listen at ``listen``, a host and a port.
     """
-    host, _, port = listen.rpartition(":")
+    host, port = host_and_port(listen)
     try:
-        server = (_Server6 if "[" in host else _Server)((host.strip("[]"), int(port)), _Handler)
+        server = (_Server6 if ":" in host else _Server)((host, port), _Handler)
     except OSError as error:
         raise ConfigurationError(f"metrics.listen: cannot listen at {listen}: {error.strerror or error}") from error
     server.pages = pages

@@ -22,7 +22,7 @@ from postdate.backends.azure.layout import (
 from postdate.clock import later
 from postdate.errors import ConfigurationError, InvalidMessage, MessageError
 from postdate.messages import DelayedMessage
-from postdate.ports import MessageFilter, StoreStatistics
+from postdate.ports import MessageFilter, StoreStatistics, counted_between
 
 READ_AT_ONCE: Final = 1_000
 """Azure's most entities in one answer."""
@@ -224,12 +224,16 @@ class Pages:
                 earliest = due if earliest is None else min(earliest, due)
         return StoreStatistics(pending, overdue, claimed, failing, earliest)
 
+    async def due_counts(self, edges: Sequence[datetime]) -> Sequence[int]:
+        """Count by due time; what has failed before stands at its next attempt, behind the last edge maybe."""
+        keys = self.entities(_since(edges[0]), select=KEY_COLUMNS)
+        dues = [due async for entity in keys if (due := _due_of(entity)) is not None]
+        return counted_between(edges, ((due, 1) for due in dues))
+
     async def pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
         """List messages; one that has failed stands at its next attempt."""
         found: list[DelayedMessage] = []
-        # Sorts before all keys of that second, even the one without a GUID.
-        since = "" if where.due_from is None else second_key(where.due_from)[:-1]
-        async with aclosing(self.entities(since)) as entities:
+        async with aclosing(self.entities("" if where.due_from is None else _since(where.due_from))) as entities:
             async for entity in entities:
                 try:
                     message = read_entity(entity).message
@@ -240,6 +244,11 @@ class Pages:
                     if len(found) == limit:
                         break
         return sorted(found, key=lambda message: message.due)
+
+
+def _since(instant: datetime) -> str:
+    """Return what sorts before all keys of a second, even the one without a GUID."""
+    return second_key(instant)[:-1]
 
 
 def _attempt(entity: Entity) -> datetime | None:

@@ -481,6 +481,11 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         return replace(found, quarantined=await self.quarantined_count())
 
     @override
+    async def due_counts(self, edges: Sequence[datetime]) -> Sequence[int]:
+        """Reads the keys of all messages from the first edge on."""
+        return await self._opened.pages.due_counts(edges)
+
+    @override
     async def record_counts(self) -> Mapping[RecordKind, int]:
         return await self._opened.records.counts()
 

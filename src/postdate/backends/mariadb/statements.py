@@ -90,6 +90,7 @@ class MariaDbStatements(RowLockStatements):
         "AND (%(free_number)s IS NULL OR p.attempt_at < %(free_at)s "
         "OR (p.attempt_at = %(free_at)s AND p.number < %(free_number)s))) AS x"
     )
+    due_count = "SELECT COUNT(*) FROM {pending} FORCE INDEX (due) WHERE due >= %(first)s AND due < %(end)s"
     list_pending = (
         "SELECT p.number, {row} FROM {pending} AS p FORCE INDEX (due) "
         "WHERE (%(destination)s IS NULL OR p.destination = %(destination)s) "

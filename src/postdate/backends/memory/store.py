@@ -29,6 +29,7 @@ from postdate.ports import (
     StoreStatistics,
     TransactionMode,
     Wake,
+    counted_between,
 )
 from postdate.ports.changing import KeyedIds, Making
 from postdate.ports.limits import KeptLimits, LimitingStore
@@ -236,6 +237,10 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
             failing=sum(entry.message.number_of_failures > 0 for entry in entries),
             next_due=await self.next_due(),
         )
+
+    @override
+    async def due_counts(self, edges: Sequence[datetime]) -> Sequence[int]:
+        return counted_between(edges, ((entry.message.due, 1) for entry in self._entries.values()))
 
     @override
     async def record_counts(self) -> Mapping[RecordKind, int]:

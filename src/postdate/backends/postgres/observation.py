@@ -179,10 +179,10 @@ class PostgresObserver(PostgresQueueObserver):
         return None if at is None else at.astimezone(UTC)
 
     @override
-    async def next_destinations(self, messages: int) -> Sequence[str]:
+    async def next_destinations(self, messages: int) -> Mapping[str, int]:
         following = f"SELECT destination FROM {self._pending} ORDER BY attempt_at, number LIMIT %(messages)s"
-        rows = await self._rows(f"SELECT DISTINCT destination FROM ({following}) AS f", {"messages": messages})
-        return sorted(destination for (destination,) in rows)
+        counted = f"SELECT destination, count(*) FROM ({following}) AS f GROUP BY 1 ORDER BY 1"
+        return dict(await self._rows(counted, {"messages": messages}))
 
     def _processes(self, connection: Connection) -> list[Process]:
         """Add processes that hold messages by row locks alone: they have no number, and are known by their session."""

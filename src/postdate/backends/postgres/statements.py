@@ -261,12 +261,22 @@ class Statements:
             JOIN {content} AS c ON c.number = r.number WHERE {scheduled}""")
 
         # --- what an operator asks
+
+        def first_by(time: str, which: str) -> str:
+            return f"""
+                (SELECT * FROM {pending} WHERE {which}
+                    AND (%(destination)s::text IS NULL OR destination = %(destination)s)
+                    AND {time} >= coalesce(%(due_from)s::timestamptz, '-infinity')
+                    AND {time} < coalesce(%(due_to)s::timestamptz, 'infinity')
+                ORDER BY {time}, number LIMIT %(limit)s)"""
+
+        # Due times of most are those of their attempts, which have an index; content is joined to the first ones alone.
         self.list_pending = sql(f"""
-            SELECT p.number, {WAITING} FROM {pending} AS p JOIN {content} AS c USING (number)
-            WHERE (%(destination)s::text IS NULL OR p.destination = %(destination)s)
-                AND p.due >= coalesce(%(due_from)s::timestamptz, '-infinity')
-                AND p.due < coalesce(%(due_to)s::timestamptz, 'infinity')
-            ORDER BY p.due, p.number LIMIT %(limit)s""")
+            SELECT p.number, {WAITING} FROM (
+                {first_by("attempt_at", "attempt_at = due")}
+                UNION ALL {first_by("due", "attempt_at IS DISTINCT FROM due")}
+                ORDER BY due, number LIMIT %(limit)s) AS p
+            LEFT JOIN {content} AS c USING (number) ORDER BY p.due, p.number""")
         self.history = sql(f"""
             WITH known AS MATERIALIZED (
                 SELECT r.* FROM {record} AS r WHERE {scheduled}
@@ -291,6 +301,14 @@ class Statements:
                 (SELECT count(*) FROM {pending} WHERE holder IS NOT NULL)
                     + (SELECT count(*) FROM {pending} AS p WHERE attempt_at < %(at)s AND {locked}),
                 (SELECT count(*) FROM {pending} WHERE failures > 0), ({first_due})"""
+        self.due_count = sql(f"SELECT count(*) FROM {pending} WHERE attempt_at >= %(first)s AND attempt_at < %(end)s")
+        self.moved_dues = sql(f"""
+            SELECT date_trunc('second', at), sum(count)::bigint FROM (
+                SELECT due AS at, 1 AS count FROM {pending} WHERE failures > 0
+                UNION ALL SELECT due, 1 FROM {pending} WHERE failures = 0 AND attempt_at IS NULL
+                UNION ALL SELECT due, 1 FROM {pending} WHERE failures = 0 AND attempt_at > {lanes}
+                UNION ALL SELECT attempt_at, -1 FROM {pending} WHERE failures > 0) AS moved
+            WHERE at >= %(first)s AND at < %(end)s GROUP BY 1""")
         aside = f"SELECT count(*) FROM {names.of('quarantine')} WHERE queue_id IS NULL AND store_id = %(store)s"
         self.statistics, self.statistics_of_waiting = sql(f"{counted}, ({aside})"), sql(f"{counted}, 0")
 

@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -77,6 +78,10 @@ class Questions(AdministrableStore):
             next_due=instant_of(first) if first else None,
             quarantined=aside,
         )
+
+    @override
+    async def due_counts(self, edges: Sequence[datetime]) -> Sequence[int]:
+        return await self._server.run("due_counts", self.place, *map(written, edges))
 
     @override
     async def record_counts(self) -> Mapping[RecordKind, int]:
@@ -217,15 +222,13 @@ class RedisStoreObserver(_HolderObserver):
         return None if at is None else instant_of(at)
 
     @override
-    async def next_destinations(self, messages: int) -> Sequence[str]:
-        found: set[str] = set()
-        looked = 0
+    async def next_destinations(self, messages: int) -> Mapping[str, int]:
+        found = Counter[str]()
         async for row in self._store.rows(MessageFilter()):
-            if looked == messages:
+            if found.total() == messages:
                 break
-            looked += 1
-            found.add(row.message.destination)
-        return sorted(found)
+            found[row.message.destination] += 1
+        return found
 
 
 class RedisQueueObserver(_HolderObserver):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -14,7 +15,15 @@ from typing_extensions import override
 from postdate.backends.sql.dialect import Sessions, SqlDialect, Values
 from postdate.clock import EARLIEST, to_microseconds
 from postdate.messages import DelayedMessage, Headers, encode_headers
-from postdate.ports import AdministrableStore, Mending, MessageFilter, Record, RecordKind, StoreStatistics
+from postdate.ports import (
+    AdministrableStore,
+    Mending,
+    MessageFilter,
+    Record,
+    RecordKind,
+    StoreStatistics,
+    counted_between,
+)
 from postdate.ports.scanning import PRUNED_ID, Pruned, told_by
 
 
@@ -43,6 +52,8 @@ class SqlQuestions(AdministrableStore, ABC):
     """The statements, with the values that they take.
 
     ``statistics`` (``at``) gives pending, overdue, claimed, failing, the first due time, and quarantined;
+    ``due_count`` (``first end``): how many are due, by an index; ``moved_dues`` (likewise): due times, to the second,
+    and how many more, or fewer, are due then than that index says; empty where it knows all of them;
     ``next_due``; ``record_counts``; ``list_pending`` (``destination due_from due_to limit``) and ``get`` (``id``)
     give messages, with their numbers; ``history`` (``id``): kind, id, at, due, destination and detail of records.
     ``limits_table`` is no statement: see :class:`postdate.backends.sql.limits.SqlLimits`.
@@ -67,6 +78,21 @@ class SqlQuestions(AdministrableStore, ABC):
         at = self._dialect.time(now)
         *counts, first, aside = await self._sessions.look(lambda session: self._counted(session, at), patiently=True)
         return StoreStatistics(*map(int, counts), next_due=self._dialect.instant(first), quarantined=aside)
+
+    @override
+    async def due_counts(self, edges: Sequence[datetime]) -> Sequence[int]:
+        return await self._sessions.look(lambda session: self._due_counts(session, edges), patiently=True)
+
+    def _due_counts(self, session: Any, edges: Sequence[datetime]) -> list[int]:
+        times, moved = [self._dialect.time(each) for each in edges], list[tuple[datetime, int]]()
+        if self._sql.moved_dues:
+            rows = self._asked(session, self._sql.moved_dues, {"first": times[0], "end": times[-1]})
+            moved = [(self._dialect.instant(at) or edges[0], int(count)) for at, count in rows]
+        counts = counted_between(edges, moved)
+        for place, (first, end) in enumerate(itertools.pairwise(times)):
+            ((count,),) = self._asked(session, self._sql.due_count, {"first": first, "end": end})
+            counts[place] = max(counts[place] + int(count), 0)
+        return counts
 
     async def next_due(self) -> datetime | None:
         """Reads every message, claimed ones too."""

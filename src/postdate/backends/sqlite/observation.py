@@ -37,6 +37,8 @@ from postdate.ports.changing import MARKERS
 OLDEST_SQLITE: Final = (3, 35, 0)
 """The first version with RETURNING, which claims need."""
 
+_LOOK_AHEAD: Final = 10_000
+
 _STANDING: Final = f"""
     SELECT {WAITING_COLUMNS}, attempt_at, pid FROM delayed_message LEFT JOIN claimant USING (claimant)"""
 _QUEUED: Final = f"""
@@ -48,8 +50,8 @@ _LAST_DELIVERED: Final = """
     SELECT at FROM record WHERE kind = 2 AND seq > (SELECT max(seq) FROM record) - 100000
     ORDER BY seq DESC LIMIT 1"""
 _NEXT_DESTINATIONS: Final = """
-    SELECT DISTINCT destination FROM (
-        SELECT destination FROM delayed_message ORDER BY attempt_at LIMIT 10000) ORDER BY 1"""
+    SELECT destination, count(*) FROM (
+        SELECT destination FROM delayed_message ORDER BY attempt_at LIMIT ?) GROUP BY 1 ORDER BY 1"""
 
 _ZONES: Final = f"""
     SELECT headers FROM delayed_message AS d JOIN content AS c ON c.seq = d.content
@@ -77,6 +79,10 @@ class FileObserver(Observer):
     async def last_delivered_at(self) -> datetime | None:
         row = await self._file.read(lambda c: c.execute(_LAST_DELIVERED).fetchone())
         return None if row is None else from_microseconds(row[0])
+
+    @override
+    async def next_destinations(self, messages: int) -> Mapping[str, int]:
+        return await self._file.read(lambda c: dict(c.execute(_NEXT_DESTINATIONS, (messages,)).fetchall()))
 
     @override
     async def processes(self) -> Sequence[Process]:
@@ -168,7 +174,7 @@ def look_at(path: Path, now_microseconds: int) -> FileFacts:
                 processes=processes(connection, path),
                 pending=_one(connection, "SELECT count(*) FROM delayed_message"),
                 overdue=_one(connection, "SELECT count(*) FROM delayed_message WHERE due < ?", now_microseconds),
-                next_destinations=[name for (name,) in connection.execute(_NEXT_DESTINATIONS)],
+                next_destinations=[name for name, _ in connection.execute(_NEXT_DESTINATIONS, (_LOOK_AHEAD,))],
                 zones=[decode_headers(text) for (text,) in connection.execute(_ZONES)],
                 quarantined=_one(connection, "SELECT count(*) FROM quarantine"),
             )

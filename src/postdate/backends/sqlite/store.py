@@ -114,6 +114,15 @@ class _Questions:
             (SELECT count(*) FROM delayed_message WHERE attempt_at IS NULL),
             (SELECT count(*) FROM delayed_message WHERE failures > 0),
             ({next_due}), (SELECT count(*) FROM quarantine WHERE place = '')"""
+    due_count: Final = "SELECT count(*) FROM delayed_message WHERE attempt_at >= :first AND attempt_at < :end"
+    moved_dues: Final = f"""
+        SELECT at - ((at % 1000000) + 1000000) % 1000000, sum(count) FROM (
+            SELECT due AS at, 1 AS count FROM delayed_message WHERE failures > 0
+            UNION ALL SELECT due, 1 FROM delayed_message WHERE failures = 0 AND attempt_at IS NULL
+            UNION ALL SELECT due, 1 FROM delayed_message
+                WHERE failures = 0 AND attempt_at > {to_microseconds(LANES)}
+            UNION ALL SELECT attempt_at, -1 FROM delayed_message WHERE failures > 0)
+        WHERE at >= :first AND at < :end GROUP BY 1"""
     record_counts: Final = "SELECT kind, count(*) FROM record GROUP BY kind ORDER BY kind"
     list_pending: Final = f"""
         SELECT {WAITING_COLUMNS} FROM delayed_message

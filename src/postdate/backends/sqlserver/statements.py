@@ -108,6 +108,7 @@ class SqlServerStatements(RowLockStatements):
         "AND (%(free_number)s IS NULL OR p.attempt_at < %(free_at)s "
         "OR (p.attempt_at = %(free_at)s AND p.number < %(free_number)s))) AS x"
     )
+    due_count = "SELECT COUNT_BIG(*) FROM {pending} WITH (INDEX ([due])) WHERE due >= %(first)s AND due < %(end)s"
     list_pending = (
         "SELECT TOP (%(limit)s) p.number, {row} FROM {pending} AS p WITH (INDEX ([due])) "
         "WHERE p.due >= COALESCE(CAST(%(due_from)s AS bigint), -9223372036854775807) "

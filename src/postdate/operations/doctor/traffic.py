@@ -53,10 +53,11 @@ def stored_in_file(facts: FileFacts) -> StoreTraffic:
 async def stored_on_server(store: AdministrableStore, view: Observer | None, now: datetime) -> StoreTraffic:
     counts = await store.statistics(now)
     processes = None if view is None else await view.processes()
-    destinations = None if view is None else await view.next_destinations(_LOOK_AHEAD)
-    if destinations is None:
+    following = None if view is None else await view.next_destinations(_LOOK_AHEAD)
+    if following is None:
         pending = await store.list_pending(MessageFilter(), _READ_AHEAD)
-        destinations = sorted({message.destination for message in pending})
+        following = {message.destination: 1 for message in pending}
+    destinations = sorted(following)
     zones = [each.headers for each in await markers(store)]
     return StoreTraffic(counts.pending, counts.overdue, counts.next_due, processes, destinations, zones)
 

@@ -193,6 +193,27 @@ async def statistics_agree_with_the_messages(store: ClaimingStore, operator: Adm
     expect_equal(found.next_due, NOW - 4 * SECOND, "next due")
 
 
+@administration.given(operated)
+async def what_is_due_is_counted_by_interval(store: ClaimingStore, operator: AdministrableStore) -> None:
+    """Each message counts once, where it is due (from inclusive, to exclusive): waiting, claimed or after a failure."""
+    start = NOW.replace(microsecond=0)
+    edges = [start + n * SECOND for n in (0, 10, 20, 60)]
+    expect_equal(list(await operator.due_counts(edges)), [0, 0, 0], "of an empty store")
+    dues = {"claimed": 1, "failing": 2, "waiting": 3, "edge": 10, "late": 20, "end": 60, "before": -1}
+    await store.store_many([message(name, start + n * SECOND) for name, n in dues.items()], NOW)
+    await store.store(message("last", edges[1] - MICROSECOND), NOW)
+    expect_equal(list(await operator.due_counts(edges)), [4, 1, 1], "waiting")
+    before, claimed, failing = await store.claim_due(start + 3 * SECOND, 10)
+    expect_equal(ids([before, claimed, failing]), ["before", "claimed", "failing"], "the oldest messages")
+    await store.retry_later(failing, edges[2] + SECOND, NOW, "why")
+    await store.finish([before], Outcome.DELIVERED, NOW)
+    expect_equal(list(await operator.due_counts(edges)), [4, 1, 1], "one claimed, one after a failure")
+    await operator.reschedule("waiting", edges[1] + SECOND, NOW)
+    await operator.cancel("late", NOW)
+    expect_equal(list(await operator.due_counts(edges)), [3, 2, 0], "one later, one cancelled")
+    expect_equal(list(await operator.due_counts([edges[0], edges[3]])), [5], "in one interval")
+
+
 async def _live_one_life_of_each_kind(subject: StoreSubject, level: Recording) -> None:
     """Give one message each end, and one a retry; compare their records with what is kept at this level."""
     async with claiming(subject, recording=level) as store:

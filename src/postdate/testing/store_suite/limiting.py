@@ -87,6 +87,8 @@ async def what_is_held_is_claimed_by_its_lane_alone(store: ClaimingStore, limits
     if isinstance(store, AdministrableStore):
         said = await store.statistics(NOW + SECOND)
         expect_equal((said.overdue, said.next_due), (3, min(dues.values())), "how many are overdue, and the first")
+        days = [NOW.replace(microsecond=0) + timedelta(days=n) for n in (-10, -5, 1)]
+        expect_equal(list(await store.due_counts(days)), [1, 2], "how many are due by interval")
     held = await limits.claim_held(kept["q"], NOW, 2)
     expect_equal(sorted(ids(held)), ["m-2", "m-3"], "claims of the first two")
     expect_equal(ids(await limits.claim_held(kept["q"], NOW, 10)), ["m-1"], "claims of the rest")

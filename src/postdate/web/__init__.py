@@ -1,0 +1,5 @@
+"""The operator's page: a thin skin over :mod:`postdate.operations`, read-only. Source: design.md section 6, ADR 35."""
+
+from postdate.web.app import dashboard
+
+__all__ = ["dashboard"]

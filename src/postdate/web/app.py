@@ -1,0 +1,92 @@
+"""The application: its routes, and what every answer of it has."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.convertors import PathConvertor, register_url_convertor
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from postdate.clock import Clock, SystemClock
+from postdate.config import Settings
+from postdate.errors import PostdateError
+from postdate.web.views import SECURITY_HEADERS, Views
+from postdate.web.watching import Watcher
+
+
+def dashboard(
+    settings: Settings, *, hosts: Sequence[str] = ("localhost", "127.0.0.1", "::1"), clock: Clock | None = None
+) -> Starlette:
+    """Return the operator's page as an ASGI application, to be served alone or mounted in another one.
+
+    It opens the store and the queues at the first request, and asks nobody who he is: whoever reaches it reads.
+
+    Args:
+        settings: of the deployment.
+        hosts: names by which browsers may ask for it, against rebinding of names; ``*``: any, as the application in
+            which it is mounted sees to that.
+        clock: for tests.
+    """
+    watcher = Watcher(settings, clock or SystemClock())
+    views = Views(watcher)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+        yield
+        await watcher.close()
+
+    return Starlette(
+        routes=[
+            Route("/", views.overview),
+            Route("/messages", views.messages),
+            Route("/messages/{id:id}", views.message),
+            Route("/errors", views.errors),
+            Route("/errors/{id:id}", views.error),
+            Route("/queues", views.queues),
+            Route("/doctor", views.doctor),
+            Route("/events", views.events),
+            Mount("/static", StaticFiles(packages=[("postdate.web", "static")])),
+        ],
+        middleware=[
+            Middleware(_WithSecurityHeaders),
+            Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
+        ],
+        exception_handlers={
+            PostdateError: views.failed,
+            HTTPException: views.refused,
+            Exception: views.broken,
+        },
+        lifespan=lifespan,
+    )
+
+
+class _Id(PathConvertor):
+    """The rest of a path, with line ends in it, too."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("id", _Id())
+
+
+class _WithSecurityHeaders:
+    """Adds to each answer what keeps browsers from loading, running or keeping anything else."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_them(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(SECURITY_HEADERS)
+            await send(message)
+
+        await self._app(scope, receive, send_with_them)

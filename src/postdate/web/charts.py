@@ -1,0 +1,145 @@
+"""Drawings as SVG elements of the page: text stays text, colours and fonts are those of ``page.css``, light or dark.
+
+Lengths are units of the drawing, which the page scales to its width. What they show is in words and tables beside them,
+so readers of the screen pass them over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Final
+
+from markupsafe import Markup
+
+from postdate.operations import Interval
+
+_LEFT, _ABOVE, _FLOOR, _HEIGHT = 44, 30, 224, 250
+_LINES: Final = 4
+_WEEK: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_HEAD, _ROW = 24, 60
+
+Address = Callable[[Interval], str]
+"""Where the messages of an interval are listed."""
+
+
+def due_chart(intervals: Sequence[Interval], width: int, address: Address) -> Markup:
+    """Return bars of what is due in each minute or hour; herds are cut off at the top, so that others can be seen."""
+    highest = max((each.count for each in intervals if not each.herd), default=0)
+    step = _step(highest)
+    top = max(math.ceil(highest / step), 1) * step
+    herds = herds_of(intervals)
+    room, column = (_FLOOR - _ABOVE) * (0.7 if herds else 1.0), (width - _LEFT) / len(intervals)
+    parts = list[Markup]()
+    for value in range(0, top + 1, step):
+        y = _FLOOR - room * value / top
+        parts.append(_tag("line", class_="grid", x1=_LEFT, x2=width, y1=y, y2=y))
+        parts.append(_text("value", _LEFT - 8, y + 4, short(value)))
+    for place, each in enumerate(intervals):
+        height = _FLOOR - _ABOVE if each.herd else max(room * each.count / top, 2 if each.count else 0)
+        parts.append(_bar(each, _LEFT + place * column, column, height, address(each)))
+    for herd in herds:
+        places = [place for place, each in enumerate(intervals) if herd.begin <= each.begin < herd.end]
+        middle = _LEFT + (sum(places) / len(places) + 0.5) * column
+        parts.append(_text("herd", min(middle, width - 24), _ABOVE - 10, f"{herd.count:,}"))
+    return _drawing(width, _HEIGHT, [*parts, *_times(intervals, column)])
+
+
+def herds_of(intervals: Sequence[Interval]) -> list[Interval]:
+    """Return the herds; those side by side are one."""
+    found = list[Interval]()
+    for each in intervals:
+        if each.herd and found and found[-1].end == each.begin:
+            found[-1] = replace(found[-1], end=each.end, count=found[-1].count + each.count)
+        elif each.herd:
+            found.append(each)
+    return found
+
+
+def _step(highest: int) -> int:
+    """Return the distance of lines, 1, 2 or 5 with zeros, so that there are about four."""
+    rough = max(highest / _LINES, 1)
+    size = 10 ** math.floor(math.log10(rough))
+    return next(n * size for n in (1, 2, 5, 10) if n * size >= rough)
+
+
+def _bar(each: Interval, x: float, width: float, height: float, address: str) -> Markup:
+    wide = max(width * 0.72, 1.5)
+    kind, top = "herd" if each.herd else "bar", _FLOOR - height
+    parts = [
+        _tag("title", _said(each, f"{each.begin:%H:%M} to {each.end:%H:%M}")),
+        _tag("rect", class_="back", x=x, width=width, height=_FLOOR),
+        _tag("rect", class_=kind, x=x + (width - wide) / 2, y=top, width=wide, height=height, rx=min(wide / 4, 3)),
+    ]
+    if each.herd:  # so that nobody takes it for its whole length
+        parts.append(_tag("path", class_="cut", d=f"M{x:.1f} {top + 24}l{width:.1f} -6v5l-{width:.1f} 6z"))
+    return _tag("a", *parts, href=address, tabindex=-1)
+
+
+def _times(intervals: Sequence[Interval], column: float) -> list[Markup]:
+    """Return labels below the bars: whole times that leave each other room."""
+    hours = intervals[-1].end - intervals[-1].begin >= timedelta(hours=1)
+    every = next((n for n in (1, 2, 3, 5, 6, 10, 15) if n * column >= 54), 30)
+    return [
+        _text("time", _LEFT + (place + 0.5) * column, _HEIGHT - 6, f"{each.begin:%H:%M}")
+        for place, each in enumerate(intervals[:-1])
+        if place and (each.begin.hour if hours else each.begin.minute) % every == 0
+    ]
+
+
+def calendar(days: Sequence[Interval], width: int, address: Address) -> Markup:
+    """Return the days as sheets of a calendar, weeks from Monday on; the darker, the more is due."""
+    first, cell = days[0].begin.weekday(), (width + 6) / 7
+    most = max([each.count for each in days if not each.herd], default=0)
+    parts = [_text("name", n * cell + 7, 14, name) for n, name in enumerate(_WEEK)]
+    for place, each in enumerate(days):
+        x, y = (first + place) % 7 * cell, _HEAD + (first + place) // 7 * _ROW
+        shade = 1.0 if each.herd else 0.08 + 0.37 * math.sqrt(each.count / most) if each.count else 0.0
+        sheet = {"x": x, "y": y, "width": cell - 6, "height": _ROW - 6, "rx": 8}
+        day = f"{each.begin.day} {each.begin:%b}" if not place or each.begin.day == 1 else f"{each.begin.day}"
+        inside = [
+            _tag("title", _said(each, f"{each.begin:%A, %d %B}")),
+            _tag("rect", class_="sheet", **sheet),
+            _tag("rect", class_="herd" if each.herd else "bar", opacity=shade, **sheet),
+            _text("day on" if each.herd else "day", x + 7, y + 19, day),
+            _text("many on" if each.herd else "many", x + 7, y + 43, short(each.count) if each.count else ""),
+        ]
+        parts.append(_tag("a", *inside, href=address(each), tabindex=-1))
+    return _drawing(width, _HEAD + math.ceil((first + len(days)) / 7) * _ROW, parts)
+
+
+def share(part: int, whole: int) -> Markup:
+    """Return a bar of a list: how much of the whole."""
+    bar = _tag("rect", class_="bar", width=100 * part / max(whole, 1), height=6)
+    room = _tag("rect", class_="sheet", width=100, height=6)
+    return _drawing(100, 6, [room, bar], class_="share", preserveAspectRatio="none")
+
+
+def short(count: int) -> str:
+    """Return a number in at most four characters: ``950``, ``1.2k``, ``38k``, ``5.1M``."""
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= size:
+            return f"{count // size}{unit}" if count >= 10 * size or count % size == 0 else f"{count / size:.1f}{unit}"
+    return str(count)
+
+
+def _said(each: Interval, when: str) -> str:
+    return f"{when}: {each.count:,} due{', a herd' if each.herd else ''}"
+
+
+def _text(kind: str, x: float, y: float, text: str) -> Markup:
+    return _tag("text", text, class_=kind, x=x, y=y)
+
+
+def _drawing(width: int, height: int, parts: Sequence[Markup], **attributes: str) -> Markup:
+    hidden = {"aria-hidden": "true", "focusable": "false", **attributes}
+    return _tag("svg", *parts, viewBox=f"0 0 {width} {height}", **hidden)
+
+
+def _tag(name: str, *inside: str, **attributes: float | str) -> Markup:
+    """Return an element; names of attributes may end in ``_``, and all that is no `Markup` is escaped."""
+    shown = {key: f"{value:.2f}" if isinstance(value, float) else value for key, value in attributes.items()}
+    given = Markup("").join(Markup(' {}="{}"').format(key.rstrip("_"), value) for key, value in shown.items())
+    return Markup("<{}{}>{}</{}>").format(name, given, Markup("").join(inside), name)

@@ -1,0 +1,311 @@
+"""The pages: what is asked of a deployment, and the words around it. Times are UTC, as everywhere."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from datetime import datetime, timedelta
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+import anyio
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+
+from postdate import operations
+from postdate.config import parse_instant, without_secrets
+from postdate.core.changing import Pending
+from postdate.errors import MessageError, MessageNotFound, NotSupported, PostdateError, QueueNotFound
+from postdate.operations import Interval, MessageState, Overview
+from postdate.operations.needs import queue_view
+from postdate.operations.plain import clean, shown_count, shown_span, shown_time
+from postdate.web import charts
+from postdate.web.watching import LISTED, Look, Watcher
+from postdate.wiring import advice_for
+
+SECURITY_HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+_ASKED_AT_ONCE: Final = 2
+"""Questions that requests themselves ask the store; others wait for their turn, so that deliveries need not."""
+
+_SEARCHED_THROUGH: Final = 50_000
+"""With more pending messages than that, retries of a message that is gone are looked for only when asked for."""
+
+_STILL_HERE_SECONDS: Final = 15.0
+_SPANS: Final = {"hour": "next hour", "day": "next day", "month": "next 30 days"}
+_WITHOUT_OFFSET: Final = re.compile(r"\d{4}-\d\d-\d\d([T ][\d:.]+)?", re.ASCII)
+_MOODS: Final = {
+    **dict.fromkeys(("waiting", "being_delivered", "delivered", "handled"), "good"),
+    **dict.fromkeys(("overdue", "retrying", "held", "handling_retried"), "worry"),
+    **dict.fromkeys(("in_error_queue", "failed", "set_aside", "expired", "discarded"), "bad"),
+}
+
+log = logging.getLogger("postdate.dashboard")
+
+
+class Views:
+    """The handlers. Each answers from what the watcher has seen, or asks one question that costs little."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher, self._asking = watcher, anyio.CapacityLimiter(_ASKED_AT_ONCE)
+        self._error_queue = watcher.settings.endpoint.error_queue
+        loader = PackageLoader("postdate.web")
+        self._templates = Environment(
+            loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_visible
+        )
+        self._templates.filters |= {"time": _time, "count": "{:,}".format, "span": shown_span, "id": _quoted}
+
+    def _page(self, request: Request, name: str, status: int = HTTPStatus.OK, **values: Any) -> HTMLResponse:
+        base: str = request.scope.get("root_path", "")
+
+        def message_page(id_: str, page: str = "messages") -> str:
+            dots = id_ in {".", ".."}  # which browsers take out of a path
+            return f"{base}/{page}/{'?id=' if dots else ''}{_quoted(id_)}"
+
+        def age(look: Look[Any]) -> str:
+            seconds = self._watcher.clock.monotonic() - look.ended
+            return "just now" if seconds < 1 else f"{shown_span(timedelta(seconds=seconds))} ago"
+
+        values |= {"here": name, "base": base, "status": status, "store": self._watcher.settings.store.address.shown}
+        values |= {"message_page": message_page, "age": age, "charts": charts, "query": _query}
+        return HTMLResponse(self._templates.get_template(f"{name}.html").render(values), status)
+
+    # --- at a glance ----------------------------------------------------------------------------------------------
+
+    async def overview(self, request: Request) -> Response:
+        await self._watcher.deployment()
+        look = await self._watcher.overview.last()
+        state, asked, base = look.found, request.query_params.get("due"), request.scope.get("root_path", "")
+        spans = {"hour": state.hour, "day": state.day, "month": state.month}
+        span = asked if asked in spans else "hour"
+        usual, step = _usual(spans[span]), spans[span][-1].end - spans[span][-1].begin
+
+        def address(each: Interval) -> str:
+            return f"{base}/messages?" + _query({"due_from": shown_time(each.begin), "due_to": shown_time(each.end)})
+
+        def times_usual(herd: Interval) -> int:
+            return round(herd.count / max(usual, 1) * min(step / (herd.end - herd.begin), 1.0))
+
+        values: dict[str, Any] = {
+            "headline": _headline(state),
+            "tiles": self._tiles(state),
+            "spans": _SPANS,
+            "usual": usual,
+        }
+        values |= {"intervals": spans[span], "address": address, "times_usual": times_usual}
+        return self._page(request, "overview", look=look, state=state, span=span, **values)
+
+    def _tiles(self, state: Overview) -> list[tuple[str, str, str, str, str]]:
+        """Return names, values, what they mean, moods, and pages with more, where there are."""
+        counted, errors, services = state.statistics, state.errors, state.statistics.services
+        first, late = counted.next_due, counted.overdue > 0
+        work = f"{counted.claimed:,} being sent" if counted.claimed else "none failing"
+        work = f"{counted.failing:,} failing" if counted.failing else work
+        oldest = "all on time" if first is None or not late else f"the oldest for {shown_span(counted.at - first)}"
+        following = "-" if first is None else "now" if first < counted.at else f"in {shown_span(first - counted.at)}"
+        then = "nothing waits" if first is None else f"{first:%d %b %H:%M:%S}"
+        idle = services == 0 and counted.pending > 0
+        deliver = "not visible here" if services is None else "deliver" if services else "to start: postdate run"
+        failed = "cannot be counted" if errors is None else "in the error queue"
+        aside = "cannot be read" if counted.set_aside else "all can be read"
+        return [
+            ("Waiting", f"{counted.pending:,}", work, "", ""),
+            ("Overdue", f"{counted.overdue:,}", oldest, "worry" if late else "", ""),
+            ("Next due", following, then, "", ""),
+            ("Delivered", *self._delivered(), "", ""),
+            ("Failed", "-" if errors is None else f"{errors:,}", failed, "worry" if errors else "", "/errors"),
+            ("Set aside", f"{counted.set_aside:,}", aside, "worry" if counted.set_aside else "", "/errors"),
+            ("Services", "-" if services is None else f"{services:,}", deliver, "bad" if idle else "", ""),
+        ]
+
+    def _delivered(self) -> tuple[str, str]:
+        """Return how many in all, and how many a second between the last two looks."""
+        last, before = self._watcher.records.known()
+        if last is None:
+            return "…", "being counted"
+        count = last.found.get("delivered", 0)
+        if before is None:
+            return f"{count:,}", "in all, by the records"
+        rate = (count - before.found.get("delivered", 0)) / max(last.ended - before.ended, 1e-9)
+        return f"{count:,}", f"{max(rate, 0.0):,.1f} a second lately"
+
+    async def queues(self, request: Request) -> Response:
+        await self._watcher.deployment()
+        look = await self._watcher.overview.last()
+        return self._page(request, "queues", look=look, queues=look.found.statistics.queues)
+
+    async def doctor(self, request: Request) -> Response:
+        await self._watcher.deployment()
+        look = await self._watcher.diagnosis.last()
+        return self._page(request, "doctor", look=look, found=look.found)
+
+    async def events(self, request: Request) -> Response:
+        """Say by server-sent events when there is a newer overview."""
+        await self._watcher.deployment()
+        look = await self._watcher.overview.last()
+        _ = look.found  # an error is an answer of its own
+        return StreamingResponse(self._news(look), media_type="text/event-stream")
+
+    async def _news(self, seen: Look[Overview]) -> AsyncGenerator[str]:
+        yield f"id: {seen.number}\n\n"
+        while True:
+            newer = await self._watcher.overview.newer(seen.number, _STILL_HERE_SECONDS)
+            seen = newer or seen
+            yield ": still here\n\n" if newer is None else f"id: {newer.number}\nevent: newer\ndata: {newer.number}\n\n"
+
+    # --- messages -------------------------------------------------------------------------------------------------
+
+    async def messages(self, request: Request) -> Response:
+        given, look = request.query_params, None
+        asked = {name: given.get(name, "").strip() for name in ("queue", "due_from", "due_to")}
+        where = Pending(asked["queue"] or None, _instant(asked["due_from"]), _instant(asked["due_to"]))
+        deployment, after = await self._watcher.deployment(), given.get("after") or None
+        if after or where.says_something:
+            async with self._asking:
+                now = await operations.present(deployment)
+                found = await operations.list_messages(deployment, where, LISTED, now, after)
+        else:
+            look = await self._watcher.first_messages.last()
+            found, now = look.found, look.at
+        further = _query({**asked, "after": found.cursor})
+        return self._page(request, "messages", found=found, where=where, further=further, now=now, look=look)
+
+    async def message(self, request: Request) -> Response:
+        """Show what is known of one message; its id is the end of the path, or comes from the search form."""
+        id_, body = self._asked_for(request)
+        deployment = await self._watcher.deployment()
+        many = (await self._watcher.overview.last()).found.statistics.pending > _SEARCHED_THROUGH
+        async with self._asking:
+            now = await operations.present(deployment)
+            try:
+                details = await operations.show_message(deployment, id_)
+            except MessageNotFound:
+                details = operations.MessageDetails(id_, (), ())
+            quickly = bool(details.places) or not many or request.query_params.get("search") == "all"
+            explanation = await operations.explain(deployment, id_, now) if quickly else None
+        state = MessageState.UNKNOWN if explanation is None else explanation.state
+        is_known = bool(details.places or details.history) or state is not MessageState.UNKNOWN
+        values: dict[str, Any] = {
+            "explanation": explanation,
+            "mood": _MOODS.get(state.value, ""),
+            "body": body,
+            "now": now,
+        }
+        status = HTTPStatus.OK if is_known else HTTPStatus.NOT_FOUND
+        return self._page(request, "message", status, id_=id_, details=details, **values)
+
+    # --- errors ---------------------------------------------------------------------------------------------------
+
+    async def errors(self, request: Request) -> Response:
+        given, deployment = request.query_params, await self._watcher.deployment()
+        where = operations.ErrorFilter(given.get("queue"), given.get("exception"))
+        look = await self._watcher.errors.last()
+        groups = look.found
+        async with self._asking:
+            found = await operations.list_errors(deployment, self._error_queue, LISTED, where)
+        return self._page(request, "errors", look=look, groups=groups, found=found, where=where)
+
+    async def error(self, request: Request) -> Response:
+        (id_, body), deployment = self._asked_for(request), await self._watcher.deployment()
+        queue_view(deployment, "show a failed message")  # to show it, others would have to be received
+        async with self._asking:
+            now = await operations.present(deployment)
+            found = await operations.show_error(deployment, self._error_queue, id_, now)
+        return self._page(request, "error", id_=id_, found=found, body=body)
+
+    def _asked_for(self, request: Request) -> tuple[str, bool]:
+        """Return the id of a message, and whether its body is asked for, which is logged: it may be personal."""
+        id_: str = request.path_params["id"] or request.query_params.get("id", "")
+        if not id_.strip():
+            raise HTTPException(HTTPStatus.NOT_FOUND, "Name the id of a message.")
+        body = request.query_params.get("body") == "shown"
+        if body:
+            address, user = request.client and request.client.host, request.headers.get("X-Forwarded-User")
+            log.info("the body of message %r is shown to %s, user %r", id_, address, user)
+        return id_, body
+
+    # --- what cannot be shown -------------------------------------------------------------------------------------
+
+    def failed(self, request: Request, error: Exception) -> Response:
+        """Say what is wrong, where, and how to mend it. For errors of Postdate."""
+        assert isinstance(error, PostdateError)
+        status, mend = HTTPStatus.SERVICE_UNAVAILABLE, advice_for(error, "see what `postdate doctor` says")
+        match error:
+            case MessageNotFound() | QueueNotFound():
+                status, mend = HTTPStatus.NOT_FOUND, ""
+            case MessageError():
+                status, mend = HTTPStatus.BAD_REQUEST, "correct what was asked for"
+            case NotSupported():
+                status, mend = HTTPStatus.NOT_IMPLEMENTED, ""
+            case _:
+                pass
+        said = without_secrets(str(error))
+        return self._page(request, "problem", status, said=said, code=error.code, mend=mend)
+
+    def refused(self, request: Request, error: Exception) -> Response:
+        """Say that there is no such page, or that nothing can be changed here."""
+        assert isinstance(error, HTTPException)
+        status = HTTPStatus(error.status_code)
+        said = error.detail if error.detail != status.phrase else status.description
+        return self._page(request, "problem", status, said=said, code="", mend="")
+
+    def broken(self, request: Request, _: Exception) -> Response:
+        """Say that a fault of Postdate was met; the server logs it."""
+        status, said = HTTPStatus.INTERNAL_SERVER_ERROR, "This is a fault in Postdate; its log has the details."
+        page = self._page(request, "problem", status, said=said, code="internal_error", mend="")
+        page.headers.update(SECURITY_HEADERS)  # outside of all that adds them otherwise
+        return page
+
+
+def _headline(state: Overview) -> str:
+    counted = state.statistics
+    if not counted.pending:
+        return "Nothing waits"
+    if counted.overdue:
+        many = "is" if counted.overdue == 1 else "are"
+        return f"{shown_count(counted.overdue, 'message')} of {counted.pending:,} {many} overdue"
+    return f"{shown_count(counted.pending, 'message')} wait{'s' if counted.pending == 1 else ''}, all on time"
+
+
+def _usual(intervals: Sequence[Interval]) -> int:
+    """Return the middle of the counts that are not 0, for comparison with herds."""
+    counts = sorted(each.count for each in intervals if each.count)
+    return counts[len(counts) // 2] if counts else 0
+
+
+def _time(instant: datetime | None) -> Markup | str:
+    """Return a time to the second, whose exact value a pointer shows."""
+    if instant is None:
+        return "-"
+    return Markup('<time datetime="{0}" title="{0}">{1:%Y-%m-%d %H:%M:%S}</time>').format(shown_time(instant), instant)
+
+
+def _instant(text: str) -> datetime | None:
+    """Return the time of a form's field, which has no offset."""
+    return parse_instant(f"{text}Z" if _WITHOUT_OFFSET.fullmatch(text) else text) if text else None
+
+
+def _visible(value: object) -> object:
+    return clean(value) if type(value) is str else value
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="")
+
+
+def _query(values: Mapping[str, str | None]) -> str:
+    """Return the query of an address; what is empty says nothing."""
+    return urlencode({name: value for name, value in values.items() if value})

@@ -1,0 +1,64 @@
+"""``postdate dashboard`` serves the page, to those who ask for it by its names, until it is told to stop."""
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+
+@pytest.fixture
+def served(cli, eventually, own_folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Serve the page of a new store from a process; lend its address, and the process."""
+    cli.ok("setup")
+    log = own_folder / "dashboard.log"
+    with log.open("wb") as file:
+        command = [sys.executable, "-W", "error", "-m", "postdate.cli", "dashboard", "--listen", "127.0.0.1:0"]
+        process = subprocess.Popen([*command, "--host", "ops.example"], stdout=file, stderr=file)
+    try:
+        eventually(lambda: "the page is at" in log.read_text(), "it listens")
+        yield re.findall(r"http://127\.0\.0\.1:\d+/", log.read_text())[0], process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_it_serves_and_stops_when_told_so(served, own_folder: Path) -> None:
+    address, process = served
+    assert "Nothing waits" in httpx.get(address).text
+    assert httpx.get(address, headers={"Host": "ops.example"}).status_code == 200
+    assert httpx.get(address, headers={"Host": "evil.example"}).status_code == 400
+    assert "server" not in httpx.get(address).headers
+    with httpx.stream("GET", f"{address}events") as news:
+        next(news.iter_lines())
+        process.send_signal(signal.SIGTERM)  # somebody still watches
+        process.wait()
+    assert process.returncode == 0, (own_folder / "dashboard.log").read_text()
+
+
+@pytest.mark.parametrize("listen", ["8080", "127.0.0.1:", "127.0.0.1:http", "127.0.0.1:70000"])
+def test_an_address_that_is_none_is_refused(cli, listen: str) -> None:
+    cli.ok("setup")
+    ran = cli("dashboard", "--listen", listen)
+    assert (ran.status, "is not ADDRESS:PORT" in ran.err) == (2, True)
+
+
+def test_an_address_of_another_machine_is_refused(cli) -> None:
+    cli.ok("setup")
+    ran = cli("dashboard", "--listen", "192.0.2.1:8080")
+    assert (ran.status, "cannot listen on 192.0.2.1:8080" in ran.err) == (2, True)
+
+
+def test_without_the_extra_it_says_which(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    ran = cli("dashboard")
+    assert (ran.status, "pip install 'postdate[dashboard]'" in ran.err) == (2, True)
+
+
+def test_without_a_store_it_does_not_start(cli) -> None:
+    ran = cli("dashboard")
+    assert (ran.status, "create it with `postdate setup`" in ran.err) == (3, True)

@@ -1,0 +1,341 @@
+"""Each page shows what is there, in words, and nothing of others' making runs in it."""
+
+import logging
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from tests.integration.postgres_place import now, placed
+from tests.web.conftest import MINUTE, Deployment, Page, Visit, app_of, browsing
+
+from postdate import DelayedMessage, SqliteStore, TransactionMode
+from postdate.operations.plain import clean
+from postdate.web.views import SECURITY_HEADERS
+
+HOSTILE = (
+    "<script>alert('id')</script>",
+    "\"quoted\" 'twice' & <b>",
+    "a/b//c/../d/",
+    "..",
+    ".",
+    "%2F%00%",
+    "?body=shown#x",
+    "\x01\x07\x1b[31m\r\n",
+    "ü 🕰 \u202e\u2028",
+    "x" * 200,
+)
+
+
+async def test_the_overview_says_what_waits_and_what_is_due_when(deployment: Deployment, visit: Visit) -> None:
+    await deployment.store(
+        *(deployment.waiting(f"m-{n}", 1 + n, ("orders", "bills")[n % 3 == 0]) for n in range(50)),
+        *(deployment.waiting(f"h-{n}", 30, "bills") for n in range(1_500)),
+        deployment.waiting("late", -5),
+        deployment.waiting("far", 60 * 24 * 10),
+    )
+    await deployment.send(deployment.failed("f", "builtins.ValueError", "no"))
+    async with visit() as browser:
+        hour, day, month = await browser("/"), await browser("/?due=day"), await browser("/?due=month")
+    assert "1 message of 1,552 is overdue" in hour.words
+    assert "A herd: 1,50" in hour.words
+    assert "Failed 1 in the error queue" in hour.words
+    assert "Services 0 to start: postdate run" in hour.words
+    assert "1,550 in the next hour, usually 1 a minute." in hour.words
+    assert "1,550 in the next day" in day.words
+    assert "1,551 in the next 30 days" in month.words
+    assert "bills 1,517" in hour.words
+    for page, name in ((hour, "hour"), (day, "day"), (month, "month")):
+        assert [each["href"] for each in page.all("a") if each.get("aria-current") == "true"] == [f"/?due={name}"]
+
+
+async def test_a_bar_leads_to_its_messages(deployment: Deployment, visit: Visit) -> None:
+    await deployment.store(deployment.waiting("this", 10), deployment.waiting("other", 20))
+    async with visit() as browser:
+        linked = dict.fromkeys((await browser("/")).links("/messages?due_from="))
+        pages = [await browser(href) for href in linked]
+    assert sorted(sum(("this" in page.words, "other" in page.words)) for page in pages) == [0] * 58 + [1, 1]
+
+
+async def test_an_empty_store_says_so(visit: Visit) -> None:
+    async with visit() as browser:
+        page = await browser("/")
+        assert "Nothing waits" in page.words
+        assert "Nothing is due in the next hour." in page.words
+        assert "No message waits." in (await browser("/messages")).words
+        assert "Nothing has failed" in (await browser("/errors")).words
+
+
+async def test_messages_are_listed_by_queue_and_time_and_page_by_page(deployment: Deployment, visit: Visit) -> None:
+    await deployment.store(*(deployment.waiting(f"m-{n:03}", 1 + n, ("orders", "bills")[n % 2]) for n in range(120)))
+    first = (deployment.now + 11 * MINUTE - timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%S")
+    async with visit() as browser:
+        page, seen = await browser("/messages"), list[str]()
+        while True:
+            seen += page.links("/messages/m-")
+            if not (further := page.links("/messages?after=")):
+                break
+            page = await browser(further[0])
+        assert seen == [f"/messages/m-{n:03}" for n in range(120)]
+        bills = await browser("/messages?queue=bills&due_from=&due_to=")
+        assert bills.links("/messages/m-") == [f"/messages/m-{n:03}" for n in range(1, 101, 2)]
+        late = await browser(f"/messages?queue=bills&due_from={first}&due_to=")
+        assert late.links("/messages/m-")[:2] == ["/messages/m-011", "/messages/m-013"]
+        assert "No message is like that." in (await browser("/messages?queue=nowhere")).words
+        wrong = await browser("/messages?due_from=tomorrow")
+    assert (wrong.status, "tomorrow" in wrong.words) == (400, True)
+
+
+async def test_a_message_has_its_story(deployment: Deployment, visit: Visit) -> None:
+    await deployment.store(deployment.waiting("m-1", -5), deployment.waiting("m-2", 5))
+    store = SqliteStore(deployment.path)
+    await store.initialize("postdate", TransactionMode.RECEIVE_ONLY)
+    await store.move_due(deployment.now, 10)
+    await store.close()
+    async with visit() as browser:
+        delivered, waiting = await browser("/messages/m-1"), await browser("/messages/?id=m-2")
+        unknown = await browser("/messages/m-3")
+    assert "Scheduled for orders" in delivered.words
+    assert "Delivered to orders" in delivered.words
+    assert "5m after it was due" in delivered.words
+    assert "it is in queue 'orders', waiting for a consumer" in delivered.words
+    assert "What to do: start the endpoint that receives from 'orders'" in delivered.words
+    assert "it waits until it is due at" in waiting.words
+    assert "Now waits for orders" in waiting.words
+    assert "own header" in waiting.words
+    assert (unknown.status, "it was never scheduled" in unknown.words) == (404, True)
+
+
+async def test_with_many_messages_what_is_gone_is_looked_for_when_asked(
+    deployment: Deployment, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search for a retry reads all that waits."""
+    monkeypatch.setattr("postdate.web.views._SEARCHED_THROUGH", 0)
+    await deployment.store(deployment.waiting("m-1", 5))
+    async with visit() as browser:
+        assert "it waits until it is due" in (await browser("/messages/m-1")).words
+        brief = await browser("/messages/gone")
+        assert "nothing was recorded of it" in brief.words
+        assert "it was never scheduled" in (await browser(f"/messages/gone{brief.links('?')[0]}")).words
+
+
+async def test_errors_are_grouped_and_listed(deployment: Deployment, visit: Visit) -> None:
+    await deployment.send(
+        *(deployment.failed(f"v-{n}", "builtins.ValueError", f"no {n}") for n in range(3)),
+        deployment.failed("k-1", "builtins.KeyError", "'id'", "bills"),
+    )
+    async with visit() as browser:
+        page = await browser("/errors")
+        grouped = await browser(page.links("/errors?exception=builtins.KeyError")[0])
+        error, unknown = await browser("/errors/v-1"), await browser("/errors/nope")
+        explained = await browser(error.links("/messages/v-1")[0])
+    assert "4 failed messages" in page.words
+    assert "3 builtins.ValueError orders - no 2" in page.words
+    assert page.links("/errors/") == ["/errors/v-0", "/errors/v-1", "/errors/v-2", "/errors/k-1"]
+    assert grouped.links("/errors/") == ["/errors/k-1"]
+    assert "Traceback of v-1" in error.words
+    assert "it is in the error queue 'error' because of: no 1" in explained.words
+    assert (unknown.status, "no message 'nope' is in queue 'error'" in unknown.words) == (404, True)
+
+
+async def test_queues_and_doctor_say_what_they_found(deployment: Deployment, visit: Visit) -> None:
+    await deployment.send(deployment.failed("f", "builtins.ValueError", "no"))
+    async with visit() as browser:
+        queues, doctor = await browser("/queues"), await browser("/doctor")
+    assert "bills 0 error 1 orders 0" in queues.words
+    assert "warn error queue 1 message in 'error'" in doctor.words
+
+
+@pytest.mark.parametrize("id_", HOSTILE, ids=range(len(HOSTILE)))
+async def test_whatever_an_id_is_the_list_leads_to_its_message(deployment: Deployment, visit: Visit, id_: str) -> None:
+    await deployment.store(deployment.waiting(id_, 5))
+    await deployment.send(deployment.failed(f"f{id_}", "E", f"<i>{id_}"))
+    async with visit() as browser:
+        listed, errors = await browser("/messages"), await browser("/errors")
+        for page, prefix, name in ((listed, "/messages/", id_), (errors, "/errors/", f"f{id_}")):
+            (href,) = page.links(prefix)
+            assert urlsplit(href).path.split("/")[2:] in ([href.removeprefix(prefix)], [""])  # no dots that lead up
+            found = await browser(href)
+            assert found.status == 200
+            assert " ".join(clean(name).split()) in found.words
+            harmless(found)
+        searched = await browser.client.get("/messages/", params={"id": id_})
+    assert searched.status_code == 200
+
+
+async def test_content_that_is_hostile_is_text(deployment: Deployment, visit: Visit) -> None:
+    body = b"<script>alert(1)</script>" * 40_000
+    hostile = {"<b>name</b>": "</td><img src=x onerror=alert(1)>\x1b[2J", "quote": "\"'`"}
+    await deployment.store(
+        DelayedMessage("text", deployment.now + MINUTE, '"><script>q</script>', hostile, body),
+        DelayedMessage("bytes", deployment.now + MINUTE, "orders", {}, b"\xff\x00"),
+    )
+    async with visit() as browser:
+        text, raw = await browser("/messages/text?body=shown"), await browser("/messages/bytes?body=shown")
+        overview = await browser("/")
+    for page in (text, raw, overview):
+        harmless(page)
+    assert text.words.count("<script>alert(1)</script>") == 40_000
+    assert "</td><img src=x onerror=alert(1)>\\x1b[2J" in text.words
+    assert "in base64. That you looked is logged. /wA=" in raw.words
+    assert '"><script>q</script>' in overview.words
+
+
+def harmless(page: Page) -> None:
+    """Assert that nothing runs, is drawn or fetched but what the page itself has."""
+    assert [each.get("src") for each in page.all("script")] == ["/static/page.js"]
+    assert [each.get("href") for each in page.all("link")] == ["/static/mark.svg", "/static/page.css"]
+    assert {tag for tag, _ in page.elements}.isdisjoint({"img", "style", "b", "i", "iframe", "object"})
+    assert not [name for _, given in page.elements for name in given if name == "style" or name.startswith("on")]
+
+
+async def test_a_body_is_shown_when_asked_for_and_that_is_logged(
+    deployment: Deployment, visit: Visit, caplog: pytest.LogCaptureFixture
+) -> None:
+    await deployment.store(deployment.waiting("m-1", 5))
+    await deployment.send(deployment.failed("f-1", "E", "no"))
+    caplog.set_level(logging.INFO, "postdate.dashboard")
+    async with visit() as browser:
+        for path in ("/messages/m-1", "/errors/f-1"):
+            hidden = await browser(path)
+            assert "6 bytes, which may hold personal data." in hidden.words
+            assert "secret" not in hidden.answer.text
+            (link,) = hidden.links("?")
+            assert not caplog.messages
+            assert "secret" in (await browser(path + link, **{"X-Forwarded-User": "ada\n"})).words
+            id_ = path.rpartition("/")[2]
+            assert caplog.messages == [f"the body of message {id_!r} is shown to 192.0.2.7, user 'ada\\n'"]
+            caplog.clear()
+
+
+async def test_pages_are_for_everybody(deployment: Deployment, visit: Visit) -> None:
+    """Landmarks, one heading of the first rank, names for what is entered, and where one is; for screen readers."""
+    await deployment.store(deployment.waiting("m-1", 5))
+    await deployment.send(deployment.failed("f-1", "E", "no"))
+    places = {"/": "/", "/messages": "/messages", "/messages/m-1": "/messages", "/errors": "/errors"}
+    places |= {"/errors/f-1": "/errors", "/queues": "/queues", "/doctor": "/doctor", "/nowhere": None}
+    async with visit() as browser:
+        for path, current in places.items():
+            page = await browser(path)
+            assert [len(page.all(tag)) for tag in ("h1", "main", "header", "footer")] == [1] * 4, path
+            assert page.all("html") == [{"lang": "en"}]
+            assert (page.all("a")[0]["href"], page.all("main")[0]["id"]) == ("#content", "content")
+            here = [each["href"] for each in page.all("a") if each.get("aria-current") == "page"]
+            assert here == ([] if current is None else [current])
+            assert len(page.all("label")) == len(page.all("input")) > 0
+            assert all(each.get("aria-hidden") == "true" for each in page.all("svg"))
+            assert all(each.get("scope") for each in page.all("th"))
+            ids = [given["id"] for _, given in page.elements if given.get("id")]
+            assert len(ids) == len(set(ids))
+
+
+async def test_nothing_but_the_page_is_asked_for_and_every_answer_says_so(deployment: Deployment, visit: Visit) -> None:
+    async with visit() as browser:
+        client = browser.client
+        answers = [
+            await client.get("/"),
+            await client.head("/"),
+            await client.get("/nowhere"),
+            await client.get("/messages/unknown"),
+            await client.get("/static/page.css"),
+            await client.get("/static/page.js"),
+            await client.get("/static/../views.py"),
+            await client.post("/", data={"id": "1"}),
+            await client.delete("/messages/m-1"),
+            await client.get("/", headers={"Host": "evil.example"}),
+        ]
+    assert [each.status_code for each in answers] == [200, 200, 404, 404, 200, 200, 404, 405, 405, 400]
+    for answer in answers:
+        assert {name: answer.headers.get(name) for name in SECURITY_HEADERS} == SECURITY_HEADERS
+    assert "unsafe" not in SECURITY_HEADERS["Content-Security-Policy"]
+
+
+async def test_a_fault_of_ours_is_told_without_its_details(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("enigma")
+
+    monkeypatch.setattr("postdate.web.views._headline", broken)
+    async with visit() as browser:
+        page = await browser("/")
+    assert (page.status, "This is a fault in Postdate" in page.words, "enigma" in page.answer.text) == (
+        500,
+        True,
+        False,
+    )
+    assert {name: page.answer.headers.get(name) for name in SECURITY_HEADERS} == SECURITY_HEADERS
+
+
+@pytest.mark.parametrize("path", ["/", "/messages", "/messages/m-1", "/errors", "/doctor", "/queues", "/events"])
+async def test_a_store_out_of_reach_is_told_in_words(path: str, tmp_path: Any) -> None:
+    async with browsing(app_of("postgresql://ada:enigma@127.0.0.1:1/shop")) as browser:
+        page = await browser(path)
+    assert page.status == 503
+    assert "127.0.0.1" in page.words
+    assert "is the server running there? start it, or correct host and port" in page.words
+    assert "enigma" not in page.answer.text
+    assert {name: page.answer.headers.get(name) for name in SECURITY_HEADERS} == SECURITY_HEADERS
+
+
+async def test_it_comes_back_with_the_store(deployment: Deployment) -> None:
+    """What is missing at the first request is opened by a later one."""
+    moved = deployment.path.rename(deployment.path.with_suffix(".elsewhere"))
+    async with browsing(app_of(deployment.address)) as browser:
+        missing = await browser("/")
+        assert (missing.status, "there is no file" in missing.words) == (503, True)
+        moved.rename(deployment.path)
+        assert (await browser("/")).status == 200
+
+
+async def test_it_can_be_mounted_in_another_application(deployment: Deployment) -> None:
+    await deployment.store(deployment.waiting("m-1", 5))
+    inner = app_of(deployment.address)
+    async with inner.router.lifespan_context(inner), browsing(Starlette(routes=[Mount("/ops", inner)])) as browser:
+        page = await browser("/ops/")
+        assert page.status == 200
+        links = [each["href"] or "" for each in page.all("a")]
+        assert all(each.startswith(("/ops/", "#")) for each in links)
+        assert (await browser("/ops/static/page.css")).status == 200
+        assert (await browser("/ops/messages")).links("/ops/messages/") == ["/ops/messages/m-1"]
+
+
+async def test_news_are_told_as_they_come(deployment: Deployment) -> None:
+    app, told = app_of(deployment.address), list[bytes]()
+    scope = {"type": "http", "method": "GET", "path": "/events", "headers": [(b"host", b"localhost")]}
+    scope |= {"query_string": b"", "http_version": "1.1", "asgi": {"spec_version": "2.4"}, "client": ("::1", 1)}
+
+    class Enough(Exception):
+        pass
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            headers = dict(message["headers"])
+            assert headers[b"content-type"].startswith(b"text/event-stream")
+            assert headers[b"cache-control"] == b"no-store"
+        elif told.append(message["body"]) or len(told) == 2:
+            raise Enough
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async with app.router.lifespan_context(app):
+        with pytest.raises(Enough):
+            await app(scope, receive, send)
+    assert told == [b"id: 1\n\n", b"id: 2\nevent: newer\ndata: 2\n\n"]
+
+
+async def test_it_shows_a_store_on_postgresql(postgres_url: str) -> None:
+    async with placed(postgres_url, "orders", "postdate.timeouts") as place:
+        at = now()
+        await place.store.store_many([place.work(n, at + (1 + n) * MINUTE, "orders") for n in range(3)], at)
+        options = {"store.schema": place.schema, "transport.schema": place.schema, "endpoint.name": "service"}
+        async with browsing(app_of(postgres_url, **options)) as browser:
+            overview = await browser("/")
+            assert "3 messages wait, all on time" in overview.words
+            assert "orders 3" in overview.words
+            listed = await browser("/messages")
+            assert listed.links("/messages/") == ["/messages/m-0", "/messages/m-1", "/messages/m-2"]
+            assert "it waits until it is due" in (await browser("/messages/m-1")).words
+            assert "Nothing has failed" in (await browser("/errors")).words
+            assert "ok store server" in (await browser("/doctor")).words

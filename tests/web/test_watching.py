@@ -1,0 +1,113 @@
+"""However many watch, a store is looked at seldom: a twentieth of the time, and not at all when nobody watches."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+import anyio
+import pytest
+from tests.web.conftest import Deployment
+
+from postdate.clock import Clock
+from postdate.config import load_settings
+from postdate.errors import StoreUnavailable
+from postdate.testing import VirtualClock
+from postdate.web.watching import Refresher, pause_after
+from postdate.wiring import OpenDeployment, opened
+
+SECOND = timedelta(seconds=1)
+HOUR = 3_600 * SECOND
+
+
+@asynccontextmanager
+async def refreshing(
+    deployment: Deployment, clock: Clock, look: Callable[[OpenDeployment, datetime], Any]
+) -> AsyncGenerator[Refresher[Any]]:
+    refresher = Refresher(look, clock)
+    settings = load_settings(None, {}, {"store.address": deployment.address})
+    async with opened(settings) as opening, anyio.create_task_group() as tasks:
+        tasks.start_soon(refresher.run, opening)
+        try:
+            yield refresher
+        finally:
+            tasks.cancel_scope.cancel()
+
+
+class Looks:
+    """Takes so long, counts, and finds the number of the look."""
+
+    def __init__(self, clock: VirtualClock, seconds: float) -> None:
+        self._clock, self._took = clock, seconds * SECOND
+        self.count = 0
+
+    async def __call__(self, deployment: OpenDeployment, now: datetime) -> int:
+        await self._clock.sleep(self._took)
+        self.count += 1
+        return self.count
+
+
+@pytest.mark.parametrize(("took", "most"), [(0.0, 1_801), (0.1, 1_716), (0.2, 901), (10.0, 19), (200.0, 1)])
+async def test_looking_takes_a_twentieth_of_the_time(deployment: Deployment, took: float, most: int) -> None:
+    clock = VirtualClock()
+    looks = Looks(clock, took)
+    async with refreshing(deployment, clock, looks) as refresher:
+        for _ in range(3_600):  # somebody asks each second
+            refresher.known()
+            await clock.advance(SECOND)
+    assert most - 5 <= looks.count <= most
+    assert pause_after(took) >= timedelta(seconds=19 * took if took > 0.1 else 2)
+
+
+async def test_nobody_watching_is_not_looked_for(deployment: Deployment) -> None:
+    clock = VirtualClock()
+    looks = Looks(clock, 0.0)
+    async with refreshing(deployment, clock, looks) as refresher:
+        await clock.advance(HOUR)
+        assert looks.count == 0
+        assert (await refresher.last()).found == 1
+        await clock.advance(HOUR)
+        assert looks.count == 30  # for a minute after that
+        look = await refresher.last()
+        assert (look.found, look.number) == (31, 31)  # not the one of an hour ago
+
+
+async def test_any_number_of_requests_look_no_more_often(deployment: Deployment) -> None:
+    clock = VirtualClock()
+    looks, found = Looks(clock, 0.0), list[int]()
+
+    async def ask(refresher: Refresher[int]) -> None:
+        found.append((await refresher.last()).found)
+
+    async with refreshing(deployment, clock, looks) as refresher, anyio.create_task_group() as tasks:
+        for _ in range(1_000):
+            tasks.start_soon(ask, refresher)
+    assert (found, looks.count) == ([1] * 1_000, 1)
+
+
+async def test_an_error_is_told_to_all_until_a_look_finds_something(deployment: Deployment) -> None:
+    clock, outage = VirtualClock(), [StoreUnavailable("away")]
+
+    async def look(deployment: OpenDeployment, now: datetime) -> str:
+        if outage:
+            raise outage[0]
+        return "there"
+
+    async with refreshing(deployment, clock, look) as refresher:
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable, match="away"):
+                _ = (await refresher.last()).found
+        outage.clear()
+        await clock.advance(3 * SECOND)
+        assert (await refresher.last()).found == "there"
+
+
+async def test_news_come_with_the_next_look(deployment: Deployment) -> None:
+    clock = VirtualClock()
+    async with refreshing(deployment, clock, Looks(clock, 0.0)) as refresher:
+        look = await refresher.last()
+        assert await refresher.newer(look.number, 0.0) is None
+        await clock.advance(3 * SECOND)
+        newer = await refresher.newer(look.number, 0.0)
+    assert newer is not None
+    assert newer.number == 2
