@@ -12,8 +12,8 @@ from tests.web.conftest import Deployment
 from postdate.clock import Clock
 from postdate.config import load_settings
 from postdate.errors import StoreUnavailable
+from postdate.operations.looking import Refresher, pause_after
 from postdate.testing import VirtualClock
-from postdate.web.watching import Refresher, pause_after
 from postdate.wiring import OpenDeployment, opened
 
 SECOND = timedelta(seconds=1)

@@ -22,11 +22,14 @@ from postdate.config import Settings
 from postdate.core.guard import left_behind
 from postdate.endpoint.service import log_critical_error
 from postdate.errors import ConfigurationError, StoreReplaced
-from postdate.operations import check_readable, check_set_up
+from postdate.operations import check_readable, check_set_up, overview
+from postdate.operations.looking import Refresher
+from postdate.ports import AdministrableStore
 from postdate.runtime.process import READY, STOPPING, freeze_what_is_loaded, notify
 from postdate.runtime.reporting import Tally
 from postdate.runtime.threads import Alarm
 from postdate.telemetry.server import pages_of, serving
+from postdate.telemetry.standing import standing
 from postdate.telemetry.vitals import Vitals
 from postdate.wiring import OpenDeployment, build_endpoints, delay_exchange, opened
 
@@ -121,6 +124,10 @@ class _Service:
             async with AsyncExitStack() as running:
                 vitals = Vitals(metrics, lambda: [each for endpoint in endpoints for each in endpoint.problems()])
                 running.callback(asyncio.get_running_loop().create_task(vitals.run()).cancel)
+                if isinstance(deployment.store, AdministrableStore):
+                    looking = Refresher(overview, endpoints[0].clock)
+                    running.callback(asyncio.get_running_loop().create_task(looking.run(deployment)).cancel)
+                    metrics.show(standing(looking, endpoints[0].clock))
                 if listen is not None:
                     port = running.enter_context(serving(listen, pages_of(vitals, registry)))
                     log.info("metrics and health at port %d", port)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Protocol
 
@@ -69,6 +69,9 @@ class NoMetrics(Metrics):
 
 NO_METRICS = NoMetrics()
 
+Gauges = Mapping[str, Mapping[str, float]]
+"""By name, values by what their one attribute says; it is empty where there is one value."""
+
 OTHERS = "(others)"
 _DESTINATIONS_AT_MOST = 200
 """Counted by name; what goes to more is counted together: each is a time series where metrics are kept."""
@@ -84,6 +87,9 @@ class Tally(Metrics):
         """Of these, the delivered ones by destination; some may be :data:`OTHERS`."""
         self.breakers = dict[str, str]()
         """States of circuit breakers that were ever in one."""
+
+    def show(self, gauges: Callable[[], Gauges]) -> None:
+        """Have whoever exports the counts ask for these, too, in any thread."""
 
     def stored(self, messages: int) -> None:
         self.counts["stored"] += messages

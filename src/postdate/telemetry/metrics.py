@@ -7,15 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
 from typing_extensions import override
 
-from postdate.runtime.reporting import Tally
+from postdate.runtime.reporting import Gauges, Tally
 
 LATENESS_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 3600.0)
 _DURATION_BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_GAUGES: Final = {
+    "pending": ("{message}", "Messages that wait in the store", ""),
+    "due": ("{message}", "Messages due until the end of the next minute, hour or day", "postdate.within"),
+    "overdue": ("{message}", "Messages that are due and wait still", ""),
+    "overdue.age": ("s", "How long the first of these has been due", ""),
+    "claimed": ("{message}", "Messages that a process is delivering", ""),
+    "failing": ("{message}", "Messages of which an attempt has failed", ""),
+    "errors": ("{message}", "Messages in the error queue", ""),
+    "set_aside": ("{message}", "Rows that cannot be read", ""),
+    "services": ("{process}", "Processes that deliver from the store", ""),
+    "clock.offset": ("s", "How far the clock of the store is ahead of this machine's", ""),
+}
 OUTCOME: Final = "postdate.outcome"
 DESTINATION: Final = "messaging.destination.name"
 
@@ -32,14 +45,14 @@ class OpenTelemetryMetrics(Tally):
 
     def __init__(self, meter: Meter | None = None) -> None:
         super().__init__()
-        meter = meter or get_meter("postdate")
+        self._meter = meter = meter or get_meter("postdate")
         meter.create_observable_counter(
             "postdate.messages",
             [self._messages],
             unit="{message}",
             description="What became of messages, and where the delivered ones went",
         )
-        observe(meter, "postdate.breakers.triggered", "{breaker}", "Circuit breakers that are triggered", self._tripped)
+        _observe(meter, "postdate.breakers.triggered", "{breaker}", "Triggered circuit breakers", self._tripped)
 
         def histogram(name: str, unit: str, meaning: str, bounds: Sequence[float]) -> Callable[[float], None]:
             made = meter.create_histogram(
@@ -77,6 +90,12 @@ class OpenTelemetryMetrics(Tally):
     def stood_still(self, seconds: float) -> None:
         self._record_delay(seconds)
 
+    @override
+    def show(self, gauges: Callable[[], Gauges]) -> None:
+        for name, (unit, meaning, attribute) in _GAUGES.items():
+            values = partial(_named, gauges, name)
+            _observe(self._meter, f"postdate.{name}", unit, meaning, values, attribute)
+
     def _messages(self, _: CallbackOptions) -> Generator[Observation]:
         for outcome, messages in list(self.counts.items()):
             if outcome != "delivered":
@@ -88,7 +107,7 @@ class OpenTelemetryMetrics(Tally):
         return {"": sum(state == "triggered" for state in list(self.breakers.values()))}
 
 
-def observe(
+def _observe(
     meter: Meter, name: str, unit: str, meaning: str, values: Callable[[], Mapping[str, float]], attribute: str = ""
 ) -> None:
     """Make a gauge of values by what their one attribute says."""
@@ -97,6 +116,10 @@ def observe(
         return [Observation(value, {attribute: of} if attribute else {}) for of, value in values().items()]
 
     meter.create_observable_gauge(name, [look], unit=unit, description=meaning)
+
+
+def _named(gauges: Callable[[], Gauges], name: str) -> Mapping[str, float]:
+    return gauges().get(name, {})
 
 
 def prometheus() -> tuple[OpenTelemetryMetrics, Any]:

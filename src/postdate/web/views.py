@@ -22,10 +22,11 @@ from postdate.config import parse_instant, without_secrets
 from postdate.core.changing import Pending
 from postdate.errors import MessageError, MessageNotFound, NotSupported, PostdateError, QueueNotFound
 from postdate.operations import Interval, MessageState, Overview
+from postdate.operations.looking import Look
 from postdate.operations.needs import queue_view
 from postdate.operations.plain import clean, shown_count, shown_span, shown_time
 from postdate.web import charts
-from postdate.web.watching import LISTED, Look, Watcher
+from postdate.web.watching import LISTED, Watcher
 from postdate.wiring import advice_for
 
 SECURITY_HEADERS: Final = {

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Final, Generic, TypeVar
+from datetime import datetime
+from typing import Final, TypeVar
 
 import anyio
 
@@ -17,6 +15,7 @@ from postdate.clock import Clock
 from postdate.config import Settings
 from postdate.core.changing import Pending
 from postdate.errors import PostdateError
+from postdate.operations.looking import Refresher
 from postdate.runtime.threads import in_thread
 from postdate.wiring import OpenDeployment, opened
 
@@ -24,92 +23,6 @@ T = TypeVar("T")
 
 LISTED: Final = 50
 """Messages on a page."""
-
-_LEAST_PAUSE: Final = timedelta(seconds=2)
-_QUICK_SECONDS: Final = 0.1
-_PAUSES: Final = 19
-"""After a look that was not quick, so many times its length passes: looking takes a twentieth of the time."""
-
-_WATCHED_SECONDS: Final = 60.0
-"""So long after a request somebody watches."""
-
-_NEWS_SECONDS: Final = 0.2
-"""A request that finds an answer from before anybody watched waits so long for another one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Look(Generic[T]):
-    """One look: its number, and when it ended, on the wall clock and on the monotonic one."""
-
-    number: int
-    at: datetime
-    ended: float
-    result: T | Exception
-
-    @property
-    def found(self) -> T:
-        """What was found. Raises the error of the look."""
-        if isinstance(self.result, Exception):
-            raise self.result.with_traceback(None)  # many may raise it
-        return self.result
-
-
-class Refresher(Generic[T]):
-    """Keeps what the last look has found. Requests never look themselves, so any number of them costs the same."""
-
-    def __init__(self, look: Callable[[OpenDeployment, datetime], Awaitable[T]], clock: Clock) -> None:
-        self._look, self._clock = look, clock
-        self._watched_at = clock.monotonic() - _WATCHED_SECONDS
-        self._watched, self._news = anyio.Event(), anyio.Event()
-        self._last: Look[T] | None = None
-        self._before: Look[T] | None = None
-
-    async def run(self, deployment: OpenDeployment) -> None:
-        """Look again and again, until it is cancelled."""
-        while True:
-            while self._clock.monotonic() - self._watched_at >= _WATCHED_SECONDS:
-                self._watched = anyio.Event()
-                await self._watched.wait()
-            begun, at = self._clock.monotonic(), self._clock.now()
-            try:
-                at = await operations.present(deployment)
-                result = await self._look(deployment, at)
-            except Exception as error:  # noqa: BLE001 - raised by whoever asks what was found
-                result = error
-            ended = self._clock.monotonic()
-            number = 1 if self._last is None else self._last.number + 1
-            self._before, self._last = self._last, Look(number, at, ended, result)
-            self._news.set()
-            self._news = anyio.Event()
-            await self._clock.sleep(pause_after(ended - begun))
-
-    def known(self) -> tuple[Look[T] | None, Look[T] | None]:
-        """Return the last look and that before, as far as there are any; somebody watches."""
-        self._watched_at = self._clock.monotonic()
-        self._watched.set()
-        return self._last, self._before
-
-    async def last(self) -> Look[T]:
-        """Return the last look; the first one, and one after long, is waited for."""
-        self.known()
-        while (look := self._last) is None:
-            await self._news.wait()
-        if self._clock.monotonic() - look.ended >= _WATCHED_SECONDS:
-            return await self.newer(look.number, _NEWS_SECONDS) or look
-        return look
-
-    async def newer(self, number: int, seconds: float) -> Look[T] | None:
-        """Return a look after that of the number as soon as there is one; ``None`` after so many seconds."""
-        self.known()
-        with anyio.move_on_after(seconds):
-            while self._last is None or self._last.number <= number:
-                await self._news.wait()
-        return self._last if self._last is not None and self._last.number > number else None
-
-
-def pause_after(seconds: float) -> timedelta:
-    """Return how long not to look after a look that took so long."""
-    return max(_LEAST_PAUSE, timedelta(seconds=_PAUSES * seconds if seconds > _QUICK_SECONDS else 0.0))
 
 
 class Watcher:

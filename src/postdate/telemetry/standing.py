@@ -1,0 +1,58 @@
+"""Gauges of what waits in a store, and of the clock by which it is judged: the same from each service of a store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+
+from postdate.clock import Clock, SystemClock
+from postdate.core.store_clock import FollowingClock
+from postdate.operations import Overview
+from postdate.operations.looking import Refresher
+from postdate.runtime.reporting import Gauges
+
+
+def standing(looking: Refresher[Overview], clock: Clock) -> Callable[[], Gauges]:
+    """Return what gives the gauges as of the last look, in any thread, and has another look taken.
+
+    Args:
+        looking: at the store.
+        clock: of the service.
+    """
+    loop = asyncio.get_running_loop()
+
+    def ask() -> Gauges:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(looking.known)
+        last = looking.last_found
+        return {**({} if last is None else _of_store(last)), **_of_clock(clock)}
+
+    return ask
+
+
+def _of_store(state: Overview) -> dict[str, Mapping[str, float]]:
+    counted, first = state.statistics, state.statistics.next_due
+    age = counted.at - first if counted.overdue and first is not None else timedelta(0)
+    known = {
+        "pending": counted.pending,
+        "overdue": counted.overdue,
+        "overdue.age": age.total_seconds(),
+        "claimed": counted.claimed,
+        "failing": counted.failing,
+        "set_aside": counted.set_aside,
+        "errors": state.errors,
+        "services": counted.services,
+    }
+    due = {
+        "minute": sum(each.count for each in state.hour[:2]),
+        "hour": sum(each.count for each in state.hour),
+        "day": sum(each.count for each in state.day),
+    }
+    return {**{name: {"": value} for name, value in known.items() if value is not None}, "due": due}
+
+
+def _of_clock(clock: Clock) -> dict[str, Mapping[str, float]]:
+    if not isinstance(clock, FollowingClock):
+        return {}
+    return {"clock.offset": {"": (clock.now() - SystemClock().now()).total_seconds()}}
