@@ -33,10 +33,6 @@ def _rows(dues: Iterable[int]) -> Generator[BareRow]:
         yield BareRow(message_id, due, encode_headers(headers_of(message_id)), BODY)
 
 
-def _microseconds() -> int:
-    return time.time_ns() // 1_000
-
-
 # --- rates --------------------------------------------------------------------------------------------------------
 
 
@@ -58,7 +54,7 @@ def move_limit(targets: Targets, n: int) -> float:
 
 def _moved_per_second(queues: Measured, n: int, at_once: int) -> float | None:
     """Return the rate of moving rows between two bare tables; ``None`` where the backend cannot."""
-    now = _microseconds()
+    now = time.time_ns() // 1_000
     moving = queues.target.mover(_rows(range(now - (n + 1) * 1_000, now - 1_000, 1_000)), at_once)
     if moving is None:
         return None
@@ -100,7 +96,7 @@ def insert_limit(targets: Targets, n: int, batch: int) -> float | None:
     inserting = targets.store.target.inserter()
     if inserting is None:
         return None
-    seconds, due = 0.0, _microseconds() + 3_600_000_000
+    seconds, due = 0.0, time.time_ns() // 1_000 + 3_600_000_000
     with inserting as prepared:
         rows = _rows(range(due, due + n))
         while made := list(islice(rows, batch)):

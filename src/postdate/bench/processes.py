@@ -6,6 +6,7 @@ import json
 import mmap
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +17,7 @@ _BYTES = 8
 _ENDS_WITHIN_SECONDS = 10.0
 
 
-class SharedCount:
+class SharedCount(AbstractContextManager["SharedCount"]):
     """A whole number in a memory-mapped file, which is created if missing: one process writes it, others read."""
 
     def __init__(self, path: Path) -> None:
@@ -26,9 +27,6 @@ class SharedCount:
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), _BYTES)
         self._number = memoryview(self._map).cast("q")
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_error: object) -> None:
         self._number.release()

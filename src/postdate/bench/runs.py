@@ -72,9 +72,9 @@ _UNTIL_AT_FULL_SPEED_SECONDS = 0.3
 
 def drain(bench: Bench, n: int, *, services: int = 1, beside_writer: bool = False) -> BenchmarkResult:
     """Deliver ``n`` due messages; with several services, ``of_one`` is their rate divided by the rate of one."""
-    if services == 1:
-        return _drain(bench, "drain", n, beside_writer=beside_writer)
     one = _drain(bench, "drain", n, beside_writer=beside_writer)
+    if services == 1:
+        return one
     several = _drain(bench, "drain", n, services=services, beside_writer=beside_writer, limited=False)
     found = {"services": services, "one_rate": one.rate or 0, "of_one": (several.rate or 0) / (one.rate or 1)}
     return _both(one, several, found)

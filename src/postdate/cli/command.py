@@ -355,15 +355,15 @@ def progress() -> Callable[[int], None]:
     return tell
 
 
-def headers_of(texts: list[str] | None) -> dict[str, str]:
-    """Return the headers of options ``NAME=VALUE``."""
-    headers: dict[str, str] = {}
+def pairs_of(texts: list[str] | None, option: str = "--header", form: str = "NAME=VALUE") -> dict[str, str]:
+    """Return the names and values of an option of this form that was given several times."""
+    pairs: dict[str, str] = {}
     for text in texts or ():
         name, separator, value = text.partition("=")
         if not separator or not name:
-            raise wrong_usage(f"--header {text!r} is not NAME=VALUE")
-        headers[name] = value
-    return headers
+            raise wrong_usage(f"{option} {text!r} is not {form}")
+        pairs[name] = value
+    return pairs
 
 
 # --- logging ----------------------------------------------------------------------------------------------------------

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from typing import Annotated
 
 from postdate.cli.command import Queue, Use, command, group, option
 from postdate.cli.output import clean, print_table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from postdate.core.limits import Limits
+from postdate.core.limits import Limits, change_limits, limited, limiting, limits_of, paused, resumed
 
 app = group("destinations", "Pause queues, and limit how much they are sent, and when.")
 
@@ -18,8 +15,6 @@ app = group("destinations", "Pause queues, and limit how much they are sent, and
 @command(app, "list")
 def list_(use: Use) -> None:
     """List queues that have limits."""
-    from postdate.core.limits import limiting, limits_of
-
     found = use.work(lambda deployment, _: limits_of(limiting(deployment.store)))
 
     def lines() -> None:
@@ -34,16 +29,12 @@ def list_(use: Use) -> None:
 @command(app, "pause")
 def pause(use: Use, queue: Queue) -> None:
     """Hold what is due for a queue, until it is resumed."""
-    from postdate.core.limits import paused
-
     _change(use, queue, paused)
 
 
 @command(app, "resume")
 def resume(use: Use, queue: Queue) -> None:
     """Let a paused queue have what was held; its other limits stay."""
-    from postdate.core.limits import resumed
-
     _change(use, queue, resumed)
 
 
@@ -58,13 +49,9 @@ def limit(
     ] = None,
 ) -> None:
     """Limit what a queue is sent, instead of the limits that it had; without options: lift them."""
-    from postdate.core.limits import limited
-
     _change(use, queue, limited(per_second, windows or ()))
 
 
 def _change(use: Use, queue: str, change: Callable[[Limits], Limits]) -> None:
-    from postdate.core.limits import change_limits, limiting
-
     limits = use.work(lambda deployment, now: change_limits(limiting(deployment.store), queue, change, now))
     use.report({"destination": queue, "limits": limits}, lambda: print(f"{clean(queue)}: {limits}"))

@@ -5,22 +5,25 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from typing import TYPE_CHECKING
 
+import anyio
+import typer
+
+import postdate
+from postdate import operations
 from postdate.cli.command import Use, command, group
 from postdate.cli.output import clean, print_pairs, print_table
+from postdate.clock import SystemClock
+from postdate.wiring import libraries
 
-if TYPE_CHECKING:
-    from postdate.operations import Diagnosis
+app = typer.Typer(add_completion=False)
+config = group("config", "Look at the settings.")
+app.add_typer(config)
 
 
+@command(app, "doctor")
 def doctor(use: Use) -> None:
     """Check this installation, without changing anything, and say how to mend what is wrong."""
-    import anyio
-
-    from postdate import operations
-    from postdate.clock import SystemClock
-
     found = anyio.run(operations.diagnose, use.settings(), os.environ, SystemClock())
     use.report(
         {"result": found.worst, "checks": found.checks},
@@ -29,18 +32,16 @@ def doctor(use: Use) -> None:
     )
 
 
-def _print_checks(found: Diagnosis) -> None:
+def _print_checks(found: operations.Diagnosis) -> None:
     for check in found.checks:
         print(f"{check.result.value:<5} {check.name:<16}{clean(check.found)}")
         if check.mend:
             print(f"{'':<22}> {check.mend}")
 
 
+@command(app, "version")
 def version(use: Use) -> None:
     """Say which Postdate, Python and SQLite these are."""
-    import postdate
-    from postdate.wiring import libraries
-
     own, *others = libraries()
     found = {
         "postdate": postdate.__version__,
@@ -50,11 +51,7 @@ def version(use: Use) -> None:
         "platform": platform.platform(),
         "executable": sys.executable,
     }
-
     use.report(found, lambda: print_pairs(found))
-
-
-config = group("config", "Look at the settings.")
 
 
 @command(config, "show")

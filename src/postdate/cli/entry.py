@@ -1,6 +1,6 @@
 """The entry point: all commands in one place, and what turns every error of theirs into one line and an exit code.
 
-Commands that need Spark, or measure, are imported when they are called.
+Commands are imported when they are called: help answers at once, and they import what they need.
 """
 
 from __future__ import annotations
@@ -11,30 +11,16 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final, TextIO, cast
+from typing import Any, TextIO, cast
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand
 
-from postdate.cli import destinations, diagnosis, error_queue, messages, queues, sending, service
-from postdate.cli.command import Exit, Use, command, epilog, exit_of, root_signature
+from postdate.cli.command import Exit, Use, epilog, exit_of, root_signature
 from postdate.errors import PostdateError
-
-# In the order in which an operator needs them.
-_ORDER = (
-    *("demo", "run", "setup", "send", "messages", "errors", "queues", "destinations"),
-    *("pipeline", "bench", "config", "doctor", "version"),
-)
-
-
-class _InOrder(TyperGroup):
-    def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(super().list_commands(ctx), key=_ORDER.index)
-
 
 app = typer.Typer(
     name="postdate",
-    cls=_InOrder,
     help="Keeps a message until it is due, then puts it in the queue it was meant for: on time, once, never lost.",
     epilog=epilog(),
     rich_markup_mode=None,
@@ -59,38 +45,45 @@ postdate.__signature__ = root_signature()
 app.callback(invoke_without_command=True)(postdate)
 
 
-_PASS_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": list[str]()}
+class _PassesOn(TyperCommand):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.args = args
+        return args
 
 
 def _later(name: str, module: str, meaning: str) -> None:
-    """Register a command whose module, with an ``app`` or a function of its name, is imported when it is called."""
+    """Register a command that is in the ``app`` of a module, or is that app, or a function of a module without one."""
 
-    @app.command(name, help=meaning, context_settings=_PASS_ON, add_help_option=False)
+    @app.command(name, cls=_PassesOn, help=meaning)
     def pass_on(context: typer.Context) -> None:
         room = importlib.import_module(module)
         inner: typer.Typer | None = getattr(room, "app", None)
+        path, arguments = context.command_path, context.args
         if inner is None:
             inner = typer.Typer(add_completion=False)
             inner.command()(getattr(room, name))
+        elif inner.info.name != name:
+            path, arguments = path.removesuffix(f" {name}"), [name, *arguments]
         inner.rich_markup_mode = None
-        ended: object = inner(context.args, prog_name=context.command_path, obj=context.obj, standalone_mode=False)
+        ended: object = inner(arguments, prog_name=path, obj=context.obj, standalone_mode=False)
         if isinstance(ended, int) and ended:
             raise typer.Exit(ended)
 
 
+# In the order in which an operator needs them.
 _later("demo", "postdate.demo.command", "Deliver reminders for real flights on time, and prove it.")
-command(app, "run", reports=False, short_help="Deliver delayed messages until told to stop.")(service.run)
-command(app, "setup", short_help="Create tables and queues.")(sending.setup)
-command(app, "send")(sending.send)
-app.add_typer(messages.app)
-app.add_typer(error_queue.app)
-app.add_typer(queues.app)
-app.add_typer(destinations.app)
+_later("run", "postdate.cli.service", "Deliver delayed messages until told to stop.")
+_later("setup", "postdate.cli.sending", "Create tables and queues.")
+_later("send", "postdate.cli.sending", "Send a message, now or when it is due.")
+_later("messages", "postdate.cli.messages", "Look at delayed messages, and change them.")
+_later("errors", "postdate.cli.error_queue", "Look at failed messages, and send them back; mend what cannot be read.")
+_later("queues", "postdate.cli.queues", "Look into queues, take messages off them, empty them.")
+_later("destinations", "postdate.cli.destinations", "Pause queues, and limit how much they are sent, and when.")
 _later("pipeline", "postdate.cli.pipeline", "Bulk jobs on Spark: schedule, sweep, delay, audit, forecast, archive.")
 _later("bench", "postdate.cli.bench", "Measure this machine's own store and queues.")
-app.add_typer(diagnosis.config)
-command(app, "doctor", short_help="Check this installation, and say how to mend it.")(diagnosis.doctor)
-command(app, "version")(diagnosis.version)
+_later("config", "postdate.cli.diagnosis", "Look at the settings.")
+_later("doctor", "postdate.cli.diagnosis", "Check this installation, and say how to mend it.")
+_later("version", "postdate.cli.diagnosis", "Say which Postdate, Python and SQLite these are.")
 
 
 # --- running one ------------------------------------------------------------------------------------------------------
@@ -145,9 +138,6 @@ def output_closed() -> Exit:
 
 def _wrong_usage(error: typer.TyperException) -> Exit:
     message = error.format_message()
-    if message.startswith("Usage:"):  # a group that was named alone answers with its help
-        print(message, file=sys.stderr)
-        return Exit.WRONG_USAGE
     context: typer.Context | None = getattr(error, "ctx", None)
     hint = f"; see `{context.command_path} --help`" if context is not None else ""
     return _say("wrong_usage", message.rstrip(".") + hint, Exit.WRONG_USAGE)
@@ -157,7 +147,9 @@ def _failed(error: BaseException) -> Exit:
     error = _first(error)
     if isinstance(error, PostdateError):
         return _say(error.code, str(error), exit_of(error))
-    print(_without_secrets("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+    from postdate.config import without_secrets
+
+    print(without_secrets("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     return _say("internal_error", f"{type(error).__name__}: {error}", Exit.INTERNAL)
 
 
@@ -168,14 +160,10 @@ def _first(error: BaseException) -> BaseException:
     return error
 
 
-def _without_secrets(text: str) -> str:
+def _say(code: str, message: str, ending: Exit) -> Exit:
     from postdate.config import without_secrets
 
-    return without_secrets(text)
-
-
-def _say(code: str, message: str, ending: Exit) -> Exit:
-    one_line = " ".join(_without_secrets(message).split())
+    one_line = " ".join(without_secrets(message).split())
     with suppress(OSError):
         print(f"postdate: error [{code}]: {one_line}", file=sys.stderr, flush=True)
     return ending

@@ -6,10 +6,11 @@ from base64 import b64decode
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
+from postdate import operations
 from postdate.cli.command import (
     NAME,
     DryRun,
@@ -19,19 +20,19 @@ from postdate.cli.command import (
     Use,
     command,
     group,
-    headers_of,
     instant,
     named,
     option,
+    pairs_of,
     progress,
     wrong_usage,
 )
 from postdate.cli.output import clean, hexdump, one_line, print_body, print_pairs, print_table, time_or_dash
-
-if TYPE_CHECKING:
-    from postdate import operations
-    from postdate.ports import Mending
-    from postdate.wiring import OpenDeployment
+from postdate.errors import InvalidHeaders, MessageError
+from postdate.messages import Headers, decode_headers
+from postdate.operations.plain import shown_count
+from postdate.ports import Mending
+from postdate.wiring import OpenDeployment
 
 app = group("errors", "Look at failed messages, and send them back; mend what cannot be read.")
 
@@ -63,8 +64,6 @@ def list_(
     limit: Limit = 50,
 ) -> None:
     """List failed messages, and what was set aside because it cannot be read; the oldest first."""
-    from postdate import operations
-
     if only_set_aside:
         if queue is not None:
             raise wrong_usage("--queue is for failed messages: what is set aside is in no queue")
@@ -80,8 +79,6 @@ def list_(
 @command(app, "groups")
 def groups(use: Use, queue: Queue = None) -> None:
     """Count failed messages by the type of their exception and the queue where they failed."""
-    from postdate import operations
-
     found = _work(use, queue, lambda deployment, source, _: operations.group_errors(deployment, source))
     use.report(found, lambda: _print_groups(found))
 
@@ -138,8 +135,6 @@ def show(
     queue: Queue = None,
 ) -> None:
     """Show a failed message: the stack trace, its headers, its body; or what one that cannot be read holds."""
-    from postdate import operations
-
     if (message_id is None) == (set_aside is None):
         raise wrong_usage("name one: either the ID of a failed message, or --set-aside NAME")
     if set_aside is not None:
@@ -162,8 +157,6 @@ def _print_held(found: operations.SetAsideDetails) -> None:
 
 
 def _print_details(found: operations.ErrorDetails) -> None:
-    from postdate.messages import Headers
-
     message = found.message
     print(f"message {clean(message.message_id)} in queue {found.queue}")
     print_pairs(
@@ -218,8 +211,6 @@ def return_(
 
     With --set-aside, what could not be read: as it is, if it was mended by hand, or with other parts.
     """
-    from postdate import operations
-
     mends = [part for part in (headers, due, destination, body) if part is not None]
     if set_aside:
         if message_ids or every or to or without_expiry or queue or failed_queue or exception or text or dry_run:
@@ -250,8 +241,6 @@ def discard(
     dry_run: DryRun = False,
 ) -> None:
     """Throw failed messages away, for good."""
-    from postdate import operations
-
     how = operations.Treatment(discard=True, dry_run=dry_run)
     _deal(use, message_ids, queue, every, operations.ErrorFilter(failed_queue, exception, text), how)
 
@@ -265,8 +254,6 @@ def _deal(
     how: operations.Treatment,
 ) -> None:
     """Return messages, or discard them."""
-    from postdate import operations
-
     action = "discard" if how.discard else "return"
     if [bool(message_ids), every, where != operations.ErrorFilter()].count(True) != 1:
         raise wrong_usage(
@@ -289,8 +276,6 @@ def _deal(
 
 
 def _print_would_be(results: list[operations.Returned], action: str) -> None:
-    from postdate.operations.plain import shown_count
-
     stay = [each for each in results if not each.done]
     print(f"{shown_count(len(results) - len(stay), 'message')} would be {action}ed")
     if stay:
@@ -309,11 +294,9 @@ def edit(
     to: Annotated[str | None, named("--to", "Send it there instead of where it failed.", metavar="QUEUE")] = None,
 ) -> None:
     """Send a failed message with another body or headers, under a new id. The failed one stays in the error queue."""
-    from postdate import operations
-
     if body is None and not header:
         raise wrong_usage("what is to be changed? give --body or --header")
-    change = operations.Edit(None if body is None else _content("--body", body), headers_of(header), to)
+    change = operations.Edit(None if body is None else _content("--body", body), pairs_of(header), to)
     sent = _work(
         use, queue, lambda deployment, source, now: operations.edit(deployment, source, message_id, now, change)
     )
@@ -322,10 +305,6 @@ def edit(
 
 
 def _mending(headers: str | None, due: datetime | None, destination: str | None, body: str | None) -> Mending:
-    from postdate.errors import InvalidHeaders, MessageError
-    from postdate.messages import decode_headers
-    from postdate.ports import Mending
-
     try:
         read = None if headers is None else decode_headers(_content("--headers", headers))
     except InvalidHeaders as error:
@@ -353,8 +332,6 @@ def delete(
     names: Annotated[list[str], typer.Argument(parser=NAME, metavar="NAME…", help="What is set aside, as s12 or q3.")],
 ) -> None:
     """Delete what was set aside, for good. For failed messages that can be read there is `discard`."""
-    from postdate import operations
-
     deleted = use.work(lambda deployment, now: operations.delete_set_aside(deployment, names, now))
     _report_mended(use, deleted, "deleted")
 

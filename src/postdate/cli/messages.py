@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+from postdate import operations
 from postdate.cli.command import (
     At,
     Delay,
@@ -18,23 +20,19 @@ from postdate.cli.command import (
     command,
     duration,
     group,
-    headers_of,
     instant,
     named,
     option,
+    pairs_of,
     progress,
     wrong_usage,
 )
 from postdate.cli.output import clean, print_body, print_pairs, print_table, time_or_dash
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from postdate import operations
-    from postdate.core.changing import Pending
-    from postdate.messages import DelayedMessage
-    from postdate.operations.plain import Event
-    from postdate.wiring import OpenDeployment
+from postdate.clock import later
+from postdate.core.changing import Pending
+from postdate.messages import DelayedMessage
+from postdate.operations.plain import Event, shown_count, shown_time
+from postdate.wiring import OpenDeployment
 
 app = group("messages", "Look at delayed messages, and change them.")
 
@@ -56,9 +54,7 @@ class Which:
     ] = None
 
     def pending(self) -> Pending:
-        from postdate.core.changing import Pending
-
-        headers = headers_of(self.header) or None
+        headers = pairs_of(self.header) or None
         return Pending(self.queue, self.due_from, self.due_to, headers, self.text, self.failing or None, self.zone)
 
 
@@ -72,8 +68,6 @@ def list_(
     ] = None,
 ) -> None:
     """List messages that wait, the next due first."""
-    from postdate import operations
-
     where = which.pending()
     found = use.work(lambda deployment, now: operations.list_messages(deployment, where, limit, now, after))
     use.report(found, lambda: _print_list(found))
@@ -98,8 +92,6 @@ def _state(message: operations.MessageLine) -> str:
 @command(app, "show")
 def show(use: Use, message_id: MessageId) -> None:
     """Show a message: where it is, what it says, what happened to it."""
-    from postdate import operations
-
     found = use.work(lambda deployment, _: operations.show_message(deployment, message_id))
     use.report(found, lambda: _print_details(found))
 
@@ -137,8 +129,6 @@ def _print_place(place: operations.MessageLocation) -> None:
 @command(app, "explain")
 def explain(use: Use, message_id: MessageId) -> None:
     """Say why a message has not arrived, and what to do about it."""
-    from postdate import operations
-
     found = use.work(lambda deployment, now: operations.explain(deployment, message_id, now))
     use.report(found, lambda: _print_explanation(found), kept=found.state is not operations.MessageState.UNKNOWN)
 
@@ -161,8 +151,6 @@ def cancel(use: Use, message_ids: SomeIds = None, *, which: Which, dry_run: DryR
 
     Those that do not wait any more are left alone.
     """
-    from postdate import operations
-
     where = which.pending()
     if _are_named(message_ids, where, dry_run=dry_run):
         named = message_ids or []
@@ -185,9 +173,6 @@ def reschedule(
     dry_run: DryRun = False,
 ) -> None:
     """Give messages that wait another due time: those named, or all that the options say."""
-    from postdate import operations
-    from postdate.clock import later
-
     where = which.pending()
     are_named = _are_named(message_ids, where, dry_run=dry_run)
     if (delay, at, later_by).count(None) != 2 or (are_named and later_by is not None):
@@ -229,14 +214,10 @@ def _report_many(use: Use, found: operations.ManyChanged, done: str) -> None:
         if not found.answers:
             print("no message is like that")
 
-    from postdate.operations.plain import shown_count
-
     use.report(found, lines)
 
 
 def _report_changes(use: Use, changes: list[operations.Change], done: str) -> None:
-    from postdate.operations.plain import shown_time
-
     def lines() -> None:
         for change in changes:
             due = "" if change.due is None else f", due at {shown_time(change.due)}"
@@ -249,8 +230,6 @@ def _report_changes(use: Use, changes: list[operations.Change], done: str) -> No
 @command(app, "stats")
 def stats(use: Use) -> None:
     """Count what waits, what happened, and what is in the queues."""
-    from postdate import operations
-
     found = use.work(operations.statistics)
     use.report(found, lambda: _print_statistics(found))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.table import Table
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-    from postdate.operations.plain import Body
+from postdate.operations.plain import Body, shown_time
 
 _WIDE = 100_000
 """Columns where the output is no terminal: a pipe is never wrapped and no id is ever cut."""
@@ -37,15 +37,11 @@ def one_line(text: str, limit: int = 100) -> str:
 
 
 def time_or_dash(instant: datetime | None) -> str:
-    from postdate.operations.plain import shown_time
-
     return "-" if instant is None else shown_time(instant)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print rows under headings; numbers to the right."""
-    from rich.console import Console
-
     console = Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False)
     with console.capture() as capture:
         console.print(_table(columns, [list(row) for row in rows]))
@@ -53,9 +49,6 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def _table(columns: Sequence[str], lines: Sequence[Sequence[object]]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=None, pad_edge=False, header_style="bold")
     for position, name in enumerate(columns):
         numbers = bool(lines) and all(isinstance(line[position], int) for line in lines)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 from postdate.cli.command import DryRun, Limit, Queue, Use, command, group, progress
 from postdate.cli.output import clean, print_body, print_pairs, print_table
-
-if TYPE_CHECKING:
-    from postdate.operations.queues import QueuedMessage, QueuedMessages
+from postdate.operations import queues
+from postdate.operations.plain import shown_count
+from postdate.operations.queues import QueuedMessage, QueuedMessages
 
 app = group("queues", "Look into queues, take messages off them, empty them.")
 
@@ -20,8 +19,6 @@ def peek(use: Use, queue: Queue, limit: Limit = 10) -> None:
 
     RabbitMQ and Azure give them out for that, and get them back: they count as delivered once more.
     """
-    from postdate.operations import queues
-
     found = use.work(lambda deployment, now: queues.peek(deployment, queue, limit, now))
     use.report(found, lambda: _print_all(found))
 
@@ -47,7 +44,6 @@ def _print(message: QueuedMessage) -> None:
 @command(app, "receive")
 def receive(use: Use, queue: Queue, limit: Limit = 1) -> None:
     """Take messages off a queue, for good, and print them; with --json an object a line."""
-    from postdate.operations import queues
 
     def print_out(message: QueuedMessage) -> None:
         use.report(message, lambda: _print(message))
@@ -61,9 +57,6 @@ def receive(use: Use, queue: Queue, limit: Limit = 1) -> None:
 @command(app, "purge")
 def purge(use: Use, queue: Queue, dry_run: DryRun = False) -> None:
     """Throw away all messages that are in a queue now, and in nobody's hands."""
-    from postdate.operations import queues
-    from postdate.operations.plain import shown_count
-
     found = use.work(lambda deployment, now: queues.purge(deployment, queue, now, progress(), dry_run=dry_run))
     said = "would be thrown away" if dry_run else "thrown away"
     use.report(found, lambda: print(f"{shown_count(found.count, 'message')} {said}"))

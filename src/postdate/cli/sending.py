@@ -5,16 +5,22 @@ from __future__ import annotations
 import sys
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from postdate.cli.command import AtWall, Delay, Use, duration, headers_of, instant, named, option, wrong_usage
+from postdate import operations
+from postdate.cli.command import AtWall, Delay, Use, command, duration, instant, named, option, pairs_of, wrong_usage
+from postdate.config import parse_instant
+from postdate.endpoint.outgoing import SendOptions
+from postdate.errors import InvalidTimestamp
+from postdate.operations.plain import shown_time
+from postdate.wiring import setup_sql
 
-if TYPE_CHECKING:
-    from postdate.operations import SendReport
+app = typer.Typer(add_completion=False)
 
 
+@command(app, "setup")
 def setup(
     use: Use,
     queue: Annotated[
@@ -31,13 +37,9 @@ def setup(
     The tables of a timeout manager, of sagas and of the outbox are among them if the settings say where they are.
     """
     if print_sql:
-        from postdate.wiring import setup_sql
-
         sql = setup_sql(use.settings(), queue or [], sagas=sagas, outbox=outbox)
         use.report({"sql": sql}, lambda: print(sql, end=""))
         return
-    from postdate import operations
-
     done = use.work(
         lambda deployment, _: operations.set_up(deployment, queue or [], sagas=sagas, outbox=outbox), create=True
     )
@@ -58,6 +60,7 @@ def setup(
     use.report(done, lines)
 
 
+@command(app, "send")
 def send(
     use: Use,
     queue: Annotated[str, typer.Argument(metavar="QUEUE", help="Queue it is meant for.")],
@@ -84,11 +87,6 @@ def send(
     file: Annotated[Path | None, option("--file", "Send the content of this file.", metavar="FILE")] = None,
 ) -> None:
     """Send a message, now or when it is due. A body that is JSON is marked as such."""
-    from postdate import operations
-    from postdate.config import parse_instant
-    from postdate.endpoint.outgoing import SendOptions
-    from postdate.errors import InvalidTimestamp
-
     if not queue.strip():
         raise wrong_usage("QUEUE must be the name of a queue, not empty")
     if delay is not None and at is not None:
@@ -100,7 +98,7 @@ def send(
             raise typer.BadParameter(f"{error}; or say by whose clocks: --zone", param_hint="'--at'") from None
     if zone is not None and not isinstance(at, str):
         raise wrong_usage("--zone needs --at with what its clocks show, without an offset: 2027-03-28T09:00")
-    content, headers = _body(body, file), headers_of(header)
+    content, headers = _body(body, file), pairs_of(header)
     options = SendOptions(
         queue, delay, at, expires_at, time_to_be_received, headers=headers, message_id=message_id, zone=zone
     )
@@ -123,9 +121,7 @@ def _body(argument: str | None, file: Path | None) -> bytes:
     return sys.stdin.buffer.read()
 
 
-def _print_sent(sent: SendReport) -> None:
-    from postdate.operations.plain import shown_time
-
+def _print_sent(sent: operations.SendReport) -> None:
     if sent.due is None:
         print(f"{sent.message_id} is in queue {sent.destination}")
         return

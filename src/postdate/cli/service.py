@@ -6,22 +6,27 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from datetime import datetime
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import anyio
 import typer
 
-from postdate.cli.command import Exit, LogLevel, Use, instant, logging_to_stderr, option, wrong_usage
+from postdate.cli.command import Exit, LogLevel, Use, command, instant, logging_to_stderr, option, wrong_usage
+from postdate.clock import Clock, ScaledClock, SystemClock
+from postdate.config import Settings
+from postdate.core.guard import left_behind
+from postdate.endpoint.service import log_critical_error
+from postdate.errors import StoreReplaced
+from postdate.operations import check_readable, check_set_up
+from postdate.runtime.process import READY, STOPPING, freeze_what_is_loaded, notify
+from postdate.runtime.threads import Alarm
+from postdate.wiring import OpenDeployment, build_endpoints, delay_exchange, opened
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from postdate.clock import Clock
-    from postdate.config import Settings
-    from postdate.runtime.threads import Alarm
-    from postdate.wiring import OpenDeployment
+app = typer.Typer(name="run", add_completion=False)
 
 ONE_ORDER_SECONDS = 1.0
 """Signals this close together count as one: supervisors and terminals signal a process and its group."""
@@ -29,6 +34,7 @@ ONE_ORDER_SECONDS = 1.0
 log = logging.getLogger("postdate.service")
 
 
+@command(app, "run", reports=False)
 def run(
     use: Use,
     log_level: LogLevel = "INFO",
@@ -47,8 +53,6 @@ def run(
     Stores what arrives in the queue {endpoint}.timeouts, and puts every message into its queue when it is due. Any
     number of services may run on one store. Tables and queues that are missing are created.
     """
-    import anyio
-
     settings = use.settings()
     service = _Service(settings, _clock(clock_start, clock_speed, clock_real_start), exit_on_critical=exit_on_critical)
     with logging_to_stderr(log_level):
@@ -58,8 +62,6 @@ def run(
 
 
 def _clock(start: datetime | None, speed: float, real_start: float | None) -> Clock:
-    from postdate.clock import ScaledClock, SystemClock
-
     if start is None:
         return SystemClock()
     if speed <= 0:
@@ -78,12 +80,6 @@ class _Service:
 
     async def run(self, create: bool) -> None:
         """Deliver until a signal comes, then finish the messages in progress."""
-        from postdate.core.guard import left_behind
-        from postdate.operations import check_readable, check_set_up
-        from postdate.runtime.process import READY, STOPPING, freeze_what_is_loaded, notify
-        from postdate.runtime.threads import Alarm
-        from postdate.wiring import build_endpoints, delay_exchange, opened
-
         self._alarm = Alarm()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._signalled)
@@ -136,9 +132,6 @@ class _Service:
             os._exit(Exit.INTERRUPTED)
 
     def _critical_error(self, text: str, error: BaseException) -> None:
-        from postdate.endpoint.service import log_critical_error
-        from postdate.errors import StoreReplaced
-
         log_critical_error(text, error)
         if self._alarm is not None and (self._exit_on_critical or isinstance(error, StoreReplaced)):
             self.ending = Exit.UNAVAILABLE

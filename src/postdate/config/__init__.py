@@ -3,25 +3,19 @@
 Every value remembers its origin. Names and defaults: specification 1.4.
 """
 
-from postdate.config.addresses import Address, check_server, resolved, without_secrets
-from postdate.config.sections import SECTIONS, SectionValues, Settings, definitions, keys
-from postdate.config.sources import PREFIX, load_settings
-from postdate.config.values import parse_duration, parse_instant
-from postdate.ports.settings import format_duration
-
-__all__ = [
-    "PREFIX",
-    "SECTIONS",
-    "Address",
-    "SectionValues",
-    "Settings",
-    "check_server",
-    "definitions",
-    "format_duration",
-    "keys",
-    "load_settings",
-    "parse_duration",
-    "parse_instant",
-    "resolved",
-    "without_secrets",
-]
+from postdate.config.addresses import (
+    Address as Address,
+    check_server as check_server,
+    resolved as resolved,
+    without_secrets as without_secrets,
+)
+from postdate.config.sections import (
+    SECTIONS as SECTIONS,
+    SectionValues as SectionValues,
+    Settings as Settings,
+    definitions as definitions,
+    keys as keys,
+)
+from postdate.config.sources import PREFIX as PREFIX, load_settings as load_settings
+from postdate.config.values import parse_duration as parse_duration, parse_instant as parse_instant
+from postdate.ports.settings import format_duration as format_duration

@@ -26,8 +26,17 @@ from postdate.errors import (
     StoreUnreachable,
 )
 from postdate.messages import DESTINATION_LIMIT, DelayedMessage, Headers, check_text, encode_headers, size_in_bytes
-from postdate.migrating.dialect import EXCHANGED, NUMBER, READ, Dialect, Hiding, Session, staging_table
-from postdate.migrating.state import OVER, MigrationState
+from postdate.migrating.dialect import (
+    EXCHANGED,
+    NUMBER,
+    OVER,
+    READ,
+    Dialect,
+    Hiding,
+    MigrationState,
+    Session,
+    staging_table,
+)
 from postdate.persistence.timeouts import (
     DESTINATION,
     HEADERS,

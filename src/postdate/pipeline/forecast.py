@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from datetime import datetime, timedelta
 
 import numpy as np
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 from pyspark.sql.types import StringType, TimestampType
@@ -126,6 +125,9 @@ def _forecast(
         width = round_width(_span(upcoming), MOST_INTERVALS, max(FRAME_WIDTHS.get(options.width, 1), step))
         last = horizon(upcoming) if len(upcoming) else 0
         destinations = _destinations(counts) if total["groups"] else ()
+        found = len(destinations)
+        if found == _MOST_DESTINATIONS:
+            found = counts.where("second IS NOT NULL").select("destination").distinct().count()
         spans = find_herds(upcoming, options.herd_factor, options.herd_least)
         load_width = _load_width(upcoming, options.width)
         return ForecastResult(
@@ -139,7 +141,7 @@ def _forecast(
             first_due=None if total["first"] is None else from_microseconds(total["first"]),
             last_due=None if total["last"] is None else from_microseconds(total["last"]),
             destinations=destinations,
-            destinations_found=_destinations_found(counts, len(destinations)),
+            destinations_found=found,
             intervals=_intervals(counts, width, last + step, destinations) if len(upcoming) else (),
             interval_seconds=width,
             beyond=int(upcoming.counts[upcoming.seconds > last].sum()),
@@ -233,12 +235,6 @@ def _destinations(counts: DataFrame) -> tuple[DestinationLoad, ...]:
     )
 
 
-def _destinations_found(counts: DataFrame, seen: int) -> int:
-    if seen < _MOST_DESTINATIONS:
-        return seen
-    return counts.where("second IS NOT NULL").select("destination").distinct().count()
-
-
 # --- over time --------------------------------------------------------------------------------------------------------
 
 
@@ -298,18 +294,12 @@ def _herds(counts: DataFrame, spans: Sequence[HerdSpan], step: int) -> tuple[Her
     """Add to each herd the destinations of its messages."""
     if not spans:
         return ()
-    table = pa.table(
-        {
-            "herd": pa.array(range(len(spans)), pa.int32()),
-            "start": pa.array([span.start for span in spans], pa.int64()),
-            "last": pa.array([span.start + span.seconds - step for span in spans], pa.int64()),
-        }
-    )
+    rows = [(number, span.start, span.start + span.seconds - step) for number, span in enumerate(spans)]
+    herds = counts.sparkSession.createDataFrame(rows, "herd int, start long, last long")
     steps = F.explode(F.sequence("start", "last", F.lit(step).cast("long"))).alias("step")
-    herd_steps = counts.sparkSession.createDataFrame(table).select("herd", steps)
     upcoming = counts.where("messages > overdue").withColumn("step", _floored(F.col("second"), step))
     shares = (
-        upcoming.join(F.broadcast(herd_steps), "step")
+        upcoming.join(F.broadcast(herds.select("herd", steps)), "step")
         .groupBy("herd", "destination")
         .agg(F.sum(F.col("overdue") - F.col("messages")).alias("fewer"))  # negative, to sort the most to the front
         .groupBy("herd")

@@ -21,7 +21,7 @@ from postdate.ports import Scan, ScanFilter, ScanPart
 KEPT = StorageLevel.MEMORY_AND_DISK
 """Storage of frames that must not be read again: the store would be in another state."""
 
-_PARTS = pa.schema([("first", pa.int64()), ("end", pa.int64())])
+PARTS = pa.schema([("first", pa.int64()), ("end", pa.int64())])
 
 
 def kept(stack: ExitStack, frame: DataFrame, level: StorageLevel = KEPT) -> DataFrame:
@@ -74,7 +74,7 @@ def scan_frame(  # noqa: PLR0913 - what to read, and how
 
 def part_frame(spark: SparkSession, parts: Sequence[ScanPart]) -> DataFrame:
     """Return the bounds of the parts as rows, one task a part."""
-    shares = pa.Table.from_pylist([asdict(part) for part in parts], schema=_PARTS)
+    shares = pa.Table.from_pylist([asdict(part) for part in parts], schema=PARTS)
     return spark.createDataFrame(shares).repartitionByRange(max(len(parts), 1), "first")
 
 

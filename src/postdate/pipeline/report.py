@@ -112,7 +112,7 @@ _CSS_COLOURS = {_DUE: "var(--due)", _DELIVERED: "var(--delivered)", _MARK: "var(
 def curve_chart(points: Sequence[CurvePoint], width_seconds: int) -> str:
     """Return due (area) and delivered (line) messages over time, as one SVG element."""
     with svg_axes("curve", _CSS_COLOURS) as (axes, done):
-        edges, due, delivered = _steps(points, timedelta(seconds=width_seconds))
+        edges, due, delivered = zip(*_steps(points, timedelta(seconds=width_seconds)), strict=True)
         axes.fill_between(edges, due, step="post", color=_DUE, alpha=0.35, linewidth=0, label="due")
         axes.step(edges, delivered, where="post", color=_DELIVERED, linewidth=1.6, label="delivered")
         time_axis(axes)
@@ -141,18 +141,14 @@ def lateness_chart(bins: Sequence[LatenessBin], lateness: Lateness) -> str:
     return done[0]
 
 
-def _steps(points: Sequence[CurvePoint], width: timedelta) -> tuple[list[Any], list[int], list[int]]:
-    """Return edges and heights of steps, with 0 for intervals without a point."""
-    edges, due, delivered = list[Any](), list[int](), list[int]()
+def _steps(points: Sequence[CurvePoint], width: timedelta) -> list[tuple[Any, int, int]]:
+    """Return the edge of each step with both heights from there on, 0 for intervals without a point."""
+    steps = list[tuple[Any, int, int]]()
     for point in points:
-        if edges and edges[-1] == point.at:
-            edges.pop()
-            due.pop()
-            delivered.pop()
-        edges += [point.at, point.at + width]
-        due += [point.due, 0]
-        delivered += [point.delivered, 0]
-    return edges, due, delivered
+        if steps and steps[-1][0] == point.at:
+            steps.pop()
+        steps += [(point.at, point.due, point.delivered), (point.at + width, 0, 0)]
+    return steps
 
 
 def _mark_percentiles(axes: Axes, lateness: Lateness) -> None:

@@ -25,6 +25,7 @@ from typing import Any, Final, cast
 import msgspec
 import pyarrow as pa
 import pyarrow.compute
+from pyarrow.lib import concat_batches
 
 from postdate.clock import EARLIEST, LATEST, from_microseconds, to_microseconds
 from postdate.errors import InvalidTimestamp, PostdateError
@@ -104,11 +105,11 @@ LEDGER_ARROW = arrow_schema("records", SCANNED["records"][1:])
 
 
 def to_batch(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
-    """Return a page of a scan as one Arrow batch.
+    """Return rows, such as a page of a scan, as one Arrow batch.
 
     ``rows`` have the columns of ``schema``; times in microseconds since 1970 UTC, headers as JSON text.
     """
-    columns = zip(*rows, strict=True)
+    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
     arrays = [_to_array(field, column) for field, column in zip(schema, columns, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -214,11 +215,8 @@ def checked(batch: pa.RecordBatch, largest_message_bytes: int) -> tuple[pa.Recor
         return columns, []
     positions = cast("list[int]", pc.indices_nonzero(doubt).to_pylist())
     messages, bad = sort_out(batch.filter(doubt), largest_message_bytes)
-    parts = columns.filter(pc.invert(doubt)), to_columns(messages)
-    good = [pa.concat_arrays([part.column(name) for part in parts]) for name in MESSAGE_COLUMNS.names]
-    return pa.record_batch(good, schema=MESSAGE_COLUMNS), [
-        BadRow(positions[row.position], row.code, row.detail) for row in bad
-    ]
+    good = concat_batches([columns.filter(pc.invert(doubt)), to_columns(messages)])
+    return good, [BadRow(positions[row.position], row.code, row.detail) for row in bad]
 
 
 def to_columns(messages: Sequence[DelayedMessage]) -> pa.RecordBatch:

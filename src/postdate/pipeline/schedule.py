@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
@@ -32,12 +31,11 @@ from postdate.pipeline.frames import kept
 from postdate.pipeline.lapsing import end_of_time_to_be_received
 from postdate.pipeline.local_time import LocalTimes, read_time
 from postdate.pipeline.plain import plain
-from postdate.pipeline.rows import BadRow, Batches, checked, quoted, spark_schema
+from postdate.pipeline.rows import BadRow, Batches, checked, pc, quoted, spark_schema
 from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import OpenStore, StoreSpec, opened
 from postdate.ports.scanning import WRITTEN
 
-pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
 _SHOWN = (*WRITTEN, "row")
 _TEXTS = ("reason", "detail", *_SHOWN)
 _OUTCOME_ARROW = pa.schema(
@@ -308,7 +306,8 @@ def _without_conflicts(rows: DataFrame, candidates: DataFrame) -> DataFrame:
     None of them can be preferred. Only good rows count, and only ids and checksums are shuffled, never bodies.
     """
     headers = F.array_sort(F.map_entries(F.from_json("headers", "map<string,string>")))
-    content = _checksum(*map(F.col, ("due", "destination", "expires_at")), headers, F.col("body"))
+    parts = [*map(F.col, ("due", "destination", "expires_at")), headers, F.col("body")]
+    content = F.xxhash64(*parts, *(part.isNull() for part in parts))  # depends on which are null, too
     conflicting = (
         rows.where(F.col("reason").isNull())
         .withColumn("id_checksum", F.xxhash64("message_id"))
@@ -322,11 +321,6 @@ def _without_conflicts(rows: DataFrame, candidates: DataFrame) -> DataFrame:
     return rows.join(F.broadcast(conflicting), "message_id", "left").withColumn(
         "reason", F.coalesce("reason", "conflict")
     )
-
-
-def _checksum(*columns: Column) -> Column:
-    """Return a checksum that also depends on which of the columns are null."""
-    return F.xxhash64(*columns, *(column.isNull() for column in columns))
 
 
 # --- storing: on the executors ---------------------------------------------------------------------------------------

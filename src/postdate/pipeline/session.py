@@ -138,7 +138,7 @@ def _settings(master: str, conf: Mapping[str, str]) -> dict[str, str]:
         "spark.driver.extraJavaOptions": "",
     }
     if master.startswith("local"):
-        settings |= _local_settings(directory, _cores(master))
+        settings |= _local_settings(directory, master)
     settings |= conf
     logging_file = directory / "log4j2.properties"
     logging_file.write_text(_LOG_SETTINGS, encoding="utf-8")
@@ -148,12 +148,14 @@ def _settings(master: str, conf: Mapping[str, str]) -> dict[str, str]:
     return settings
 
 
-def _local_settings(directory: Path, cores: int) -> dict[str, str]:
+def _local_settings(directory: Path, master: str) -> dict[str, str]:
     """Return settings only for a local Spark: nothing listens beyond loopback, no file is left behind.
 
     Python workers are reached over loopback with a secret. Unix domain sockets would do as well, but a worker that is
     stopped while it waits then prints a broken pipe.
     """
+    named = re.fullmatch(r"local\[(\d+)(?:,\d+)?\]", master)
+    cores = int(named[1]) if named else os.cpu_count() or 1
     return {
         "spark.sql.shuffle.partitions": str(max(cores, 2)),
         "spark.driver.host": _LOOPBACK,
@@ -161,11 +163,6 @@ def _local_settings(directory: Path, cores: int) -> dict[str, str]:
         "spark.local.dir": str(directory / "local"),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
     }
-
-
-def _cores(master: str) -> int:
-    named = re.fullmatch(r"local\[(\d+)(?:,\d+)?\]", master)
-    return int(named[1]) if named else os.cpu_count() or 1
 
 
 def _start(app_name: str, master: str, settings: dict[str, str], java_home: Path | None) -> SparkSession:

@@ -16,12 +16,13 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import anyio
 from pyspark.errors import AnalysisException
@@ -164,15 +165,12 @@ def _written(lines: DataFrame, ledger: str) -> dict[str, int]:
 # --- continuously -----------------------------------------------------------------------------------------------------
 
 
-class SweepQuery:
+class SweepQuery(AbstractContextManager["SweepQuery"]):
     """A continuous sweep. A context manager: at the end it stops after the messages in progress."""
 
     def __init__(self, query: StreamingQuery, stop_file: Path, residency: float) -> None:
         self.query = query
         self._stop_file, self._residency = stop_file, residency
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_error: object) -> None:
         self.stop()

@@ -15,6 +15,7 @@ from postdate.cli.command import (
     instant,
     logging_to_stderr,
     option,
+    pairs_of,
     wrong_usage,
 )
 from postdate.cli.output import print_pairs, print_table, time_or_dash
@@ -66,12 +67,7 @@ class OriginOptions:
         """Return the timeout manager's storage given with ``--from``, which excludes ``--from-store``."""
         if self.source is None or self.from_store is not None:
             raise wrong_usage("say from where: either --from ADDRESS, a timeout manager's, or --from-store ADDRESS")
-        named = dict[str, str]()
-        for each in self.prefixes or []:
-            endpoint, equals, prefix = each.partition("=")
-            if not (endpoint and equals):
-                raise wrong_usage(f"--prefix {each!r} is not ENDPOINT=PREFIX")
-            named[endpoint] = prefix
+        named = pairs_of(self.prefixes, "--prefix", "ENDPOINT=PREFIX")
         with extra_installed():
             from postdate.pipeline.migrate import OriginSpec
         return OriginSpec(self.source, self.schema, named or None)

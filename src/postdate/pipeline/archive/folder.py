@@ -87,17 +87,14 @@ class ArchiveFolder:
 
         The lock ends with its process, even if that is killed.
         """
-        lock = FileLock(self.path / _LOCK, timeout=0)
         try:
-            lock.acquire()
+            lock = FileLock(self.path / _LOCK, timeout=0).acquire()
         except Timeout as error:
             raise PipelineError(f"another process is at work on the archive {self.path}; wait for it to end") from error
         except OSError as error:
             raise PipelineError(f"the archive {self.path} cannot be written: {error}") from error
-        try:
+        with lock:
             yield
-        finally:
-            lock.release()
 
     # --- what is in it ------------------------------------------------------------------------------------------
 

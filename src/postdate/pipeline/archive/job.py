@@ -26,7 +26,7 @@ from postdate.errors import PipelineError
 from postdate.messages import aware_utc
 from postdate.pipeline.archive.folder import COLUMNS, ArchiveFolder
 from postdate.pipeline.audit.reading import is_sent_again, named
-from postdate.pipeline.frames import held_snapshot, kept, part_frame, scan_frame, scan_parts
+from postdate.pipeline.frames import PARTS, held_snapshot, kept, part_frame, scan_frame, scan_parts
 from postdate.pipeline.plain import plain
 from postdate.pipeline.rows import Batches, arrow_schema, spark_schema, to_batch
 from postdate.pipeline.session import require_utc
@@ -160,6 +160,7 @@ def placed_records(
 ) -> DataFrame:
     """Return records with ``first`` and ``end`` of their :class:`ScanPart`, each small enough to be pruned at once."""
     schema = arrow_schema("records", columns)
+    placed = pa.unify_schemas([schema, PARTS])
     scan = Scan("records", tuple(schema.names), snapshot=snapshot)
 
     def read(batches: Batches) -> Batches:
@@ -170,15 +171,10 @@ def placed_records(
                     for first in range(share["first"], share["end"], pruned.pruned_at_once):
                         part = ScanPart(first, min(first + pruned.pruned_at_once, share["end"]))
                         for page in pruned.scan(scan, part, PAGE_ROWS):
-                            yield _with_place(to_batch(page, schema), part)
+                            yield to_batch([(*row, part.first, part.end) for row in page], placed)
 
     one_a_task = part_frame(spark, scan_parts(store, "records", partitions))
-    return one_a_task.mapInArrow(read, f"{spark_schema(schema)}, first long, end long")
-
-
-def _with_place(batch: pa.RecordBatch, part: ScanPart) -> pa.RecordBatch:
-    place = [pa.array([bound] * batch.num_rows, pa.int64()) for bound in (part.first, part.end)]
-    return pa.RecordBatch.from_arrays([*batch.columns, *place], names=[*batch.schema.names, "first", "end"])
+    return one_a_task.mapInArrow(read, spark_schema(placed))
 
 
 def ended_stories(contents: StoreContents, archived: DataFrame, before: datetime) -> DataFrame:
@@ -236,9 +232,8 @@ def doubled_numbers(records: DataFrame) -> DataFrame:
     return records.groupBy("number").count().where("count > 1").select("number")
 
 
-def is_marked() -> str:
-    """Return the SQL condition for a *scheduled* record whose message is in the archive."""
-    return f"(kind = 'scheduled' AND coalesce(detail, '') = '{ARCHIVED}')"
+IS_MARKED = f"(kind = 'scheduled' AND coalesce(detail, '') = '{ARCHIVED}')"
+"""The SQL condition for a *scheduled* record whose message is in the archive."""
 
 
 def changed(store: StoreSpec, rows: DataFrame, change: Callable[[ArchivableStore, Batches], Iterator[int]]) -> int:
@@ -348,12 +343,12 @@ class _Run:
         archived = self.folder.records(self.spark)
         stories = ended_stories(contents, archived, before)
         # A run that was cut off left marked messages: of these, every record that is in the archive goes.
-        marked = contents.records.where(is_marked()).select("message_id").distinct().withColumn("marked", F.lit(True))
+        marked = contents.records.where(IS_MARKED).select("message_id").distinct().withColumn("marked", F.lit(True))
         known = archived.select("number", F.struct(*_IDENTITY).alias("known")).dropDuplicates(["number"])
         doubled = contents.records.join(doubled_numbers(contents.records), "number", "left_semi")
         doubled = doubled.select("message_id").distinct().withColumn("doubled", F.lit(True))
         rows = (
-            contents.records.where(f"NOT {is_marked()}")
+            contents.records.where(f"NOT {IS_MARKED}")
             .join(known, "number", "left")
             .withColumn("archived", F.col("known").isNotNull())
             .withColumn("differs", F.col("archived") & (F.col("known") != F.struct(*_IDENTITY)))
@@ -415,7 +410,7 @@ class _Run:
         marked = self._change(going.where("kind = 'scheduled'"), "mark_archived")
         # Records may have moved since they were read (VACUUM FULL, CLUSTER), and marking may have missed them.
         there = placed_records(self.spark, self.store, MARKS, self.partitions)
-        safe_ids, _ = keep(kept, there.where(is_marked()).select("message_id").distinct())
+        safe_ids, _ = keep(kept, there.where(IS_MARKED).select("message_id").distinct())
         pruned = self._change(going.where("kind != 'scheduled'").join(safe_ids, "message_id", "left_semi"), "prune")
         return marked, pruned
 
@@ -429,7 +424,7 @@ class _Run:
             archived.where("kind = 'scheduled'").join(ended, "message_id", "left_semi").select("number", "message_id")
         )
         there, _ = keep(kept, placed_records(self.spark, self.store, MARKS, self.partitions))
-        going = there.where(is_marked()).join(theirs, ["number", "message_id"], "left_semi")
+        going = there.where(IS_MARKED).join(theirs, ["number", "message_id"], "left_semi")
         return self._change(going.join(doubled_numbers(there), "number", "left_anti"), "prune")
 
     def _change(self, records: DataFrame, change: str) -> int:

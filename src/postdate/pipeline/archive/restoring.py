@@ -16,7 +16,7 @@ from postdate.clock import to_microseconds
 from postdate.errors import PipelineError
 from postdate.messages import aware_utc
 from postdate.pipeline.archive.folder import COLUMNS, ArchiveFolder
-from postdate.pipeline.archive.job import MARKS, RestoreResult, changed, is_marked, keep, placed_records, prunable
+from postdate.pipeline.archive.job import IS_MARKED, MARKS, RestoreResult, changed, keep, placed_records, prunable
 from postdate.pipeline.rows import Batches
 from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import StoreSpec, opened
@@ -118,7 +118,7 @@ def _refuse_others(wanted: DataFrame, there: DataFrame, folder: ArchiveFolder) -
 
 def _missing(wanted: DataFrame, there: DataFrame) -> DataFrame:
     """Return the records to restore: the *scheduled* ones, by which the store decides, and the others that it lacks."""
-    known = there.where(f"kind = 'scheduled' AND NOT {is_marked()}").select("message_id")
+    known = there.where(f"kind = 'scheduled' AND NOT {IS_MARKED}").select("message_id")
     others = there.where("kind != 'scheduled'").select("number")
     return wanted.join(known, "message_id", "left_anti").join(others, "number", "left_anti")
 

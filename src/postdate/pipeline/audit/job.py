@@ -36,6 +36,7 @@ from postdate.pipeline.audit.results import (
     Lateness,
     LatenessBin,
 )
+from postdate.pipeline.forecast_rates import round_width
 from postdate.pipeline.frames import kept
 from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import StoreSpec
@@ -92,7 +93,7 @@ def audit(  # noqa: PLR0913 - what to audit, and how
         verdict, summary, pruned = _judge(stack, taking, as_of, late_after, partitions)
         if findings_to is not None:
             write_findings(verdict, findings_to)
-        width = width_of(summary.span_seconds)
+        width = round_width(summary.span_seconds, _CURVE_POINTS + 1)
         return AuditResult(
             store=", ".join(endpoint.store.shown for endpoint in endpoints),
             as_of=as_of,
@@ -144,7 +145,6 @@ SAMPLE_SIZE = 100
 _CURVE_POINTS = 400
 """Points of the curve over time, at most."""
 
-_WIDTHS_SECONDS = (1, 10, 60, 300, 600, 3_600, 21_600, 86_400, 604_800, 2_592_000, 31_536_000)
 _BINS_A_DECADE = 8
 _IN_ALL, _BY_HOUR, _BY_DESTINATION, _BY_ENDPOINT = 0b111, 0b110, 0b101, 0b011
 """Grouping ids: a bit for each of endpoint, destination and hour that is not grouped by."""
@@ -256,11 +256,6 @@ def curve_of(judged: DataFrame, width: int) -> tuple[CurvePoint, ...]:
         CurvePoint(from_microseconds(row["start"] * 1_000_000), row["due"], row["delivered"])
         for row in sorted(counted.collect())
     )
-
-
-def width_of(span: int) -> int:
-    """Return a round number of seconds that cuts the audit's time span into at most ``_CURVE_POINTS`` intervals."""
-    return next((width for width in _WIDTHS_SECONDS if span / width <= _CURVE_POINTS), _WIDTHS_SECONDS[-1])
 
 
 def lateness_bins_of(judged: DataFrame) -> tuple[LatenessBin, ...]:

@@ -22,11 +22,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pyarrow.lib import concat_batches
 from pyspark import TaskContext
 
 from postdate.clock import SystemClock, to_microseconds
 from postdate.errors import PipelineError
-from postdate.pipeline.rows import Batches, spark_schema
+from postdate.pipeline.rows import Batches, spark_schema, to_batch
 
 # --- where a row waits ------------------------------------------------------------------------------------------------
 
@@ -173,7 +174,7 @@ def pack_rows(packing: Packing, batches: Batches) -> Batches:
     share = _share_of_task()
     hello = [(slot, HELLO, 0, b"") for slot in packing.slots]
     for rows in _gathered(batches):
-        yield _to_batch([*hello, *_packages(packing, rows, share, now_ms())])
+        yield to_batch([*hello, *_packages(packing, rows, share, now_ms())], _PACKED_ARROW)
         hello = []
 
 
@@ -190,7 +191,7 @@ def pack_cancels(slots: Sequence[int], batches: Batches) -> Batches:
             for number in range(len(slots))
             for part in parts(ids.filter(pa.array(numbers == number)))
         ]
-        yield _to_batch([*hello, *packages])
+        yield to_batch([*hello, *packages], _PACKED_ARROW)
         hello = []
 
 
@@ -213,10 +214,6 @@ def to_content(batch: pa.RecordBatch) -> bytes:
 
 def from_content(content: bytes | bytearray, schema: pa.Schema) -> pa.RecordBatch:
     return pa.ipc.read_record_batch(pa.py_buffer(content), schema)
-
-
-def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
 def parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -296,17 +293,11 @@ def _gathered(batches: Batches) -> Batches:
         if batch.num_rows:
             held.append(batch)
         if sum(one.num_rows for one in held) >= _GATHERED_ROWS or sum(one.nbytes for one in held) >= _GATHERED_BYTES:
-            yield joined(held)
+            yield concat_batches(held)
             held = []
     if held:
-        yield joined(held)
+        yield concat_batches(held)
 
 
 def _int64(column: pa.Array[pa.Scalar[pa.DataType]]) -> NDArray[np.int64]:
     return column.cast(pa.int64()).to_numpy(zero_copy_only=False)
-
-
-def _to_batch(packages: Sequence[tuple[int, int, int, bytes]]) -> pa.RecordBatch:
-    columns = zip(*packages, strict=True) if packages else [()] * len(_PACKED_ARROW)
-    arrays = [pa.array(column, field.type) for field, column in zip(_PACKED_ARROW, columns, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=_PACKED_ARROW)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+from pyarrow.lib import concat_batches
 from pyspark.sql.streaming.stateful_processor import (
     ExpiredTimerInfo,
     StatefulProcessor,
@@ -31,7 +32,6 @@ from postdate.pipeline.delay.packing import (
     Packing,
     due_us,
     from_content,
-    joined,
     spread,
     to_content,
 )
@@ -187,7 +187,7 @@ class Delaying(StatefulProcessor):
         if index.fresh_bytes <= _MERGED_BYTES:
             start = index.fresh
             batches = [self._opened(content) for content in self._taken(place, _Index(first=start, next=index.next))]
-            self._packages.updateValue((place, start), (to_content(joined(batches)),))
+            self._packages.updateValue((place, start), (to_content(concat_batches(batches)),))
             index.next = start + 1
         index.fresh, index.fresh_bytes = index.next, 0
 

@@ -17,11 +17,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow.lib import concat_batches
 from pyspark.sql.streaming.stateful_processor import MapState, ValueState
 from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructField, StructType
 
 from postdate.errors import PipelineError
-from postdate.pipeline.delay.packing import ARRIVED, CANCELS_SCHEMA_NAMES, Packing, from_content, joined, to_content
+from postdate.pipeline.delay.packing import ARRIVED, CANCELS_SCHEMA_NAMES, Packing, from_content, to_content
 
 CHUNK_IDS = 4_096
 """Ids in one value, about; a value is rewritten in each micro-batch with cancels until it is full."""
@@ -109,7 +110,7 @@ class Slot:
         if last is not None and last.hold_until_ms is None:
             held = from_content(last.content, schema)
             if held.num_rows + added.num_rows <= CHUNK_IDS:
-                self._put(number, Chunk(to_content(joined([held, added])), max(newest, last.newest_ms)))
+                self._put(number, Chunk(to_content(concat_batches([held, added])), max(newest, last.newest_ms)))
                 return
         self._put(number + 1, Chunk(bytes(content), newest))
 

@@ -35,7 +35,7 @@ from postdate.pipeline.migrate.looking import (
 )
 from postdate.pipeline.migrate.moving import BatchTask, Tally, move_batch, tasks_of
 from postdate.pipeline.migrate.results import EndpointResult, MigrateResult
-from postdate.pipeline.migrate.tasks import SparkTasks
+from postdate.pipeline.migrate.tasks import SparkTasks, TaskWork
 from postdate.pipeline.migrate.verifying import verify_all
 from postdate.pipeline.session import require_utc
 from postdate.ports.migrating import BatchStatus, MigrationRun, MigrationStatus
@@ -115,7 +115,7 @@ def resume(spark: SparkSession, job: MigrateJob) -> MigrateResult:
         for run in hiding:
             _unhindered(source, replace(job, cutoff=run.cutoff), [run.endpoint])
         if hiding:
-            driver.get_ready()
+            driver.tasks().get_ready()  # now, so that hidden messages need not wait for Spark's workers
         found = driver.finish(runs)
     results = tuple(found[run.endpoint] for run in runs)
     return MigrateResult(job.origin.shown, job.target.shown, results, time.perf_counter() - started)
@@ -140,14 +140,10 @@ class _MigrationSteps:
     _checksums: dict[tuple[str, int], bytes] = field(default_factory=dict[tuple[str, int], bytes])
     _room: int = _REMEMBERED
 
-    def get_ready(self) -> None:
-        """Start Spark's workers now, so that hidden messages need not wait for them."""
-        self._tasks().get_ready()
-
     def get_ready_and_look(self, names: Sequence[str]) -> dict[str, int]:
         """Return the number of messages to hide by endpoint, when Spark's workers have started as well."""
         with ThreadPoolExecutor(1, "postdate-migrate") as other:
-            ready = other.submit(self.get_ready)
+            ready = other.submit(self.tasks().get_ready)
             counts = _unhindered(self.source, self.job, names)
             ready.result()
         return counts
@@ -176,11 +172,11 @@ class _MigrationSteps:
             for run, batch in moved
         ]
         log.info("comparing %s messages with what the target has", f"{sum(task.count for task in tasks):,}")
-        for found in self._tasks().verify(tasks, min(batch.earliest for _, batch in moved)):
+        for found in self.tasks().verify(tasks, min(batch.earliest for _, batch in moved)):
             self._tallies[found.run_id].compared(found)
 
-    def _tasks(self) -> SparkTasks:
-        return SparkTasks(self.spark, self.job.origin, self.job.target, self._runs)
+    def tasks(self) -> SparkTasks:
+        return SparkTasks(self.spark, TaskWork(self.job.origin, self.job.target, dict(self._runs)))
 
     # --- hiding and moving ------------------------------------------------------------------------------------------
 
@@ -213,7 +209,7 @@ class _MigrationSteps:
         """Move batches; return how long it took."""
         started, count = time.perf_counter(), sum(task.count for task in tasks)
         self._room -= count
-        for batch in self._tasks().move(tasks, summed=self._room >= 0):
+        for batch in self.tasks().move(tasks, summed=self._room >= 0):
             self._tallies[batch.run_id].moved(batch)
             if batch.checksums:
                 self._checksums[batch.run_id, batch.number] = batch.checksums

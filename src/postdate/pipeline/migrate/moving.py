@@ -19,10 +19,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, cast
+from typing import cast
 
 import pyarrow as pa
-import pyarrow.compute
 
 from postdate.clock import SystemClock
 from postdate.errors import MessageError, PipelineError
@@ -30,10 +29,8 @@ from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.migrate.ends import TargetStore
 from postdate.pipeline.migrate.results import NAMED, Difference, EndpointResult, RunStatus
 from postdate.pipeline.migrate.verifying import Verified, checksums
-from postdate.pipeline.rows import INSTANT, checked, to_columns
+from postdate.pipeline.rows import INSTANT, checked, pc, to_columns
 from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationRun, MigrationStatus
-
-pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
 
 
 @dataclass(frozen=True, slots=True)

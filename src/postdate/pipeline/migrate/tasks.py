@@ -27,6 +27,7 @@ from postdate.ports.migrating import MigrationRun
 
 T = TypeVar("T")
 _Task = Callable[[Batches], Batches]
+_Answer = Callable[[Checksums], pa.RecordBatch]
 
 _FOUND = pa.schema([("found", pa.string())])
 _SOURCE = pa.schema([("checksum", pa.int64()), ("run_id", pa.string()), ("number", pa.int32())])
@@ -39,14 +40,12 @@ class SparkTasks:
     """Moves and compares batches on Spark. A task that Spark repeats, or runs twice at once, changes nothing."""
 
     spark: SparkSession
-    origin: OriginSpec
-    target: StoreSpec
-    runs: Mapping[str, MigrationRun]
+    work: TaskWork
 
     def get_ready(self) -> None:
         """Start the workers, and check that they reach both sides, before anything is hidden; PipelineError if not."""
         slots = self.spark.sparkContext.defaultParallelism
-        _collected(self._slots(slots), partial(_reach, self.origin, self.target), MovedBatch)
+        _collected(self._slots(slots), self.work.reach, MovedBatch)
 
     def move(self, tasks: Sequence[BatchTask], *, summed: bool = False) -> list[MovedBatch]:
         """Move batches, in their order; those that an abort gave back are missing in the result.
@@ -57,8 +56,7 @@ class SparkTasks:
         if not tasks:
             return []
         shares = self._dealt(tasks)
-        moving = partial(_move, self.origin, self.target, dict(self.runs), shares, summed)
-        return _collected(self._slots(len(shares)), moving, MovedBatch)
+        return _collected(self._slots(len(shares)), partial(self.work.move, shares, summed), MovedBatch)
 
     def verify(self, tasks: Sequence[BatchTask], since: datetime) -> list[Verified]:
         """Compare moved batches with the target; ``since`` is the earliest due time in them."""
@@ -82,15 +80,16 @@ class SparkTasks:
             if len(doubtful)
         ]
         sound = [Verified(task.run_id, task.count, 0, ()) for task, doubtful in doubts if not len(doubtful)]
-        return [*sound, *self._look_closer(self.spark.createDataFrame(rows, _DOUBTFUL))] if rows else sound
+        if not rows:
+            return sound
+        return [*sound, *_collected(self.spark.createDataFrame(rows, _DOUBTFUL), self.work.check_doubtful, Verified)]
 
     def _verify_read(self, tasks: Sequence[BatchTask], since: datetime) -> list[Verified]:
         """Read batches again, and join their checksums with those of waiting messages: for any number of them."""
         if not tasks:
             return []
         shares = self._dealt(tasks)
-        summing = partial(_sum_up, self.origin, dict(self.runs), shares)
-        given = self._slots(len(shares)).mapInArrow(summing, spark_schema(_SOURCE))
+        given = self._slots(len(shares)).mapInArrow(partial(self.work.sum_up, shares), spark_schema(_SOURCE))
         slots, summing = self._summing(since, lambda sums: pa.record_batch([pa.array(sums)], schema=_TARGET))
         waiting = slots.mapInArrow(summing, spark_schema(_TARGET)).withColumn("waits", F.lit(1))
         joined = given.join(waiting, "checksum", "left")
@@ -98,17 +97,13 @@ class SparkTasks:
             F.count("waits").alias("verified"),
             F.collect_list(F.when(F.col("waits").isNull(), F.col("checksum"))).alias("doubtful"),
         )
-        return self._look_closer(by_batch)
+        return _collected(by_batch, self.work.check_doubtful, Verified)
 
-    def _look_closer(self, by_batch: DataFrame) -> list[Verified]:
-        return _collected(by_batch, partial(_check_doubtful, self.origin, self.target, dict(self.runs)), Verified)
-
-    def _summing(self, since: datetime, answer: Callable[[Checksums], pa.RecordBatch]) -> tuple[DataFrame, _Task]:
+    def _summing(self, since: datetime, answer: _Answer) -> tuple[DataFrame, _Task]:
         """Return slots, and their task, which makes answers of the checksums of messages that wait in the target."""
-        with opened_target(self.target) as store:
+        with opened_target(self.work.target) as store:
             parts = store.parts(self.spark.sparkContext.defaultParallelism * 2)
-        where = ScanFilter(due_from=since)
-        return self._slots(len(parts)), partial(_sum_up_waiting, self.target, parts, where, answer)
+        return self._slots(len(parts)), partial(self.work.sum_up_waiting, parts, ScanFilter(due_from=since), answer)
 
     def _dealt(self, tasks: Sequence[BatchTask]) -> list[Sequence[BatchTask]]:
         """Deal batches out like cards, so that the earliest due move first, on whatever core."""
@@ -124,7 +119,67 @@ def _collected(frame: DataFrame, task: _Task, kind: type[T]) -> list[T]:
         return [msgspec.json.decode(row[0], type=kind) for row in frame.mapInArrow(task, "found string").collect()]
 
 
-# --- on the executors: they take addresses along, never a connection --------------------------------------------------
+# --- on the executors -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TaskWork:
+    """What tasks do; they take addresses along, never a connection."""
+
+    origin: OriginSpec
+    target: StoreSpec
+    runs: Mapping[str, MigrationRun]
+
+    def reach(self, slots: Batches) -> Batches:
+        with self.origin.opened() as source, opened_target(self.target) as store:
+            for _ in _numbers(slots):
+                source.history()
+                store.parts(1)
+                yield _found([])
+
+    def move(self, shares: Sequence[Sequence[BatchTask]], summed: bool, slots: Batches) -> Batches:
+        with self.origin.opened() as source, opened_target(self.target) as store:
+            for number in _numbers(slots):
+                done = [
+                    move_batch(source, store, self.runs[task.run_id], task, summed=summed) for task in shares[number]
+                ]
+                yield _found([each for each in done if each is not None])
+
+    def sum_up(self, shares: Sequence[Sequence[BatchTask]], slots: Batches) -> Batches:
+        with self.origin.opened() as source:
+            for slot in _numbers(slots):
+                for task in shares[slot]:
+                    sums = checksums(expected(source, self.runs[task.run_id], task.number))
+                    columns: list[Any] = [
+                        pa.array(sums),
+                        pa.repeat(pa.scalar(task.run_id), len(sums)),
+                        pa.repeat(pa.scalar(task.number, pa.int32()), len(sums)),
+                    ]
+                    yield pa.record_batch(columns, schema=_SOURCE)
+
+    def sum_up_waiting(self, parts: Sequence[ScanPart], where: ScanFilter, answer: _Answer, slots: Batches) -> Batches:
+        with opened_target(self.target) as store:
+            for number in _numbers(slots):
+                for batch in store.part(parts[number], where):
+                    yield answer(checksums(batch))
+
+    def check_doubtful(self, batches: Batches) -> Batches:
+        """Look closer at doubtful messages; without any, nothing is opened."""
+        with ExitStack() as stack:
+            opened: tuple[MigrationSource, TargetStore] | None = None
+            for row in (row for batch in batches for row in batch.to_pylist()):
+                run, doubtful = self.runs[row["run_id"]], row["doubtful"]
+                if not doubtful:
+                    yield _found([Verified(run.run_id, row["verified"], 0, ())])
+                    continue
+                opened = opened or (
+                    stack.enter_context(self.origin.opened()),
+                    stack.enter_context(opened_target(self.target)),
+                )
+                source, store = opened
+                messages = expected(source, run, row["number"])
+                is_doubtful = pa.array(np.isin(checksums(messages), np.array(doubtful, np.int64)))
+                yield _found([look_closer(store, run.run_id, messages.filter(is_doubtful), row["verified"])])
 
 
 def _numbers(slots: Batches) -> Iterator[int]:
@@ -134,71 +189,3 @@ def _numbers(slots: Batches) -> Iterator[int]:
 
 def _found(values: Sequence[object]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"found": [msgspec.json.encode(value).decode() for value in values]}, _FOUND)
-
-
-def _reach(origin: OriginSpec, target: StoreSpec, slots: Batches) -> Batches:
-    with origin.opened() as source, opened_target(target) as store:
-        for _ in _numbers(slots):
-            source.history()
-            store.parts(1)
-            yield _found([])
-
-
-def _move(
-    origin: OriginSpec,
-    target: StoreSpec,
-    runs: Mapping[str, MigrationRun],
-    shares: Sequence[Sequence[BatchTask]],
-    summed: bool,
-    slots: Batches,
-) -> Batches:
-    with origin.opened() as source, opened_target(target) as store:
-        for number in _numbers(slots):
-            done = [move_batch(source, store, runs[task.run_id], task, summed=summed) for task in shares[number]]
-            yield _found([each for each in done if each is not None])
-
-
-def _sum_up(
-    origin: OriginSpec, runs: Mapping[str, MigrationRun], shares: Sequence[Sequence[BatchTask]], slots: Batches
-) -> Batches:
-    with origin.opened() as source:
-        for slot in _numbers(slots):
-            for task in shares[slot]:
-                sums = checksums(expected(source, runs[task.run_id], task.number))
-                columns: list[Any] = [
-                    pa.array(sums),
-                    pa.repeat(pa.scalar(task.run_id), len(sums)),
-                    pa.repeat(pa.scalar(task.number, pa.int32()), len(sums)),
-                ]
-                yield pa.record_batch(columns, schema=_SOURCE)
-
-
-def _sum_up_waiting(
-    target: StoreSpec,
-    parts: Sequence[ScanPart],
-    where: ScanFilter,
-    answer: Callable[[Checksums], pa.RecordBatch],
-    slots: Batches,
-) -> Batches:
-    with opened_target(target) as store:
-        for number in _numbers(slots):
-            for batch in store.part(parts[number], where):
-                yield answer(checksums(batch))
-
-
-def _check_doubtful(
-    origin: OriginSpec, target: StoreSpec, runs: Mapping[str, MigrationRun], batches: Batches
-) -> Batches:
-    """Look closer at doubtful messages; without any, nothing is opened."""
-    with ExitStack() as stack:
-        opened: tuple[MigrationSource, TargetStore] | None = None
-        for row in (row for batch in batches for row in batch.to_pylist()):
-            run, doubtful = runs[row["run_id"]], row["doubtful"]
-            if not doubtful:
-                yield _found([Verified(run.run_id, row["verified"], 0, ())])
-                continue
-            opened = opened or (stack.enter_context(origin.opened()), stack.enter_context(opened_target(target)))
-            source, store = opened
-            messages = expected(source, run, row["number"])
-            is_doubtful = pa.array(np.isin(checksums(messages), np.array(doubtful, np.int64)))
-            yield _found([look_closer(store, run.run_id, messages.filter(is_doubtful), row["verified"])])

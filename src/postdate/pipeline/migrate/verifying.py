@@ -20,19 +20,16 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute
 
 from postdate.errors import PipelineError
 from postdate.messages import DelayedMessage, decode_headers
 from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.migrate.ends import TargetStore
 from postdate.pipeline.migrate.results import Difference
-from postdate.pipeline.rows import MESSAGE_COLUMNS, checked, restored, to_columns
+from postdate.pipeline.rows import MESSAGE_COLUMNS, checked, pc, restored, to_columns
 from postdate.ports import Record, RecordKind, ScanFilter
 from postdate.ports.migrating import MOVED_AWAY, MigrationRun
 from postdate.ports.scanning import ARCHIVED, TIMES, WRITTEN
-
-pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
 
 _LOOKS: Final = 3
 """Looks at a missing message: a retried one may come back between looking at waiting messages and at its records."""

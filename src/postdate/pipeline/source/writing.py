@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,24 +15,14 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import (
-    BinaryType,
-    DataType,
-    DateType,
-    MapType,
-    StringType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql.types import DataType, DateType, StringType, StructType, TimestampNTZType
 
 from postdate.clock import SystemClock, to_microseconds
 from postdate.errors import PipelineError
 from postdate.pipeline.dispatching import SweepSpec, drain_due
-from postdate.pipeline.rows import INSTANT, Batches, checked
+from postdate.pipeline.rows import INSTANT, Batches, checked, pc
 from postdate.pipeline.source.options import DEFAULT_BATCH, PENDING, QUEUED, SourceOptions
 from postdate.pipeline.stores import OpenStore, StoreSpec, opened
 from postdate.ports.scanning import TIMES, WRITTEN
@@ -73,17 +64,7 @@ def check_columns(schema: StructType, *, at_once: bool = False) -> None:
 
 
 def _named(kind: DataType) -> str:
-    match kind:
-        case StringType():  # of any collation
-            return _TEXT
-        case TimestampType():
-            return _TIME
-        case BinaryType():
-            return "binary"
-        case MapType(keyType=StringType(), valueType=StringType()):
-            return _HEADERS
-        case _:
-            return kind.simpleString()
+    return re.sub(r"\bstring collate \w+", _TEXT, kind.simpleString())
 
 
 def _wrong_type(name: str, kind: DataType) -> str:
@@ -196,9 +177,6 @@ def _store_part(store: OpenStore, part: pa.RecordBatch, now: datetime, first_row
 
 
 # --- headers: from Spark's maps into the JSON text of stores ----------------------------------------------------------
-
-
-pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
 
 _ESCAPED: Final = r"[\x00-\x1f\x22\\]"
 """A text with none of these is JSON as it is, between quotes."""
