@@ -21,6 +21,7 @@ from postdate.backends.rowlocks.connection import (
     connected,
 )
 from postdate.backends.rowlocks.parts import Conflict, Meanings, meaning_of, told
+from postdate.backends.sql.dialect import closing_on_error
 from postdate.backends.sqlserver import BACKEND
 from postdate.backends.sqlserver.channel import DriverSocket, Refused, Routed
 from postdate.backends.sqlserver.login import OPTIONS, encryption_of
@@ -151,7 +152,7 @@ class SqlServerInstance(DatabaseServer["SqlServerSession"]):
 
         with translated(self.where):
             raw = connected((host, port), CONNECT_WITHIN_SECONDS)
-            try:
+            with closing_on_error(raw):
                 raw.settimeout(LOG_IN_WITHIN_SECONDS)
                 channel = DriverSocket(raw, host, self._encryption, self.where)
                 connection = pytds.connect(
@@ -167,15 +168,9 @@ class SqlServerInstance(DatabaseServer["SqlServerSession"]):
                     sock=cast("Any", channel),  # as much of a socket as the driver uses
                     disable_connect_retry=True,  # the first try has all the time there is
                 )
-            except BaseException:
-                raw.close()
-                raise
         session = SqlServerSession(connection, channel, self.where)
-        try:
+        with closing_on_error(session):
             prepare(session)
-        except BaseException:
-            session.close()
-            raise
         return session
 
 
