@@ -108,7 +108,7 @@ class MariaDbSchema(RowLockSchema):
         return MariaDbServer(url, self.holds_at_most, answers_within)
 
     def _checked(self, schema: str | None) -> str:
-        name = self.server.database if schema is None else schema
+        name = self.server.address.database if schema is None else schema
         if not name:
             raise ConfigurationError("MariaDB needs a database: mariadb://user@host/database, or schema=...")
         return check_name(name, "schema")

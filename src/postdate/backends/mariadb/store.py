@@ -202,11 +202,6 @@ def _insert(names: RowLockNames, command: str) -> bytes:
 
 
 def _row(record: StoredRecord, store: int) -> bytes:
-    once = b"1" if record.kind == RecordKind.SCHEDULED else b"NULL"
-    due = b"NULL" if record.due is None else b"%d" % record.due
-    texts = (_text(record.message_id), _text(record.destination), _text(record.detail))
-    return b"(%d,%d,%b,%d,%d,%b,%b,%b,%b)" % (record.number, record.at, due, store, record.kind, once, *texts)
-
-
-def _text(text: str | None) -> bytes:
-    return b"NULL" if text is None else literal(text)
+    number, kind, message_id, at, due, destination, detail = record
+    once = 1 if kind == RecordKind.SCHEDULED else None
+    return b"(%b)" % b",".join(map(literal, (number, at, due, store, kind, once, message_id, destination, detail)))

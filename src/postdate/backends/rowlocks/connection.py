@@ -112,10 +112,6 @@ class ServerSession(ABC):
     def is_in(self, mark: object) -> bool:
         """Return whether the transaction with this mark is open and may be committed."""
 
-    def wait_for_long(self) -> None:
-        """Raise the limit on waiting for answers for good."""
-        self.limit(_PATIENCE_SECONDS)
-
     @contextmanager
     def patient(self) -> Generator[None]:
         """Raise the limit within the block, for statements on whole tables."""
@@ -162,10 +158,6 @@ class DatabaseServer(ABC, Generic[S]):
         self.address = address_of(url, self.product, self.schemes, self.port)
 
     @property
-    def database(self) -> str:
-        return self.address.database
-
-    @property
     def where(self) -> str:
         return self.address.where
 
@@ -187,5 +179,5 @@ class DatabaseServer(ABC, Generic[S]):
     def connect_patiently(self) -> S:
         """Return a connection for long statements, such as a migration's; raises as :meth:`connect`."""
         session = self.connect()
-        session.wait_for_long()
+        session.limit(_PATIENCE_SECONDS)
         return session

@@ -200,8 +200,7 @@ class RowLockTables(ABC):
 
     def reported_clocks(self, session: Any) -> Sequence[tuple[str, int, int]]:
         """Return machine, process id and reported clock difference (microseconds ahead) of live holders."""
-        found = session.rows(self.sql.reported_clocks, self._here(session))
-        return [(machine, pid, ahead) for machine, pid, ahead in found]
+        return session.rows(self.sql.reported_clocks, self._here(session))
 
     def _here(self, session: Any) -> dict[str, Any]:
         return {"store": self.store_id(session), "own": self._own_lock}

@@ -120,7 +120,7 @@ class SqlServerInstance(DatabaseServer["SqlServerSession"]):
         super().__init__(url, answers_within)
         options = {name.lower(): value for name, value in self.address.options.items()}
         check_options(replace(self.address, options=options), OPTIONS)
-        if not self.database:
+        if not self.address.database:
             raise ConfigurationError("the address of a SQL Server database is mssql://user:password@host:port/database")
         self._encryption = encryption_of(options)  # once: reading the system's certificates takes 0.1 s
 
@@ -158,7 +158,7 @@ class SqlServerInstance(DatabaseServer["SqlServerSession"]):
                 connection = pytds.connect(
                     dsn=host,
                     port=port,
-                    database=self.database,
+                    database=self.address.database,
                     user=self.address.user,
                     password=self.address.password,
                     autocommit=True,
