@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 import anyio
 import anyio.lowlevel
 
 from postdate.messages import Envelope
-from postdate.ports import MovingStore, Received, Receiver, Transport
+from postdate.ports import MovingStore, OutboxStore, Received, Receiver, SagaStore, Transport
+from postdate.ports.timeouts import TimeoutPersister
 from postdate.testing.conformance import Damage, in_time
 from postdate.testing.damaged import Rows, rows_of
 
@@ -20,6 +22,8 @@ SECOND = timedelta(seconds=1)
 MICROSECOND = timedelta(microseconds=1)
 IN, OUT = "conformance.in", "conformance.out"
 LARGEST_MESSAGE = 16 * 1024 * 1024
+
+Adapter = TypeVar("Adapter", bound=OutboxStore | Receiver | SagaStore | TimeoutPersister | Transport)
 
 
 class TransportSubject(ABC):
@@ -51,24 +55,25 @@ class TransportSubject(ABC):
 
 
 @asynccontextmanager
-async def queues(subject: TransportSubject, **settings: int) -> AsyncGenerator[Transport]:
-    """Open a transport with two queues, and close it at the end."""
-    transport = subject.open(**settings)
+async def closing(adapter: Adapter) -> AsyncGenerator[Adapter]:
+    """Close an adapter at the end of the block."""
     try:
-        await transport.create_queues([IN, OUT])
-        yield transport
+        yield adapter
     finally:
-        await transport.close()
+        await adapter.close()
 
 
 @asynccontextmanager
-async def receiver_of(transport: Transport, queue: str = IN) -> AsyncGenerator[Receiver]:
+async def queues(subject: TransportSubject, **settings: int) -> AsyncGenerator[Transport]:
+    """Open a transport with two queues, and close it at the end."""
+    async with closing(subject.open(**settings)) as transport:
+        await transport.create_queues([IN, OUT])
+        yield transport
+
+
+def receiver_of(transport: Transport, queue: str = IN) -> AbstractAsyncContextManager[Receiver]:
     """Receive from a queue; what is held in the end goes back."""
-    receiver = transport.receiver(queue)
-    try:
-        yield receiver
-    finally:
-        await receiver.close()
+    return closing(transport.receiver(queue))
 
 
 @asynccontextmanager
