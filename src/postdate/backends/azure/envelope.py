@@ -217,9 +217,8 @@ def _headers(wrapper: Mapping[str, object]) -> dict[str, str]:
     if found is not None and not isinstance(found, dict):
         raise InvalidMessage("Headers is no JSON object")
     named = cast("Mapping[str, object]", found or {})
-    headers = {key: "" if value is None else value for key, value in named.items()}
-    check_headers(cast("Mapping[str, str]", headers))
-    texts = cast("dict[str, str]", headers)
+    texts = cast("dict[str, str]", {key: "" if value is None else value for key, value in named.items()})
+    check_headers(texts)
     for name, key in (("ReplyToAddress", Headers.REPLY_TO_ADDRESS), ("CorrelationId", Headers.CORRELATION_ID)):
         value = wrapper.get(name)
         if isinstance(value, str) and value:

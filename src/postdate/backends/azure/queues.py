@@ -57,14 +57,6 @@ _NUMBER_LENGTH: Final = 36
 _OWN_QUEUE: Final = re.compile(r"\.(timeouts|timeoutsdispatcher)$")
 
 
-def _strict(name: str) -> str:
-    return _OWN_QUEUE.sub(r"-\1", name)
-
-
-def _dashes(name: str) -> str:
-    return name.replace(".", "-")
-
-
 def _legacy(name: str) -> str:
     clean = _DASHES.sub("-", _NOT_TAKEN.sub("-", name))
     if len(clean) <= LONGEST_NAME:
@@ -74,7 +66,11 @@ def _legacy(name: str) -> str:
     return f"{clean[: LONGEST_NAME - _NUMBER_LENGTH - 1]}-{uuid.UUID(bytes_le=digest)}"
 
 
-SANITIZERS: Final[Mapping[str, Sanitizer]] = {"strict": _strict, "dashes": _dashes, "legacy": _legacy}
+SANITIZERS: Final[Mapping[str, Sanitizer]] = {
+    "strict": lambda name: _OWN_QUEUE.sub(r"-\1", name),
+    "dashes": lambda name: name.replace(".", "-"),
+    "legacy": _legacy,
+}
 
 
 def sanitizer_of(choice: str | Sanitizer) -> Sanitizer:
@@ -114,9 +110,6 @@ def _is_taken(name: str) -> bool:
 
 
 # --- clients, and who waits for a message -----------------------------------------------------------------------------
-
-
-_SECOND: Final = timedelta(seconds=1)
 
 
 class QueueService:
@@ -168,7 +161,7 @@ class QueueService:
         except PostdateError as error:
             pause = retry_after(error) if isinstance(error.__cause__, AzureError) else None
             if pause is not None:
-                self._quiet_until = asyncio.get_running_loop().time() + pause / _SECOND
+                self._quiet_until = asyncio.get_running_loop().time() + pause.total_seconds()
             raise
 
     # --- who waits for a message --------------------------------------------------------------------------------------
