@@ -84,9 +84,8 @@ class Liveness:
         next_due: NextDue[int],
         holds_at_most: timedelta | None = None,
     ) -> None:
-        in_time = _SPEAK_AFTER_SECONDS if holds_at_most is None else holds_at_most.total_seconds() / _SPEAKS_IN_TIME
-        self._speak_after_seconds = min(_SPEAK_AFTER_SECONDS, in_time)
         self._ends_after_seconds = math.inf if holds_at_most is None else holds_at_most.total_seconds()
+        self._speak_after_seconds = min(_SPEAK_AFTER_SECONDS, self._ends_after_seconds / _SPEAKS_IN_TIME)
         self._keeper: threading.Thread | None = None
         self._server, self._tables, self._next_due = server, tables, next_due
         self._claims: Claims | None = None
