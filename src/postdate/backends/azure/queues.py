@@ -28,8 +28,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from azure.core.exceptions import AzureError
-
 from postdate.backends.azure.envelope import to_text
 from postdate.backends.azure.errors import QUEUES, retry_after, translated
 from postdate.backends.azure.login import AzureLogin
@@ -159,8 +157,7 @@ class QueueService:
             with translated(QUEUES, what):
                 yield
         except PostdateError as error:
-            pause = retry_after(error) if isinstance(error.__cause__, AzureError) else None
-            if pause is not None:
+            if (pause := retry_after(error)) is not None:
                 self._quiet_until = asyncio.get_running_loop().time() + pause.total_seconds()
             raise
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar, Final, Generic, TypeVar
@@ -44,10 +44,6 @@ class ServerAddress:
     user: str
     password: str = field(repr=False)
     options: Mapping[str, str]
-
-    @property
-    def where(self) -> str:
-        return f"{self.product} {self.host}:{self.port}/{self.database}"
 
 
 def address_of(url: str, product: str, schemes: tuple[str, ...], port: int) -> ServerAddress:
@@ -112,11 +108,9 @@ class ServerSession(ABC):
     def is_in(self, mark: object) -> bool:
         """Return whether the transaction with this mark is open and may be committed."""
 
-    @contextmanager
-    def patient(self) -> Generator[None]:
+    def patient(self) -> AbstractContextManager[None]:
         """Raise the limit within the block, for statements on whole tables."""
-        with self._limited(_PATIENCE_SECONDS):
-            yield
+        return self._limited(_PATIENCE_SECONDS)
 
     @contextmanager
     def _limited(self, seconds: float) -> Generator[None]:
@@ -159,7 +153,7 @@ class DatabaseServer(ABC, Generic[S]):
 
     @property
     def where(self) -> str:
-        return self.address.where
+        return f"{self.product} {self.address.host}:{self.address.port}/{self.address.database}"
 
     @property
     def seconds_to_answer(self) -> float:
