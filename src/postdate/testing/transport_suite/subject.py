@@ -14,8 +14,8 @@ import anyio.lowlevel
 from postdate.messages import Envelope
 from postdate.ports import MovingStore, OutboxStore, Received, Receiver, SagaStore, Transport
 from postdate.ports.timeouts import TimeoutPersister
-from postdate.testing.conformance import Damage, in_time
-from postdate.testing.damaged import Rows, rows_of
+from postdate.testing.conformance import in_time
+from postdate.testing.damaged import DamagingSubject, Rows, rows_of
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -26,7 +26,7 @@ LARGEST_MESSAGE = 16 * 1024 * 1024
 Adapter = TypeVar("Adapter", bound=OutboxStore | Receiver | SagaStore | TimeoutPersister | Transport)
 
 
-class TransportSubject(ABC):
+class TransportSubject(DamagingSubject, ABC):
     """How the suite opens the transport under test. Make a new subject, on empty storage, for every check."""
 
     @abstractmethod
@@ -40,14 +40,6 @@ class TransportSubject(ABC):
     def store(self) -> MovingStore:
         """Return a store in the same database. Only called for transports that name a database."""
         raise NotImplementedError(f"{type(self).__name__} must define store(): its transport names a database")
-
-    def damages(self) -> frozenset[Damage]:
-        """Return the ways in which :meth:`damage` can damage a queued message; none: the queues have no rows."""
-        return frozenset()
-
-    def damage(self, message_id: str, damage: Damage) -> bytes:
-        """Damage one message in its queue by hand, past the transport; see :meth:`.StoreSubject.damage`."""
-        raise NotImplementedError(f"{type(self).__name__} must define damage(): it says that it can damage rows")
 
     async def let_pass(self, span: timedelta) -> None:
         """Return when ``span`` has passed by the clock of the queues; override it where that clock can be set."""
