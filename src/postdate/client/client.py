@@ -590,8 +590,7 @@ class BlockingClient(AbstractContextManager["BlockingClient"]):
 
     def limit(self, destination: str, *, per_second: float | None = None, windows: str | Sequence[str] = ()) -> Limits:
         """See :meth:`Client.limit`."""
-        change = limited(per_second, windows)
-        return self._background.submit(self._calls.change_limits(destination, change)).result()
+        return self._background.submit(self._calls.change_limits(destination, limited(per_second, windows))).result()
 
     def limits(self) -> dict[str, Limits]:
         """See :meth:`Client.limits`."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
 from typing_extensions import override
 
@@ -186,11 +185,10 @@ def _lift_counter(session: MariaDbSession, names: RowLockNames, store: int, newe
 
 
 def _unmark(session: MariaDbSession, names: RowLockNames, store: int, record: StoredRecord) -> int:
-    values: dict[str, Any] = {"id": record.message_id, "store": store, "detail": record.detail}
     return session.change(
         f"UPDATE {names.of('record')} SET detail = %(detail)s "
         f"WHERE message_id = %(id)s AND store_id = %(store)s AND once = 1 AND detail = '{ARCHIVED}'",
-        values,
+        {"id": record.message_id, "store": store, "detail": record.detail},
     )
 
 

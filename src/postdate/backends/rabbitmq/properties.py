@@ -126,16 +126,13 @@ def properties_of(envelope: Envelope, now: datetime, user: str) -> bytes:
         raise
     if envelope.due is not None:
         parts += (_DUE_FIELD, _INT64(_microseconds(envelope.due)))
+    present, expiration = _PLAIN, b""
     if envelope.expires_at is not None or envelope.time_to_be_received is not None:
         parts += _fields_of_ends(envelope)
         if (time_to_live := _time_to_live(envelope, now)) is not None:
-            fields = b"".join(parts)
-            expiration = short_bytes(time_to_live)
-            return b"".join(
-                (_EXPIRING, _UINT32(len(fields)), fields, b"\x02", expiration, bytes((len(message_id),)), message_id)
-            )
+            present, expiration = _EXPIRING, short_bytes(time_to_live)
     fields = b"".join(parts)
-    return b"".join((_PLAIN, _UINT32(len(fields)), fields, b"\x02", bytes((len(message_id),)), message_id))
+    return b"".join((present, _UINT32(len(fields)), fields, b"\x02", expiration, bytes((len(message_id),)), message_id))
 
 
 def _microseconds(instant: datetime) -> int:
