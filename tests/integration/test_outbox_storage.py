@@ -108,7 +108,8 @@ class PostgresSubject(Subject):
 class MariaDbSubject(Subject):
     def __init__(self, url: str) -> None:
         self._url, self._schema, self.at_once = url, mariadb_subjects.fresh_schema(), 16
-        self.table = f"`{MariaDbServer(url).database}`.paid_{os.getpid()}"  # our sessions have no database of their own
+        database = MariaDbServer(url).address.database  # our sessions have none of their own
+        self.table = f"`{database}`.paid_{os.getpid()}"
         self.query(f"CREATE TABLE {self.table} (amount integer)")
         self.store, self.elsewhere = store, _ = tuple(MariaDbOutbox(url, schema=self._schema) for _ in range(2))
         self.marks = store._names.plain("postdate_migration")

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from postdate.client.background import Background, InUse, log
 from postdate.clock import later
@@ -301,7 +302,7 @@ def connect(
     return Client(settings, create=create)
 
 
-class Client:
+class Client(AbstractAsyncContextManager["Client"]):
     """Messages that wait in one store: sent, cancelled, rescheduled, looked at. Made by :func:`postdate.connect`.
 
     One object may be used from any thread and any event loop, and before and after a fork. It delivers nothing by
@@ -319,9 +320,6 @@ class Client:
     def blocking(self) -> BlockingClient:
         """The same for code without an event loop."""
         return BlockingClient(self._settings, self._background, self._calls)
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
@@ -485,14 +483,11 @@ class Client:
         return await self._background.run(lambda _: self._calls.explain(self._settings, message_id))
 
 
-class BlockingClient:
+class BlockingClient(AbstractContextManager["BlockingClient"]):
     """:class:`Client` for code without an event loop; see there. Use it from any thread."""
 
     def __init__(self, settings: Settings, background: Background, calls: _Calls) -> None:
         self._settings, self._background, self._calls = settings, background, calls
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -595,8 +590,7 @@ class BlockingClient:
 
     def limit(self, destination: str, *, per_second: float | None = None, windows: str | Sequence[str] = ()) -> Limits:
         """See :meth:`Client.limit`."""
-        change = limited(per_second, windows)
-        return self._background.submit(self._calls.change_limits(destination, change)).result()
+        return self._background.submit(self._calls.change_limits(destination, limited(per_second, windows))).result()
 
     def limits(self) -> dict[str, Limits]:
         """See :meth:`Client.limits`."""

@@ -60,8 +60,7 @@ async def run(file: str, clock: Clock) -> None:
     endpoint = passengers(file, clock)
     async with endpoint:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async for _ in signals:
-                break
+            await anext(signals)
     await endpoint.transport.close()
 
 

@@ -33,7 +33,6 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from types import MappingProxyType
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
@@ -55,14 +54,12 @@ CHECK_IN_BEFORE_DEPARTURE = timedelta(hours=24)
 BOARDING_BEFORE_DEPARTURE = timedelta(minutes=40)
 FOLLOW_UP_AFTER_ARRIVAL = timedelta(hours=3)
 
-ZONES_NOT_IN_THE_FILE: Mapping[str, str] = MappingProxyType(
-    {
-        "BQN": "America/Puerto_Rico",
-        "PSE": "America/Puerto_Rico",
-        "SJU": "America/Puerto_Rico",
-        "STT": "America/St_Thomas",
-    }
-)
+ZONES_NOT_IN_THE_FILE: Mapping[str, str] = {
+    "BQN": "America/Puerto_Rico",
+    "PSE": "America/Puerto_Rico",
+    "SJU": "America/Puerto_Rico",
+    "STT": "America/St_Thomas",
+}
 """Destinations missing from the airports file."""
 
 _FLIGHT_COLUMNS = (

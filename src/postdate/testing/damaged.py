@@ -26,6 +26,21 @@ def bad(damage: Damage) -> str:
     return f"bad-{damage.value}"
 
 
+class DamagingSubject:
+    """What subjects of stores and of transports have for rows that cannot be read."""
+
+    def damages(self) -> frozenset[Damage]:
+        """Return in which ways :meth:`damage` can damage what is there; none: there are no rows."""
+        return frozenset()
+
+    def damage(self, message_id: str, damage: Damage) -> bytes:
+        """Damage one message by hand, past the adapter; return the damaged bytes, empty for removed content.
+
+        With :attr:`Damage.DUE` the message stays due: its due time lies before the calendar begins.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define damage(): it says that it can damage rows")
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Rows of an adapter that sets unreadable ones aside.

@@ -28,6 +28,7 @@ from postdate.ports import (
     Work,
 )
 from postdate.testing.conformance import Check, Topic, expect, expect_equal, expect_error
+from postdate.testing.transport_suite.subject import closing
 
 _NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 _QUEUE = "conformance.in"
@@ -64,12 +65,9 @@ def saga_checks() -> tuple[Check[SagaStoreSubject], ...]:
 
 @asynccontextmanager
 async def _store(subject: SagaStoreSubject) -> AsyncGenerator[SagaStore]:
-    store = subject.open()
-    try:
+    async with closing(subject.open()) as store:
         await store.setup()
         yield store
-    finally:
-        await store.close()
 
 
 @asynccontextmanager
@@ -79,11 +77,8 @@ async def _handles(subject: SagaStoreSubject) -> AsyncGenerator[list[SagaStore]]
         if not store.capabilities.shared:
             yield [store]
             return
-        other = subject.open_elsewhere()
-        try:
+        async with closing(subject.open_elsewhere()) as other:
             yield [store, other]
-        finally:
-            await other.close()
 
 
 def _record(value: str = "o-1", saga_type: str = "Order", state: str = '{"n":0}') -> SagaRecord:
@@ -261,7 +256,7 @@ async def applying_is_part_of_a_transaction_of_the_queues(subject: SagaStoreSubj
         transport = subject.transport()
         if transport is None:
             return
-        try:
+        async with closing(transport):
             expect_equal(transport.capabilities.database, store.capabilities.database, "the database of the queues")
             await transport.create_queues([_QUEUE])
             record = _record()
@@ -283,8 +278,6 @@ async def applying_is_part_of_a_transaction_of_the_queues(subject: SagaStoreSubj
                 return await receiver.settle([Ending(each, _NOW, End(work=[work])) for each, work in ends])
 
             await _told_apart(store, settle)
-        finally:
-            await transport.close()
 
 
 @sagas
@@ -293,8 +286,7 @@ async def applying_is_part_of_the_commit_of_an_outbox(subject: SagaStoreSubject)
     async with _store(subject) as store:
         if store.capabilities.database is None:
             return
-        outbox = subject.outbox()
-        try:
+        async with closing(subject.outbox()) as outbox:
             expect_equal(outbox.database, store.capabilities.database, "the database of the outbox")
             await outbox.setup()
             record = _record()
@@ -333,8 +325,6 @@ async def applying_is_part_of_the_commit_of_an_outbox(subject: SagaStoreSubject)
             unused = store.applying([_created(_record("o-5"))])
             expect(not await outbox.transaction("sales", "n-2").commit([], _NOW, [unused]), "it was handled before")
             expect_equal(await store.find("Order", Correlation("order_id", "o-5")), None, "an instance of a duplicate")
-        finally:
-            await outbox.close()
 
 
 async def _told_apart(store: SagaStore, commit: Callable[[Sequence[Work]], Awaitable[Sequence[object]]]) -> None:

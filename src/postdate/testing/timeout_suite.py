@@ -16,7 +16,7 @@ from postdate.messages import Envelope
 from postdate.ports import Transport
 from postdate.ports.timeouts import DueChunk, DueTimeout, Timeout, TimeoutPersister
 from postdate.testing.conformance import Check, Topic, expect, expect_equal, expect_error, in_time
-from postdate.testing.transport_suite.subject import ids, receiver_of
+from postdate.testing.transport_suite.subject import closing, ids, receiver_of
 
 ENDPOINT = "Sales.Conformance"
 QUEUE = "conformance"
@@ -60,12 +60,10 @@ class TimeoutSubject(ABC):
 @asynccontextmanager
 async def prepared(persister: TimeoutPersister, endpoint: str = ENDPOINT) -> AsyncGenerator[TimeoutPersister]:
     """Prepare a handle as a timeout manager does it, and close it at the end."""
-    try:
+    async with closing(persister):
         await persister.initialize(endpoint)
         await persister.setup()
         yield persister
-    finally:
-        await persister.close()
 
 
 def storage(subject: TimeoutSubject) -> AbstractAsyncContextManager[TimeoutPersister]:
@@ -88,11 +86,6 @@ def timeout(
 ) -> Timeout:
     """Return a timeout of the suite's endpoint."""
     return Timeout(timeout_id(number), due, QUEUE, saga_id, ENDPOINT, headers or {"kind": "check"}, body)
-
-
-def named(name: str, of: Timeout) -> Timeout:
-    """Return a timeout under another spelling of its id."""
-    return replace(of, timeout_id=name)
 
 
 # --- timeouts come back unchanged, once, and are removed by one caller ------------------------------------------------
@@ -153,14 +146,14 @@ async def an_id_is_known_however_it_is_written(persister: TimeoutPersister) -> N
     """Upper case and braces name the same timeout and the same saga; an id that is no UUID is refused, or not found."""
     kept = timeout(0xABC, saga_id=SAGA)
     shouted = f"{{{kept.timeout_id.upper()}}}"
-    await persister.add(named(shouted, kept))
+    await persister.add(replace(kept, timeout_id=shouted))
     expect(not await persister.add(kept), "the same id is stored once, however it is written")
     expect_equal(await persister.peek(shouted), kept, "the timeout under its other name")
     expect_equal(await persister.remove_by_saga(SAGA.upper()), 1, "timeouts of the saga under its other name")
     await persister.add(kept)
     expect(await persister.try_remove(shouted), "it is removed under its other name")
     with expect_error(InvalidMessage, "an id that is no UUID"):
-        await persister.add(named("no uuid", kept))
+        await persister.add(replace(kept, timeout_id="no uuid"))
     with expect_error(InvalidMessage, "a saga that is no UUID"):
         await persister.add(replace(kept, saga_id="no uuid"))
     expect_equal(await persister.peek("no uuid"), None, "a timeout whose id is no UUID")
@@ -415,7 +408,7 @@ async def _two(subject: TimeoutSubject) -> AsyncGenerator[tuple[TimeoutPersister
 @claiming.given(_two)
 async def of_several_who_claim_one_has_it(ours: TimeoutPersister, theirs: TimeoutPersister) -> None:
     """A claim can remove its timeout; meanwhile, and afterwards, other callers get none, and do not wait for it."""
-    claim = await ours.claim(named(timeout_id(1).upper(), timeout()).timeout_id)
+    claim = await ours.claim(timeout_id(1).upper())
     expect(claim is not None and claim.timeout == timeout(), "the timeout is claimed as it is stored")
     assert claim is not None
     with in_time("a claim of what somebody else has claimed"):
@@ -467,12 +460,9 @@ async def _together(subject: TimeoutSubject) -> AsyncGenerator[tuple[TimeoutPers
                 persister.removing(timeout_id(1))
             yield None
             return
-        transport = subject.transport()
-        try:
+        async with closing(subject.transport()) as transport:
             await transport.create_queues([QUEUE])
             yield persister, transport
-        finally:
-            await transport.close()
 
 
 async def _waiting(transport: Transport) -> list[str]:

@@ -94,10 +94,9 @@ def _delete_container(blobs: BlobServiceClient, name: str) -> None:
 
 
 def connection_string(login: AzureLogin) -> str:
-    parts = [f"AccountName={login.account}"]
-    parts.append(f"AccountKey={login.key}" if login.key else f"SharedAccessSignature={login.signature}")
-    names = {"queue": "QueueEndpoint", "table": "TableEndpoint", "blob": "BlobEndpoint"}
-    return ";".join([*parts, *(f"{names[service]}={url}" for service, url in login.endpoints.items())])
+    secret = f"AccountKey={login.key}" if login.key else f"SharedAccessSignature={login.signature}"
+    endpoints = (f"{service.title()}Endpoint={url}" for service, url in login.endpoints.items())
+    return ";".join([f"AccountName={login.account}", secret, *endpoints])
 
 
 def clean(queue: str) -> str:

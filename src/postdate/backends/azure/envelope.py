@@ -57,7 +57,7 @@ _FAULT: Final = re.compile(r"NServiceBus\.ExceptionInfo\.|\$\.diagnostics\.|NSer
 _LONG_FAULT: Final = re.compile(
     f"{re.escape(Headers.EXCEPTION_STACK_TRACE)}$|{re.escape(Headers.EXCEPTION_DATA_PREFIX)}"
 )
-_OTHER_FAULTS: Final = frozenset({Headers.TIME_OF_FAILURE, Headers.ERROR_CODE})
+_OTHER_FAULTS: Final = frozenset({Headers.FAILED_QUEUE, Headers.TIME_OF_FAILURE, Headers.ERROR_CODE})
 
 
 # --- sending ----------------------------------------------------------------------------------------------------------
@@ -104,8 +104,7 @@ def _shorter(headers: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
 
 def _without_faults(headers: Mapping[str, str]) -> dict[str, str]:
-    added = _OTHER_FAULTS | {Headers.FAILED_QUEUE}
-    return {key: value for key, value in headers.items() if key not in added and not _FAULT.match(key)}
+    return {key: value for key, value in headers.items() if key not in _OTHER_FAULTS and not _FAULT.match(key)}
 
 
 def _as_json(envelope: Envelope) -> bytes:
@@ -217,9 +216,8 @@ def _headers(wrapper: Mapping[str, object]) -> dict[str, str]:
     if found is not None and not isinstance(found, dict):
         raise InvalidMessage("Headers is no JSON object")
     named = cast("Mapping[str, object]", found or {})
-    headers = {key: "" if value is None else value for key, value in named.items()}
-    check_headers(cast("Mapping[str, str]", headers))
-    texts = cast("dict[str, str]", headers)
+    texts = cast("dict[str, str]", {key: "" if value is None else value for key, value in named.items()})
+    check_headers(texts)
     for name, key in (("ReplyToAddress", Headers.REPLY_TO_ADDRESS), ("CorrelationId", Headers.CORRELATION_ID)):
         value = wrapper.get(name)
         if isinstance(value, str) and value:

@@ -99,18 +99,16 @@ class ContainerLease:
                 await self._ask()
             return self.is_held
 
-    async def renew(self) -> None:
-        """Renew it when due; never take it."""
+    async def renew(self, after_seconds: float = RENEWED_AFTER_SECONDS) -> None:
+        """Renew it when it was not renewed for so long; never take it."""
         async with self._turn:
-            if self.is_held and not self.was_renewed_within(RENEWED_AFTER_SECONDS):
+            if self.is_held and not self.was_renewed_within(after_seconds):
                 await self._ask()
 
     async def sure(self) -> None:
         """Renew it unless it is certainly ours; call ``lost`` if it is not. Raises `StoreUnavailable`."""
         if self.is_held and not self.was_renewed_within(SURE_FOR_SECONDS):
-            async with self._turn:
-                if self.is_held and not self.was_renewed_within(SURE_FOR_SECONDS):
-                    await self._ask()
+            await self.renew(SURE_FOR_SECONDS)
 
     async def _ask(self) -> None:
         asked_at, lease = _now(), self._lease

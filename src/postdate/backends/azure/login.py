@@ -18,7 +18,6 @@ A connection string, as the portal shows it, is taken as it is where no configur
 from __future__ import annotations
 
 import base64
-import binascii
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -82,7 +81,7 @@ class AzureLogin:
             raise ConfigurationError(f"Azure account {self.account!r} needs a key, or a shared access signature")
         try:
             is_key = self.key is None or bool(base64.b64decode(self.key, validate=True))
-        except (binascii.Error, ValueError):
+        except ValueError:
             is_key = False
         if not is_key:
             raise ConfigurationError(
@@ -295,9 +294,7 @@ def _tracing() -> TraceConfig:
 
 def _has_ended(error: BaseException | None) -> bool:
     """Return whether an open connection ended without an answer; ``False`` when none could be opened."""
-    if isinstance(error, ClientConnectorError):
-        return False
-    return isinstance(error, ServerDisconnectedError | ClientOSError)
+    return isinstance(error, ServerDisconnectedError | ClientOSError) and not isinstance(error, ClientConnectorError)
 
 
 async def headers_of(service: Any) -> Mapping[str, str]:  # the SDK leaves the types of its keyword arguments open

@@ -28,8 +28,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from azure.core.exceptions import AzureError
-
 from postdate.backends.azure.envelope import to_text
 from postdate.backends.azure.errors import QUEUES, retry_after, translated
 from postdate.backends.azure.login import AzureLogin
@@ -57,14 +55,6 @@ _NUMBER_LENGTH: Final = 36
 _OWN_QUEUE: Final = re.compile(r"\.(timeouts|timeoutsdispatcher)$")
 
 
-def _strict(name: str) -> str:
-    return _OWN_QUEUE.sub(r"-\1", name)
-
-
-def _dashes(name: str) -> str:
-    return name.replace(".", "-")
-
-
 def _legacy(name: str) -> str:
     clean = _DASHES.sub("-", _NOT_TAKEN.sub("-", name))
     if len(clean) <= LONGEST_NAME:
@@ -74,7 +64,11 @@ def _legacy(name: str) -> str:
     return f"{clean[: LONGEST_NAME - _NUMBER_LENGTH - 1]}-{uuid.UUID(bytes_le=digest)}"
 
 
-SANITIZERS: Final[Mapping[str, Sanitizer]] = {"strict": _strict, "dashes": _dashes, "legacy": _legacy}
+SANITIZERS: Final[Mapping[str, Sanitizer]] = {
+    "strict": lambda name: _OWN_QUEUE.sub(r"-\1", name),
+    "dashes": lambda name: name.replace(".", "-"),
+    "legacy": _legacy,
+}
 
 
 def sanitizer_of(choice: str | Sanitizer) -> Sanitizer:
@@ -114,9 +108,6 @@ def _is_taken(name: str) -> bool:
 
 
 # --- clients, and who waits for a message -----------------------------------------------------------------------------
-
-
-_SECOND: Final = timedelta(seconds=1)
 
 
 class QueueService:
@@ -166,9 +157,8 @@ class QueueService:
             with translated(QUEUES, what):
                 yield
         except PostdateError as error:
-            pause = retry_after(error) if isinstance(error.__cause__, AzureError) else None
-            if pause is not None:
-                self._quiet_until = asyncio.get_running_loop().time() + pause / _SECOND
+            if (pause := retry_after(error)) is not None:
+                self._quiet_until = asyncio.get_running_loop().time() + pause.total_seconds()
             raise
 
     # --- who waits for a message --------------------------------------------------------------------------------------

@@ -175,7 +175,6 @@ LARGEST_BATCH: Final = 32
 
 SHORTEST_HOLD, LONGEST_HOLD = timedelta(seconds=1), timedelta(days=7)
 
-_SECOND: Final = timedelta(seconds=1)
 _RENEWALS_IN_A_HOLD: Final = 3
 _CLOCK_GRAIN_SECONDS: Final = 1.0
 """Azure tells times in whole seconds."""
@@ -234,7 +233,7 @@ class AzureQueueReceiver(Receiver):
                     return [hold.received for hold in holds]
                 wait = min(wait + self._transport.peek_interval, self._transport.longest_idle_wait)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(news.wait(), wait / _SECOND)
+                    await asyncio.wait_for(news.wait(), wait.total_seconds())
 
     async def _fetch(self, count: int) -> list[MessageWithReceipt]:
         """Ask once; if cancelled, give back at once any message that the request still brings."""
@@ -248,15 +247,13 @@ class AzureQueueReceiver(Receiver):
             raise
 
     async def _ask(self, count: int) -> list[MessageWithReceipt]:
-        began, seconds = asyncio.get_running_loop().time(), round(self._transport.hold_for / _SECOND)
+        began, seconds = asyncio.get_running_loop().time(), round(self._transport.hold_for.total_seconds())
         with self._service.asking(self._queue):
             pages = self._service.queue(self._queue).receive_messages(
                 messages_per_page=count, visibility_timeout=seconds
             )
-            messages: list[QueueMessage] = []
-            async for page in pages.by_page():
-                messages = [message async for message in page]
-                break
+            page = await anext(pages.by_page(), None)
+            messages: list[QueueMessage] = [] if page is None else [message async for message in page]
         holds = [self._hold(message, began + seconds, seconds) for message in messages]
         if finished := [hold for hold in holds if (self._queue, hold.native_id) in self._transport.finished]:
             await at_once([partial(self._delete_finished, hold) for hold in finished])
@@ -271,7 +268,7 @@ class AzureQueueReceiver(Receiver):
         expires = float("inf")
         if message.expires_on is not None and message.next_visible_on is not None:
             # Both times are by Azure's clock, so ours may differ.
-            expires = until + (message.expires_on - message.next_visible_on) / _SECOND
+            expires = until + (message.expires_on - message.next_visible_on).total_seconds()
         received = Received(envelope, failures, object(), unanswered)
         hold = MessageWithReceipt(native_id, receipt, until, expires, received, given_out, text)
         self._held[hold.received.token] = hold
@@ -294,7 +291,7 @@ class AzureQueueReceiver(Receiver):
     # --- holding ------------------------------------------------------------------------------------------------------
 
     async def _renew_until_done(self) -> None:
-        interval = self._transport.hold_for / _SECOND / _RENEWALS_IN_A_HOLD
+        interval = self._transport.hold_for.total_seconds() / _RENEWALS_IN_A_HOLD
         try:
             while self._held:
                 await asyncio.sleep(interval)
@@ -313,7 +310,8 @@ class AzureQueueReceiver(Receiver):
             now = asyncio.get_running_loop().time()
             if hold.lost or hold.received.token not in self._held or hold.expires <= hold.until:
                 return
-            seconds = int(min(round(self._transport.hold_for / _SECOND), hold.expires - now - _CLOCK_GRAIN_SECONDS))
+            left = hold.expires - now - _CLOCK_GRAIN_SECONDS
+            seconds = int(min(round(self._transport.hold_for.total_seconds()), left))
             if now + seconds <= hold.until:
                 return
             try:

@@ -152,7 +152,7 @@ class MariaDbServer(DatabaseServer["MariaDbSession"]):
 
     @override
     def connect_as_application(self) -> MariaDbSession:
-        session = self._opened(0, self.database or None)
+        session = self._opened(0, self.address.database or None)
         session.limit(math.inf)
         return session
 

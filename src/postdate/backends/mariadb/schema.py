@@ -57,6 +57,9 @@ class MariaDbNames(RowLockNames):
 
 _WAIT_SECONDS: Final = 30
 _INSERT: Final = "INSERT IGNORE"
+TABLE_EXISTS: Final = (
+    "SELECT 1 FROM information_schema.tables WHERE table_schema = %(schema)s AND table_name = %(table)s"
+)
 
 
 def foundation(names: RowLockNames) -> tuple[str, ...]:
@@ -87,10 +90,8 @@ def setup(session: Any, names: RowLockNames, wanted: Sequence[Step]) -> None:
     if session.rows("SELECT GET_LOCK(%(name)s, %(wait)s)", lock)[0][0] != 1:
         raise StoreUnavailable("another process has been setting up this database for half a minute; try again")
     try:
-        if not session.rows(
-            "SELECT 1 FROM information_schema.tables WHERE table_schema = %(schema)s AND table_name = %(table)s",
-            {"schema": names.schema, "table": "postdate_migration"},
-        ):  # so that later starts need no right to create
+        # An existing one is left alone, so that later starts need no right to create.
+        if not session.rows(TABLE_EXISTS, {"schema": names.schema, "table": "postdate_migration"}):
             for statement in foundation(names):
                 session.change(statement)
         migrate(session, names, wanted, f"database {names.schema!r}", _INSERT)
@@ -108,7 +109,7 @@ class MariaDbSchema(RowLockSchema):
         return MariaDbServer(url, self.holds_at_most, answers_within)
 
     def _checked(self, schema: str | None) -> str:
-        name = self.server.database if schema is None else schema
+        name = self.server.address.database if schema is None else schema
         if not name:
             raise ConfigurationError("MariaDB needs a database: mariadb://user@host/database, or schema=...")
         return check_name(name, "schema")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
 from typing_extensions import override
 
@@ -186,11 +185,10 @@ def _lift_counter(session: MariaDbSession, names: RowLockNames, store: int, newe
 
 
 def _unmark(session: MariaDbSession, names: RowLockNames, store: int, record: StoredRecord) -> int:
-    values: dict[str, Any] = {"id": record.message_id, "store": store, "detail": record.detail}
     return session.change(
         f"UPDATE {names.of('record')} SET detail = %(detail)s "
         f"WHERE message_id = %(id)s AND store_id = %(store)s AND once = 1 AND detail = '{ARCHIVED}'",
-        values,
+        {"id": record.message_id, "store": store, "detail": record.detail},
     )
 
 
@@ -202,11 +200,6 @@ def _insert(names: RowLockNames, command: str) -> bytes:
 
 
 def _row(record: StoredRecord, store: int) -> bytes:
-    once = b"1" if record.kind == RecordKind.SCHEDULED else b"NULL"
-    due = b"NULL" if record.due is None else b"%d" % record.due
-    texts = (_text(record.message_id), _text(record.destination), _text(record.detail))
-    return b"(%d,%d,%b,%d,%d,%b,%b,%b,%b)" % (record.number, record.at, due, store, record.kind, once, *texts)
-
-
-def _text(text: str | None) -> bytes:
-    return b"NULL" if text is None else literal(text)
+    number, kind, message_id, at, due, destination, detail = record
+    once = 1 if kind == RecordKind.SCHEDULED else None
+    return b"(%b)" % b",".join(map(literal, (number, at, due, store, kind, once, message_id, destination, detail)))

@@ -13,7 +13,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from postdate.backends.mariadb.connection import larger_than_a_packet, literal, room_in_packet
-from postdate.backends.mariadb.schema import MariaDbSchema, check_name, quoted
+from postdate.backends.mariadb.schema import TABLE_EXISTS, MariaDbSchema, check_name, quoted
 from postdate.backends.mariadb.statements import MariaDbSqlDialect
 from postdate.backends.rowlocks.parts import DuplicateKey
 from postdate.backends.rowlocks.timeouts import RowLockTimeoutTable, ServerTimeouts
@@ -22,7 +22,6 @@ from postdate.errors import StoreNotSetUp
 from postdate.persistence.timeouts import HEADERS, ID, STATE, TIME, rounded_up, spellings, text_time
 
 _WHAT: Final = "the table of timeouts (table_prefix=...)"
-_EXISTS: Final = "SELECT 1 FROM information_schema.tables WHERE table_schema = %(schema)s AND table_name = %(table)s"
 _SCHEMA_EXISTS: Final = "SELECT 1 FROM information_schema.schemata WHERE schema_name = %(schema)s"
 _PRECISION: Final = (
     "SELECT datetime_precision FROM information_schema.columns "
@@ -94,7 +93,7 @@ class MariaDbTable(RowLockTimeoutTable):
     def setup(self, session: Any) -> None:
         """An existing table is left alone, so that later starts need no right to create."""
         create_schema, create = self.create
-        if session.rows(_EXISTS, self._values):
+        if session.rows(TABLE_EXISTS, self._values):
             return
         if not session.rows(_SCHEMA_EXISTS, self._values):
             session.change(create_schema)

@@ -32,7 +32,7 @@ class MariaDbDialect(Dialect):
 
     def __init__(self, url: str, schema: str | None) -> None:
         self._server = MariaDbServer(url)
-        super().__init__(check_name(schema or self._server.database, "schema"), self._server.where)
+        super().__init__(check_name(schema or self._server.address.database, "schema"), self._server.where)
 
     @override
     def connect(self) -> Session:

@@ -284,13 +284,9 @@ class Desk:
         If another receiver is faster, or MSMQ does not answer, the message is free.
         """
         self._abort(hold.transaction)
-        hold.transaction = None
+        hold.transaction = transaction = None
         try:
             transaction = self._begin(hold.source)
-        except PostdateError:
-            hold.is_lost = True
-            return
-        try:
             queue = self._queue(hold.source, MQ_RECEIVE_ACCESS)
             with self._calling(hold.source):
                 queue.ReceiveByLookupId(hold.lookup_id, transaction, False, False)

@@ -26,7 +26,6 @@ sender. Source: specification 2.2, 2.5; ADR 0006.
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -36,7 +35,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from postdate.backends.rabbitmq.content import AS_IT_CAME, BITS, NUMBER_BYTES, properties_to_pass_on, values_of
+from postdate.backends.rabbitmq.content import AS_IT_CAME, BITS, NUMBER_BYTES, joined, properties_to_pass_on, values_of
 from postdate.backends.rabbitmq.wire import (
     SHORT_TEXT_LIMIT,
     Field,
@@ -82,8 +81,6 @@ _PERSISTENT: Final = 2
 
 _PLAIN: Final = (BITS["headers"] | BITS["delivery_mode"] | BITS["message_id"]).to_bytes(2, "big")
 _EXPIRING: Final = (int.from_bytes(_PLAIN, "big") | BITS["expiration"]).to_bytes(2, "big")
-_PLAIN_BITS: Final = int.from_bytes(_PLAIN, "big")
-_EXPIRING_BITS: Final = int.from_bytes(_EXPIRING, "big")
 
 _UINT32: Final = Struct(">I").pack
 _UINT32_AT: Final = Struct(">I").unpack_from
@@ -129,16 +126,13 @@ def properties_of(envelope: Envelope, now: datetime, user: str) -> bytes:
         raise
     if envelope.due is not None:
         parts += (_DUE_FIELD, _INT64(_microseconds(envelope.due)))
+    present, expiration = _PLAIN, b""
     if envelope.expires_at is not None or envelope.time_to_be_received is not None:
         parts += _fields_of_ends(envelope)
         if (time_to_live := _time_to_live(envelope, now)) is not None:
-            fields = b"".join(parts)
-            expiration = short_bytes(time_to_live)
-            return b"".join(
-                (_EXPIRING, _UINT32(len(fields)), fields, b"\x02", expiration, bytes((len(message_id),)), message_id)
-            )
+            present, expiration = _EXPIRING, short_bytes(time_to_live)
     fields = b"".join(parts)
-    return b"".join((_PLAIN, _UINT32(len(fields)), fields, b"\x02", bytes((len(message_id),)), message_id))
+    return b"".join((present, _UINT32(len(fields)), fields, b"\x02", expiration, bytes((len(message_id),)), message_id))
 
 
 def _microseconds(instant: datetime) -> int:
@@ -214,9 +208,7 @@ def _odd_properties(envelope: Envelope, now: datetime, user: str) -> bytes:
     if fields or has_table:
         values["headers"] = long_bytes(fields)
     values.setdefault("delivery_mode", bytes((_PERSISTENT,)))
-    present = [name for name in BITS if values.get(name) is not None]
-    flags = sum(BITS[name] for name in present)
-    return flags.to_bytes(2, "big") + b"".join(values[name] or b"" for name in present)
+    return joined({name: value for name, value in values.items() if value is not None})
 
 
 def _at_most(text: bytes, count: int) -> bytes:
@@ -238,7 +230,7 @@ def _sorted_headers(envelope: Envelope, user: str) -> tuple[dict[str, str], dict
         elif name.startswith(PREFIX):
             try:
                 values.update(_property(name.removeprefix(PREFIX), text, envelope.message_id, user, values))
-            except (ValueError, binascii.Error):
+            except ValueError:
                 overflow[name] = text
         else:
             plain[name] = text
@@ -345,7 +337,7 @@ def _arrived_plainly(  # noqa: PLR0911 - each return is one way of being special
     queue: str, properties: bytes, body: bytes
 ) -> Arrived | None:
     """Return a message of ours that has only the usual properties; ``None`` for any other."""
-    if (bits := int.from_bytes(properties[:2], "big")) not in {_PLAIN_BITS, _EXPIRING_BITS}:
+    if (present := properties[:2]) not in {_PLAIN, _EXPIRING}:
         return None
     headers: dict[str, str] = {}
     times: dict[bytes, datetime] = {}
@@ -369,7 +361,7 @@ def _arrived_plainly(  # noqa: PLR0911 - each return is one way of being special
         if properties[end] != _PERSISTENT:
             return None
         position = end + 1
-        if bits == _EXPIRING_BITS:
+        if present == _EXPIRING:
             if _EXPIRES_AT not in times and _TO_BE_RECEIVED not in times:
                 return None
             position += 1 + properties[position]
@@ -392,12 +384,10 @@ def _arrived_oddly(queue: str, properties: bytes, body: bytes, *, redelivered: b
         values.pop("expiration", None)
     text = _as_id(ours.get(_ID, values.get("message_id")))
     has_id = text is not None
-    if has_id and _ID not in ours:
+    if has_id and (_ID not in ours or values.get("message_id") == _at_most(ours[_ID], SHORT_TEXT_LIMIT)):
         del values["message_id"]
-    elif not has_id or values.get("message_id") != _at_most(ours[_ID], SHORT_TEXT_LIMIT):
-        values.setdefault("message_id", None)
     else:
-        del values["message_id"]
+        values.setdefault("message_id", None)
     if values.setdefault("delivery_mode", None) == _PERSISTENT:
         del values["delivery_mode"]
     headers.update(_property_header(name, value) for name, value in values.items())

@@ -320,10 +320,7 @@ class PublishingChannel(Channel):
             if flight.low == flight.last:
                 landed.append(flight)
         for flight in landed:
-            if self._flights[0] is flight:
-                self._flights.popleft()
-            else:
-                self._flights.remove(flight)
+            self._flights.remove(flight)
 
     @override
     def on_content(self, method: Method, arguments: Arguments, properties: bytes, body: bytes) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar, Final, Generic, TypeVar
@@ -44,10 +44,6 @@ class ServerAddress:
     user: str
     password: str = field(repr=False)
     options: Mapping[str, str]
-
-    @property
-    def where(self) -> str:
-        return f"{self.product} {self.host}:{self.port}/{self.database}"
 
 
 def address_of(url: str, product: str, schemes: tuple[str, ...], port: int) -> ServerAddress:
@@ -112,15 +108,9 @@ class ServerSession(ABC):
     def is_in(self, mark: object) -> bool:
         """Return whether the transaction with this mark is open and may be committed."""
 
-    def wait_for_long(self) -> None:
-        """Raise the limit on waiting for answers for good."""
-        self.limit(_PATIENCE_SECONDS)
-
-    @contextmanager
-    def patient(self) -> Generator[None]:
+    def patient(self) -> AbstractContextManager[None]:
         """Raise the limit within the block, for statements on whole tables."""
-        with self._limited(_PATIENCE_SECONDS):
-            yield
+        return self._limited(_PATIENCE_SECONDS)
 
     @contextmanager
     def _limited(self, seconds: float) -> Generator[None]:
@@ -162,12 +152,8 @@ class DatabaseServer(ABC, Generic[S]):
         self.address = address_of(url, self.product, self.schemes, self.port)
 
     @property
-    def database(self) -> str:
-        return self.address.database
-
-    @property
     def where(self) -> str:
-        return self.address.where
+        return f"{self.product} {self.address.host}:{self.address.port}/{self.address.database}"
 
     @property
     def seconds_to_answer(self) -> float:
@@ -187,5 +173,5 @@ class DatabaseServer(ABC, Generic[S]):
     def connect_patiently(self) -> S:
         """Return a connection for long statements, such as a migration's; raises as :meth:`connect`."""
         session = self.connect()
-        session.wait_for_long()
+        session.limit(_PATIENCE_SECONDS)
         return session

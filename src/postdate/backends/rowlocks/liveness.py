@@ -10,7 +10,7 @@ run again later, and the number stays.
 These servers do not notify of stored messages, so the thread reads the next attempt, the first entry of an index, ten
 times a second, and only while a poller listens.
 
-A dialect gives :class:`LivingTables`. Source: ADR 0008.
+Source: ADR 0008.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from postdate.backends.rowlocks.claims import Claims, LeasingTables, LockedBatch
+from postdate.backends.rowlocks.claims import Claims, LockedBatch
 from postdate.backends.rowlocks.parts import Conflict, SessionSource
+from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.errors import PostdateError, StoreFull, StoreTroubled, StoreUnreachable
 from postdate.runtime.next_due import NextDue
 
@@ -43,30 +44,6 @@ _STOP_WITHIN_SECONDS: Final = 20.0
 log = logging.getLogger("postdate.stores")
 
 
-class LivingTables(LeasingTables, Protocol):
-    """Steps of a dialect on numbers that live as long as a connection."""
-
-    def appear(self, session: Any) -> int:
-        """Return a new number under which this process may hold messages while ``session`` is open."""
-        ...
-
-    def dead(self, session: Any) -> Sequence[int]:
-        """Return the numbers whose connection is closed."""
-        ...
-
-    def unknown(self, session: Any) -> Sequence[int]:
-        """Return numbers of leases that are registered nowhere: after a restore, or deletes by hand."""
-        ...
-
-    def bury(self, session: Any, holders: Sequence[int]) -> None:
-        """Delete numbers; waits for transactions that lease under them, and blocks new ones until its own ends."""
-        ...
-
-    def next_attempt(self, session: Any, locked: Sequence[int]) -> int | None:
-        """Return the earliest ``attempt_at``, without those of ``locked``; waits for no lock."""
-        ...
-
-
 class Liveness:
     """One thread, started at first need.
 
@@ -80,13 +57,12 @@ class Liveness:
     def __init__(
         self,
         server: SessionSource,
-        tables: LivingTables,
+        tables: RowLockTables,
         next_due: NextDue[int],
         holds_at_most: timedelta | None = None,
     ) -> None:
-        in_time = _SPEAK_AFTER_SECONDS if holds_at_most is None else holds_at_most.total_seconds() / _SPEAKS_IN_TIME
-        self._speak_after_seconds = min(_SPEAK_AFTER_SECONDS, in_time)
         self._ends_after_seconds = math.inf if holds_at_most is None else holds_at_most.total_seconds()
+        self._speak_after_seconds = min(_SPEAK_AFTER_SECONDS, self._ends_after_seconds / _SPEAKS_IN_TIME)
         self._keeper: threading.Thread | None = None
         self._server, self._tables, self._next_due = server, tables, next_due
         self._claims: Claims | None = None

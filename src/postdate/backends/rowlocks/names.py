@@ -89,31 +89,22 @@ class RowLockNames:
         return f"postdate {digest[:16]} {what}"
 
 
-def steps(room: str, table: str, replacements: Mapping[str, str]) -> tuple[Step, ...]:
-    """Return the migrations of a schema and one of its stores, in order, statement by statement.
-
-    ``replacements``: SQL for ``{schema}``, ``{table}`` and ``{name}``.
-    """
-    return tuple(
-        Step(subject, each.version, each.name, _statements(each.sql, replacements))
-        for subject, part in (("", "database"), (table, "store"))
-        for each in migrations(room, part)
-    )
-
-
-def _statements(sql: str, replacements: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(filled_in(each, replacements).strip() for each in bare(sql).removesuffix(";").split(";\n"))
-
-
 def steps_of(names: RowLockNames) -> tuple[Step, ...]:
-    return steps(names.spelling.room, names.table, names.in_migrations)
+    """Return the migrations of a schema and one of its stores, in order, statement by statement."""
+    return (*_steps(names, "", "database"), *_steps(names, names.table, "store"))
 
 
 def part_steps(names: RowLockNames, part: str) -> tuple[Step, ...]:
     """Return the migrations of a part (``sagas``, ``outbox``) with a table of its own, whose name marks them."""
+    return _steps(names, f"postdate_{names.table}", part)
+
+
+def _steps(names: RowLockNames, subject: str, part: str) -> tuple[Step, ...]:
+    def statements(sql: str) -> tuple[str, ...]:
+        return tuple(filled_in(each, names.in_migrations).strip() for each in bare(sql).removesuffix(";").split(";\n"))
+
     return tuple(
-        Step(f"postdate_{names.table}", each.version, each.name, _statements(each.sql, names.in_migrations))
-        for each in migrations(names.spelling.room, part)
+        Step(subject, each.version, each.name, statements(each.sql)) for each in migrations(names.spelling.room, part)
     )
 
 

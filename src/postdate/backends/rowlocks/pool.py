@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from postdate.backends.rowlocks.parts import Conflict, SessionSource
+from postdate.backends.sql.dialect import closing_on_error
 from postdate.errors import PostdateError, StoreUnavailable
 from postdate.runtime.threads import in_thread
 
@@ -119,11 +120,8 @@ class Pool:
     def lent(self) -> Generator[Any]:
         """Lend a connection; it is closed after any exception."""
         session = self.take()
-        try:
+        with closing_on_error(session):
             yield session
-        except BaseException:
-            session.close()
-            raise
         self.put(session)
 
     def transaction_blocking(self, work: Callable[[Any], T]) -> T:

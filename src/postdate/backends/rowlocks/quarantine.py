@@ -32,7 +32,6 @@ from postdate.errors import DuplicateMessage, MessageNotFound, StoreError, Store
 from postdate.messages import DelayedMessage, check_headers
 from postdate.ports import Mending, Quarantine, Quarantined, RecordKind
 from postdate.runtime.next_due import NextDue
-from postdate.runtime.threads import in_thread
 
 _NONE: Final = frozenset[int]()
 _TRY_AGAIN_AFTER_SECONDS: Final = 60.0
@@ -135,11 +134,8 @@ class RowQuarantine(Quarantine):
                 raise DuplicateMessage.of_set_aside(row.message_id)
             self._tables.end_aside(session, aside, None)
 
-        def put_back_now() -> None:
-            self._pool.transaction_blocking(put_back)
-            self._next_due.forget()
-
-        await in_thread(put_back_now)
+        await self._pool.transaction(put_back)
+        self._next_due.forget()
 
     @override
     async def discard_quarantined(self, number: int, now: datetime) -> None:

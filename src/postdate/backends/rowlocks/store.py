@@ -7,6 +7,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -28,6 +29,7 @@ from postdate.backends.rowlocks.pool import Pool
 from postdate.backends.rowlocks.quarantine import RowQuarantine
 from postdate.backends.rowlocks.statements import RowLockStatements
 from postdate.backends.rowlocks.tables import RowLockTables, numbered
+from postdate.backends.sql.dialect import closing_on_error
 from postdate.backends.sql.limits import SqlLimits
 from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
 from postdate.errors import (
@@ -281,7 +283,7 @@ class LockingStore(SqlLimits, DelegatedQuarantine, ClaimingStore, ScannableStore
     def _claim(self, at: int, limit: int, lane: tuple[int, int] | None = None) -> list[Claim]:
         begin, end = lane or (None, at)
         session = self._pool.take()
-        try:
+        with closing_on_error(session):  # what was locked is free
             while True:
                 session.begin()
                 left_out = self._quarantine.left_out()
@@ -293,9 +295,6 @@ class LockingStore(SqlLimits, DelegatedQuarantine, ClaimingStore, ScannableStore
             found = [each for each in found if each[0] in messages][:limit]
             if not found:
                 session.rollback()
-        except BaseException:  # what was locked is free
-            session.close()
-            raise
         if not found:
             self._pool.put(session)
             return []
@@ -470,11 +469,8 @@ class LockingStore(SqlLimits, DelegatedQuarantine, ClaimingStore, ScannableStore
         check_scanned(scan.what, scan.columns)
         if scan.what == "queued":
             return
-        session = self.server.connect()
-        try:
+        with closing(self.server.connect()) as session:
             yield from self._tables.scan(session, scan, part, page)
-        finally:
-            session.close()
 
 
 def _done_within(seconds: float, work: Callable[[], None], abort: Callable[[], None]) -> None:

@@ -33,8 +33,8 @@ class RowLockTables(ABC):
     """The steps of one store. Each is part of a transaction that the caller begins and ends, and may block.
 
     Times are whole microseconds since 1970-01-01 UTC. Rows are locked and removed in the order of their numbers where
-    possible, so that two processes wait for each other instead of deadlocking. For the steps on leases and numbers see
-    :class:`postdate.backends.rowlocks.liveness.LivingTables`.
+    possible, so that two processes wait for each other instead of deadlocking. For the steps on leases see
+    :class:`postdate.backends.rowlocks.claims.LeasingTables`.
     """
 
     product: ClassVar[str]
@@ -176,6 +176,7 @@ class RowLockTables(ABC):
     # --- who is alive -------------------------------------------------------------------------------------------
 
     def appear(self, session: Any) -> int:
+        """Return a new number under which this process may hold messages while ``session`` is open."""
         self._own_lock = self.names.lock(uuid.uuid4().hex)
         self._take_lock(session, self._own_lock)  # first: without it the number would be taken for dead
         values = {
@@ -187,12 +188,15 @@ class RowLockTables(ABC):
         return _only(session.rows(self.sql.add_holder, values))
 
     def dead(self, session: Any) -> Sequence[int]:
+        """Return the numbers whose connection is closed."""
         return [holder for (holder,) in session.rows(self.sql.find_dead, self._here(session))]
 
     def unknown(self, session: Any) -> Sequence[int]:
+        """Return numbers of leases that are registered nowhere: after a restore, or deletes by hand."""
         return [holder for (holder,) in session.rows(self.sql.find_unknown, {})]
 
     def bury(self, session: Any, holders: Sequence[int]) -> None:
+        """Delete numbers; waits for transactions that lease under them, and blocks new ones until its own ends."""
         session.change(self.sql.drop_holders, {"holders": self._listed(holders)})
 
     def report_clock(self, session: Any, holder: int, ahead: int) -> None:
@@ -200,8 +204,7 @@ class RowLockTables(ABC):
 
     def reported_clocks(self, session: Any) -> Sequence[tuple[str, int, int]]:
         """Return machine, process id and reported clock difference (microseconds ahead) of live holders."""
-        found = session.rows(self.sql.reported_clocks, self._here(session))
-        return [(machine, pid, ahead) for machine, pid, ahead in found]
+        return session.rows(self.sql.reported_clocks, self._here(session))
 
     def _here(self, session: Any) -> dict[str, Any]:
         return {"store": self.store_id(session), "own": self._own_lock}
@@ -209,6 +212,7 @@ class RowLockTables(ABC):
     # --- looking ------------------------------------------------------------------------------------------------
 
     def next_attempt(self, session: Any, locked: Sequence[int]) -> int | None:
+        """Return the earliest ``attempt_at``, without those of ``locked``; waits for no lock."""
         if locked:
             return _only(session.rows(self.sql.next_attempt_but, {"from": EARLIEST, "locked": self._listed(locked)}))
         return _only(session.rows(self.sql.next_attempt, {"from": EARLIEST}))

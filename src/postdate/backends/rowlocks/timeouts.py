@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from postdate.backends.rowlocks.database import RowLockSchema
 from postdate.backends.rowlocks.pool import Pool
+from postdate.backends.sql.dialect import closing_on_error
 from postdate.backends.sql.timeouts import SqlTimeouts, TimeoutStatements, TimeoutTable
 from postdate.persistence.timeouts import normal_id
 from postdate.ports import Scripted
@@ -81,12 +82,9 @@ class ServerTimeouts(SqlTimeouts[RowLockTimeoutTable], Scripted):
 
     def _claim(self, table: RowLockTimeoutTable, timeout_id: str) -> TimeoutClaim | None:
         session = self._pool.take()
-        try:
+        with closing_on_error(session):
             session.begin()
             found = self._read(table.claim(session, timeout_id))
-        except BaseException:
-            session.close()
-            raise
         if found is None:
             self._pool.roll_back(session)
             return None
@@ -129,12 +127,9 @@ class _SessionClaim:
         return session is not None and await in_thread(self._remove, session)
 
     def _remove(self, session: Any) -> bool:
-        try:
+        with closing_on_error(session):
             removed = self._table.delete(session, self.timeout.timeout_id) > 0
             session.commit()
-        except BaseException:
-            session.close()
-            raise
         self._pool.put(session)
         return removed
 

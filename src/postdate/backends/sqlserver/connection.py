@@ -21,6 +21,7 @@ from postdate.backends.rowlocks.connection import (
     connected,
 )
 from postdate.backends.rowlocks.parts import Conflict, Meanings, meaning_of, told
+from postdate.backends.sql.dialect import closing_on_error
 from postdate.backends.sqlserver import BACKEND
 from postdate.backends.sqlserver.channel import DriverSocket, Refused, Routed
 from postdate.backends.sqlserver.login import OPTIONS, encryption_of
@@ -119,7 +120,7 @@ class SqlServerInstance(DatabaseServer["SqlServerSession"]):
         super().__init__(url, answers_within)
         options = {name.lower(): value for name, value in self.address.options.items()}
         check_options(replace(self.address, options=options), OPTIONS)
-        if not self.database:
+        if not self.address.database:
             raise ConfigurationError("the address of a SQL Server database is mssql://user:password@host:port/database")
         self._encryption = encryption_of(options)  # once: reading the system's certificates takes 0.1 s
 
@@ -151,13 +152,13 @@ class SqlServerInstance(DatabaseServer["SqlServerSession"]):
 
         with translated(self.where):
             raw = connected((host, port), CONNECT_WITHIN_SECONDS)
-            try:
+            with closing_on_error(raw):
                 raw.settimeout(LOG_IN_WITHIN_SECONDS)
                 channel = DriverSocket(raw, host, self._encryption, self.where)
                 connection = pytds.connect(
                     dsn=host,
                     port=port,
-                    database=self.database,
+                    database=self.address.database,
                     user=self.address.user,
                     password=self.address.password,
                     autocommit=True,
@@ -167,15 +168,9 @@ class SqlServerInstance(DatabaseServer["SqlServerSession"]):
                     sock=cast("Any", channel),  # as much of a socket as the driver uses
                     disable_connect_retry=True,  # the first try has all the time there is
                 )
-            except BaseException:
-                raw.close()
-                raise
         session = SqlServerSession(connection, channel, self.where)
-        try:
+        with closing_on_error(session):
             prepare(session)
-        except BaseException:
-            session.close()
-            raise
         return session
 
 

@@ -21,8 +21,8 @@ from postdate.ports import (
     TransactionMode,
     Transport,
 )
-from postdate.testing.conformance import Damage, expect, expect_equal
-from postdate.testing.damaged import Rows, rows_of
+from postdate.testing.conformance import expect, expect_equal
+from postdate.testing.damaged import DamagingSubject, Rows, rows_of
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -34,7 +34,7 @@ P = TypeVar("P", bound=DelayedMessageStore)
 R = TypeVar("R")
 
 
-class StoreSubject(ABC):
+class StoreSubject(DamagingSubject, ABC):
     """How the suite opens the store under test. Make a new subject, on empty storage, for every check."""
 
     @abstractmethod
@@ -53,17 +53,6 @@ class StoreSubject(ABC):
     def transport(self) -> Transport:
         """Return queues in the same database. Only called for stores that name a database."""
         raise NotImplementedError(f"{type(self).__name__} must define transport(): its store names a database")
-
-    def damages(self) -> frozenset[Damage]:
-        """Return in which ways :meth:`damage` can damage what is stored; none: the store has no rows."""
-        return frozenset()
-
-    def damage(self, message_id: str, damage: Damage) -> bytes:
-        """Damage one stored message by hand, past the store; return the damaged bytes, empty for removed content.
-
-        With :attr:`Damage.DUE` the message stays due: its due time lies before the calendar begins.
-        """
-        raise NotImplementedError(f"{type(self).__name__} must define damage(): it says that it can damage rows")
 
     def refusals(self, store: DelayedMessageStore) -> Mapping[str, AbstractContextManager[object]]:
         """Return, by name, contexts in which this storage alone takes no writes, if there are any."""

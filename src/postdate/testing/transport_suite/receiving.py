@@ -18,6 +18,7 @@ from postdate.testing.transport_suite.subject import (
     OUT,
     TransportSubject,
     a_receiver,
+    closing,
     envelope,
     ids,
     is_empty,
@@ -215,17 +216,14 @@ async def nothing_more_comes_to_a_stopped_receiver(subject: TransportSubject) ->
     async with queues(subject) as transport:
         await transport.send([envelope(f"{n}") for n in range(4)], NOW)
         other = subject.open_elsewhere() if transport.capabilities.durable else transport
-        try:
-            async with receiver_of(transport) as stopped, receiver_of(other) as elsewhere:
-                committed, given_back = await receive_all(stopped, 2)
-                stopped.stop()
-                await stopped.commit(committed, NOW)
-                await stopped.roll_back(given_back)
-                failures = {each.envelope.message_id: each.failures for each in await receive_all(elsewhere, 3)}
-                expect_equal(sorted(failures), ["1", "2", "3"], "received by another receiver")
-                expect_equal((failures["2"], failures["3"]), (0, 0), "failures of what the stopped one did not hold")
-        finally:
-            await other.close()
+        async with closing(other), receiver_of(transport) as stopped, receiver_of(other) as elsewhere:
+            committed, given_back = await receive_all(stopped, 2)
+            stopped.stop()
+            await stopped.commit(committed, NOW)
+            await stopped.roll_back(given_back)
+            failures = {each.envelope.message_id: each.failures for each in await receive_all(elsewhere, 3)}
+            expect_equal(sorted(failures), ["1", "2", "3"], "received by another receiver")
+            expect_equal((failures["2"], failures["3"]), (0, 0), "failures of what the stopped one did not hold")
 
 
 @receiving.given(a_receiver)

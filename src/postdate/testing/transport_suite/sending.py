@@ -34,11 +34,10 @@ sending: Topic[TransportSubject] = Topic("sending")
 async def _arrives(subject: TransportSubject, sent: Envelope) -> None:
     async with queues(subject) as transport:
         expect_equal(list(await transport.send([sent], NOW)), [None], "what send returns")
-        receiver = transport.receiver(sent.destination)
-        received = (await receive_one(receiver)).envelope
+        async with receiver_of(transport, sent.destination) as receiver:
+            received = (await receive_one(receiver)).envelope
         for field in ("message_id", "destination", "headers", "body", "expires_at", "due"):
             expect_equal(getattr(received, field), getattr(sent, field), f"{field} of a received message")
-        await receiver.close()
 
 
 @sending

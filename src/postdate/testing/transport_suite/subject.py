@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 import anyio
 import anyio.lowlevel
 
 from postdate.messages import Envelope
-from postdate.ports import MovingStore, Received, Receiver, Transport
-from postdate.testing.conformance import Damage, in_time
-from postdate.testing.damaged import Rows, rows_of
+from postdate.ports import MovingStore, OutboxStore, Received, Receiver, SagaStore, Transport
+from postdate.ports.timeouts import TimeoutPersister
+from postdate.testing.conformance import in_time
+from postdate.testing.damaged import DamagingSubject, Rows, rows_of
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -21,8 +23,10 @@ MICROSECOND = timedelta(microseconds=1)
 IN, OUT = "conformance.in", "conformance.out"
 LARGEST_MESSAGE = 16 * 1024 * 1024
 
+Adapter = TypeVar("Adapter", bound=OutboxStore | Receiver | SagaStore | TimeoutPersister | Transport)
 
-class TransportSubject(ABC):
+
+class TransportSubject(DamagingSubject, ABC):
     """How the suite opens the transport under test. Make a new subject, on empty storage, for every check."""
 
     @abstractmethod
@@ -37,38 +41,31 @@ class TransportSubject(ABC):
         """Return a store in the same database. Only called for transports that name a database."""
         raise NotImplementedError(f"{type(self).__name__} must define store(): its transport names a database")
 
-    def damages(self) -> frozenset[Damage]:
-        """Return the ways in which :meth:`damage` can damage a queued message; none: the queues have no rows."""
-        return frozenset()
-
-    def damage(self, message_id: str, damage: Damage) -> bytes:
-        """Damage one message in its queue by hand, past the transport; see :meth:`.StoreSubject.damage`."""
-        raise NotImplementedError(f"{type(self).__name__} must define damage(): it says that it can damage rows")
-
     async def let_pass(self, span: timedelta) -> None:
         """Return when ``span`` has passed by the clock of the queues; override it where that clock can be set."""
         await anyio.sleep(span.total_seconds())
 
 
 @asynccontextmanager
-async def queues(subject: TransportSubject, **settings: int) -> AsyncGenerator[Transport]:
-    """Open a transport with two queues, and close it at the end."""
-    transport = subject.open(**settings)
+async def closing(adapter: Adapter) -> AsyncGenerator[Adapter]:
+    """Close an adapter at the end of the block."""
     try:
-        await transport.create_queues([IN, OUT])
-        yield transport
+        yield adapter
     finally:
-        await transport.close()
+        await adapter.close()
 
 
 @asynccontextmanager
-async def receiver_of(transport: Transport, queue: str = IN) -> AsyncGenerator[Receiver]:
+async def queues(subject: TransportSubject, **settings: int) -> AsyncGenerator[Transport]:
+    """Open a transport with two queues, and close it at the end."""
+    async with closing(subject.open(**settings)) as transport:
+        await transport.create_queues([IN, OUT])
+        yield transport
+
+
+def receiver_of(transport: Transport, queue: str = IN) -> AbstractAsyncContextManager[Receiver]:
     """Receive from a queue; what is held in the end goes back."""
-    receiver = transport.receiver(queue)
-    try:
-        yield receiver
-    finally:
-        await receiver.close()
+    return closing(transport.receiver(queue))
 
 
 @asynccontextmanager

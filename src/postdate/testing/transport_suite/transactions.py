@@ -18,6 +18,7 @@ from postdate.testing.transport_suite.subject import (
     SECOND,
     TransportSubject,
     a_receiver,
+    closing,
     envelope,
     ids,
     is_empty,
@@ -26,6 +27,7 @@ from postdate.testing.transport_suite.subject import (
     receive,
     receive_all,
     receive_one,
+    receiver_of,
 )
 
 transactions: Topic[TransportSubject] = Topic("transactions")
@@ -107,17 +109,13 @@ async def other_processes_share_the_queues(subject: TransportSubject) -> None:
         if not transport.capabilities.durable:
             return
         await transport.send([envelope("a"), envelope("b")], NOW)
-        other = subject.open_elsewhere()
-        try:
-            held = await receive_one(other.receiver(IN))
-            receiver = transport.receiver(IN)
-            expect_equal(ids(await receive(receiver)), ["b"], "received while another process holds a message")
-            with expect_error(ClaimLost, "committing what another process holds"):
-                await receiver.commit(held, NOW)
-        finally:
-            await other.close()
-        expect_equal(ids(await receive(receiver)), ["a"], "received after the other process ended")
-        await receiver.close()
+        async with receiver_of(transport) as receiver:
+            async with closing(subject.open_elsewhere()) as other:
+                held = await receive_one(other.receiver(IN))
+                expect_equal(ids(await receive(receiver)), ["b"], "received while another process holds a message")
+                with expect_error(ClaimLost, "committing what another process holds"):
+                    await receiver.commit(held, NOW)
+            expect_equal(ids(await receive(receiver)), ["a"], "received after the other process ended")
 
 
 @capabilities
@@ -126,14 +124,9 @@ async def other_processes_are_woken(subject: TransportSubject) -> None:
     async with queues(subject) as transport:
         if not transport.capabilities.durable:
             return
-        receiver = transport.receiver(IN)
-        other = subject.open_elsewhere()
-        try:
+        async with receiver_of(transport) as receiver, closing(subject.open_elsewhere()) as other:
             await other.send([envelope()], NOW)
             expect_equal(ids(await receive(receiver)), ["e-1"], "received from another process")
-        finally:
-            await other.close()
-        await receiver.close()
 
 
 @capabilities
