@@ -41,7 +41,7 @@ _ASKED_AT_ONCE: Final = 1
 """Questions that requests themselves ask the store; others wait for their turn, so that deliveries need not."""
 
 _SEARCHED_THROUGH: Final = 50_000
-"""With more pending messages than that, retries of a message that is gone are looked for only when asked for."""
+"""With more messages than that, what does not wait is looked for in queues, and as a retry, only when asked for."""
 
 _STILL_HERE_SECONDS: Final = 15.0
 _SPANS: Final = {"hour": "next hour", "day": "next day", "month": "next 30 days"}
@@ -187,15 +187,17 @@ class Views:
         """Show what is known of one message, failed or not; its id is the end of the path, or the query has it."""
         id_, body = self._asked_for(request)
         deployment = await self._watcher.deployment()
-        many = (await self._watcher.overview.last()).found.statistics.pending > _SEARCHED_THROUGH
+        counted = (await self._watcher.overview.last()).found.statistics
+        many = counted.pending + sum((counted.queues or {}).values()) > _SEARCHED_THROUGH
+        everywhere = not many or request.query_params.get("search") == "all"
         async with self._asking:
             now = await operations.present(deployment)
             try:
-                details = await operations.show_message(deployment, id_)
+                details = await operations.show_message(deployment, id_, queued=everywhere)
             except MessageNotFound:
                 details = operations.MessageDetails(id_, (), ())
-            quickly = bool(details.places) or not many or request.query_params.get("search") == "all"
-            explanation = await operations.explain(deployment, id_, now) if quickly else None
+            is_told = everywhere or bool(details.places)
+            explanation = await operations.explain(deployment, id_, now) if is_told else None
         state = MessageState.UNKNOWN if explanation is None else explanation.state
         is_known = bool(details.places or details.history) or state is not MessageState.UNKNOWN
         values: dict[str, Any] = {
