@@ -156,13 +156,16 @@ class MessageDetails:
     history: Sequence[Event]
 
 
-async def show_message(deployment: OpenDeployment, message_id: str) -> MessageDetails:
-    """Return places, content and history of a message; raise MessageNotFound if it has neither place nor history."""
+async def show_message(deployment: OpenDeployment, message_id: str, *, queued: bool = True) -> MessageDetails:
+    """Return places, content and history of a message; raise MessageNotFound if it has neither place nor history.
+
+    ``queued``: look for it in the queues, too, which reads them.
+    """
     standing = await standing_of(deployment, message_id)
     places = [] if standing is None else [_waiting(standing)]
     places += [
         _location("queue", each.queue, each.envelope, each.failures, each.held_by)
-        for each in await in_queues(deployment, message_id)
+        for each in (await in_queues(deployment, message_id) if queued else ())
     ]
     history = events_of(await administrable(deployment, "show a message").history(message_id))
     if not places and not history:

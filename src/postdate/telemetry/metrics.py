@@ -17,7 +17,7 @@ from postdate.runtime.reporting import Gauges, Tally
 
 LATENESS_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 3600.0)
 _DURATION_BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-_GAUGES: Final = {
+GAUGES: Final = {
     "pending": ("{message}", "Messages that wait in the store", ""),
     "due": ("{message}", "Messages due until the end of the next minute, hour or day", "postdate.within"),
     "overdue": ("{message}", "Messages that are due and wait still", ""),
@@ -92,7 +92,7 @@ class OpenTelemetryMetrics(Tally):
 
     @override
     def show(self, gauges: Callable[[], Gauges]) -> None:
-        for name, (unit, meaning, attribute) in _GAUGES.items():
+        for name, (unit, meaning, attribute) in GAUGES.items():
             values = partial(_named, gauges, name)
             _observe(self._meter, f"postdate.{name}", unit, meaning, values, attribute)
 

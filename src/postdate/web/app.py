@@ -15,16 +15,14 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from postdate.clock import Clock, SystemClock
+from postdate.clock import SystemClock
 from postdate.config import Settings
 from postdate.errors import PostdateError
 from postdate.web.views import SECURITY_HEADERS, Views
 from postdate.web.watching import Watcher
 
 
-def dashboard(
-    settings: Settings, *, hosts: Sequence[str] = ("localhost", "127.0.0.1", "::1"), clock: Clock | None = None
-) -> Starlette:
+def dashboard(settings: Settings, *, hosts: Sequence[str] = ("localhost", "127.0.0.1", "::1")) -> Starlette:
     """Return the operator's page as an ASGI application, to be served alone or mounted in another one.
 
     It opens the store and the queues at the first request, and asks nobody who he is: whoever reaches it reads.
@@ -33,9 +31,8 @@ def dashboard(
         settings: of the deployment.
         hosts: names by which browsers may ask for it, against rebinding of names; ``*``: any, as the application in
             which it is mounted sees to that.
-        clock: for tests.
     """
-    watcher = Watcher(settings, clock or SystemClock())
+    watcher = Watcher(settings, SystemClock())
     views = Views(watcher)
 
     @asynccontextmanager
@@ -49,7 +46,7 @@ def dashboard(
             Route("/messages", views.messages),
             Route("/messages/{id:id}", views.message),
             Route("/errors", views.errors),
-            Route("/errors/{id:id}", views.error),
+            Route("/errors/{id:id}", views.message),
             Route("/queues", views.queues),
             Route("/doctor", views.doctor),
             Route("/events", views.events),

@@ -23,7 +23,6 @@ from postdate.core.changing import Pending
 from postdate.errors import MessageError, MessageNotFound, NotSupported, PostdateError, QueueNotFound
 from postdate.operations import Interval, MessageState, Overview
 from postdate.operations.looking import Look
-from postdate.operations.needs import queue_view
 from postdate.operations.plain import clean, shown_count, shown_span, shown_time
 from postdate.web import charts
 from postdate.web.watching import LISTED, Watcher
@@ -39,11 +38,11 @@ SECURITY_HEADERS: Final = {
     "Cache-Control": "no-store",
 }
 
-_ASKED_AT_ONCE: Final = 2
+_ASKED_AT_ONCE: Final = 1
 """Questions that requests themselves ask the store; others wait for their turn, so that deliveries need not."""
 
 _SEARCHED_THROUGH: Final = 50_000
-"""With more pending messages than that, retries of a message that is gone are looked for only when asked for."""
+"""With more messages than that, what does not wait is looked for in queues, and as a retry, only when asked for."""
 
 _STILL_HERE_SECONDS: Final = 15.0
 _SPANS: Final = {"hour": "next hour", "day": "next day", "month": "next 30 days"}
@@ -71,6 +70,7 @@ class Views:
 
     def _page(self, request: Request, name: str, status: int = HTTPStatus.OK, **values: Any) -> HTMLResponse:
         base: str = request.scope.get("root_path", "")
+        here = f"/{request.url.path.removeprefix(base).split('/')[1]}"
 
         def message_page(id_: str, page: str = "messages") -> str:
             dots = id_ in {".", ".."}  # which browsers take out of a path
@@ -80,7 +80,7 @@ class Views:
             seconds = self._watcher.clock.monotonic() - look.ended
             return "just now" if seconds < 1 else f"{shown_span(timedelta(seconds=seconds))} ago"
 
-        values |= {"here": name, "base": base, "status": status, "store": self._watcher.settings.store.address.shown}
+        values |= {"here": here, "base": base, "status": status, "store": self._watcher.settings.store.address.shown}
         values |= {"message_page": message_page, "age": age, "charts": charts, "query": _query}
         return HTMLResponse(self._templates.get_template(f"{name}.html").render(values), status)
 
@@ -185,18 +185,20 @@ class Views:
         return self._page(request, "messages", found=found, where=where, further=further, now=now, look=look)
 
     async def message(self, request: Request) -> Response:
-        """Show what is known of one message; its id is the end of the path, or comes from the search form."""
+        """Show what is known of one message, failed or not; its id is the end of the path, or the query has it."""
         id_, body = self._asked_for(request)
         deployment = await self._watcher.deployment()
-        many = (await self._watcher.overview.last()).found.statistics.pending > _SEARCHED_THROUGH
+        counted = (await self._watcher.overview.last()).found.statistics
+        many = counted.pending + sum((counted.queues or {}).values()) > _SEARCHED_THROUGH
+        everywhere = not many or request.query_params.get("search") == "all"
         async with self._asking:
             now = await operations.present(deployment)
             try:
-                details = await operations.show_message(deployment, id_)
+                details = await operations.show_message(deployment, id_, queued=everywhere)
             except MessageNotFound:
                 details = operations.MessageDetails(id_, (), ())
-            quickly = bool(details.places) or not many or request.query_params.get("search") == "all"
-            explanation = await operations.explain(deployment, id_, now) if quickly else None
+            is_told = everywhere or bool(details.places)
+            explanation = await operations.explain(deployment, id_, now) if is_told else None
         state = MessageState.UNKNOWN if explanation is None else explanation.state
         is_known = bool(details.places or details.history) or state is not MessageState.UNKNOWN
         values: dict[str, Any] = {
@@ -218,14 +220,6 @@ class Views:
         async with self._asking:
             found = await operations.list_errors(deployment, self._error_queue, LISTED, where)
         return self._page(request, "errors", look=look, groups=groups, found=found, where=where)
-
-    async def error(self, request: Request) -> Response:
-        (id_, body), deployment = self._asked_for(request), await self._watcher.deployment()
-        queue_view(deployment, "show a failed message")  # to show it, others would have to be received
-        async with self._asking:
-            now = await operations.present(deployment)
-            found = await operations.show_error(deployment, self._error_queue, id_, now)
-        return self._page(request, "error", id_=id_, found=found, body=body)
 
     def _asked_for(self, request: Request) -> tuple[str, bool]:
         """Return the id of a message, and whether its body is asked for, which is logged: it may be personal."""

@@ -68,7 +68,7 @@ class RowLockStatements:
     """The first unlocked message: older ones are locked. Locks that one for a moment, and no other."""
     statistics: str
     due_count: str
-    moved_dues = ""
+    moved_dues: str | None = None
     record_counts = "SELECT kind, COUNT(*) FROM {record} WHERE store_id = %(store)s GROUP BY kind ORDER BY kind"
     list_pending: str
     get: str

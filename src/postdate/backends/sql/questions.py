@@ -53,7 +53,7 @@ class SqlQuestions(AdministrableStore, ABC):
 
     ``statistics`` (``at``) gives pending, overdue, claimed, failing, the first due time, and quarantined;
     ``due_count`` (``first end``): how many are due, by an index; ``moved_dues`` (likewise): due times, to the second,
-    and how many more, or fewer, are due then than that index says; empty where it knows all of them;
+    and how many more, or fewer, are due then than that index says; ``None``: it knows all of them;
     ``next_due``; ``record_counts``; ``list_pending`` (``destination due_from due_to limit``) and ``get`` (``id``)
     give messages, with their numbers; ``history`` (``id``): kind, id, at, due, destination and detail of records.
     ``limits_table`` is no statement: see :class:`postdate.backends.sql.limits.SqlLimits`.
