@@ -22,7 +22,7 @@ from tests.waiting import until
 from postdate import DelayedDelivery, Endpoint, MemoryStore, MemoryTransport
 from postdate.core.poller import Poller
 from postdate.errors import ConfigurationError
-from postdate.runtime.reporting import OTHERS, Tally
+from postdate.runtime.reporting import OTHERS, CountedMetrics
 from postdate.telemetry import vitals
 from postdate.telemetry.metrics import OpenTelemetryMetrics, prometheus
 from postdate.telemetry.server import pages_of, serving
@@ -32,7 +32,7 @@ from postdate.testing import VirtualClock
 MILLISECOND = timedelta(milliseconds=1)
 
 
-def note_everything(metrics: Tally) -> None:
+def note_everything(metrics: CountedMetrics) -> None:
     metrics.stored(3)
     metrics.fetched(2, 5 * MILLISECOND)
     metrics.sent(2, 20 * MILLISECOND)
@@ -87,7 +87,7 @@ def test_all_is_exported_under_names_of_the_conventions() -> None:
 
 
 def test_destinations_beyond_some_are_counted_together() -> None:
-    tally = Tally()
+    tally = CountedMetrics()
     for number in range(1_000):
         tally.delivered({f"q-{number}": 1, "q-0": 1}, [0.0])
     assert len(tally.delivered_to) == 201
@@ -165,7 +165,7 @@ async def test_a_part_that_ended_without_an_error_is_a_problem(
 async def test_a_loop_that_stands_still_is_ill(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(vitals.time, "monotonic", lambda: now[0])
-    signs = Vitals(Tally(), list)
+    signs = Vitals(CountedMetrics(), list)
     now[0] += 10.5
     assert signs.ill() == []
     now[0] += 30
@@ -175,7 +175,7 @@ async def test_a_loop_that_stands_still_is_ill(monkeypatch: pytest.MonkeyPatch) 
 async def test_the_log_sums_up_each_minute_in_which_something_happened(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tally, beats = Tally(), 0
+    tally, beats = CountedMetrics(), 0
 
     async def sleep(_: float) -> None:
         nonlocal beats
@@ -227,7 +227,7 @@ async def test_the_service_manager_hears_of_it_while_it_is_well(
         monkeypatch.setenv("WATCHDOG_USEC", "20000")
         monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(Vitals(Tally(), looked).run)
+            tasks.start_soon(Vitals(CountedMetrics(), looked).run)
             await beats(3)
             assert set(heard(manager)) == {b"WATCHDOG=1"}
             problems.append("something is wrong")

@@ -26,7 +26,7 @@ from postdate.operations import check_readable, check_set_up, overview
 from postdate.operations.looking import Refresher
 from postdate.ports import AdministrableStore
 from postdate.runtime.process import READY, STOPPING, freeze_what_is_loaded, notify
-from postdate.runtime.reporting import Tally
+from postdate.runtime.reporting import CountedMetrics
 from postdate.runtime.threads import Alarm
 from postdate.telemetry.server import pages_of, serving
 from postdate.telemetry.standing import standing
@@ -77,7 +77,7 @@ def _clock(start: datetime | None, speed: float, real_start: float | None) -> Cl
     return ScaledClock(start, speed=speed) if real_start is None else ScaledClock(start, real_start, speed)
 
 
-def _metrics(listen: str | None) -> tuple[Tally, Any]:
+def _metrics(listen: str | None) -> tuple[CountedMetrics, Any]:
     """Return what counts, and the registry of ``prometheus_client`` that shows it if anybody may ask for that."""
     try:
         from postdate.telemetry.metrics import OpenTelemetryMetrics, prometheus
@@ -87,7 +87,7 @@ def _metrics(listen: str | None) -> tuple[Tally, Any]:
         return (OpenTelemetryMetrics(), None) if listen is None else prometheus()
     except ModuleNotFoundError as error:
         if listen is None:
-            return Tally(), None
+            return CountedMetrics(), None
         raise ConfigurationError(
             f"metrics.listen needs the package {error.name!r}, which is not installed: pip install 'postdate[metrics]'"
         ) from error

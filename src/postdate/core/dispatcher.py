@@ -1,8 +1,7 @@
 """Sends due messages to their destinations, or gives them back for another attempt, or moves them to the error queue.
 
 First it sends, then it removes. What is interrupted in between is sent again with the same id (at least once), except
-where store and queues share a database: there both are one transaction (exactly once). Source: specification 1.8, 1.10;
-ADR 0002.
+where store and queues share a database: there both are one transaction. Source: specification 1.8, 1.10; ADR 0002.
 """
 
 from __future__ import annotations
@@ -426,8 +425,7 @@ class Dispatcher:
         if log.isEnabledFor(logging.DEBUG):
             _log_delivered(sent, self._clock.now())
         if self._metrics is not NO_METRICS:
-            now = self._clock.now()
-            to = Counter(claim.message.destination for claim in sent)
+            now, to = self._clock.now(), Counter(claim.message.destination for claim in sent)
             self._metrics.delivered(to, [(now - claim.message.due).total_seconds() for claim in sent])
 
     # --- failures -----------------------------------------------------------------------------------------------

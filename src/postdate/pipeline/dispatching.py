@@ -36,7 +36,7 @@ from postdate.messages import DelayedMessage
 from postdate.pipeline.rows import LEDGER_ARROW, Batches
 from postdate.pipeline.stores import StoreSpec, absolute
 from postdate.ports import Moved, RecordKind, TransactionMode, Transport, Wake
-from postdate.runtime.reporting import Tally
+from postdate.runtime.reporting import CountedMetrics
 from postdate.wiring import open_transport, transport_settings
 
 COUNTED: Final = pa.schema([(name, pa.int64()) for name in ("delivered", "expired", "retried", "failed")])
@@ -218,7 +218,7 @@ class _HeldBackWork:
 
 
 @asynccontextmanager
-async def _machine(spec: SweepSpec, counts: Tally, journal: Journal) -> AsyncGenerator[_Machine]:
+async def _machine(spec: SweepSpec, counts: CountedMetrics, journal: Journal) -> AsyncGenerator[_Machine]:
     trouble, endpoint = list[BaseException](), spec.store.endpoint
 
     def give_up(_text: str, error: BaseException) -> None:
@@ -307,7 +307,7 @@ async def _reside(machine: _Machine, seconds: float, stop: Callable[[], bool]) -
 
 
 async def _run(
-    spec: SweepSpec, counts: Tally, journal: Journal, seconds: float | None, stop: Callable[[], bool]
+    spec: SweepSpec, counts: CountedMetrics, journal: Journal, seconds: float | None, stop: Callable[[], bool]
 ) -> None:
     async with _machine(spec, counts, journal) as machine:
         await (_drain(machine) if seconds is None else _reside(machine, seconds, stop))
@@ -318,7 +318,7 @@ def drain_due(spec: SweepSpec) -> Counter[str]:
 
     Raises PostdateError, transient only if store or transport failed for longer than patience lasts.
     """
-    tally = Tally()
+    tally = CountedMetrics()
     anyio.run(_run, spec, tally, NO_JOURNAL, None, lambda: False)
     return Counter({_RECORDED[what]: count for what, count in tally.counts.items() if what in _RECORDED})
 
@@ -334,7 +334,7 @@ def swept(spec: SweepSpec, seconds: float | None, stop_file: Path | None = None)
         return given_up.is_set() or (stop_file is not None and stop_file.exists())
 
     with start_blocking_portal() as portal:
-        running = portal.start_task_soon(_run, spec, Tally(), ledger, seconds, stop)
+        running = portal.start_task_soon(_run, spec, CountedMetrics(), ledger, seconds, stop)
         running.add_done_callback(lambda _: ledger.complete())
         try:
             while not running.done():

@@ -77,7 +77,7 @@ _DESTINATIONS_AT_MOST = 200
 """Counted by name; what goes to more is counted together: each is a time series where metrics are kept."""
 
 
-class Tally(Metrics):
+class CountedMetrics(Metrics):
     """Counts messages since it was made, by what became of them and where."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
 from typing_extensions import override
 
-from postdate.runtime.reporting import Gauges, Tally
+from postdate.runtime.reporting import CountedMetrics, Gauges
 
 LATENESS_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 3600.0)
 _DURATION_BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -33,7 +33,7 @@ OUTCOME: Final = "postdate.outcome"
 DESTINATION: Final = "messaging.destination.name"
 
 
-class OpenTelemetryMetrics(Tally):
+class OpenTelemetryMetrics(CountedMetrics):
     """Metrics for ``Endpoint(metrics=…)``, to be exported by whatever the application has set up.
 
     All are counted where nothing waits, and read by the exporter; only durations and lateness are recorded, once a

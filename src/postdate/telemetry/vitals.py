@@ -12,7 +12,7 @@ from typing import Final
 import anyio
 
 from postdate.runtime.process import WATCHDOG, notify
-from postdate.runtime.reporting import Tally, shown_duration
+from postdate.runtime.reporting import CountedMetrics, shown_duration
 
 _BEAT_SECONDS: Final = 1.0
 _STANDS_STILL_SECONDS: Final = 10.0
@@ -40,7 +40,7 @@ class Vitals:
         problems: says what is wrong with its parts, in words.
     """
 
-    def __init__(self, tally: Tally, problems: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, tally: CountedMetrics, problems: Callable[[], Sequence[str]]) -> None:
         self._tally, self._problems = tally, problems
         self._beat_at = time.monotonic()
         self.is_ready = False

@@ -7,10 +7,10 @@ from datetime import timedelta
 
 from typing_extensions import override
 
-from postdate.runtime.reporting import Tally
+from postdate.runtime.reporting import CountedMetrics
 
 
-class RecordedMetrics(Tally):
+class RecordedMetrics(CountedMetrics):
     """Counts, and keeps what was measured; implements :class:`postdate.runtime.reporting.Metrics`."""
 
     def __init__(self) -> None:
