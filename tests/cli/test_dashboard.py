@@ -44,7 +44,7 @@ def test_it_serves_and_stops_when_told_so(served, own_folder: Path) -> None:
 def test_an_address_that_is_none_is_refused(cli, listen: str) -> None:
     cli.ok("setup")
     ran = cli("dashboard", "--listen", listen)
-    assert (ran.status, "is not ADDRESS:PORT" in ran.err) == (2, True)
+    assert (ran.status, "--listen must be a host and a port, such as" in ran.err) == (2, True)
 
 
 def test_an_address_of_another_machine_is_refused(cli) -> None:
