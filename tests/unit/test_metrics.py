@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from postdate import DelayedDelivery, Endpoint, LocalTransport, MemoryStore, MemoryTransport, SqliteStore
+from postdate import DelayedDelivery, Endpoint, LocalTransport, MemoryStore, MemoryTransport, Sqlite, SqliteStore
 from postdate.errors import TransportUnavailable
 from postdate.runtime.reporting import NO_METRICS
 from postdate.testing import FaultyTransport, RecordedMetrics, VirtualClock
@@ -69,6 +69,19 @@ async def test_inside_one_database_what_moves_is_counted(clock: VirtualClock, tm
     assert metrics.delivered_to == {"billing": 10}
     await store.close()
     await transport.close()
+
+
+async def test_what_moves_is_counted_by_its_queue(clock: VirtualClock, tmp_path: Path) -> None:
+    metrics, database = RecordedMetrics(), Sqlite(tmp_path / "one.db")
+    await database.queues.create_queues(["billing", "shipping"])
+    async with Endpoint("sales", database, clock=clock, metrics=metrics) as endpoint:
+        for number in range(7):
+            destination = ("billing", "shipping")[number % 2]
+            await endpoint.send(b"", destination=destination, delay=SECOND, message_id=f"m-{number}")
+        await clock.advance(2 * SECOND)
+    assert metrics.delivered_to == {"billing": 4, "shipping": 3}
+    assert len(metrics.lateness_seconds) == 1
+    await database.close()
 
 
 async def test_by_default_nothing_is_measured(clock: VirtualClock) -> None:

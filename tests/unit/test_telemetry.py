@@ -86,6 +86,16 @@ def test_all_is_exported_under_names_of_the_conventions() -> None:
     assert {each.unit for each in found.values()} == {"s", "{message}", "{breaker}"}
 
 
+def test_what_has_not_happened_yet_is_counted_from_the_start() -> None:
+    """Or Prometheus would take the first failures for where a count begins, and not for an increase."""
+    reader = InMemoryMetricReader()
+    metrics = OpenTelemetryMetrics(MeterProvider(metric_readers=[reader]).get_meter("test"))
+    points = exported(reader)["postdate.messages"].data.data_points
+    assert [point.value for point in points] == [0] * 6
+    assert {point.attributes["postdate.outcome"] for point in points} > {"failed", "moved_to_error"}
+    assert not metrics.counts
+
+
 def test_destinations_beyond_some_are_counted_together() -> None:
     tally = CountedMetrics()
     for number in range(1_000):

@@ -398,7 +398,7 @@ class _JsonFormatter(_Formatter):
     """Formats records as JSON objects, a line each."""
 
     def format(self, record: logging.LogRecord) -> str:
-        import msgspec
+        import json
 
         from postdate.config import without_secrets
 
@@ -410,7 +410,7 @@ class _JsonFormatter(_Formatter):
         }
         if record.exc_info:
             said["exception"] = without_secrets(self.formatException(record.exc_info))
-        return msgspec.json.encode(said).decode()
+        return json.dumps(said)
 
 
 @contextmanager

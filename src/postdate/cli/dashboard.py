@@ -57,7 +57,7 @@ def dashboard(
         listening = socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
     except OSError as error:
         raise ConfigurationError(f"cannot listen on {listen}: {error.strerror or error}; choose --listen") from error
-    page = web.dashboard(settings, hosts=[address, "localhost", *(host or ())])
+    page = web.dashboard(settings, hosts=[f"[{address}]" if ":" in address else address, "localhost", *(host or ())])
     config = uvicorn.Config(page, access_log=False, log_config=None, server_header=False)
     config.timeout_graceful_shutdown = _STOPS_WITHIN_SECONDS
     # The server hands signals on after its end: they have done their work by then.

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from datetime import datetime
+from functools import partial
 from types import FrameType
 from typing import Annotated, Any
 
@@ -85,9 +86,11 @@ def _metrics(listen: str | None) -> tuple[CountedMetrics, Any]:
 
         instrument_if_exported()
         return (OpenTelemetryMetrics(), None) if listen is None else prometheus()
-    except ModuleNotFoundError as error:
+    except (ModuleNotFoundError, TypeError) as error:  # there is none, or one of long ago
         if listen is None:
             return CountedMetrics(), None
+        if isinstance(error, TypeError):
+            raise
         raise ConfigurationError(
             f"metrics.listen needs the package {error.name!r}, which is not installed: pip install 'postdate[metrics]'"
         ) from error
@@ -125,7 +128,7 @@ class _Service:
                 vitals = Vitals(metrics, lambda: [each for endpoint in endpoints for each in endpoint.problems()])
                 running.callback(asyncio.get_running_loop().create_task(vitals.run()).cancel)
                 if isinstance(deployment.store, AdministrableStore):
-                    looking = Refresher(overview, endpoints[0].clock)
+                    looking = Refresher(partial(overview, look_ahead=0), endpoints[0].clock)
                     running.callback(asyncio.get_running_loop().create_task(looking.run(deployment)).cancel)
                     metrics.show(standing(looking, endpoints[0].clock))
                 if listen is not None:
@@ -141,9 +144,8 @@ class _Service:
                 freeze_what_is_loaded()
                 log.info("ready")  # the last line of the start: whoever waits for it finds all others written
                 notify(READY)
-                vitals.is_ready = True
-                await self._alarm.wait()
-                vitals.is_ready = False
+                with vitals.ready():
+                    await self._alarm.wait()
                 notify(STOPPING)
                 log.info("stopping: finishing what is in hand")
         log.info("stopped")

@@ -115,8 +115,9 @@ class Mover:
         if self._metrics is NO_METRICS:
             return
         self._metrics.fetched(report.delivered + report.expired, duration)
-        if report.first_due is not None:
-            self._metrics.delivered(report.to, [(now - report.first_due + duration).total_seconds()])
+        if report.delivered:
+            first = [] if report.first_due is None else [(now - report.first_due + duration).total_seconds()]
+            self._metrics.delivered(report.to, first)
         if report.expired:
             self._metrics.expired(report.expired)
 

@@ -91,8 +91,9 @@ class Poller:
         self.listening = anyio.Event()
         """Set once the store wakes it; or once a store that is out of reach has refused that, and is asked again."""
         self._alarm: Alarm | None = None
-        self._looks_until: float | None = None
-        """Seconds of the clock by which it must have begun another look; ``None``: it does not run."""
+        self._looked_at: float | None = None
+        """Seconds of the clock when the last look began; ``None``: it does not run."""
+        self._stands_still_after = longest_sleep + in_real_time(clock, _STANDS_STILL_AFTER)
         self._letting_go = in_real_time(clock, LETTING_GO)
         self._outage = OutageLog(log, "cannot take due messages", "the store is", logging.WARNING)
 
@@ -122,7 +123,7 @@ class Poller:
         while not self._stop.is_set():
             alarm.reset()
             now, began = self._clock.now(), self._clock.monotonic()
-            self._looks_until = began + (self._longest_sleep + _STANDS_STILL_AFTER).total_seconds()
+            self._looked_at = began
             try:
                 with calling_store(self._work):
                     taken = await self._work.take(now)
@@ -178,11 +179,11 @@ class Poller:
     @property
     def problem(self) -> str | None:
         """What is wrong if it has not looked for due messages for too long; from any thread."""
-        if self._looks_until is None or self._stop.is_set():
+        if self._looked_at is None or self._stop.is_set():
             return None
-        overdue = self._clock.monotonic() - self._looks_until
-        said = f"no look for due messages has begun for {shown_duration(overdue + _STANDS_STILL_AFTER.total_seconds())}"
-        return said if overdue > 0 else None
+        seconds = self._clock.monotonic() - self._looked_at
+        said = f"no look for due messages has begun for {shown_duration(seconds)}"
+        return said if seconds > self._stands_still_after.total_seconds() else None
 
     def stop(self) -> None:
         self._stop.set()

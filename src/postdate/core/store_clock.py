@@ -94,6 +94,12 @@ class FollowingClock:
         known = self._known
         return self._own.now() if known is None or not self._judges else known.earliest_at(self._own.since_boot())
 
+    @property
+    def ahead(self) -> timedelta | None:
+        """How far the store's clock is ahead of the machine's, whichever judges; ``None`` while that is not known."""
+        known = self._known
+        return None if known is None else known.earliest_at(self._own.since_boot()) - self._own.now()
+
     async def wait(self, event: anyio.Event, until: datetime) -> None:
         self._used.set()
         await self._own.wait_for(event, (until - self.now()) / (1 - _DRIFT))  # or it would be a little too early

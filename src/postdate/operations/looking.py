@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -10,12 +11,19 @@ from typing import Final, Generic, TypeVar
 import anyio
 
 from postdate.clock import Clock
+from postdate.core.guard import Guard
 from postdate.operations.needs import present
+from postdate.runtime.reporting import OutageLog
 from postdate.wiring import OpenDeployment
 
 T = TypeVar("T")
 
+log = logging.getLogger("postdate.looking")
+
 _LEAST_PAUSE: Final = timedelta(seconds=2)
+_LONGEST_PAUSE: Final = timedelta(minutes=5)
+_AFTER_AN_ERROR: Final = timedelta(seconds=10)
+_ANSWERS_WITHIN: Final = timedelta(minutes=2)
 _QUICK_SECONDS: Final = 0.1
 _PAUSES: Final = 19
 """After a look that was not quick, so many times its length passes: looking takes a twentieth of the time."""
@@ -53,25 +61,30 @@ class Refresher(Generic[T]):
         self._watched, self._news = anyio.Event(), anyio.Event()
         self._last: Look[T] | None = None
         self._before: Look[T] | None = None
+        self._outage = OutageLog(log, "cannot look at what waits, for metrics or the page", "what waits is")
 
     async def run(self, deployment: OpenDeployment) -> None:
         """Look again and again, until it is cancelled."""
+        guard = Guard.of_store(deployment.store, self._clock, _ANSWERS_WITHIN)
         while True:
             while self._clock.monotonic() - self._watched_at >= _WATCHED_SECONDS:
                 self._watched = anyio.Event()
                 await self._watched.wait()
             begun, at = self._clock.monotonic(), self._clock.now()
             try:
-                at = await present(deployment)
-                result = await self._look(deployment, at)
+                at = await guard.call(lambda: present(deployment))
+                result = await guard.call(lambda at=at: self._look(deployment, at))
             except Exception as error:  # noqa: BLE001 - raised by whoever asks what was found
+                self._outage.failed(error, self._clock.monotonic())
                 result = error
+            else:
+                self._outage.succeeded(self._clock.monotonic())
             ended = self._clock.monotonic()
             number = 1 if self._last is None else self._last.number + 1
             self._before, self._last = self._last, Look(number, at, ended, result)
             self._news.set()
             self._news = anyio.Event()
-            await self._clock.sleep(pause_after(ended - begun))
+            await self._clock.sleep(_AFTER_AN_ERROR if isinstance(result, Exception) else pause_after(ended - begun))
 
     def known(self) -> tuple[Look[T] | None, Look[T] | None]:
         """Return the last look and that before, as far as there are any; somebody watches."""
@@ -81,9 +94,11 @@ class Refresher(Generic[T]):
 
     @property
     def last_found(self) -> T | None:
-        """What the last look has found, if it found anything; in any thread, and for nobody who watches."""
+        """What the last look has found, if it found anything and was not long ago; in any thread, and for nobody."""
         last = self._last
-        return None if last is None or isinstance(last.result, Exception) else last.result
+        if last is None or isinstance(last.result, Exception):
+            return None
+        return last.result if self._clock.monotonic() - last.ended < 2 * _LONGEST_PAUSE.total_seconds() else None
 
     async def last(self) -> Look[T]:
         """Return the last look; the first one, and one after long, is waited for."""
@@ -105,4 +120,5 @@ class Refresher(Generic[T]):
 
 def pause_after(seconds: float) -> timedelta:
     """Return how long not to look after a look that took so long."""
-    return max(_LEAST_PAUSE, timedelta(seconds=_PAUSES * seconds if seconds > _QUICK_SECONDS else 0.0))
+    pause = timedelta(seconds=_PAUSES * seconds if seconds > _QUICK_SECONDS else 0.0)
+    return min(max(_LEAST_PAUSE, pause), _LONGEST_PAUSE)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from postdate.core import changing
 from postdate.core.changing import Pending, first_of
 from postdate.core.limits import limits_of
-from postdate.errors import MessageNotFound
+from postdate.errors import MessageNotFound, TransportUnavailable
 from postdate.messages import DelayedMessage, Envelope
 from postdate.operations.explanation import explain
 from postdate.operations.needs import administrable, in_queues, lengths, standing_of, users_of_store
@@ -50,11 +51,13 @@ class Statistics:
     set_aside: int = 0
 
 
-async def statistics(deployment: OpenDeployment, now: datetime, *, with_records: bool = True) -> Statistics:
-    """Return all counts; without those of records, of which there may be many times more than of messages."""
+async def statistics(deployment: OpenDeployment, now: datetime, *, at_a_glance: bool = False) -> Statistics:
+    """Return all counts; at a glance, without those of records, which are many, and of queues that are out of reach."""
     counts = await administrable(deployment, "count messages").statistics(now)
-    records = await record_counts(deployment) if with_records else dict[str, int]()
-    processes = await users_of_store(deployment)
+    records = dict[str, int]() if at_a_glance else await record_counts(deployment)
+    processes, queues = await users_of_store(deployment), None
+    with suppress(TransportUnavailable) if at_a_glance else nullcontext():
+        queues = await lengths(deployment, own_queues(deployment.settings, deployment.transport.capabilities))
     return Statistics(
         at=now,
         store=deployment.settings.store.address.shown,
@@ -64,7 +67,7 @@ async def statistics(deployment: OpenDeployment, now: datetime, *, with_records:
         failing=counts.failing,
         next_due=counts.next_due,
         records=records,
-        queues=await lengths(deployment, own_queues(deployment.settings, deployment.transport.capabilities)),
+        queues=queues,
         services=None if processes is None else len(delivering(processes)),
         set_aside=await count_set_aside(deployment),
     )

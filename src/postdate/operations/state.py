@@ -54,9 +54,19 @@ class Overview:
     errors: int | None
 
 
-async def overview(deployment: OpenDeployment, now: datetime) -> Overview:
-    """Look at everything once, by indexes. Raises `NotSupported` if the store answers no questions at all."""
-    counted, view = await statistics(deployment, now, with_records=False), deployment.store_view
+async def overview(deployment: OpenDeployment, now: datetime, look_ahead: int = LOOK_AHEAD) -> Overview:
+    """Look at everything once, by indexes.
+
+    Args:
+        deployment: that is looked at.
+        now: by the clock that judges due times.
+        look_ahead: so many messages are counted by destination; 0: none.
+
+    Raises:
+        NotSupported: the store answers no questions at all.
+        StoreUnavailable: it does not answer. Queues that do not are not counted.
+    """
+    counted, view = await statistics(deployment, now, at_a_glance=True), deployment.store_view
     first = now.replace(second=0, microsecond=0)
     minutes, hours = _edges(first, first, _MINUTE, 60), _edges(first, first.replace(minute=0), _HOUR, 24)
     days = _edges(first, first.replace(hour=0, minute=0), _DAY, 30)
@@ -64,7 +74,7 @@ async def overview(deployment: OpenDeployment, now: datetime) -> Overview:
     edges = sorted({*minutes, *hours, *days})
     counts = await administrable(deployment, "count messages").due_counts(edges)
     dues = list(zip(edges, counts, strict=False))
-    following = None if view is None else await view.next_destinations(LOOK_AHEAD)
+    following = None if view is None or not look_ahead else await view.next_destinations(look_ahead)
     return Overview(
         statistics=counted,
         hour=intervals(minutes, counted_between(minutes, dues)),

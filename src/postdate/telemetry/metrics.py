@@ -20,7 +20,7 @@ _DURATION_BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
 GAUGES: Final = {
     "pending": ("{message}", "Messages that wait in the store", ""),
     "due": ("{message}", "Messages due until the end of the next minute, hour or day", "postdate.within"),
-    "overdue": ("{message}", "Messages that are due and wait still", ""),
+    "overdue": ("{message}", "Messages that are due and wait still, also what limits hold", ""),
     "overdue.age": ("s", "How long the first of these has been due", ""),
     "claimed": ("{message}", "Messages that a process is delivering", ""),
     "failing": ("{message}", "Messages of which an attempt has failed", ""),
@@ -29,6 +29,7 @@ GAUGES: Final = {
     "services": ("{process}", "Processes that deliver from the store", ""),
     "clock.offset": ("s", "How far the clock of the store is ahead of this machine's", ""),
 }
+_OUTCOMES: Final = ("stored", "expired", "discarded", "failed", "retried", "moved_to_error")
 OUTCOME: Final = "postdate.outcome"
 DESTINATION: Final = "messaging.destination.name"
 
@@ -80,7 +81,8 @@ class OpenTelemetryMetrics(CountedMetrics):
     @override
     def delivered(self, to: Mapping[str, int], lateness_seconds: Sequence[float]) -> None:
         super().delivered(to, lateness_seconds)
-        self._record_lateness(max(lateness_seconds, default=0.0))
+        if lateness_seconds:
+            self._record_lateness(max(lateness_seconds))
 
     @override
     def sent(self, messages: int, duration: timedelta) -> None:
@@ -97,9 +99,8 @@ class OpenTelemetryMetrics(CountedMetrics):
             _observe(self._meter, f"postdate.{name}", unit, meaning, values, attribute)
 
     def _messages(self, _: CallbackOptions) -> Generator[Observation]:
-        for outcome, messages in list(self.counts.items()):
-            if outcome != "delivered":
-                yield Observation(messages, {OUTCOME: outcome})
+        for outcome in _OUTCOMES:  # from 0 on, or the first ones would not be seen as an increase
+            yield Observation(self.counts[outcome], {OUTCOME: outcome})
         for destination, messages in list(self.delivered_to.items()):
             yield Observation(messages, {OUTCOME: "delivered", DESTINATION: destination})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET6
@@ -35,9 +35,12 @@ def of_registry(registry: Any) -> Page:
     """Return a page with the metrics of a registry of ``prometheus_client``, in the form that is asked for."""
     from prometheus_client import exposition
 
+    collecting = threading.Lock()  # two at once would have each other's numbers
+
     def page(accept: str) -> tuple[HTTPStatus, str, bytes]:
         encode, kind = exposition.choose_encoder(accept)
-        return HTTPStatus.OK, kind, encode(registry)
+        with collecting:
+            return HTTPStatus.OK, kind, encode(registry)
 
     return page
 
@@ -80,6 +83,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     do_HEAD = do_GET  # noqa: N815 - named by the base class
+
+    @override
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # who hangs up
+            super().handle()
 
     @override
     def log_message(self, format: str, *args: Any) -> None:

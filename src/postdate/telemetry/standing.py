@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
-from postdate.clock import Clock, SystemClock
+from postdate.clock import Clock
 from postdate.core.store_clock import FollowingClock
 from postdate.operations import Overview
 from postdate.operations.looking import Refresher
@@ -53,6 +53,5 @@ def _of_store(state: Overview) -> dict[str, Mapping[str, float]]:
 
 
 def _of_clock(clock: Clock) -> dict[str, Mapping[str, float]]:
-    if not isinstance(clock, FollowingClock):
-        return {}
-    return {"clock.offset": {"": (clock.now() - SystemClock().now()).total_seconds()}}
+    ahead = clock.ahead if isinstance(clock, FollowingClock) else None
+    return {} if ahead is None else {"clock.offset": {"": ahead.total_seconds()}}

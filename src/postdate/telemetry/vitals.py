@@ -6,7 +6,8 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import anyio
@@ -59,6 +60,15 @@ class Vitals:
             f"{name} is triggered" for name, state in list(self._tally.breakers.items()) if state == "triggered"
         ]
         return [*self.ill(), *breakers, *([] if self.is_ready else ["it has not started, or is stopping"])]
+
+    @contextmanager
+    def ready(self) -> Generator[None]:
+        """Be ready for the length of the block."""
+        self.is_ready = True
+        try:
+            yield
+        finally:
+            self.is_ready = False
 
     async def run(self) -> None:
         """Beat once a second, with the watchdog of the service manager; sum up each minute in the log."""

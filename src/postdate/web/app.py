@@ -22,7 +22,7 @@ from postdate.web.views import SECURITY_HEADERS, Views
 from postdate.web.watching import Watcher
 
 
-def dashboard(settings: Settings, *, hosts: Sequence[str] = ("localhost", "127.0.0.1", "::1")) -> Starlette:
+def dashboard(settings: Settings, *, hosts: Sequence[str] = ("localhost", "127.0.0.1", "[::1]")) -> Starlette:
     """Return the operator's page as an ASGI application, to be served alone or mounted in another one.
 
     It opens the store and the queues at the first request, and asks nobody who he is: whoever reaches it reads.

@@ -20,7 +20,14 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from postdate import operations
 from postdate.config import parse_instant, without_secrets
 from postdate.core.changing import Pending
-from postdate.errors import MessageError, MessageNotFound, NotSupported, PostdateError, QueueNotFound
+from postdate.errors import (
+    ConfigurationError,
+    MessageError,
+    MessageNotFound,
+    NotSupported,
+    PostdateError,
+    QueueNotFound,
+)
 from postdate.operations import Interval, MessageState, Overview
 from postdate.operations.looking import Look
 from postdate.operations.plain import clean, shown_count, shown_span, shown_time
@@ -70,7 +77,7 @@ class Views:
 
     def _page(self, request: Request, name: str, status: int = HTTPStatus.OK, **values: Any) -> HTMLResponse:
         base: str = request.scope.get("root_path", "")
-        here = f"/{request.url.path.removeprefix(base).split('/')[1]}"
+        here = f"/{request.url.path.removeprefix(base).strip('/').partition('/')[0]}"
 
         def message_page(id_: str, page: str = "messages") -> str:
             dots = id_ in {".", ".."}  # which browsers take out of a path
@@ -229,7 +236,7 @@ class Views:
         body = request.query_params.get("body") == "shown"
         if body:
             address, user = request.client and request.client.host, request.headers.get("X-Forwarded-User")
-            log.info("the body of message %r is shown to %s, user %r", id_, address, user)
+            log.warning("the body of message %r is shown to %s, user %r", id_, address, user)
         return id_, body
 
     # --- what cannot be shown -------------------------------------------------------------------------------------
@@ -243,7 +250,7 @@ class Views:
                 status, mend = HTTPStatus.NOT_FOUND, ""
             case MessageError():
                 status, mend = HTTPStatus.BAD_REQUEST, "correct what was asked for"
-            case NotSupported():
+            case NotSupported() | ConfigurationError():
                 status, mend = HTTPStatus.NOT_IMPLEMENTED, ""
             case _:
                 pass

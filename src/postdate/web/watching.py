@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from contextlib import suppress
 from datetime import datetime
@@ -14,12 +15,13 @@ from postdate import operations
 from postdate.clock import Clock
 from postdate.config import Settings
 from postdate.core.changing import Pending
-from postdate.errors import PostdateError
 from postdate.operations.looking import Refresher
 from postdate.runtime.threads import in_thread
 from postdate.wiring import OpenDeployment, opened
 
 T = TypeVar("T")
+
+log = logging.getLogger("postdate.dashboard")
 
 LISTED: Final = 50
 """Messages on a page."""
@@ -51,8 +53,11 @@ class Watcher:
                 for each in (self.overview, self.first_messages, self.records, self.errors, self.diagnosis):
                     tasks.start_soon(each.run, deployment)
                 opening.set_result(deployment)
-        except PostdateError as error:  # of opening: looks keep theirs
-            opening.set_exception(error)
+        except Exception as error:  # of opening: looks keep theirs
+            if opening.done():
+                log.exception("what the page looks at was not closed well; it is opened again")
+            else:
+                opening.set_exception(error)
 
     async def close(self) -> None:
         """Stop looking, and close the deployment."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -334,7 +335,9 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
         delivered, expired, left_behind, first, to, first_due, rows = await self._server.run("move", *call)
         next_attempt, moved = self._seen(look, first or None), _moved(rows) if listing else None
         counts = {queue.decode(errors="replace"): count for queue, count in to}
-        earliest = instant_of(first_due) if first_due else None
+        earliest = None
+        with suppress(ValueError, OverflowError):  # of a message damaged by hand
+            earliest = instant_of(first_due) if first_due else None
         return MoveReport(delivered, expired, bool(left_behind), next_attempt, counts, earliest, moved)
 
     @override

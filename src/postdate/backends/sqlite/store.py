@@ -531,7 +531,7 @@ _FIRST_DUE: Final = """
 # Grouping sorts; most batches go to one queue, which is seen in one walk.
 _ONE_QUEUE: Final = """
     SELECT name FROM queue WHERE queue_id = (
-        SELECT min(queue_id) FROM temp.batch WHERE NOT expired HAVING min(queue_id) = max(queue_id))"""
+        SELECT iif(min(queue_id) = max(queue_id), min(queue_id), NULL) FROM temp.batch WHERE NOT expired)"""
 _SENT_TO: Final = """
     SELECT q.name, b.sent FROM (
         SELECT queue_id, count(*) AS sent FROM temp.batch WHERE NOT expired GROUP BY queue_id) AS b

@@ -29,7 +29,10 @@ function watch() {
   source?.close();
   source = document.hidden || !document.querySelector("[data-live]") ? null : new EventSource(events);
   source?.addEventListener("newer", refresh);
-  source?.addEventListener("error", () => isStale(true));
+  source?.addEventListener("error", () => {
+    isStale(true);
+    if (source?.readyState === EventSource.CLOSED) setTimeout(watch, 10_000); // refused, which it takes for the end
+  });
   source?.addEventListener("open", () => isStale(false));
 }
 
