@@ -6,6 +6,7 @@ import re
 import socket
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -133,6 +134,14 @@ def test_prometheus_reads_them_in_both_forms() -> None:
         assert samples["postdate_lateness_seconds_bucket", ("le", "0.25")] == 1
         assert samples["postdate_lateness_seconds_bucket", ("le", "0.1")] == 0
         assert ("process_cpu_seconds_total",) in samples
+
+
+def test_scrapes_at_one_time_have_each_series_once() -> None:
+    metrics, registry = prometheus()
+    note_everything(metrics)
+    with serving("127.0.0.1:0", pages_of(Vitals(metrics, list), registry)) as port, ThreadPoolExecutor(8) as threads:
+        texts = [each.result()[2] for each in [threads.submit(ask, port, "/metrics") for _ in range(40)]]
+    assert [text.count('postdate_outcome="stored"} 3.0') for text in texts] == [1] * 40
 
 
 def test_health_is_told_in_words() -> None:

@@ -11,9 +11,12 @@ from starlette.routing import Mount
 from tests.integration.postgres_place import now, placed
 from tests.web.conftest import MINUTE, Deployment, Page, Visit, app_of, browsing
 
-from postdate import DelayedMessage, SqliteStore, TransactionMode
+from postdate import DelayedMessage, SqliteStore, SystemClock, TransactionMode, operations
+from postdate.config import load_settings
+from postdate.core.limits import change_limits, paused
 from postdate.operations.plain import clean
 from postdate.web.views import SECURITY_HEADERS
+from postdate.wiring import opened
 
 HOSTILE = (
     "<script>alert('id')</script>",
@@ -57,6 +60,30 @@ async def test_a_bar_leads_to_its_messages(deployment: Deployment, visit: Visit)
         linked = dict.fromkeys((await browser("/")).links("/messages?due_from="))
         pages = [await browser(href) for href in linked]
     assert sorted(sum(("this" in page.words, "other" in page.words)) for page in pages) == [0] * 58 + [1, 1]
+
+
+async def test_what_limits_hold_is_not_late(deployment: Deployment, visit: Visit) -> None:
+    await deployment.store(deployment.waiting("one", -5), deployment.waiting("two", 5))
+    store = SqliteStore(deployment.path)
+    await change_limits(store, "orders", paused, deployment.now)
+    async with visit() as browser:
+        assert "1 message of 2 held by limits, all others on time" in (await browser("/")).words
+    late = deployment.waiting("late", -3, "bills")
+    await deployment.store(late)
+    state = await overview_of(deployment)
+    assert (state.overdue_since, state.statistics.overdue) == (late.due, 2)
+    await store.close()
+
+
+async def overview_of(deployment: Deployment) -> operations.Overview:
+    async with opened(load_settings(None, {}, {"store.address": deployment.address})) as found:
+        return await operations.overview(found, SystemClock().now())
+
+
+async def test_it_answers_by_the_names_of_this_machine(visit: Visit) -> None:
+    async with visit() as browser:
+        for name, status in (("localhost", 200), ("127.0.0.1:8080", 200), ("[::1]:8080", 200), ("evil.example", 400)):
+            assert (await browser("/messages", Host=name)).status == status
 
 
 async def test_an_empty_store_says_so(visit: Visit) -> None:

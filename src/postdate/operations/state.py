@@ -9,13 +9,18 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from postdate.clock import later
+from postdate.core.limits import limits_of
 from postdate.operations.messages import Statistics, statistics
 from postdate.operations.needs import administrable, users_of_store
-from postdate.ports import Process, counted_between
+from postdate.ports import MessageFilter, Process, counted_between
 from postdate.ports.changing import MARKERS
+from postdate.ports.limits import LimitingStore
 from postdate.wiring import OpenDeployment
 
 LOOK_AHEAD: Final = 10_000
+_LOOKED_THROUGH: Final = 500
+"""Of what is due, where limits are in force: whether any of it is overdue."""
+
 _HERD_IS: Final = 10
 """So many times the ordinary interval."""
 
@@ -43,6 +48,8 @@ class Overview:
         destinations: how many of the next 10,000 messages each gets; ``None`` where that cannot be seen.
         processes: that use the store; ``None`` where they cannot be seen.
         errors: messages of the error queue; ``None`` where that cannot be counted.
+        overdue_since: when the first was due of those that limits do not hold; ``None``: limits hold all that is due,
+            as far as was looked.
     """
 
     statistics: Statistics
@@ -52,6 +59,7 @@ class Overview:
     destinations: Mapping[str, int] | None
     processes: Sequence[Process] | None
     errors: int | None
+    overdue_since: datetime | None
 
 
 async def overview(deployment: OpenDeployment, now: datetime, look_ahead: int = LOOK_AHEAD) -> Overview:
@@ -83,7 +91,17 @@ async def overview(deployment: OpenDeployment, now: datetime, look_ahead: int = 
         destinations=following and {name: count for name, count in following.items() if name != MARKERS},
         processes=await users_of_store(deployment),
         errors=(counted.queues or {}).get(deployment.settings.endpoint.error_queue),
+        overdue_since=await _overdue_since(deployment, counted),
     )
+
+
+async def _overdue_since(deployment: OpenDeployment, counted: Statistics) -> datetime | None:
+    store = administrable(deployment, "list messages")
+    held = set(await limits_of(store)) if counted.overdue and isinstance(store, LimitingStore) else set[str]()
+    if not held:
+        return counted.next_due if counted.overdue else None
+    due = await store.list_pending(MessageFilter(due_to=counted.at), _LOOKED_THROUGH)
+    return next((each.due for each in due if each.destination not in held), None)
 
 
 def _edges(first: datetime, begin: datetime, step: timedelta, count: int) -> list[datetime]:

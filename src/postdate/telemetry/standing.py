@@ -32,8 +32,8 @@ def standing(looking: Refresher[Overview], clock: Clock) -> Callable[[], Gauges]
 
 
 def _of_store(state: Overview) -> dict[str, Mapping[str, float]]:
-    counted, first = state.statistics, state.statistics.next_due
-    age = counted.at - first if counted.overdue and first is not None else timedelta(0)
+    counted, first = state.statistics, state.overdue_since
+    age = timedelta(0) if first is None else counted.at - first
     known = {
         "pending": counted.pending,
         "overdue": counted.overdue,

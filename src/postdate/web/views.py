@@ -119,10 +119,11 @@ class Views:
     def _tiles(self, state: Overview) -> list[tuple[str, str, str, str, str]]:
         """Return names, values, what they mean, moods, and pages with more, where there are."""
         counted, errors, services = state.statistics, state.errors, state.statistics.services
-        first, late = counted.next_due, counted.overdue > 0
+        first, since = counted.next_due, state.overdue_since
         work = f"{counted.claimed:,} being sent" if counted.claimed else "none failing"
         work = f"{counted.failing:,} failing" if counted.failing else work
-        oldest = "all on time" if first is None or not late else f"the oldest for {shown_span(counted.at - first)}"
+        oldest = "held by limits" if counted.overdue else "all on time"
+        oldest = oldest if since is None else f"the oldest for {shown_span(counted.at - since)}"
         following = "-" if first is None else "now" if first < counted.at else f"in {shown_span(first - counted.at)}"
         then = "nothing waits" if first is None else f"{first:%d %b %H:%M:%S}"
         idle = services == 0 and counted.pending > 0
@@ -131,7 +132,7 @@ class Views:
         aside = "cannot be read" if counted.set_aside else "all can be read"
         return [
             ("Waiting", f"{counted.pending:,}", work, "", ""),
-            ("Overdue", f"{counted.overdue:,}", oldest, "worry" if late else "", ""),
+            ("Overdue", f"{counted.overdue:,}", oldest, "worry" if since else "", ""),
             ("Next due", following, then, "", ""),
             ("Delivered", *self._delivered(), "", ""),
             ("Failed", "-" if errors is None else f"{errors:,}", failed, "worry" if errors else "", "/errors"),
@@ -276,6 +277,8 @@ def _headline(state: Overview) -> str:
     counted = state.statistics
     if not counted.pending:
         return "Nothing waits"
+    if counted.overdue and state.overdue_since is None:
+        return f"{shown_count(counted.overdue, 'message')} of {counted.pending:,} held by limits, all others on time"
     if counted.overdue:
         many = "is" if counted.overdue == 1 else "are"
         return f"{shown_count(counted.overdue, 'message')} of {counted.pending:,} {many} overdue"
