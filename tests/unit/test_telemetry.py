@@ -4,13 +4,13 @@ import logging
 import os
 import re
 import socket
-import threading
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from queue import Empty, Queue
 from typing import Any
 
 import anyio
@@ -137,28 +137,32 @@ def test_prometheus_reads_them_in_both_forms() -> None:
         assert ("process_cpu_seconds_total",) in samples
 
 
-class SlowCollector:
-    """Takes time to collect, and notes how many do so at once."""
+class HeldCollector:
+    """Says when somebody begins to collect, and lets him go when told."""
 
     def __init__(self) -> None:
-        self.inside = self.most = 0
+        self.begun, self.goes_on = Queue[None](), Queue[None]()
 
     def collect(self) -> list[Any]:
-        self.inside += 1
-        self.most = max(self.most, self.inside)
-        threading.Event().wait(0.005)
-        self.inside -= 1
+        self.begun.put(None)
+        self.goes_on.get()
         return []
 
 
 def test_scrapes_at_one_time_are_taken_one_after_the_other() -> None:
     """The exporter's collector has one place for its numbers: two at once would have each other's."""
-    (metrics, registry), slow = prometheus(), SlowCollector()
-    registry.register(slow)
-    with serving("127.0.0.1:0", pages_of(Vitals(metrics, list), registry)) as port, ThreadPoolExecutor(8) as threads:
-        for each in [threads.submit(ask, port, "/metrics") for _ in range(40)]:
-            assert each.result()[0] == 200
-    assert slow.most == 1
+    (metrics, registry), held = prometheus(), HeldCollector()
+    registry.register(held)
+    with serving("127.0.0.1:0", pages_of(Vitals(metrics, list), registry)) as port, ThreadPoolExecutor(2) as threads:
+        answers = [threads.submit(ask, port, "/metrics") for _ in range(2)]
+        try:
+            held.begun.get(timeout=20)
+            with pytest.raises(Empty):
+                held.begun.get(timeout=0.3)
+        finally:
+            held.goes_on.put(None)
+            held.goes_on.put(None)
+        assert [each.result()[0] for each in answers] == [200, 200]
 
 
 def test_health_is_told_in_words() -> None:

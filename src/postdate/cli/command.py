@@ -410,7 +410,7 @@ class _JsonFormatter(_Formatter):
         }
         if record.exc_info:
             said["exception"] = without_secrets(self.formatException(record.exc_info))
-        return json.dumps(said)
+        return json.dumps(said, separators=(",", ":"))
 
 
 @contextmanager
