@@ -42,7 +42,7 @@ def _of_store(state: Overview) -> dict[str, Mapping[str, float]]:
         "failing": counted.failing,
         "set_aside": counted.set_aside,
         "errors": state.errors,
-        "services": counted.services,
+        "services": None if counted.services is None else counted.services + 1,  # others, and this one
     }
     due = {
         "minute": sum(each.count for each in state.hour[:2]),
