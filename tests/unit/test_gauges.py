@@ -1,0 +1,73 @@
+"""Gauges of what waits: as of the last look, from any thread, and left out when nothing can be said."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import anyio
+import pytest
+
+from postdate.config import Settings, load_settings
+from postdate.errors import TransportUnreachable
+from postdate.operations import Overview, overview
+from postdate.operations.looking import Refresher
+from postdate.runtime.reporting import CountedMetrics
+from postdate.telemetry.standing import standing
+from postdate.telemetry.vitals import Vitals
+from postdate.testing import VirtualClock
+from postdate.wiring import opened
+
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+def settings_of(path: Path) -> Settings:
+    return load_settings(None, {}, {"store.address": f"sqlite:///{path}/one.db"})
+
+
+async def look_once(path: Path, *, queues_away: bool = False) -> Overview:
+    async with opened(settings_of(path), create=True) as deployment:
+        await deployment.kept.setup()
+        await deployment.transport.create_queues(["error"])
+        if queues_away:
+
+            async def away() -> None:
+                raise TransportUnreachable("away")
+
+            vars(deployment.queue_view)["queue_lengths"] = away
+        return await overview(deployment, NOW, look_ahead=0)
+
+
+async def test_a_service_counts_itself_and_old_looks_say_nothing(clock: VirtualClock, tmp_path: Path) -> None:
+    state = await look_once(tmp_path)
+
+    async def look(_: object, __: object) -> Overview:
+        return state
+
+    looking = Refresher(look, clock)
+    gauges = standing(looking, clock)
+    assert gauges() == {}
+    async with opened(settings_of(tmp_path)) as deployment, anyio.create_task_group() as tasks:
+        tasks.start_soon(looking.run, deployment)
+        await clock.advance(timedelta(seconds=3))
+        found = gauges()
+        assert (found["services"], found["errors"], found["overdue.age"]) == ({"": 1}, {"": 0}, {"": 0.0})
+        tasks.cancel_scope.cancel()
+    await clock.advance(timedelta(hours=1))
+    assert gauges() == {}
+
+
+async def test_queues_out_of_reach_are_not_counted_and_all_else_is(tmp_path: Path) -> None:
+    state = await look_once(tmp_path, queues_away=True)
+    assert (state.errors, state.statistics.pending, state.statistics.queues) == (None, 0, None)
+
+
+def test_a_service_that_ends_in_any_way_is_not_ready() -> None:
+    signs = Vitals(CountedMetrics(), list)
+    with signs.ready():
+        assert signs.unready() == []
+    with pytest.raises(EOFError), signs.ready():
+        fail()
+    assert signs.unready() == ["it has not started, or is stopping"]
+
+
+def fail() -> None:
+    raise EOFError
