@@ -67,7 +67,7 @@ async def test_an_endpoint_that_starts_on_a_full_server_empties_it(
             said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
             assert [line.partition(":")[0] for line in said] == [
                 "cannot receive from work",
-                "circuit breaker Receive armed",
+                "circuit breaker Receive work armed",
             ]
             at = SystemClock().now()
             with pytest.raises(StoreFull):

@@ -2,15 +2,17 @@
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from datetime import timedelta
 
 import anyio
 import pytest
 
-from postdate import DelayedDelivery, Endpoint, MemoryStore, MemoryTransport
+from postdate import DelayedDelivery, Endpoint, MemoryStore, MemoryTimeouts, MemoryTransport, TimeoutManager
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.endpoint.service import BreakerTimers, CriticalErrors
 from postdate.errors import StoreUnavailable, TransportError, TransportUnavailable
+from postdate.messages import Envelope
 from postdate.testing import Fault, FaultyStore, FaultyTransport, RecordedMetrics, VirtualClock
 
 SECOND = timedelta(seconds=1)
@@ -95,7 +97,7 @@ async def test_one_message_stored_in_time_prevents_it_row_43(service: Service) -
         await send(sales, "m-2", delay=600 * SECOND)
         await service.clock.advance(60 * SECOND)
     assert service.critical == []
-    store = "DelayedDeliveryStore"
+    store = "DelayedDeliveryStore sales"
     assert service.metrics.breaker_changes == [(store, "armed"), (store, "disarmed")]
 
 
@@ -247,6 +249,54 @@ async def test_by_default_it_is_logged_with_its_text_and_what_is_no_outage_with_
     (record,) = [record for record in caplog.records if record.levelno == logging.CRITICAL]
     assert record.message == f"Failed to receive delayed messages: {error}"
     assert (record.exc_info is not None) is has_traceback
+
+
+# --- what metrics tell ------------------------------------------------------------------------------------------------
+
+
+async def test_a_breaker_that_recovered_does_not_hide_one_of_another_endpoint_or_queue(clock: VirtualClock) -> None:
+    metrics, queues = RecordedMetrics(), MemoryTransport()
+    transports = {name: FaultyTransport(queues, Fault("receive", DOWN)) for name in ("sales", "billing")}
+    async with AsyncExitStack() as running:
+        for name, transport in transports.items():
+            delays, manager = DelayedDelivery(MemoryStore()), TimeoutManager(MemoryTimeouts())
+            endpoint = Endpoint(
+                name,
+                transport=transport,
+                delayed_delivery=delays,
+                timeout_manager=manager,
+                clock=clock,
+                critical_error=lambda _text, _error: None,
+                metrics=metrics,
+            )
+            await running.enter_async_context(endpoint)
+        await clock.advance(31 * SECOND)
+        receives = [
+            "Receive {0}",
+            "DelayedDeliveryReceive {0}.timeouts",
+            "TimeoutManagerReceive {0}.Timeouts",
+            "TimeoutManagerReceive {0}.TimeoutsDispatcher",
+        ]
+        assert metrics.breakers == {each.format(name): "triggered" for name in transports for each in receives}
+        transports["sales"].faults.clear()
+        own = [name for name in queues.queues if name.startswith("sales")]
+        await queues.send([Envelope(queue, queue, {}, b"") for queue in own], clock.now())
+        await clock.advance(20 * SECOND)
+        triggered = {name for name, state in metrics.breakers.items() if state == "triggered"}
+        assert triggered == {each.format("billing") for each in receives}
+
+
+async def test_a_breaker_of_a_run_that_ended_is_triggered_no_more(service: Service) -> None:
+    service.transport.faults.add(Fault("receive", DOWN))
+    sales = service.endpoint()
+    async with sales:
+        await service.clock.advance(31 * SECOND)
+        assert set(service.metrics.breakers.values()) == {"triggered"}
+    assert set(service.metrics.breakers.values()) == {"disarmed"}
+    service.transport.faults.clear()
+    async with sales:
+        await service.clock.advance(SECOND)
+        assert set(service.metrics.breakers.values()) == {"disarmed"}
 
 
 # --- the timers -------------------------------------------------------------------------------------------------------

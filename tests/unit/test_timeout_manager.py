@@ -663,7 +663,7 @@ async def test_row_102_outages_of_a_second_are_no_critical_error_and_a_longer_on
         bench.timeouts.faults.add(Fault("next_chunk", GONE))
         await bench.clock.advance(timedelta(minutes=1))
     assert [text for text, _ in bench.critical] == [CRITICAL] * 2  # once for each outage
-    assert "circuit breaker TimeoutStorageConnectivity triggered after 0:00:03" in caplog.text
+    assert "circuit breaker TimeoutStorageConnectivity sales triggered after 0:00:03" in caplog.text
 
 
 async def test_row_103_the_wait_is_used_and_zero_means_at_once(bench: Bench) -> None:

@@ -117,7 +117,7 @@ class DelayedDeliveryService(Service):
             chosen.time_to_trigger_dispatch_circuit_breaker,
         )
         failures = FailureRate(
-            "DelayedDeliveryFailureHandling",
+            f"DelayedDeliveryFailureHandling {context.endpoint}",
             "Failed to execute error handling for delayed messages: too many failures that could not be dealt with",
             chosen.maximum_recovery_failures_per_second,
             context.critical_error,
@@ -142,10 +142,10 @@ class DelayedDeliveryService(Service):
     def _pump(self, queue: IntakeQueue, storing: RepeatedFailures, failures: FailureRate) -> MessagePump:
         context, is_own = self._context, queue.name == self._dispatch.timeouts_queue
         if is_own:
-            breaker = context.breaker("DelayedDeliveryReceive", "Failed to receive delayed messages")
+            breaker = context.breaker("DelayedDeliveryReceive", "Failed to receive delayed messages", queue=queue.name)
         else:
             critical = f"Failed to receive messages to be delayed from {queue.name!r}"
-            breaker = context.breaker("DelayedDeliveryIntake", critical)
+            breaker = context.breaker("DelayedDeliveryIntake", critical, queue=queue.name)
         self._breakers.append(breaker)
         receiver = WatchedReceiver(queue.receiver, context.clock)
         intake = Intake(

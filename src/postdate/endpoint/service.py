@@ -14,7 +14,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from postdate.clock import Clock, time_left
-from postdate.core.circuit_breaker import Breaker, CriticalError, RepeatedFailures
+from postdate.core.circuit_breaker import Breaker, BreakerState, CriticalError, RepeatedFailures
 from postdate.core.poller import LONGEST_SLEEP, Poller
 from postdate.core.receive.outcomes import StoreOutage
 from postdate.core.receive.pump import MessagePump
@@ -40,8 +40,12 @@ class EndpointContext:
     longest_sleep: timedelta = LONGEST_SLEEP
     send_only: bool = False
 
-    def breaker(self, name: str, critical: str, time_to_trigger: timedelta = RECEIVE_BREAKER) -> RepeatedFailures:
-        return RepeatedFailures(name, critical, time_to_trigger, self.critical_error, self.metrics)
+    def breaker(
+        self, name: str, critical: str, time_to_trigger: timedelta = RECEIVE_BREAKER, queue: str = ""
+    ) -> RepeatedFailures:
+        """Return a breaker, named after its queue, or the endpoint, too: metrics tell breakers apart by their names."""
+        named = f"{name} {queue or self.endpoint}"
+        return RepeatedFailures(named, critical, time_to_trigger, self.critical_error, self.metrics)
 
 
 class _Runs(Protocol):
@@ -70,12 +74,17 @@ class Service(ABC):
         timers = BreakerTimers(self._breakers, self._context.clock)
         self._ended.clear()
         self._is_stopping = False
-        async with anyio.create_task_group() as beside:
-            beside.start_soon(timers.run)
-            async with anyio.create_task_group() as tasks:
-                for each in self._runs:
-                    tasks.start_soon(self._see_through, each)
-            timers.stop()
+        try:
+            async with anyio.create_task_group() as beside:
+                beside.start_soon(timers.run)
+                async with anyio.create_task_group() as tasks:
+                    for each in self._runs:
+                        tasks.start_soon(self._see_through, each)
+                timers.stop()
+        finally:
+            for breaker in self._breakers:  # nobody tries any more; the next run has others
+                if breaker.state is not BreakerState.DISARMED:
+                    self._context.metrics.breaker_changed(breaker.name, BreakerState.DISARMED.value)
 
     async def _see_through(self, part: _Runs) -> None:
         await part.run()

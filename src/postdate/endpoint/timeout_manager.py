@@ -116,7 +116,7 @@ class TimeoutManagerService(Service):
         for queue in own:
             receiver, step = context.transport.receiver(queue), self._step(queue, due)
             critical = f"Failed to receive messages of the timeout manager from {queue!r}"
-            breaker = context.breaker("TimeoutManagerReceive", critical)
+            breaker = context.breaker("TimeoutManagerReceive", critical, queue=queue)
             at_once = settings.messages_at_once
             self._runs.append(MessagePump(receiver, step, at_once, context.clock, breaker, queue, prefetches=ahead))
             self._breakers.append(breaker)
