@@ -8,6 +8,9 @@ from datetime import datetime, timedelta
 
 import anyio
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from tests.unit.test_telemetry import exported
 
 from postdate import Envelope, ScaledClock
 from postdate.clock import in_real_time
@@ -17,6 +20,7 @@ from postdate.core.in_flight import BATCHES_AT_ONCE, HELD_AT_MOST, Batch, Group,
 from postdate.core.poller import Poller
 from postdate.errors import PostdateError, StoreUnavailable, TransportUnavailable
 from postdate.ports import RecordKind, Work
+from postdate.telemetry.metrics import OpenTelemetryMetrics
 from postdate.testing import Fault
 
 SECOND = timedelta(seconds=1)
@@ -295,6 +299,35 @@ async def test_a_transport_that_answers_for_fewer_messages_than_it_was_given_has
     waiting = await bench.memory.get("m-1")
     assert waiting is not None
     assert waiting.number_of_failures == 1
+
+
+async def test_metrics_tell_of_the_claims_that_all_dispatchers_of_a_process_hold(bench) -> None:
+    reader, fixed = InMemoryMetricReader(), (bench.settings, bench.clock, bench.breaker, bench.failure_rate)
+    metrics = OpenTelemetryMetrics(MeterProvider(metric_readers=[reader]).get_meter("test"))
+
+    def told() -> list[int]:
+        return [point.value for point in exported(reader)["postdate.claims.held"].data.data_points]
+
+    bench.gates.close("billing")
+    await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(3)], bench.message("answers", -1, "shipping"))
+    async with anyio.create_task_group() as tasks:
+        pollers = [
+            Poller(Dispatcher(bench.store, bench.transport, *fixed, metrics), bench.clock, bench.breaker)
+            for _ in range(2)
+        ]
+        tasks.start_soon(pollers[0].run)
+        await bench.clock.advance(2 * SECOND)
+        assert told() == [3]
+        tasks.start_soon(pollers[1].run)
+        await bench.keep(bench.message("later", -1))
+        await bench.clock.advance(2 * SECOND)
+        assert told() == [4]
+        bench.gates.open("billing")
+        await bench.clock.advance(2 * SECOND)
+        assert told() == [0]
+        for poller in pollers:
+            poller.stop()
+    assert metrics.claims_held == 0
 
 
 # --- stopping ---------------------------------------------------------------------------------------------------------

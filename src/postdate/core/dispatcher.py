@@ -118,6 +118,7 @@ class Dispatcher:
         """
         stop_listening = self._store.when_lost(self._in_flight.lose)
         self.asking.hurry(hurries=False)
+        self._metrics.dispatches(self, lambda: self._in_flight.held)
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = None if self._enlisting else tasks
@@ -128,6 +129,7 @@ class Dispatcher:
                     self.asking.hurry()
             await self.finisher.again(at_once=True)
         finally:
+            self._metrics.dispatches(self, None)
             if stop_listening is not None:
                 stop_listening()
 

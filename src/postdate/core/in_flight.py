@@ -160,7 +160,8 @@ class InFlight:
 
     @property
     def held(self) -> int:
-        return sum(len(batch.held) for batch in self._batches)
+        """Messages that are neither finished nor given back; to be read in any thread."""
+        return sum(len(batch.held) for batch in list(self._batches))
 
     @property
     def bytes(self) -> int:

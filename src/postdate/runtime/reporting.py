@@ -59,6 +59,9 @@ class Metrics(Protocol):
     def breaker_changed(self, breaker: str, state: str) -> None:
         """Note that a circuit breaker is ``armed``, ``triggered`` or ``disarmed`` now."""
 
+    def dispatches(self, dispatcher: object, claims: Callable[[], int] | None) -> None:
+        """Note by what a dispatcher tells, in any thread, how many claims it holds; ``None``: it runs no more."""
+
     def stood_still(self, seconds: float) -> None:
         """Note, once a second, how long the event loop of a service stood still in it."""
 
@@ -87,6 +90,12 @@ class CountedMetrics(Metrics):
         """Of these, the delivered ones by destination; some may be :data:`OTHERS`."""
         self.breakers = dict[str, str]()
         """States of circuit breakers that were ever in one."""
+        self._dispatchers = dict[object, Callable[[], int]]()
+
+    @property
+    def claims_held(self) -> int:
+        """Messages that dispatchers of this process have claimed, and neither finished nor given back."""
+        return sum(claims() for claims in list(self._dispatchers.values()))
 
     def show(self, gauges: Callable[[], Gauges]) -> None:
         """Have whoever exports the counts ask for these, too, in any thread."""
@@ -117,6 +126,12 @@ class CountedMetrics(Metrics):
 
     def breaker_changed(self, breaker: str, state: str) -> None:
         self.breakers[breaker] = state
+
+    def dispatches(self, dispatcher: object, claims: Callable[[], int] | None) -> None:
+        if claims is None:
+            del self._dispatchers[dispatcher]
+        else:
+            self._dispatchers[dispatcher] = claims
 
 
 class OutageLog:

@@ -54,6 +54,8 @@ class OpenTelemetryMetrics(CountedMetrics):
             description="What became of messages, and where the delivered ones went",
         )
         _observe(meter, "postdate.breakers.triggered", "{breaker}", "Triggered circuit breakers", self._tripped)
+        held = "Messages that this process has claimed"
+        _observe(meter, "postdate.claims.held", "{message}", held, lambda: {"": self.claims_held})
 
         def histogram(name: str, unit: str, meaning: str, bounds: Sequence[float]) -> Callable[[float], None]:
             made = meter.create_histogram(
