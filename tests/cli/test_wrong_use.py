@@ -212,6 +212,19 @@ def test_help_answers_without_loading_the_store_or_spark():
         assert word in ended.stdout
 
 
+def test_no_command_is_cut_short_in_a_list_of_commands(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    groups, lists = [()], 0
+    while groups:
+        group = groups.pop()
+        _, _, commands = cli.ok(*group, "--help").out.partition("\nCommands:\n")
+        listed = [line for line in commands.partition("\n\n")[0].splitlines() if line.strip()]
+        assert [line for line in listed if line.endswith("...")] == []
+        lists += bool(listed)
+        groups += [(*group, line.split()[0]) for line in listed if line.startswith("  ") and line[2] != " "]
+    assert lists == 9  # postdate, and its groups
+
+
 def test_the_version_is_an_option_too(cli):
     assert cli.ok("--version").out == f"postdate {postdate.__version__}\n"
 

@@ -98,7 +98,7 @@ def drain(
         bool, option("--beside-writer", "While another process stores in single commits, flat out.")
     ] = False,
 ) -> BenchmarkResult:
-    """Deliver messages that are due; the limit does the same in the barest way."""
+    """Deliver messages that are due. The limit does the same in the barest way."""
     return runs.drain(bench, n, services=services, beside_writer=beside_writer)
 
 
@@ -108,7 +108,7 @@ def backlog(
     n: Number = 200_000,
     pending: Annotated[int, option("--pending", "Messages that are not due yet.", min=1)] = 1_000_000,
 ) -> BenchmarkResult:
-    """Deliver what is due above many that are not; of_empty compares with an empty store."""
+    """Deliver what is due above many that are not. of_empty compares with an empty store."""
     return runs.backlog(bench, n, pending)
 
 
@@ -124,13 +124,13 @@ def lateness(
         bool, option("--receiver", "Another process receives each message; received_p50_ms … are its view.")
     ] = False,
 ) -> BenchmarkResult:
-    """Deliver at an even rate; how late each message is in its queue, and a bare loop that does the same."""
+    """Deliver at an even rate. How late each message is in its queue, and a bare loop that does the same."""
     return runs.even(bench, rate, seconds, stored_by=stored_by, receiver=receiver)
 
 
 @measures(app)
 def herd(bench: Bench, n: Number = 20_000) -> BenchmarkResult:
-    """Deliver messages that are all due at one instant; times_limit compares with the barest way to move them."""
+    """Deliver messages that are all due at one instant. times_limit compares with the barest way to move them."""
     return runs.herd(bench, n)
 
 
@@ -140,7 +140,7 @@ def handle(
     n: Number = 20_000,
     concurrency: Annotated[int, option("--concurrency", "Messages handled at once.", min=1)] = 100,
 ) -> BenchmarkResult:
-    """Handle messages that are in the queue of an endpoint; the limit takes them off in the barest way."""
+    """Handle messages that are in the queue of an endpoint. The limit takes them off in the barest way."""
     return runs.handle(bench, n, concurrency)
 
 
@@ -150,7 +150,7 @@ def schedule(
     n: Number = 200_000,
     batch: Annotated[int, option("--batch", "Messages in one commit.", min=1)] = 5_000,
 ) -> BenchmarkResult:
-    """Store messages in bulk; the limit is bare rows in the same batches."""
+    """Store messages in bulk. The limit is bare rows in the same batches."""
     return runs.schedule(bench, n, batch)
 
 

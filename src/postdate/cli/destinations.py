@@ -48,7 +48,7 @@ def limit(
         option("--window", "Only then: 'mon-fri 09:00-17:00 Europe/Paris'; may be repeated.", metavar="WINDOW"),
     ] = None,
 ) -> None:
-    """Limit what a queue is sent, instead of the limits that it had; without options: lift them."""
+    """Limit what a queue is sent, instead of the limits that it had. Without options: lift them."""
     _change(use, queue, limited(per_second, windows or ()))
 
 

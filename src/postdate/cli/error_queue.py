@@ -34,7 +34,7 @@ from postdate.operations.plain import shown_count
 from postdate.ports import Mending
 from postdate.wiring import OpenDeployment
 
-app = group("errors", "Look at failed messages, and send them back; mend what cannot be read.")
+app = group("errors", "Look at failed messages, mend them, send them back.")
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ def list_(
     ] = False,
     limit: Limit = 50,
 ) -> None:
-    """List failed messages, and what was set aside because it cannot be read; the oldest first."""
+    """List failed messages, and what cannot be read; oldest first."""
     if only_set_aside:
         if queue is not None:
             raise wrong_usage("--queue is for failed messages: what is set aside is in no queue")
@@ -78,7 +78,7 @@ def list_(
 
 @command(app, "groups")
 def groups(use: Use, queue: Queue = None) -> None:
-    """Count failed messages by the type of their exception and the queue where they failed."""
+    """Count failed messages by exception, and queue where they failed."""
     found = _work(use, queue, lambda deployment, source, _: operations.group_errors(deployment, source))
     use.report(found, lambda: _print_groups(found))
 
@@ -134,7 +134,7 @@ def show(
     ] = None,
     queue: Queue = None,
 ) -> None:
-    """Show a failed message: the stack trace, its headers, its body; or what one that cannot be read holds."""
+    """Show a failed message: stack trace, headers, body. Or what one that cannot be read holds."""
     if (message_id is None) == (set_aside is None):
         raise wrong_usage("name one: either the ID of a failed message, or --set-aside NAME")
     if set_aside is not None:
@@ -293,7 +293,7 @@ def edit(
     ] = None,
     to: Annotated[str | None, named("--to", "Send it there instead of where it failed.", metavar="QUEUE")] = None,
 ) -> None:
-    """Send a failed message with another body or headers, under a new id. The failed one stays in the error queue."""
+    """Send a failed message changed, under a new id. The failed one stays in the error queue."""
     if body is None and not header:
         raise wrong_usage("what is to be changed? give --body or --header")
     change = operations.Edit(None if body is None else _content("--body", body), pairs_of(header), to)

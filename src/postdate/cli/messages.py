@@ -91,7 +91,7 @@ def _state(message: operations.MessageLine) -> str:
 
 @command(app, "show")
 def show(use: Use, message_id: MessageId) -> None:
-    """Show a message: where it is, what it says, what happened to it."""
+    """Show a message: where it is, what it says, what became of it."""
     found = use.work(lambda deployment, _: operations.show_message(deployment, message_id))
     use.report(found, lambda: _print_details(found))
 
@@ -147,9 +147,9 @@ def _print_explanation(found: operations.Explanation) -> None:
 
 @command(app, "cancel")
 def cancel(use: Use, message_ids: SomeIds = None, *, which: Which, dry_run: DryRun = False) -> None:
-    """Remove messages that wait, for good: those named, or all that the options say.
+    """Remove messages that wait, for good.
 
-    Those that do not wait any more are left alone.
+    Those named, or all that the options say. Those that do not wait any more are left alone.
     """
     where = which.pending()
     if _are_named(message_ids, where, dry_run=dry_run):
@@ -172,7 +172,7 @@ def reschedule(
     which: Which,
     dry_run: DryRun = False,
 ) -> None:
-    """Give messages that wait another due time: those named, or all that the options say."""
+    """Give messages that wait another due time. Those named, or all that the options say."""
     where = which.pending()
     are_named = _are_named(message_ids, where, dry_run=dry_run)
     if (delay, at, later_by).count(None) != 2 or (are_named and later_by is not None):

@@ -43,7 +43,7 @@ def _print(message: QueuedMessage) -> None:
 
 @command(app, "receive")
 def receive(use: Use, queue: Queue, limit: Limit = 1) -> None:
-    """Take messages off a queue, for good, and print them; with --json an object a line."""
+    """Take messages off a queue, for good, and print them. With --json an object a line."""
 
     def print_out(message: QueuedMessage) -> None:
         use.report(message, lambda: _print(message))
@@ -56,7 +56,7 @@ def receive(use: Use, queue: Queue, limit: Limit = 1) -> None:
 
 @command(app, "purge")
 def purge(use: Use, queue: Queue, dry_run: DryRun = False) -> None:
-    """Throw away all messages that are in a queue now, and in nobody's hands."""
+    """Throw away all messages of a queue that nobody holds now."""
     found = use.work(lambda deployment, now: queues.purge(deployment, queue, now, progress(), dry_run=dry_run))
     said = "would be thrown away" if dry_run else "thrown away"
     use.report(found, lambda: print(f"{shown_count(found.count, 'message')} {said}"))

@@ -29,7 +29,7 @@ def archive(
     *,
     cluster: SparkOptions,
 ) -> None:
-    """Move the records of messages that have ended from the store to Parquet, by day.
+    """Move records of messages that have ended to Parquet, by day.
 
     What was written is read back and compared before anything is taken out. Run it again after a failure of any kind.
     """
@@ -78,7 +78,7 @@ def restore(
     *,
     cluster: SparkOptions,
 ) -> None:
-    """Put the records of an archive back into the store; those that are there stay as they are."""
+    """Put the records of an archive back into the store. Those that are there stay as they are."""
     store = store_of(use)
 
     def job(spark: SparkSession) -> RestoreResult:

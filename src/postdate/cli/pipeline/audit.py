@@ -34,7 +34,7 @@ def audit(
     *,
     cluster: SparkOptions,
 ) -> None:
-    """Compare what was scheduled with what was delivered: lost, duplicated, early, orphaned, late.
+    """Compare what was scheduled with what was delivered.
 
     Exit code 1 if any message was lost, duplicated, early or orphaned. Changes nothing; services may go on.
     """

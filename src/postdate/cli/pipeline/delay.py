@@ -43,9 +43,10 @@ def delay(
     *,
     cluster: SparkOptions,
 ) -> None:
-    """Hand on the rows of a folder's files when they are due, until SIGTERM or Ctrl-C; needs no store.
+    """Hand on the rows of a folder's files when they are due.
 
-    Never early, each row once. The same folders and options go on where it was stopped or killed.
+    Until SIGTERM or Ctrl-C; needs no store. Never early, each row once. The same folders and options go on where it
+    was stopped or killed.
     """
     if cancels is not None and id_column is None:
         raise wrong_usage("--cancels needs --id COLUMN, which it refers to")

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from postdate.pipeline.migrate import MigrateJob, MigrateResult, OriginSpec, PreviewResult, StatusResult, StoreMove
     from postdate.pipeline.stores import StoreSpec
 
-migrations = group(
-    "migrate", "Move delayed messages from a timeout manager's tables, or another store, into the store."
-)
+migrations = group("migrate", "Move delayed messages here from a timeout manager or a store.")
 app.add_typer(migrations)
 
 Endpoints = Annotated[
@@ -122,9 +120,10 @@ def run(
     *,
     cluster: SparkOptions,
 ) -> None:
-    """Move messages, and compare what the store has with what there was; go on if it was begun with the same options.
+    """Move messages, and compare what there is with what there was.
 
-    What fires them there may run meanwhile, and so may services on the store. Exit code 1 if anything is not as it was.
+    Begun with the same options before, it goes on. What fires them there may run meanwhile, and so may services on
+    the store. Exit code 1 if anything is not as it was.
     """
     _move(use, _job(use, origin, whose.chosen(), cutoff, pace, cluster), cluster, log_level, goes_on=False)
 
@@ -139,9 +138,9 @@ def resume(
     *,
     cluster: SparkOptions,
 ) -> None:
-    """Go on with the runs that have not ended, each as it was begun; or with those of the endpoints named.
+    """Go on with the runs that have not ended, each as it was begun.
 
-    Exit code 1 if anything is not as it was.
+    Or with those of the endpoints named. Exit code 1 if anything is not as it was.
     """
     _move(use, _job(use, origin, endpoints, None, pace, cluster), cluster, log_level, goes_on=True)
 
@@ -160,9 +159,10 @@ def _move(use: Use, job: MigrateJob | StoreMove, cluster: SparkOptions, log_leve
 
 @command(migrations, "abort")
 def abort(use: Use, origin: OriginOptions, endpoints: Endpoints = None) -> None:
-    """Give back to where it came from what the store does not have yet; what it has stays there.
+    """Give back what the store does not have yet to where it came from.
 
-    Of the runs that have not ended, or of the endpoints named. Exit code 1 if what the store has is not as it was.
+    What it has stays there. Of the runs that have not ended, or of the endpoints named. Exit code 1 if what the store
+    has is not as it was.
     """
     job = _job(use, origin, endpoints, None, MoveOptions())
 

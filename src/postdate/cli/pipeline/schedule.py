@@ -56,9 +56,10 @@ def schedule(
     *,
     cluster: SparkOptions,
 ) -> None:
-    """Store every row of a table as a delayed message; run it again, and nothing is stored twice.
+    """Store every row of a table as a delayed message.
 
-    Rows that are no message are counted by reason, and written to --rejected. Exit code 1 if there are any.
+    Run it again, and nothing is stored twice. Rows that are no message are counted by reason, and written to
+    --rejected. Exit code 1 if there are any.
     """
     if destination is not None and destination_value is not None:
         raise wrong_usage("--destination and --destination-value exclude each other")

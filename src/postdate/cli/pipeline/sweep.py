@@ -38,10 +38,10 @@ def sweep(
     *,
     cluster: SparkOptions,
 ) -> None:
-    """Put due messages into their queues on Spark, with the claims that services make: both may run at once.
+    """Put due messages into their queues on Spark.
 
-    Without --continuous, once: everything that is due now. Exit code 1 if some of it went to the error queue, or is
-    due still.
+    It claims them as services do: both may run at once. Without --continuous, once: everything that is due now. Exit
+    code 1 if some of it went to the error queue, or is due still.
     """
     if continuous and checkpoint is None:
         raise wrong_usage("--continuous needs --checkpoint DIR")
