@@ -1,12 +1,15 @@
 """Gauges of what waits: as of the last look, from any thread, and left out when nothing can be said."""
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
 
+from postdate import DelayedMessage, SqliteStore, SystemClock
 from postdate.config import Settings, load_settings
+from postdate.core.limits import change_limits, paused
 from postdate.errors import TransportUnreachable
 from postdate.operations import Overview, overview
 from postdate.operations.looking import Refresher
@@ -58,6 +61,31 @@ async def test_a_service_counts_itself_and_old_looks_say_nothing(clock: VirtualC
 async def test_queues_out_of_reach_are_not_counted_and_all_else_is(tmp_path: Path) -> None:
     state = await look_once(tmp_path, queues_away=True)
     assert (state.errors, state.statistics.pending, state.statistics.queues) == (None, 0, None)
+
+
+async def test_what_a_pause_holds_is_overdue_and_has_no_age(clock: VirtualClock, tmp_path: Path) -> None:
+    """Or a pause would have somebody woken."""
+
+    async def told() -> tuple[float, float]:
+        async with opened(settings_of(tmp_path)) as deployment:
+            looking = Refresher(partial(overview, look_ahead=0), clock)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(looking.run, deployment)
+                await looking.last()
+                tasks.cancel_scope.cancel()
+            found = standing(looking, clock)()
+        return found["overdue"][""], found["overdue.age"][""]
+
+    await look_once(tmp_path)
+    minute, store = timedelta(minutes=1), SqliteStore(tmp_path / "one.db")
+    now = SystemClock().now()
+    await store.store(DelayedMessage("held", now - minute, "orders", {}, b""), now)
+    await change_limits(store, "orders", paused, now)
+    assert await told() == (1, 0)
+    await store.store(DelayedMessage("late", now - minute, "bills", {}, b""), now)
+    overdue, age = await told()
+    assert (overdue, age >= 60) == (2, True)
+    await store.close()
 
 
 def test_a_service_that_ends_in_any_way_is_not_ready() -> None:
