@@ -240,6 +240,23 @@ async def test_what_was_claimed_beside_something_that_could_not_be_set_aside_is_
     assert again.message.message_id == "m-2"
 
 
+@pytest.mark.parametrize("damaged", ["no instant", "9" * 18])
+@pytest.mark.parametrize("listing", [False, True])
+async def test_a_move_that_was_made_is_told_though_a_field_of_its_message_is_damaged(
+    store: RedisStore, prefix: Prefix, damaged: str, listing: bool
+) -> None:
+    """It fails after it was made otherwise, and nobody hears of what it moved."""
+    transport = RedisTransport(prefix.login)
+    await transport.create_queues(["done"])
+    await store.store_many([message("m-1"), message("m-2")], NOW)
+    (bad,) = [key for key in prefix.all_keys() if key.endswith(b":m:m-1")]
+    prefix.client.hset(bad, "D", damaged)
+    told = await store.move_due(NOW + SECOND, 10, listing=listing)
+    assert (told.delivered, told.to, told.first_due) == (2, {"done": 2}, NOW + SECOND)
+    assert (told.moved and told.moved.dues) == ([NOW + SECOND, NOW] if listing else None)
+    await transport.close()
+
+
 async def test_what_was_claimed_by_an_answer_that_was_lost_is_claimed_again(
     store: RedisStore, prefix: Prefix, link: FaultyLink
 ) -> None:

@@ -111,6 +111,18 @@ async def test_it_shows_the_store_s_time_and_is_never_ahead_of_it(minutes: int) 
     assert behind(clock, server) == 9 * MILLISECOND, "and what two clocks may come apart in a minute"
 
 
+@pytest.mark.parametrize("judges", [True, False])
+@pytest.mark.parametrize("minutes", [-10, 10])
+async def test_it_says_how_far_the_store_is_ahead_of_the_machine_whichever_judges(minutes: int, judges: bool) -> None:
+    machine = Machine()
+    clock = FollowingClock(machine, Server(machine, ahead=minutes * MINUTE, back=3 * MILLISECOND), judges=judges)
+    assert clock.ahead is None, "before the first measurement"
+    await clock.measure()
+    assert clock.ahead == minutes * MINUTE - 3 * MILLISECOND
+    machine.wall += MINUTE
+    assert clock.ahead == (minutes - 1) * MINUTE - 3 * MILLISECOND, "somebody has set the machine's clock"
+
+
 async def test_a_machine_that_was_suspended_does_not_take_the_time_before_for_the_present() -> None:
     machine = Machine()
     server = Server(machine)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -333,11 +332,9 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
         look = self._next_due.look()
         call = (self.place, instant(now), limit, int(listing))
         delivered, expired, left_behind, first, to, first_due, rows = await self._server.run("move", *call)
-        next_attempt, moved = self._seen(look, first or None), _moved(rows) if listing else None
+        next_attempt, moved = self._seen(look, first or None), _moved(rows, now) if listing else None
         counts = {queue.decode(errors="replace"): count for queue, count in to}
-        earliest = None
-        with suppress(ValueError, OverflowError):  # of a message damaged by hand
-            earliest = instant_of(first_due) if first_due else None
+        earliest = _due_of(first_due, now) if first_due else None
         return MoveReport(delivered, expired, bool(left_behind), next_attempt, counts, earliest, moved)
 
     @override
@@ -406,12 +403,20 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
         return await server_facts(self._server)
 
 
-def _moved(rows: Sequence[Any]) -> Moved:
+def _due_of(member: bytes, otherwise: datetime) -> datetime:
+    """Return when a message was due; ``otherwise`` where that was damaged by hand, as the message has moved already."""
+    try:
+        return instant_of(member)
+    except (ValueError, OverflowError):
+        return otherwise
+
+
+def _moved(rows: Sequence[Any], now: datetime) -> Moved:
     if not rows:
         return NOTHING_MOVED
     return Moved(
         [row[0].decode(errors="replace") for row in rows],
-        [instant_of(row[1]) for row in rows],
+        [_due_of(row[1], now) for row in rows],
         [row[2].decode(errors="replace") for row in rows],
         [bool(row[3]) for row in rows],
     )
