@@ -79,7 +79,7 @@ def test_who_may_act_has_to_be_said(cli, monkeypatch: pytest.MonkeyPatch, own_fo
     may = ("dashboard", "--allow-actions")
     for arguments, told in (
         (may, "--allow-actions: who may act? add --user-header NAME, --token-file FILE, or the token as"),
-        ((*may, "--token-file", "short"), "the token has 5 characters, at least 16 are needed; make one with: openssl"),
+        ((*may, "--token-file", "short"), "the token is shorter than 16 characters; try: openssl"),
         ((*may, "--token-file", "gone"), "--token-file: gone cannot be read: "),
         ((*may, "--token-file", "bytes"), "--token-file: bytes cannot be read: "),
         ((*may, "--token-file", "token", "--user-header", "X-User"), "give either a token, or the header"),
@@ -90,6 +90,6 @@ def test_who_may_act_has_to_be_said(cli, monkeypatch: pytest.MonkeyPatch, own_fo
         ran = cli(*arguments)
         assert (ran.status, told in ran.err) == (2, True), ran
     monkeypatch.setenv("POSTDATE_DASHBOARD_TOKEN", "token")
-    assert "the token has 5 characters" in cli(*may).err
+    assert "the token is shorter than 16 characters" in cli(*may).err
     for good in ((*may, "--token-file", "token"), (*may, "--user-header", "X-User"), ("dashboard",)):
         assert cli(*good).status == 3  # there is no store

@@ -13,7 +13,6 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
-from tests.waiting import until
 from tests.web.conftest import MINUTE, Browser, Deployment, Page, Visit, browsing
 from tests.web.test_pages import HOSTILE, harmless
 
@@ -91,7 +90,7 @@ async def test_a_waiting_message_is_cancelled_delivered_and_rescheduled(
     assert len(await waiting(deployment)) == 4
     assert "1 message cancelled" in (await done(ada, "cancel", id="gone")).words
     assert "user 'ada' at 192.0.2.7: cancel {'id': 'gone'}: Change(message_id='gone', done=True" in caplog.text
-    assert "now: rescheduled, due" in (await done(ada, "deliver", id="now")).words
+    assert "Rescheduled: now, due" in (await done(ada, "deliver", id="now")).words
     moved = await done(ada, "reschedule", {"due": "2126-01-31T11:00:05"}, id="then")
     assert "1 message rescheduled" in moved.words
     assert "due 2126-01-31 11:00:05" in moved.words
@@ -101,7 +100,7 @@ async def test_a_waiting_message_is_cancelled_delivered_and_rescheduled(
     assert found["then"].isoformat() == "2126-01-31T11:00:05+00:00"
     again = await done(ada, "cancel", id="gone")
     assert "0 messages cancelled" in again.words
-    assert "gone: not cancelled: it was cancelled at" in again.words
+    assert "Not cancelled: gone: it was cancelled at" in again.words
     wrong = await done(ada, "reschedule", {"due": "soon"}, id="then")
     assert (wrong.status, "'soonZ' is no date and time" in wrong.words) == (400, True)
     assert "reschedule {'id': 'then'}: ended with InvalidTimestamp" in caplog.text
@@ -113,12 +112,12 @@ async def test_a_failed_message_is_returned_or_discarded(deployment: Deployment,
     await deployment.send(*(deployment.failed(id_, "E", "no") for id_ in ("back", "elsewhere", "gone")), over)
     hrefs = (await ada("/errors/back")).links("/change?")
     assert hrefs == [f"/change?id=back&what={what}" for what in ("return", "edit", "discard")]
-    assert "back: returned, to orders" in (await done(ada, "return", id="back")).words
-    assert "elsewhere: returned, to bills" in (await done(ada, "return", {"to": " bills "}, id="elsewhere")).words
+    assert "Returned: back, to orders" in (await done(ada, "return", id="back")).words
+    assert "Returned: elsewhere, to bills" in (await done(ada, "return", {"to": " bills "}, id="elsewhere")).words
     assert "1 message discarded" in (await done(ada, "discard", id="gone")).words
     stays = await done(ada, "return", id="over")
     assert "0 messages returned" in stays.words
-    assert "over: not returned: it expired" in stays.words
+    assert "Not returned: over: it expired" in stays.words
     assert await ids_in(deployment, "error") == ["over"]
     assert "1 message returned" in (await done(ada, "return", {"without_expiry": "on"}, id="over")).words
     assert await ids_in(deployment, "orders") == ["back", "over"]
@@ -146,7 +145,7 @@ async def test_a_failed_message_is_edited_and_that_its_body_is_seen_is_logged(
     fields = {"body": text.replace("\n", "\r\n"), "headers": "fixed=by=ada\r\n\r\nalso=this", "to": ""}
     sent = await done(ada, "edit", fields, id="text")
     (edited,) = await queued(deployment, "orders")
-    assert f"{edited.message_id}: sent, to orders" in sent.words
+    assert f"Sent: {edited.message_id}, to orders" in sent.words
     assert edited.body.decode() == text
     assert {"fixed": "by=ada", "also": "this", Headers.EDIT_OF: "text"}.items() <= edited.headers.items()
     assert "text" in await ids_in(deployment, "error")
@@ -187,16 +186,11 @@ async def test_a_group_is_returned_or_discarded_and_no_other(
     assert len(await queued(deployment, "orders")) == 60
     assert await ids_in(deployment, "error") == ["bare", "key", "other"]
     stuck = await ada("/change?exception=&queue=&what=return-group")
-    assert "As things are, some would stay: bare: not returned: it has no header NServiceBus.FailedQ" in stuck.words
+    assert "Would stay: bare: it has no header NServiceBus.FailedQ" in stuck.words
     assert "1 message discarded" in (await done(ada, "discard-group", exception="", queue="")).words
     assert await ids_in(deployment, "error") == ["key", "other"]
     assert "0 messages discarded" in (await done(ada, "discard-group", exception="", queue="")).words
     assert "{'exception': '', 'queue': ''}: 'there is none'" in caplog.messages[-1]
-
-    async def is_seen() -> bool:
-        return "2 failed messages" in (await ada("/errors")).words
-
-    await until(is_seen)
 
 
 async def test_what_is_set_aside_is_put_back_or_deleted(deployment: Deployment, ada: Browser) -> None:
@@ -215,8 +209,8 @@ async def test_what_is_set_aside_is_put_back_or_deleted(deployment: Deployment, 
     assert len(hrefs) == 6
     assert f"/change?id={names['gone']}&what=delete" in hrefs
     assert "1 message put back" in (await done(ada, "put-back", id=names["mended"])).words
-    assert f"{names['broken']}: not put back: " in (await done(ada, "put-back", id=names["broken"])).words
-    assert f"{names['gone']}: deleted" in (await done(ada, "delete", id=names["gone"])).words
+    assert f"Not put back: {names['broken']}: " in (await done(ada, "put-back", id=names["broken"])).words
+    assert f"Deleted: {names['gone']}" in (await done(ada, "delete", id=names["gone"])).words
     assert (await waiting(deployment)).keys() == {"mended"}
     assert len((await ada("/errors")).links("/change?")) == 2
 
@@ -315,11 +309,11 @@ async def test_one_signs_in_acts_and_signs_out(deployment: Deployment, caplog: p
         assert (page.links("/change"), page.links("/sign-in")) == ([], ["/sign-in"])
         assert [each.get("name") for each in (await browser("/sign-in")).all("input")] == ["id", "name", "token"]
         wrong = Page(await browser.client.post("/sign-in", data={"name": "eve", "token": TOKEN + "!"}))
-        assert (wrong.status, "The token is wrong. Nothing was done." in wrong.words) == (403, True)
+        assert (wrong.status, "The token is wrong, or no name given. Nothing was done." in wrong.words) == (403, True)
         assert not browser.client.cookies
         assert "at 192.0.2.7: 'eve' has a wrong token" in caplog.messages[-1]
         assert TOKEN not in caplog.text
-        assert (await browser.client.post("/sign-in", data={"name": " ", "token": TOKEN})).status_code == 400
+        assert (await browser.client.post("/sign-in", data={"name": " ", "token": TOKEN})).status_code == 403
         answer = await signed_in(browser, "Ada, ü\n;.")
         assert (answer.status_code, answer.headers["Location"]) == (303, "/")
         parts = set(answer.headers["Set-Cookie"].split("; ")[1:])
@@ -475,7 +469,7 @@ def test_who_may_act_is_said_once_and_well() -> None:
     for given, told in (
         ({}, "who may act?"),
         ({"token": TOKEN, "user_header": "X-User"}, "who may act?"),
-        ({"token": "x" * 15}, "the token has 15 characters, at least 16 are needed"),
+        ({"token": "x" * 15}, "the token is shorter than 16 characters"),
         ({"user_header": "X-User:"}, "'X-User:' is no name of a header"),
         ({"user_header": ""}, "'' is no name of a header"),
     ):

@@ -7,7 +7,6 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.waiting import PATIENCE_SECONDS
 from tests.web.conftest import Deployment
 
 from postdate.clock import Clock
@@ -101,30 +100,6 @@ async def test_an_error_is_told_to_all_until_a_look_finds_something(deployment: 
         outage.clear()
         await clock.advance(11 * SECOND)
         assert (await refresher.last()).found == "there"
-
-
-async def test_what_was_changed_is_looked_at_without_a_pause(deployment: Deployment) -> None:
-    clock = VirtualClock()
-    looks = Looks(clock, 0.0)
-    async with refreshing(deployment, clock, looks) as refresher:
-        look = await refresher.last()
-        refresher.look_again()
-        assert (await refresher.newer(look.number, PATIENCE_SECONDS) or look).found == 2
-        refresher.look_again()
-        refresher.look_again()
-        assert (await refresher.newer(2, PATIENCE_SECONDS) or look).found == 3
-        assert await refresher.newer(3, 0.0) is None
-
-
-async def test_what_was_changed_during_a_look_is_looked_at_after_it(deployment: Deployment) -> None:
-    clock = VirtualClock()
-    looks = Looks(clock, 1.0)
-    async with refreshing(deployment, clock, looks) as refresher:
-        refresher.known()
-        await clock.advance(SECOND / 2)
-        refresher.look_again()
-        await clock.advance(SECOND / 2 + SECOND)
-        assert looks.count == 2
 
 
 async def test_news_come_with_the_next_look(deployment: Deployment) -> None:

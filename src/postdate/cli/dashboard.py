@@ -80,7 +80,7 @@ def dashboard(
 
 def _token(file: str | None) -> str:
     try:
-        return (os.environ[_VARIABLE] if file is None else Path(file).read_text()).strip()
+        return (os.environ[_VARIABLE] if file is None else Path(file).read_text(encoding="utf-8")).strip()
     except KeyError as error:
         options = "--user-header NAME, --token-file FILE, or the token as"
         raise wrong_usage(f"--allow-actions: who may act? add {options} {_VARIABLE}") from error

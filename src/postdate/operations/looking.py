@@ -59,7 +59,6 @@ class Refresher(Generic[T]):
         self._look, self._clock = look, clock
         self._watched_at = clock.monotonic() - _WATCHED_SECONDS
         self._watched, self._news = anyio.Event(), anyio.Event()
-        self._pause: anyio.CancelScope | None = None
         self._last: Look[T] | None = None
         self._before: Look[T] | None = None
         self._outage = OutageLog(log, "cannot look at what waits, for metrics or the page", "what waits is")
@@ -71,7 +70,6 @@ class Refresher(Generic[T]):
             while self._clock.monotonic() - self._watched_at >= _WATCHED_SECONDS:
                 self._watched = anyio.Event()
                 await self._watched.wait()
-            pause = self._pause = anyio.CancelScope()
             begun, at = self._clock.monotonic(), self._clock.now()
             try:
                 at = await guard.call(lambda: present(deployment))
@@ -86,15 +84,7 @@ class Refresher(Generic[T]):
             self._before, self._last = self._last, Look(number, at, ended, result)
             self._news.set()
             self._news = anyio.Event()
-            with pause:
-                await self._clock.sleep(
-                    _AFTER_AN_ERROR if isinstance(result, Exception) else pause_after(ended - begun)
-                )
-
-    def look_again(self) -> None:
-        """Look without a pause: what was found is not so any more."""
-        if self._pause is not None:
-            self._pause.cancel()
+            await self._clock.sleep(_AFTER_AN_ERROR if isinstance(result, Exception) else pause_after(ended - begun))
 
     def known(self) -> tuple[Look[T] | None, Look[T] | None]:
         """Return the last look and that before, as far as there are any; somebody watches."""

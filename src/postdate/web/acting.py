@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import logging
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +23,8 @@ from postdate.clock import later
 from postdate.config import parse_instant
 from postdate.core.limits import NO_LIMITS, Limits, change_limits, limited, limiting, limits_of, paused, resumed
 from postdate.errors import ConfigurationError, InvalidHeaders, InvalidMessage
-from postdate.operations.plain import shown_count
 from postdate.ports import Mending
-from postdate.web.views import Views
+from postdate.web.views import Views, log
 from postdate.web.watching import LISTED, Watcher
 
 _LEAST_TOKEN, _LONGEST_NAME, _COOKIE = 16, 100, "postdate"
@@ -37,8 +35,6 @@ _HEADER: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 _GROUPS: Final = frozenset({"return-group", "discard-group"})
 _QUEUES: Final = frozenset({"pause", "resume", "limit"})
 _MESSAGES: Final = frozenset({"cancel", "deliver", "reschedule", "return", "discard", "edit", "put-back", "delete"})
-
-log = logging.getLogger("postdate.dashboard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +57,7 @@ class Actions:
         if (self.token is None) == (self.user_header is None):
             raise ConfigurationError("who may act? give either a token, or the header that says who asks")
         if self.token is not None and len(self.token) < _LEAST_TOKEN:
-            least = f"at least {_LEAST_TOKEN} are needed; make one with: openssl rand -hex 32"
-            raise ConfigurationError(f"the token has {shown_count(len(self.token), 'character')}, {least}")
+            raise ConfigurationError(f"the token is shorter than {_LEAST_TOKEN} characters; try: openssl rand -hex 32")
         if self.user_header is not None and not _HEADER.fullmatch(self.user_header):
             raise ConfigurationError(f"{self.user_header!r} is no name of a header, such as X-Forwarded-User")
 
@@ -122,8 +117,8 @@ class ActingViews(Views):
         async for part in request.stream():
             content += part
             if len(content) > _LARGEST_FORM:
-                most = f"at most {_LARGEST_FORM:,} bytes are taken"
-                raise self._refused(request, most, f"This is too large: {most}.", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+                most = f"More than {_LARGEST_FORM:,} bytes are not taken."
+                raise self._refused(request, most, most, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         try:
             form = dict(parse_qsl(content.decode("ascii"), keep_blank_values=True, max_num_fields=10))
         except ValueError as error:
@@ -137,10 +132,9 @@ class ActingViews(Views):
         if request.method != "POST":
             return self._page(request, "signin")
         form = await self._form(request, signed=False)
-        if not (name := form.get("name", "").strip()[:_LONGEST_NAME]):
-            raise HTTPException(HTTPStatus.BAD_REQUEST, "Say who you are: the log names whoever acts.")
-        if not _same(form.get("token", "").strip(), self._actions.token or ""):
-            raise self._refused(request, f"{name!r} has a wrong token", "The token is wrong.")
+        name = form.get("name", "").strip()[:_LONGEST_NAME]
+        if not name or not _same(form.get("token", "").strip(), self._actions.token or ""):
+            raise self._refused(request, f"{name!r} has a wrong token", "The token is wrong, or no name given.")
         log.warning("user %r at %s signs in", name, self._asks(request)[1])
         until = later(self._watcher.clock.now(), _LASTS)
         said = f"{int(until.timestamp())}.{quote(name, safe='')}"
@@ -181,35 +175,29 @@ class ActingViews(Views):
             raise
         for each in results or ["there is none"]:
             log.warning("user %r at %s: %s %r: %r", *by, each)
-        for looked_at in (self._watcher.overview, self._watcher.first_messages, self._watcher.errors):
-            looked_at.look_again()
         return self._page(request, "change", **values)
 
     async def _asked(self, request: Request, what: str, given: Mapping[str, str]) -> Any:
-        """Return what there is: what would become of a group, the limits of a queue, the text of a body."""
-        deployment = await self._watcher.deployment()
+        """Return what would become of a group, the limits of a queue, or a body as text; ``None``: nothing of these."""
+        deployment, queue = await self._watcher.deployment(), self._error_queue
         now = await operations.present(deployment)
         if what in _GROUPS:
             how = operations.Treatment(discard=what == "discard-group", dry_run=True)
-            return await operations.return_all(
-                deployment, self._error_queue, now, operations.ErrorFilter(given["queue"], given["exception"]), how
-            )
+            where = operations.ErrorFilter(given["queue"], given["exception"])
+            return await operations.return_all(deployment, queue, now, where, how)
         if what in _QUEUES:
             return (await limits_of(limiting(deployment.store))).get(given["queue"], NO_LIMITS)
-        if what != "edit":
-            return None
-        text = (await operations.show_error(deployment, self._error_queue, given["id"], now)).body.text
-        if text is None or len(text) > _LARGEST_BODY or {"\r", "\0"} & {*text}:  # which forms give back as others
-            return None
+        body = (await operations.show_error(deployment, queue, given["id"], now)).body if what == "edit" else None
+        if body is None or body.text is None or body.size_bytes > _LARGEST_BODY or {"\r", "\0"} & {*body.text}:
+            return None  # forms give back other line ends, and no NUL
         self._looked(request, given["id"])
-        return escape(text)
+        return escape(body.text)
 
     async def _done(self, what: str, given: Mapping[str, str], form: Mapping[str, str]) -> Sequence[object]:
         """Do it by what the command line calls, too, and return what became of each."""
         deployment, id_, queue = await self._watcher.deployment(), given.get("id", ""), self._error_queue
         now, to = await operations.present(deployment), form.get("to", "").strip() or None
         how = operations.Treatment(to, "without_expiry" in form, discard=what.startswith("discard"))
-        results: Sequence[object]
         match what:
             case "cancel":
                 results = await operations.cancel(deployment, [id_], now)
@@ -219,9 +207,8 @@ class ActingViews(Views):
             case "return" | "discard":
                 results = await operations.return_messages(deployment, queue, [id_], now, how)
             case "return-group" | "discard-group":
-                results = await operations.return_all(
-                    deployment, queue, now, operations.ErrorFilter(given["queue"], given["exception"]), how
-                )
+                where = operations.ErrorFilter(given["queue"], given["exception"])
+                results = await operations.return_all(deployment, queue, now, where, how)
             case "edit":
                 results = [await operations.edit(deployment, queue, id_, now, _edit(form, to))]
             case "put-back":

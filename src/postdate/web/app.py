@@ -31,13 +31,13 @@ def dashboard(
 ) -> Starlette:
     """Return the operator's page as an ASGI application, to be served alone or mounted in another one.
 
-    It opens the store and the queues at the first request, and asks nobody who he is: whoever reaches it reads.
+    It opens the store and the queues at the first request. Whoever reaches it reads.
 
     Args:
         settings: of the deployment.
         hosts: names by which browsers may ask for it, against rebinding of names; ``*``: any, as the application in
             which it is mounted sees to that.
-        actions: who may act, besides; ``None``: all only look.
+        actions: who may act; ``None``: nobody.
     """
     watcher = Watcher(settings, SystemClock())
     acting = None if actions is None else ActingViews(watcher, actions)
