@@ -13,12 +13,15 @@ import pytest
 
 @pytest.fixture
 def served(cli, eventually, own_folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Serve the page of a new store from a process; lend its address, and the process."""
+    """Serve the page of a new store from a process, to act on, too; lend its address, and the process."""
     cli.ok("setup")
+    (own_folder / "token").write_text("a token of some length\n")
     log = own_folder / "dashboard.log"
     with log.open("wb") as file:
         command = [sys.executable, "-W", "error", "-m", "postdate.cli", "dashboard", "--listen", "127.0.0.1:0"]
-        process = subprocess.Popen([*command, "--host", "ops.example"], stdout=file, stderr=file)
+        process = subprocess.Popen(
+            [*command, "--host", "ops.example", "--allow-actions", "--token-file", "token"], stdout=file, stderr=file
+        )
     try:
         eventually(lambda: "the page is at" in log.read_text(), "it listens")
         yield re.findall(r"http://127\.0\.0\.1:\d+/", log.read_text())[0], process
@@ -33,6 +36,10 @@ def test_it_serves_and_stops_when_told_so(served, own_folder: Path) -> None:
     assert httpx.get(address, headers={"Host": "ops.example"}).status_code == 200
     assert httpx.get(address, headers={"Host": "evil.example"}).status_code == 400
     assert "server" not in httpx.get(address).headers
+    with httpx.Client(base_url=address) as browser:
+        browser.post("/sign-in", data={"name": "ada", "token": "a token of some length"})
+        assert ">Pause</button>" in browser.get("/queues").text
+    assert ">Pause</button>" not in httpx.get(f"{address}queues").text
     with httpx.stream("GET", f"{address}events") as news:
         next(news.iter_lines())
         process.send_signal(signal.SIGTERM)  # somebody still watches
@@ -62,3 +69,27 @@ def test_without_the_extra_it_says_which(cli, monkeypatch: pytest.MonkeyPatch) -
 def test_without_a_store_it_does_not_start(cli) -> None:
     ran = cli("dashboard")
     assert (ran.status, "create it with `postdate setup`" in ran.err) == (3, True)
+
+
+def test_who_may_act_has_to_be_said(cli, monkeypatch: pytest.MonkeyPatch, own_folder: Path) -> None:
+    """Before anything is opened."""
+    (own_folder / "token").write_text("a token of some length\n")
+    (own_folder / "short").write_text("token\n")
+    (own_folder / "bytes").write_bytes(b"\xff" * 16)
+    may = ("dashboard", "--allow-actions")
+    for arguments, told in (
+        (may, "--allow-actions: who may act? add --user-header NAME, --token-file FILE, or the token as"),
+        ((*may, "--token-file", "short"), "the token is shorter than 16 characters; try: openssl"),
+        ((*may, "--token-file", "gone"), "--token-file: gone cannot be read: "),
+        ((*may, "--token-file", "bytes"), "--token-file: bytes cannot be read: "),
+        ((*may, "--token-file", "token", "--user-header", "X-User"), "give either a token, or the header"),
+        ((*may, "--user-header", "X User"), "'X User' is no name of a header"),
+        (("dashboard", "--token-file", "token"), "say who may act; add --allow-actions"),
+        (("dashboard", "--user-header", "X-User"), "say who may act; add --allow-actions"),
+    ):
+        ran = cli(*arguments)
+        assert (ran.status, told in ran.err) == (2, True), ran
+    monkeypatch.setenv("POSTDATE_DASHBOARD_TOKEN", "token")
+    assert "the token is shorter than 16 characters" in cli(*may).err
+    for good in ((*may, "--token-file", "token"), (*may, "--user-header", "X-User"), ("dashboard",)):
+        assert cli(*good).status == 3  # there is no store

@@ -365,3 +365,4 @@ async def test_it_shows_a_store_on_postgresql(postgres_url: str) -> None:
             assert "it waits until it is due" in (await browser("/messages/m-1")).words
             assert "Nothing has failed" in (await browser("/errors")).words
             assert "ok store server" in (await browser("/doctor")).words
+            assert "orders 0" in (await browser("/queues")).words

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,6 +19,7 @@ from postdate.ports.settings import Wrong
 
 app = typer.Typer(name="dashboard", add_completion=False)
 
+_VARIABLE = "POSTDATE_DASHBOARD_TOKEN"
 _STOPS_WITHIN_SECONDS = 2
 """Pages that are open keep a connection for news."""
 
@@ -31,12 +34,15 @@ def dashboard(
         list[str] | None,
         option("--host", "A name under which browsers reach it; may be repeated. Else by the address, and localhost."),
     ] = None,
+    allow_actions: Annotated[bool, option("--allow-actions", "Let people act, too; say who.")] = False,
+    token_file: Annotated[str | None, option("--token-file", "Who has its token acts.", metavar="FILE")] = None,
+    user_header: Annotated[str | None, option("--user-header", "Who is named there acts.", metavar="NAME")] = None,
     log_level: LogLevel = "INFO",
 ) -> None:
-    """Show what waits, what is due when, and what went wrong, as a page for the browser; read-only.
+    """Show what waits, what is due when, and what went wrong, as a page for the browser.
 
     Whoever can connect can read, so it listens to this machine alone. For others, put a server before it that asks
-    them who they are.
+    them who they are. Nothing can be changed there, unless that is allowed.
     """
     try:
         import uvicorn
@@ -51,13 +57,18 @@ def dashboard(
         address, port = host_and_port(listen)
     except Wrong as error:
         raise wrong_usage(f"--listen {error}, not {listen!r}") from error
+    if not allow_actions and (token_file or user_header):
+        raise wrong_usage("--token-file and --user-header say who may act; add --allow-actions")
+    token = _token(token_file) if allow_actions and (token_file or not user_header) else None
+    actions = web.Actions(token, user_header) if allow_actions else None
     settings = use.settings()
     use.work(lambda deployment, _: operations.present(deployment))  # a wrong address is told at once
     try:
         listening = socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
     except OSError as error:
         raise ConfigurationError(f"cannot listen on {listen}: {error.strerror or error}; choose --listen") from error
-    page = web.dashboard(settings, hosts=[f"[{address}]" if ":" in address else address, "localhost", *(host or ())])
+    hosts = [f"[{address}]" if ":" in address else address, "localhost", *(host or ())]
+    page = web.dashboard(settings, hosts=hosts, actions=actions)
     config = uvicorn.Config(page, access_log=False, log_config=None, server_header=False)
     config.timeout_graceful_shutdown = _STOPS_WITHIN_SECONDS
     # The server hands signals on after its end: they have done their work by then.
@@ -65,6 +76,16 @@ def dashboard(
         shown = f"[{address}]" if ":" in address else address
         log.info("the page is at http://%s:%d/", shown, listening.getsockname()[1])
         uvicorn.Server(config).run(sockets=[listening])
+
+
+def _token(file: str | None) -> str:
+    try:
+        return (os.environ[_VARIABLE] if file is None else Path(file).read_text(encoding="utf-8")).strip()
+    except KeyError as error:
+        options = "--user-header NAME, --token-file FILE, or the token as"
+        raise wrong_usage(f"--allow-actions: who may act? add {options} {_VARIABLE}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise wrong_usage(f"--token-file: {file} cannot be read: {error}") from error
 
 
 def _heard(number: int, frame: object) -> None:

@@ -71,8 +71,8 @@ class ErrorFilter:
     """Which failed messages: those that fulfil every condition that is given.
 
     Args:
-        failed_queue: where they failed.
-        exception: its type, with or without its module.
+        failed_queue: where they failed; empty: that is not told.
+        exception: its type, with or without its module; empty: there is none.
         text: in the reason, or in the body.
     """
 
@@ -85,7 +85,7 @@ class ErrorFilter:
         headers, text = envelope.headers, self.text
         kind = headers.get(Headers.EXCEPTION_TYPE, "")
         return (
-            (self.failed_queue is None or headers.get(Headers.FAILED_QUEUE) == self.failed_queue)
+            (self.failed_queue is None or headers.get(Headers.FAILED_QUEUE, "") == self.failed_queue)
             and (self.exception is None or self.exception in {kind, kind.rpartition(".")[2]})
             and (text is None or text in headers.get(Headers.EXCEPTION_MESSAGE, "") or text.encode() in envelope.body)
         )

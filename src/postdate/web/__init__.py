@@ -1,5 +1,6 @@
-"""The operator's page: a thin skin over :mod:`postdate.operations`, read-only. Source: design.md section 6, ADR 35."""
+"""The operator's page: a thin skin over :mod:`postdate.operations`. Source: design.md section 6, ADR 35."""
 
+from postdate.web.acting import Actions
 from postdate.web.app import dashboard
 
-__all__ = ["dashboard"]
+__all__ = ["Actions", "dashboard"]

@@ -18,22 +18,30 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from postdate.clock import SystemClock
 from postdate.config import Settings
 from postdate.errors import PostdateError
+from postdate.web.acting import ActingViews, Actions
 from postdate.web.views import SECURITY_HEADERS, Views
 from postdate.web.watching import Watcher
 
 
-def dashboard(settings: Settings, *, hosts: Sequence[str] = ("localhost", "127.0.0.1", "[::1]")) -> Starlette:
+def dashboard(
+    settings: Settings,
+    *,
+    hosts: Sequence[str] = ("localhost", "127.0.0.1", "[::1]"),
+    actions: Actions | None = None,
+) -> Starlette:
     """Return the operator's page as an ASGI application, to be served alone or mounted in another one.
 
-    It opens the store and the queues at the first request, and asks nobody who he is: whoever reaches it reads.
+    It opens the store and the queues at the first request. Whoever reaches it reads.
 
     Args:
         settings: of the deployment.
         hosts: names by which browsers may ask for it, against rebinding of names; ``*``: any, as the application in
             which it is mounted sees to that.
+        actions: who may act; ``None``: nobody.
     """
     watcher = Watcher(settings, SystemClock())
-    views = Views(watcher)
+    acting = None if actions is None else ActingViews(watcher, actions)
+    views = acting or Views(watcher)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
@@ -50,6 +58,7 @@ def dashboard(settings: Settings, *, hosts: Sequence[str] = ("localhost", "127.0
             Route("/queues", views.queues),
             Route("/doctor", views.doctor),
             Route("/events", views.events),
+            *(acting.routes if acting else ()),
             Mount("/static", StaticFiles(packages=[("postdate.web", "static")])),
         ],
         middleware=[

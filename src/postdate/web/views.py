@@ -20,6 +20,7 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from postdate import operations
 from postdate.config import parse_instant, without_secrets
 from postdate.core.changing import Pending
+from postdate.core.limits import limits_of
 from postdate.errors import (
     ConfigurationError,
     MessageError,
@@ -31,6 +32,7 @@ from postdate.errors import (
 from postdate.operations import Interval, MessageState, Overview
 from postdate.operations.looking import Look
 from postdate.operations.plain import clean, shown_count, shown_span, shown_time
+from postdate.ports.limits import LimitingStore
 from postdate.web import charts
 from postdate.web.watching import LISTED, Watcher
 from postdate.wiring import advice_for
@@ -41,7 +43,7 @@ SECURITY_HEADERS: Final = {
         "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # with none at all, forms would be sent with the origin "null"
     "Cache-Control": "no-store",
 }
 
@@ -87,6 +89,7 @@ class Views:
             seconds = self._watcher.clock.monotonic() - look.ended
             return "just now" if seconds < 1 else f"{shown_span(timedelta(seconds=seconds))} ago"
 
+        values = {"who": None, "signs_in": False, **values}
         values |= {"here": here, "base": base, "status": status, "store": self._watcher.settings.store.address.shown}
         values |= {"message_page": message_page, "age": age, "charts": charts, "query": _query}
         return HTMLResponse(self._templates.get_template(f"{name}.html").render(values), status)
@@ -152,9 +155,11 @@ class Views:
         return f"{count:,}", f"{max(rate, 0.0):,.1f} a second lately"
 
     async def queues(self, request: Request) -> Response:
-        await self._watcher.deployment()
+        store = (await self._watcher.deployment()).store
         look = await self._watcher.overview.last()
-        return self._page(request, "queues", look=look, queues=look.found.statistics.queues)
+        async with self._asking:
+            limits = await limits_of(store) if isinstance(store, LimitingStore) else None
+        return self._page(request, "queues", look=look, queues=look.found.statistics.queues, limits=limits)
 
     async def doctor(self, request: Request) -> Response:
         await self._watcher.deployment()
@@ -236,9 +241,16 @@ class Views:
             raise HTTPException(HTTPStatus.NOT_FOUND, "Name the id of a message.")
         body = request.query_params.get("body") == "shown"
         if body:
-            address, user = request.client and request.client.host, request.headers.get("X-Forwarded-User")
-            log.warning("the body of message %r is shown to %s, user %r", id_, address, user)
+            self._looked(request, id_)
         return id_, body
+
+    def _looked(self, request: Request, id_: str) -> None:
+        user, address = self._asks(request)
+        log.warning("the body of message %r is shown to %s, user %r", id_, address, user)
+
+    def _asks(self, request: Request) -> tuple[str | None, str | None]:
+        """Return the name of who asks, as far as it is known, and his address."""
+        return request.headers.get("X-Forwarded-User"), request.client and request.client.host
 
     # --- what cannot be shown -------------------------------------------------------------------------------------
 

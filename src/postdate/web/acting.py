@@ -1,0 +1,249 @@
+"""What can be done on the page, and who may do it: asked once, and logged with the name. Source: ADR 35."""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import parse_qsl, quote, unquote
+
+from markupsafe import escape
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from postdate import operations
+from postdate.clock import later
+from postdate.config import parse_instant
+from postdate.core.limits import NO_LIMITS, Limits, change_limits, limited, limiting, limits_of, paused, resumed
+from postdate.errors import ConfigurationError, InvalidHeaders, InvalidMessage
+from postdate.ports import Mending
+from postdate.web.views import Views, log
+from postdate.web.watching import LISTED, Watcher
+
+_LEAST_TOKEN, _LONGEST_NAME, _COOKIE = 16, 100, "postdate"
+_LASTS: Final = timedelta(hours=12)
+_LARGEST_BODY: Final = 2**20
+_LARGEST_FORM: Final = 4 * _LARGEST_BODY  # up to three bytes for each of the body
+_HEADER: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
+_GROUPS: Final = frozenset({"return-group", "discard-group"})
+_QUEUES: Final = frozenset({"pause", "resume", "limit"})
+_MESSAGES: Final = frozenset({"cancel", "deliver", "reschedule", "return", "discard", "edit", "put-back", "delete"})
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    """Who may act on the page: one of the two is given.
+
+    Args:
+        token: whoever has it may sign in, under a name that he gives; 16 characters at least.
+        user_header: in which a server in front says who asks, such as ``X-Forwarded-User``; what browsers send under
+            that name, it must take away. Requests without it may only look.
+
+    Raises:
+        ConfigurationError: none of these, or both; a short token; a name that no header has.
+    """
+
+    token: str | None = field(default=None, repr=False)
+    user_header: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.token is None) == (self.user_header is None):
+            raise ConfigurationError("who may act? give either a token, or the header that says who asks")
+        if self.token is not None and len(self.token) < _LEAST_TOKEN:
+            raise ConfigurationError(f"the token is shorter than {_LEAST_TOKEN} characters; try: openssl rand -hex 32")
+        if self.user_header is not None and not _HEADER.fullmatch(self.user_header):
+            raise ConfigurationError(f"{self.user_header!r} is no name of a header, such as X-Forwarded-User")
+
+
+class ActingViews(Views):
+    """The pages, with what can be done from them, for those who may."""
+
+    def __init__(self, watcher: Watcher, actions: Actions) -> None:
+        super().__init__(watcher)
+        self._actions, self._signs_in, self._key = actions, actions.token is not None, secrets.token_bytes(32)
+
+    @property
+    def routes(self) -> list[Route]:
+        both = ["GET", "POST"]
+        signing = [Route("/sign-in", self.sign_in, methods=both), Route("/sign-out", self.sign_out, methods=["POST"])]
+        return [Route("/change", self.change, methods=both), *(signing if self._signs_in else ())]
+
+    def _page(self, request: Request, name: str, status: int = HTTPStatus.OK, **values: Any) -> HTMLResponse:
+        values |= {"who": self._who(request), "signs_in": self._signs_in, "csrf_token": self._csrf_token(request)}
+        return super()._page(request, name, status, error_queue=self._error_queue, **values)
+
+    # --- who acts -------------------------------------------------------------------------------------------------
+
+    def _asks(self, request: Request) -> tuple[str | None, str | None]:
+        user, address = super()._asks(request)
+        return self._who(request) or user, address
+
+    def _who(self, request: Request) -> str | None:
+        """Return the name of someone who may act."""
+        if self._actions.user_header is not None:
+            return request.headers.get(self._actions.user_header, "").strip() or None
+        said, _, signature = request.cookies.get(_COOKIE, "").rpartition(".")
+        until, _, name = said.partition(".")
+        is_ours = _same(signature, self._signature("session", said))
+        return unquote(name) if is_ours and self._watcher.clock.now().timestamp() < int(until) else None
+
+    def _csrf_token(self, request: Request) -> str:
+        """Return what only the pages for who asks have in their forms."""
+        session = request.cookies.get(_COOKIE, "") if self._signs_in else self._who(request)
+        return self._signature("form", session or "")
+
+    def _signature(self, purpose: str, text: str) -> str:
+        return hmac.new(self._key, f"{purpose} {text}".encode(), "sha256").hexdigest()
+
+    def _refused(self, request: Request, why: str, said: str, status: int = HTTPStatus.FORBIDDEN) -> HTTPException:
+        asked = f"{request.method} {request.url.path}?{request.url.query}"
+        log.warning("refused: %r by user %r at %s: %s", asked, *self._asks(request), why)
+        return HTTPException(status, f"{said} Nothing was done.")
+
+    async def _form(self, request: Request, *, signed: bool = True) -> dict[str, str]:
+        """Return the fields of a form of this host, ``signed``: made for who sends it. Raises `HTTPException`."""
+        site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
+        is_own = origin is None or origin.partition("://")[2] == request.headers.get("Host")
+        if not (is_own if site is None else site == "same-origin"):
+            raise self._refused(request, f"sent by a page of {origin or site!r}", "This was sent by a page elsewhere.")
+        content = bytearray()
+        async for part in request.stream():
+            content += part
+            if len(content) > _LARGEST_FORM:
+                most = f"More than {_LARGEST_FORM:,} bytes are not taken."
+                raise self._refused(request, most, most, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        try:
+            form = dict(parse_qsl(content.decode("ascii"), keep_blank_values=True, max_num_fields=10))
+        except ValueError as error:
+            raise self._refused(request, str(error), "This is no form of this page.", HTTPStatus.BAD_REQUEST) from error
+        if signed and not _same(form.get("csrf_token", ""), self._csrf_token(request)):
+            said = "This was sent by a page of another session: go back, load it again, and repeat."
+            raise self._refused(request, "its CSRF token is missing or wrong", said)
+        return form
+
+    async def sign_in(self, request: Request) -> Response:
+        if request.method != "POST":
+            return self._page(request, "signin")
+        form = await self._form(request, signed=False)
+        name = form.get("name", "").strip()[:_LONGEST_NAME]
+        if not name or not _same(form.get("token", "").strip(), self._actions.token or ""):
+            raise self._refused(request, f"{name!r} has a wrong token", "The token is wrong, or no name given.")
+        log.warning("user %r at %s signs in", name, self._asks(request)[1])
+        until = later(self._watcher.clock.now(), _LASTS)
+        said = f"{int(until.timestamp())}.{quote(name, safe='')}"
+        return self._with_cookie(request, f"{said}.{self._signature('session', said)}", _LASTS)
+
+    async def sign_out(self, request: Request) -> Response:
+        await self._form(request)
+        log.warning("user %r at %s signs out", *self._asks(request))
+        return self._with_cookie(request, "", timedelta(0))
+
+    def _with_cookie(self, request: Request, value: str, lasts: timedelta) -> Response:
+        base, seconds = request.scope.get("root_path", ""), int(lasts.total_seconds())
+        answer, secure = RedirectResponse(f"{base}/", HTTPStatus.SEE_OTHER), request.url.scheme == "https"
+        answer.set_cookie(_COOKIE, value, seconds, path=base or "/", secure=secure, httponly=True, samesite="strict")
+        return answer
+
+    # --- what is done ---------------------------------------------------------------------------------------------
+
+    async def change(self, request: Request) -> Response:
+        """Ask whether what the query says is to be done; for a form: do it."""
+        if self._who(request) is None:
+            said = "Sign in first." if self._signs_in else "The server in front does not say who you are."
+            raise self._refused(request, "nobody is known to ask", said)
+        given = dict(request.query_params)
+        what = given.pop("what", "")
+        needs = {"exception", "queue"} if what in _GROUPS else {"queue"} if what in _QUEUES else {"id"}
+        if what not in _GROUPS | _QUEUES | _MESSAGES or given.keys() != needs:
+            raise HTTPException(HTTPStatus.BAD_REQUEST, "Follow the links of a page to say what is to be done.")
+        values: dict[str, Any] = {"what": what, "given": given, "results": None, "listed": LISTED}
+        if request.method != "POST":
+            async with self._asking:
+                return self._page(request, "change", found=await self._asked(request, what, given), **values)
+        form, by = await self._form(request), (*self._asks(request), what, given)
+        try:
+            values["results"] = results = await self._done(what, given, form)
+        except BaseException as error:
+            log.warning("user %r at %s: %s %r: ended with %r", *by, error)
+            raise
+        for each in results or ["there is none"]:
+            log.warning("user %r at %s: %s %r: %r", *by, each)
+        return self._page(request, "change", **values)
+
+    async def _asked(self, request: Request, what: str, given: Mapping[str, str]) -> Any:
+        """Return what would become of a group, the limits of a queue, or a body as text; ``None``: nothing of these."""
+        deployment, queue = await self._watcher.deployment(), self._error_queue
+        now = await operations.present(deployment)
+        if what in _GROUPS:
+            how = operations.Treatment(discard=what == "discard-group", dry_run=True)
+            where = operations.ErrorFilter(given["queue"], given["exception"])
+            return await operations.return_all(deployment, queue, now, where, how)
+        if what in _QUEUES:
+            return (await limits_of(limiting(deployment.store))).get(given["queue"], NO_LIMITS)
+        body = (await operations.show_error(deployment, queue, given["id"], now)).body if what == "edit" else None
+        if body is None or body.text is None or body.size_bytes > _LARGEST_BODY or {"\r", "\0"} & {*body.text}:
+            return None  # forms give back other line ends, and no NUL
+        self._looked(request, given["id"])
+        return escape(body.text)
+
+    async def _done(self, what: str, given: Mapping[str, str], form: Mapping[str, str]) -> Sequence[object]:
+        """Do it by what the command line calls, too, and return what became of each."""
+        deployment, id_, queue = await self._watcher.deployment(), given.get("id", ""), self._error_queue
+        now, to = await operations.present(deployment), form.get("to", "").strip() or None
+        how = operations.Treatment(to, "without_expiry" in form, discard=what.startswith("discard"))
+        match what:
+            case "cancel":
+                results = await operations.cancel(deployment, [id_], now)
+            case "deliver" | "reschedule":
+                due = now if what == "deliver" else parse_instant(f"{form.get('due', '')}Z")
+                results = [await operations.reschedule(deployment, id_, due, now)]
+            case "return" | "discard":
+                results = await operations.return_messages(deployment, queue, [id_], now, how)
+            case "return-group" | "discard-group":
+                where = operations.ErrorFilter(given["queue"], given["exception"])
+                results = await operations.return_all(deployment, queue, now, where, how)
+            case "edit":
+                results = [await operations.edit(deployment, queue, id_, now, _edit(form, to))]
+            case "put-back":
+                results = await operations.put_back(deployment, [id_], Mending(), now)
+            case "delete":
+                results = await operations.delete_set_aside(deployment, [id_], now)
+            case _:
+                change = {"pause": paused, "resume": resumed}.get(what) or _limited(form)
+                results = [await change_limits(limiting(deployment.store), given["queue"], change, now)]
+        return results
+
+
+def _same(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode(), other.encode())
+
+
+def _edit(form: Mapping[str, str], to: str | None) -> operations.Edit:
+    headers, body = dict[str, str](), form.get("body")
+    for line in _lines(form, "headers"):
+        name, equals, value = line.partition("=")
+        if not (name and equals):
+            raise InvalidHeaders(f"{line!r} is no header: write each in a line of its own, as NAME=VALUE")
+        headers[name] = value
+    if body is None and not headers:
+        raise InvalidMessage("what is to be changed? give another body, or a header")
+    return operations.Edit(None if body is None else body.replace("\r\n", "\n").encode(), headers, to)
+
+
+def _limited(form: Mapping[str, str]) -> Callable[[Limits], Limits]:
+    rate = form.get("per_second", "").strip()
+    try:
+        return limited(float(rate) if rate else None, _lines(form, "windows"))
+    except ValueError as error:
+        raise InvalidMessage(f"{rate!r} messages a second is no rate: give a number, or nothing") from error
+
+
+def _lines(form: Mapping[str, str], name: str) -> list[str]:
+    return [line.strip() for line in form.get(name, "").splitlines() if line.strip()]
