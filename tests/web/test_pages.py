@@ -365,3 +365,23 @@ async def test_it_shows_a_store_on_postgresql(postgres_url: str) -> None:
             assert "it waits until it is due" in (await browser("/messages/m-1")).words
             assert "Nothing has failed" in (await browser("/errors")).words
             assert "ok store server" in (await browser("/doctor")).words
+
+
+async def test_the_overview_says_how_late_deliveries_were(deployment: Deployment, visit: Visit) -> None:
+    late = (0.0004, 0.004, 0.5, 1, 3_600)
+    seconds = [timedelta(seconds=each) for each in late]
+    store = SqliteStore(deployment.path)
+    await store.initialize("postdate", TransactionMode.RECEIVE_ONLY)
+    messages = [DelayedMessage(f"m-{n}", deployment.now - each, "orders", {}, b"") for n, each in enumerate(seconds)]
+    async with visit() as browser:
+        assert "Nothing was delivered lately." in (await browser("/")).words
+    await store.store_many(messages, deployment.now)
+    await store.move_due(deployment.now, 10)
+    async with visit() as browser:
+        page = await browser("/")
+    assert f"Lateness 500ms 99 of 100 up to 1h, since {deployment.now:%d %b %H:%M} " in page.words
+    assert "Of the latest 5 deliveries," in page.words
+    assert "half up to 500ms, 99 of 100 up to 1h. " in page.words
+    spread = "up to 1 ms 1 up to 10 ms 1 up to 100 ms 0 up to 1 s 2 up to 10 s 0 up to 1 min 0 longer 1"
+    assert spread in page.words
+    await store.close()

@@ -73,7 +73,13 @@ class Views:
         self._templates = Environment(
             loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_visible
         )
-        self._templates.filters |= {"time": _time, "count": "{:,}".format, "span": shown_span, "id": _quoted}
+        self._templates.filters |= {
+            "time": _time,
+            "count": "{:,}".format,
+            "span": shown_span,
+            "fine": _fine,
+            "id": _quoted,
+        }
 
     def _page(self, request: Request, name: str, status: int = HTTPStatus.OK, **values: Any) -> HTMLResponse:
         base: str = request.scope.get("root_path", "")
@@ -135,6 +141,7 @@ class Views:
             ("Overdue", f"{counted.overdue:,}", oldest, "worry" if since else "", ""),
             ("Next due", following, then, "", ""),
             ("Delivered", *self._delivered(), "", ""),
+            ("Lateness", *_late(state), "", ""),
             ("Failed", "-" if errors is None else f"{errors:,}", failed, "worry" if errors else "", "/errors"),
             ("Set aside", f"{counted.set_aside:,}", aside, "worry" if counted.set_aside else "", "/errors"),
             ("Services", "-" if services is None else f"{services:,}", deliver, "bad" if idle else "", ""),
@@ -285,6 +292,14 @@ def _headline(state: Overview) -> str:
     return f"{shown_count(counted.pending, 'message')} wait{'s' if counted.pending == 1 else ''}, all on time"
 
 
+def _late(state: Overview) -> tuple[str, str]:
+    """Return the median of how late the latest deliveries were, and what nearly all of them were."""
+    late = state.lateness
+    if late is None or late.since is None:
+        return "-", "none of late" if late and late.last is None else "not visible here"
+    return _fine(late.median), f"99 of 100 up to {_fine(late.most)}, since {late.since:%d %b %H:%M}"
+
+
 def _usual(intervals: Sequence[Interval]) -> int:
     """Return the middle of the counts that are not 0, for comparison with herds."""
     counts = sorted(each.count for each in intervals if each.count)
@@ -301,6 +316,11 @@ def _time(instant: datetime | None) -> Markup | str:
 def _instant(text: str) -> datetime | None:
     """Return the time of a form's field, which has no offset."""
     return parse_instant(f"{text}Z" if _WITHOUT_OFFSET.fullmatch(text) else text) if text else None
+
+
+def _fine(span: timedelta) -> str:
+    """Return a duration; the shortest with more digits."""
+    return f"{span / timedelta(milliseconds=1):.1f}ms" if span < timedelta(milliseconds=10) else shown_span(span)
 
 
 def _visible(value: object) -> object:
