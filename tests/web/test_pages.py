@@ -385,3 +385,21 @@ async def test_the_overview_says_how_late_deliveries_were(deployment: Deployment
     spread = "up to 1 ms 1 up to 10 ms 1 up to 100 ms 0 up to 1 s 2 up to 10 s 0 up to 1 min 0 longer 1"
     assert spread in page.words
     await store.close()
+
+
+async def test_what_is_overdue_is_told_by_its_age(deployment: Deployment, visit: Visit) -> None:
+    ages = {"now": 0.1, "hour": 30, "edge": 59, "day": 61, "days": 60 * 24 * 3, "month": 60 * 24 * 40}
+    async with visit() as browser:
+        assert "Overdue:" not in (await browser("/")).words
+    await deployment.store(*(deployment.waiting(name, -minutes) for name, minutes in ages.items()))
+    state = await overview_of(deployment)
+    assert [each.count for each in state.overdue] == [1, 2, 1, 2]
+    async with visit() as browser:
+        page = await browser("/")
+        told = (
+            "Overdue: 1 for less than a minute; 2 for less than an hour; 1 for less than a day; 2 for a day or longer;"
+        )
+        assert f"{told} the longest for 40d." in page.words
+        lists = [(await browser(link)).links("/messages/") for link in page.links("/messages?due_from=")[:4]]
+    names = [["now"], ["edge", "hour"], ["day"], ["month", "days"]]
+    assert lists == [[f"/messages/{name}" for name in each] for each in names]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics as mathematics
 from collections import Counter
@@ -100,6 +101,8 @@ class Overview:
         errors: messages of the error queue; ``None`` where that cannot be counted.
         overdue_since: when the first was due of those that limits do not hold; ``None``: limits hold all that is due,
             as far as was looked.
+        overdue: what is, for less than a minute, an hour, a day, and longer; empty when nothing is. What is being sent
+            counts, too, when it was due a minute ago.
         lateness: of the latest deliveries; ``None`` where it cannot be seen, or was not looked for.
     """
 
@@ -111,6 +114,7 @@ class Overview:
     processes: Sequence[Process] | None
     errors: int | None
     overdue_since: datetime | None
+    overdue: Sequence[Interval]
     lateness: Lateness | None
 
 
@@ -130,8 +134,9 @@ async def overview(deployment: OpenDeployment, now: datetime, look_ahead: int = 
     first = now.replace(second=0, microsecond=0)
     minutes, hours = _edges(first, first, _MINUTE, 60), _edges(first, first.replace(minute=0), _HOUR, 24)
     days = _edges(first, first.replace(hour=0, minute=0), _DAY, 30)
+    ages = _ages(counted)
     # Each edge of one is an edge of all: what is due is counted once, and added up three times.
-    edges = sorted({*minutes, *hours, *days})
+    edges = sorted({*ages, *minutes, *hours, *days})
     counts = await administrable(deployment, "count messages").due_counts(edges)
     dues = list(zip(edges, counts, strict=False))
     following = None if view is None or not look_ahead else await view.next_destinations(look_ahead)
@@ -144,6 +149,7 @@ async def overview(deployment: OpenDeployment, now: datetime, look_ahead: int = 
         processes=await users_of_store(deployment),
         errors=(counted.queues or {}).get(deployment.settings.endpoint.error_queue),
         overdue_since=await _overdue_since(deployment, counted),
+        overdue=_by_age(counted, ages, dues),
         lateness=None if view is None or not look_ahead else Lateness.of(await view.last_delivered(_LATEST)),
     )
 
@@ -155,6 +161,24 @@ async def _overdue_since(deployment: OpenDeployment, counted: Statistics) -> dat
         return counted.next_due if counted.overdue else None
     due = await store.list_pending(MessageFilter(due_to=counted.at), _LOOKED_THROUGH)
     return next((each.due for each in due if each.destination not in held), None)
+
+
+def _ages(counted: Statistics) -> list[datetime]:
+    """Return the edges of what is overdue for longer than a day, an hour and a minute, if anything is overdue."""
+    if not counted.overdue or counted.next_due is None:
+        return []
+    at, oldest = counted.at.replace(microsecond=0), counted.next_due.replace(microsecond=0)
+    return [min(oldest, at - _DAY), *(at - each for each in (_DAY, _HOUR, _MINUTE))]
+
+
+def _by_age(counted: Statistics, ages: Sequence[datetime], dues: Sequence[tuple[datetime, int]]) -> Sequence[Interval]:
+    if not ages:
+        return ()
+    counts = zip(itertools.pairwise(ages), counted_between(ages, dues), strict=True)
+    old = [Interval(begin, end, count, herd=False) for (begin, end), count in counts]
+    # The others, which are not counted by whole seconds: what falls due at this moment is not overdue.
+    youngest = max(counted.overdue - sum(each.count for each in old), 0)
+    return [Interval(ages[-1], counted.at, youngest, herd=False), *reversed(old)]
 
 
 def _edges(first: datetime, begin: datetime, step: timedelta, count: int) -> list[datetime]:
