@@ -45,7 +45,8 @@ async def test_the_overview_says_what_waits_and_what_is_due_when(deployment: Dep
     assert "1 message of 1,552 is overdue" in hour.words
     assert "A herd: 1,50" in hour.words
     assert "Failed 1 in the error queue" in hour.words
-    assert "Services 0 to start: postdate run" in hour.words
+    assert "Services 0 besides this process; to start: postdate run" in hour.words
+    assert "No other process uses the store." in hour.words
     assert "1,550 in the next hour, usually 1 a minute." in hour.words
     assert "1,550 in the next day" in day.words
     assert "1,551 in the next 30 days" in month.words

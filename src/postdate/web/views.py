@@ -132,8 +132,10 @@ class Views:
         oldest = oldest if since is None else f"the oldest for {shown_span(counted.at - since)}"
         following = "-" if first is None else "now" if first < counted.at else f"in {shown_span(first - counted.at)}"
         then = "nothing waits" if first is None else f"{first:%d %b %H:%M:%S}"
-        idle = services == 0 and counted.pending > 0
-        deliver = "not visible here" if services is None else "deliver" if services else "to start: postdate run"
+        # The process of the page is not counted: in an application of its own it may deliver, too.
+        idle = ("bad" if since else "worry") if services == 0 and counted.pending else ""
+        deliver = "deliver" if services else "besides this process; to start: postdate run"
+        deliver = "not visible here" if services is None else deliver
         failed = "cannot be counted" if errors is None else "in the error queue"
         aside = "cannot be read" if counted.set_aside else "all can be read"
         return [
@@ -144,7 +146,7 @@ class Views:
             ("Lateness", *_late(state), "", ""),
             ("Failed", "-" if errors is None else f"{errors:,}", failed, "worry" if errors else "", "/errors"),
             ("Set aside", f"{counted.set_aside:,}", aside, "worry" if counted.set_aside else "", "/errors"),
-            ("Services", "-" if services is None else f"{services:,}", deliver, "bad" if idle else "", ""),
+            ("Services", "-" if services is None else f"{services:,}", deliver, idle, ""),
         ]
 
     def _delivered(self) -> tuple[str, str]:
