@@ -283,7 +283,7 @@ async def test_a_fault_of_ours_is_told_without_its_details(visit: Visit, monkeyp
     def broken(*_: object) -> None:
         raise RuntimeError("enigma")
 
-    monkeypatch.setattr("postdate.web.views._headline", broken)
+    monkeypatch.setattr("postdate.web.views.headline_of", broken)
     async with visit() as browser:
         page = await browser("/")
     assert (page.status, "This is a fault in Postdate" in page.words, "enigma" in page.answer.text) == (

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
 
 from postdate import operations
 from postdate.cli.command import LogLevel, Use, command, logging_to_stderr, option, signals_handled, wrong_usage
-from postdate.config import host_and_port
+from postdate.config import host_and_port, load_settings
 from postdate.errors import ConfigurationError
 from postdate.ports.settings import Wrong
 
@@ -31,9 +33,15 @@ def dashboard(
         list[str] | None,
         option("--host", "A name under which browsers reach it; may be repeated. Else by the address, and localhost."),
     ] = None,
+    also: Annotated[
+        list[str] | None,
+        option("--also", "Another deployment, by a name and its settings; may be repeated.", metavar="NAME=FILE"),
+    ] = None,
     log_level: LogLevel = "INFO",
 ) -> None:
     """Show what waits, what is due when, and what went wrong, as a page for the browser; read-only.
+
+    With --also, the first page shows several deployments; the first one's name is its endpoint.name.
 
     Whoever can connect can read, so it listens to this machine alone. For others, put a server before it that asks
     them who they are.
@@ -52,12 +60,23 @@ def dashboard(
     except Wrong as error:
         raise wrong_usage(f"--listen {error}, not {listen!r}") from error
     settings = use.settings()
-    use.work(lambda deployment, _: operations.present(deployment))  # a wrong address is told at once
+    several = {settings.endpoint.name: settings}
+    for each in also or ():
+        name, _, file = each.partition("=")
+        if not file or name in several:
+            raise wrong_usage(f"--also must be NAME=FILE with a name of its own, not {each!r}")
+        try:
+            several[name] = load_settings(file, _without_settings(os.environ))
+        except ConfigurationError as error:
+            raise wrong_usage(f"--also {each}: {error}") from error
+    if not also:
+        use.work(lambda deployment, _: operations.present(deployment))  # a wrong address is told at once
+    names = [f"[{address}]" if ":" in address else address, "localhost", *(host or ())]
+    page = web.dashboard(several if also else settings, hosts=names)
     try:
         listening = socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
     except OSError as error:
         raise ConfigurationError(f"cannot listen on {listen}: {error.strerror or error}; choose --listen") from error
-    page = web.dashboard(settings, hosts=[f"[{address}]" if ":" in address else address, "localhost", *(host or ())])
     config = uvicorn.Config(page, access_log=False, log_config=None, server_header=False)
     config.timeout_graceful_shutdown = _STOPS_WITHIN_SECONDS
     # The server hands signals on after its end: they have done their work by then.
@@ -65,6 +84,11 @@ def dashboard(
         shown = f"[{address}]" if ":" in address else address
         log.info("the page is at http://%s:%d/", shown, listening.getsockname()[1])
         uvicorn.Server(config).run(sockets=[listening])
+
+
+def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables to which a file refers, without those that are settings: these are of one deployment."""
+    return {name: value for name, value in environment.items() if not (name.startswith("POSTDATE_") and "__" in name)}
 
 
 def _heard(number: int, frame: object) -> None:

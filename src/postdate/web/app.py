@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
@@ -18,37 +18,59 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from postdate.clock import SystemClock
 from postdate.config import Settings
 from postdate.errors import PostdateError
+from postdate.web.front import Front
 from postdate.web.views import SECURITY_HEADERS, Views
 from postdate.web.watching import Watcher
 
 
-def dashboard(settings: Settings, *, hosts: Sequence[str] = ("localhost", "127.0.0.1", "[::1]")) -> Starlette:
+def dashboard(
+    settings: Settings | Mapping[str, Settings], *, hosts: Sequence[str] = ("localhost", "127.0.0.1", "[::1]")
+) -> Starlette:
     """Return the operator's page as an ASGI application, to be served alone or mounted in another one.
 
     It opens the store and the queues at the first request, and asks nobody who he is: whoever reaches it reads.
 
     Args:
-        settings: of the deployment.
+        settings: of the deployment; of several by their names: a page shows them all, and leads to ``/NAME/…`` of each.
         hosts: names by which browsers may ask for it, against rebinding of names; ``*``: any, as the application in
             which it is mounted sees to that.
+
+    Raises:
+        ConfigurationError: a name cannot be part of an address; says which can.
     """
-    watcher = Watcher(settings, SystemClock())
-    views = Views(watcher)
+    clock = SystemClock()
+    if isinstance(settings, Settings):
+        watcher = Watcher(settings, clock)
+        return _application(Views(watcher), [watcher], hosts)
+    watchers = {name: Watcher(each, clock) for name, each in settings.items()}
+    front = Front(watchers)
+    below = [Mount(f"/{name}", _application(Views(each, name), [], hosts)) for name, each in watchers.items()]
+    return _application(front, list(watchers.values()), hosts, below)
+
+
+def _application(
+    views: Views, watchers: Sequence[Watcher], hosts: Sequence[str], below: Sequence[Mount] = ()
+) -> Starlette:
+    """Return the pages of a deployment, or the one above those ``below``; the watchers are closed with it."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
         yield
-        await watcher.close()
+        for each in watchers:
+            await each.close()
 
+    pages = [
+        Route("/messages", views.messages),
+        Route("/messages/{id:id}", views.message),
+        Route("/errors", views.errors),
+        Route("/errors/{id:id}", views.message),
+        Route("/queues", views.queues),
+        Route("/doctor", views.doctor),
+    ]
     return Starlette(
         routes=[
             Route("/", views.overview),
-            Route("/messages", views.messages),
-            Route("/messages/{id:id}", views.message),
-            Route("/errors", views.errors),
-            Route("/errors/{id:id}", views.message),
-            Route("/queues", views.queues),
-            Route("/doctor", views.doctor),
+            *(below or pages),
             Route("/events", views.events),
             Mount("/static", StaticFiles(packages=[("postdate.web", "static")])),
         ],

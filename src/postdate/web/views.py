@@ -64,10 +64,16 @@ log = logging.getLogger("postdate.dashboard")
 
 
 class Views:
-    """The handlers. Each answers from what the watcher has seen, or asks one question that costs little."""
+    """The handlers. Each answers from what the watcher has seen, or asks one question that costs little.
 
-    def __init__(self, watcher: Watcher) -> None:
+    Args:
+        watcher: of the deployment.
+        name: of the deployment, where others are beside it; ``None``: these are the pages above them all.
+    """
+
+    def __init__(self, watcher: Watcher, name: str | None = "") -> None:
         self._watcher, self._asking = watcher, anyio.CapacityLimiter(_ASKED_AT_ONCE)
+        self._name = name
         self._error_queue = watcher.settings.endpoint.error_queue
         loader = PackageLoader("postdate.web")
         self._templates = Environment(
@@ -94,6 +100,7 @@ class Views:
             return "just now" if seconds < 1 else f"{shown_span(timedelta(seconds=seconds))} ago"
 
         values |= {"here": here, "base": base, "status": status, "store": self._watcher.settings.store.address.shown}
+        values |= {"name": self._name, "above": base.removesuffix(f"/{self._name}")}
         values |= {"message_page": message_page, "age": age, "charts": charts, "query": _query}
         return HTMLResponse(self._templates.get_template(f"{name}.html").render(values), status)
 
@@ -114,7 +121,7 @@ class Views:
             return round(herd.count / max(usual, 1) * min(step / (herd.end - herd.begin), 1.0))
 
         values: dict[str, Any] = {
-            "headline": _headline(state),
+            "headline": headline_of(state),
             "tiles": self._tiles(state),
             "spans": _SPANS,
             "usual": usual,
@@ -282,7 +289,7 @@ class Views:
         return page
 
 
-def _headline(state: Overview) -> str:
+def headline_of(state: Overview) -> str:
     counted = state.statistics
     if not counted.pending:
         return "Nothing waits"
