@@ -65,7 +65,7 @@ def test_it_shows_others_beside_the_first(cli, eventually, own_folder: Path, mon
         ("depot", "--also must be NAME=FILE with a name of its own, not 'depot'"),
         ("postdate=other.toml", "--also must be NAME=FILE with a name of its own, not 'postdate=other.toml'"),
         ("a/b=other.toml", "'a/b' cannot name a deployment"),
-        ("depot=missing.toml", "--also depot=missing.toml: there is no file 'missing.toml'"),
+        ("depot=missing.toml", "there is no file 'missing.toml'"),
     ],
 )
 def test_what_names_no_other_deployment_is_refused(cli, own_folder: Path, also: str, said: str) -> None:

@@ -87,5 +87,6 @@ def test_lateness_is_that_of_nearly_all_and_never_less_than_none() -> None:
     assert (found.median, found.most, found.early) == (timedelta(milliseconds=1), timedelta(milliseconds=1), 1)
     spread = {name: count for name, count in found.spread.items() if count}
     assert spread == {"up to 1 ms": 198, "up to 1 min": 1, "longer": 1}
-    assert Lateness.of([Delivery(newest, None)]) == Lateness(newest)
-    assert Lateness.of([]) == Lateness(None)
+    unknown, none = Lateness.of([Delivery(newest, None)]), Lateness.of([])
+    assert (unknown.last, unknown.since, unknown.count) == (newest, None, 0)
+    assert (none.last, none.since, none.count) == (None, None, 0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import socket
-from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -61,14 +61,13 @@ def dashboard(
         raise wrong_usage(f"--listen {error}, not {listen!r}") from error
     settings = use.settings()
     several = {settings.endpoint.name: settings}
+    # Variables that are settings are those of the first; files may refer to others.
+    referred = {name: text for name, text in os.environ.items() if not re.match("POSTDATE_.*__", name)}
     for each in also or ():
         name, _, file = each.partition("=")
         if not file or name in several:
             raise wrong_usage(f"--also must be NAME=FILE with a name of its own, not {each!r}")
-        try:
-            several[name] = load_settings(file, _without_settings(os.environ))
-        except ConfigurationError as error:
-            raise wrong_usage(f"--also {each}: {error}") from error
+        several[name] = load_settings(file, referred)
     if not also:
         use.work(lambda deployment, _: operations.present(deployment))  # a wrong address is told at once
     names = [f"[{address}]" if ":" in address else address, "localhost", *(host or ())]
@@ -84,11 +83,6 @@ def dashboard(
         shown = f"[{address}]" if ":" in address else address
         log.info("the page is at http://%s:%d/", shown, listening.getsockname()[1])
         uvicorn.Server(config).run(sockets=[listening])
-
-
-def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables to which a file refers, without those that are settings: these are of one deployment."""
-    return {name: value for name, value in environment.items() if not (name.startswith("POSTDATE_") and "__" in name)}
 
 
 def _heard(number: int, frame: object) -> None:

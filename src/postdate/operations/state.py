@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics as mathematics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -62,30 +61,28 @@ class Lateness:
     """
 
     last: datetime | None
-    since: datetime | None = None
-    count: int = 0
-    median: timedelta = timedelta(0)
-    most: timedelta = timedelta(0)
-    spread: Mapping[str, int] = field(default_factory=dict[str, int])
-    early: int = 0
+    since: datetime | None
+    count: int
+    median: timedelta
+    most: timedelta
+    spread: Mapping[str, int]
+    early: int
 
     @classmethod
     def of(cls, deliveries: Sequence[Delivery]) -> Lateness:
         """Of deliveries, the newest first."""
-        last = deliveries[0].at if deliveries else None
-        told = [(each.at, each.at - each.due) for each in deliveries if each.due is not None]
-        if not told:
-            return cls(last)
-        late = sorted(max(each, timedelta(0)) for _, each in told)
+        told, none = [each for each in deliveries if each.due is not None], timedelta(0)
+        spans = sorted(each.at - each.due for each in told if each.due is not None)
+        late = [max(each, none) for each in spans]
         spread = Counter(next(name for name, most in _LATE.items() if each.total_seconds() <= most) for each in late)
         return cls(
-            last,
-            since=told[-1][0],
+            last=deliveries[0].at if deliveries else None,
+            since=told[-1].at if told else None,
             count=len(late),
-            median=late[(len(late) - 1) // 2],
-            most=late[math.ceil(0.99 * len(late)) - 1],
+            median=late[(len(late) - 1) // 2] if late else none,
+            most=late[math.ceil(0.99 * len(late)) - 1] if late else none,
             spread={name: spread[name] for name in _LATE},
-            early=sum(each < timedelta(0) for _, each in told),
+            early=sum(each < none for each in spans),
         )
 
 
@@ -134,9 +131,8 @@ async def overview(deployment: OpenDeployment, now: datetime, look_ahead: int = 
     first = now.replace(second=0, microsecond=0)
     minutes, hours = _edges(first, first, _MINUTE, 60), _edges(first, first.replace(minute=0), _HOUR, 24)
     days = _edges(first, first.replace(hour=0, minute=0), _DAY, 30)
-    ages = _ages(counted)
     # Each edge of one is an edge of all: what is due is counted once, and added up three times.
-    edges = sorted({*ages, *minutes, *hours, *days})
+    edges = sorted({*minutes, *hours, *days})
     counts = await administrable(deployment, "count messages").due_counts(edges)
     dues = list(zip(edges, counts, strict=False))
     following = None if view is None or not look_ahead else await view.next_destinations(look_ahead)
@@ -149,7 +145,7 @@ async def overview(deployment: OpenDeployment, now: datetime, look_ahead: int = 
         processes=await users_of_store(deployment),
         errors=(counted.queues or {}).get(deployment.settings.endpoint.error_queue),
         overdue_since=await _overdue_since(deployment, counted),
-        overdue=_by_age(counted, ages, dues),
+        overdue=await _by_age(deployment, counted),
         lateness=None if view is None or not look_ahead else Lateness.of(await view.last_delivered(_LATEST)),
     )
 
@@ -163,22 +159,17 @@ async def _overdue_since(deployment: OpenDeployment, counted: Statistics) -> dat
     return next((each.due for each in due if each.destination not in held), None)
 
 
-def _ages(counted: Statistics) -> list[datetime]:
-    """Return the edges of what is overdue for longer than a day, an hour and a minute, if anything is overdue."""
+async def _by_age(deployment: OpenDeployment, counted: Statistics) -> Sequence[Interval]:
     if not counted.overdue or counted.next_due is None:
-        return []
-    at, oldest = counted.at.replace(microsecond=0), counted.next_due.replace(microsecond=0)
-    return [min(oldest, at - _DAY), *(at - each for each in (_DAY, _HOUR, _MINUTE))]
-
-
-def _by_age(counted: Statistics, ages: Sequence[datetime], dues: Sequence[tuple[datetime, int]]) -> Sequence[Interval]:
-    if not ages:
         return ()
-    counts = zip(itertools.pairwise(ages), counted_between(ages, dues), strict=True)
-    old = [Interval(begin, end, count, herd=False) for (begin, end), count in counts]
-    # The others, which are not counted by whole seconds: what falls due at this moment is not overdue.
-    youngest = max(counted.overdue - sum(each.count for each in old), 0)
-    return [Interval(ages[-1], counted.at, youngest, herd=False), *reversed(old)]
+    at = counted.at.replace(microsecond=0)
+    oldest = min(counted.next_due.replace(microsecond=0), at - 2 * _DAY)
+    edges = [oldest, at - _DAY, at - _HOUR, at - _MINUTE]
+    old = await administrable(deployment, "count messages").due_counts(edges)
+    # All others: what falls due within this second is not overdue.
+    counts = [*old, max(counted.overdue - sum(old), 0)]
+    ages = zip(edges, [*edges[1:], counted.at], counts, strict=True)
+    return [Interval(begin, end, count, herd=False) for begin, end, count in ages][::-1]
 
 
 def _edges(first: datetime, begin: datetime, step: timedelta, count: int) -> list[datetime]:

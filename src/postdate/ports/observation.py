@@ -106,7 +106,7 @@ class Observer(ABC):
         """Return up to ``limit`` of the latest deliveries, newest first, of those that the latest 100,000 records tell.
 
         Guarantees:
-            recording.the_latest_deliveries_are_told.
+            conformance/test_deliveries.py::test_the_latest_deliveries_are_told.
         """
         return ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator, Mapping
 from datetime import timedelta
@@ -33,10 +34,8 @@ class Front(Views):
     def __init__(self, watchers: Mapping[str, Watcher]) -> None:
         for name in watchers:
             if not _NAME.fullmatch(name):
-                raise ConfigurationError(
-                    f"{name!r} cannot name a deployment: give it letters, digits, '.', '_' and '-', a letter or a "
-                    f"digit first, but not 'static' or 'events'"
-                )
+                can = "letters, digits, '.', '_' and '-', a letter or a digit first, but not 'static' or 'events'"
+                raise ConfigurationError(f"{name!r} cannot name a deployment: give it {can}")
         if not watchers:
             raise ConfigurationError("there is no deployment to show: give one name and its settings at least")
         super().__init__(next(iter(watchers.values())), name=None)
@@ -44,15 +43,8 @@ class Front(Views):
 
     @override
     async def overview(self, request: Request) -> Response:
-        rows = dict.fromkeys(self._watchers, _NOT_YET)
-
-        async def look(name: str) -> None:
-            rows[name] = await _seen(self._watchers[name])
-
-        async with anyio.create_task_group() as tasks:
-            for name in self._watchers:
-                tasks.start_soon(look, name)
-        return self._page(request, "front", rows=rows)
+        seen = await asyncio.gather(*map(_seen, self._watchers.values()))
+        return self._page(request, "front", rows=zip(self._watchers, seen, strict=True))
 
     @override
     async def events(self, request: Request) -> Response:
@@ -64,11 +56,7 @@ class Front(Views):
         return StreamingResponse(news(), media_type="text/event-stream")
 
 
-_Seen = tuple[Look[Overview] | None, str]
-_NOT_YET: Final[_Seen] = (None, "It has not answered yet.")
-
-
-async def _seen(watcher: Watcher) -> _Seen:
+async def _seen(watcher: Watcher) -> tuple[Look[Overview] | None, str]:
     """Return the last look, and what it says in words; no look: why there is none."""
     try:
         with anyio.move_on_after(_WAITED_SECONDS):
@@ -77,4 +65,4 @@ async def _seen(watcher: Watcher) -> _Seen:
             return look, headline_of(look.found)
     except PostdateError as error:
         return None, without_secrets(str(error))
-    return _NOT_YET
+    return None, "It has not answered yet."

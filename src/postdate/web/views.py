@@ -66,26 +66,17 @@ log = logging.getLogger("postdate.dashboard")
 class Views:
     """The handlers. Each answers from what the watcher has seen, or asks one question that costs little.
 
-    Args:
-        watcher: of the deployment.
-        name: of the deployment, where others are beside it; ``None``: these are the pages above them all.
+    ``name``: of the deployment, where others are beside it; ``None``: of the page above them all.
     """
 
     def __init__(self, watcher: Watcher, name: str | None = "") -> None:
-        self._watcher, self._asking = watcher, anyio.CapacityLimiter(_ASKED_AT_ONCE)
-        self._name = name
+        self._watcher, self._name, self._asking = watcher, name, anyio.CapacityLimiter(_ASKED_AT_ONCE)
         self._error_queue = watcher.settings.endpoint.error_queue
         loader = PackageLoader("postdate.web")
         self._templates = Environment(
             loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_visible
         )
-        self._templates.filters |= {
-            "time": _time,
-            "count": "{:,}".format,
-            "span": shown_span,
-            "fine": _fine,
-            "id": _quoted,
-        }
+        self._templates.filters |= {"time": _time, "count": "{:,}".format, "span": shown_span, "id": _quoted}
 
     def _page(self, request: Request, name: str, status: int = HTTPStatus.OK, **values: Any) -> HTMLResponse:
         base: str = request.scope.get("root_path", "")
@@ -100,8 +91,7 @@ class Views:
             return "just now" if seconds < 1 else f"{shown_span(timedelta(seconds=seconds))} ago"
 
         values |= {"here": here, "base": base, "status": status, "store": self._watcher.settings.store.address.shown}
-        values |= {"name": self._name, "above": base.removesuffix(f"/{self._name}")}
-        values |= {"message_page": message_page, "age": age, "charts": charts, "query": _query}
+        values |= {"name": self._name, "message_page": message_page, "age": age, "charts": charts, "query": _query}
         return HTMLResponse(self._templates.get_template(f"{name}.html").render(values), status)
 
     # --- at a glance ----------------------------------------------------------------------------------------------
@@ -141,8 +131,8 @@ class Views:
         then = "nothing waits" if first is None else f"{first:%d %b %H:%M:%S}"
         # The process of the page is not counted: in an application of its own it may deliver, too.
         idle = ("bad" if since else "worry") if services == 0 and counted.pending else ""
-        deliver = "deliver" if services else "besides this process; to start: postdate run"
-        deliver = "not visible here" if services is None else deliver
+        to_start = "besides this process; to start: postdate run"
+        deliver = "not visible here" if services is None else "deliver" if services else to_start
         failed = "cannot be counted" if errors is None else "in the error queue"
         aside = "cannot be read" if counted.set_aside else "all can be read"
         return [
@@ -306,7 +296,7 @@ def _late(state: Overview) -> tuple[str, str]:
     late = state.lateness
     if late is None or late.since is None:
         return "-", "none of late" if late and late.last is None else "not visible here"
-    return _fine(late.median), f"99 of 100 up to {_fine(late.most)}, since {late.since:%d %b %H:%M}"
+    return shown_span(late.median), f"99 of 100 up to {shown_span(late.most)}, since {late.since:%d %b %H:%M}"
 
 
 def _usual(intervals: Sequence[Interval]) -> int:
@@ -325,11 +315,6 @@ def _time(instant: datetime | None) -> Markup | str:
 def _instant(text: str) -> datetime | None:
     """Return the time of a form's field, which has no offset."""
     return parse_instant(f"{text}Z" if _WITHOUT_OFFSET.fullmatch(text) else text) if text else None
-
-
-def _fine(span: timedelta) -> str:
-    """Return a duration; the shortest with more digits."""
-    return f"{span / timedelta(milliseconds=1):.1f}ms" if span < timedelta(milliseconds=10) else shown_span(span)
 
 
 def _visible(value: object) -> object:

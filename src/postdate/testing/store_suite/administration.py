@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime
 
 from postdate.errors import InvalidMessage
@@ -10,7 +9,6 @@ from postdate.messages import DelayedMessage, Headers, format_timestamp
 from postdate.ports import (
     AdministrableStore,
     ClaimingStore,
-    Delivery,
     MessageFilter,
     Outcome,
     Recording,
@@ -244,23 +242,6 @@ async def all_keeps_everything(subject: StoreSubject) -> None:
 async def outcomes_leaves_out_retries(subject: StoreSubject) -> None:
     """The same without retries."""
     await _live_one_life_of_each_kind(subject, Recording.OUTCOMES)
-
-
-@recording.given(operated)
-async def the_latest_deliveries_are_told(store: ClaimingStore, operator: AdministrableStore) -> None:
-    """An observer tells the latest deliveries, newest first, as far as its store keeps them, and nothing else."""
-    look = operator.observer()
-    if look is None:
-        return
-    expect_equal(list(await look.last_delivered(10)), [], "deliveries of a new store")
-    await store.store_many([message(name) for name in "abc"], NOW)
-    outcomes = (Outcome.DELIVERED, Outcome.DELIVERED, Outcome.EXPIRED)
-    for number, (claim, outcome) in enumerate(zip(await store.claim_due(NOW + SECOND, 3), outcomes, strict=True), 1):
-        await store.finish([claim], outcome, NOW + number * SECOND)
-    for limit in (1, 10):
-        found = await look.last_delivered(limit)
-        expected = [Delivery(NOW + number * SECOND, NOW) for number in (2, 1)][: min(limit, len(found))]
-        expect_equal([replace(each, due=each.due or NOW) for each in found], expected, "deliveries")
 
 
 @recording.given(operated)
