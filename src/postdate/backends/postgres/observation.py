@@ -169,14 +169,18 @@ class PostgresObserver(PostgresQueueObserver):
         values = {"id": message_id, "header": header_text(message_id)}
         return await self._readable(f"{self._standing} {where}", values, _standing)
 
+    @property
+    def _latest(self) -> str:
+        pages = "(pg_relation_size(%(record)s::regclass) / current_setting('block_size')::bigint)"
+        first = f"SELECT ('(' || greatest({pages} - {_LATEST_PAGES}, 0) || ',0)')::tid"  # once, not for each row
+        return f"""
+            SELECT at, due FROM {self._database.names.of("record")}
+            WHERE ctid >= ({first}) AND kind = 2 AND {self._ours} ORDER BY at DESC, number DESC LIMIT %(limit)s"""
+
     @override
     async def last_delivered(self, limit: int) -> Sequence[Delivery]:
-        record = self._database.names.of("record")
-        pages = "(pg_relation_size(%(record)s::regclass) / current_setting('block_size')::bigint)"
-        first = f"('(' || greatest({pages} - {_LATEST_PAGES}, 0) || ',0)')::tid"
-        latest = f"SELECT at, due FROM {record} WHERE ctid >= {first} AND kind = 2 AND {self._ours}"
-        values = {"record": record.replace("%%", "%"), "table": self._table(), "limit": limit}
-        rows = await self._rows(f"{latest} ORDER BY at DESC, number DESC LIMIT %(limit)s", values)
+        record = self._database.names.of("record").replace("%%", "%")
+        rows = await self._rows(self._latest, {"record": record, "table": self._table(), "limit": limit})
         return [Delivery(at.astimezone(UTC), due and due.astimezone(UTC)) for at, due in rows]
 
     @override
