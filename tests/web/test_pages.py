@@ -242,7 +242,14 @@ async def test_pages_are_for_everybody(deployment: Deployment, visit: Visit) -> 
     await deployment.store(deployment.waiting("m-1", 5))
     await deployment.send(deployment.failed("f-1", "E", "no"))
     places = {"/": "/", "/messages": "/messages", "/messages/m-1": "/messages", "/errors": "/errors"}
-    places |= {"/errors/f-1": "/errors", "/queues": "/queues", "/doctor": "/doctor", "/nowhere": None}
+    places |= {
+        "/errors/f-1": "/errors",
+        "/queues": "/queues",
+        "/sagas": "/sagas",
+        "/sagas/a/b": "/sagas",
+        "/doctor": "/doctor",
+        "/nowhere": None,
+    }
     async with visit() as browser:
         for path, current in places.items():
             page = await browser(path)
@@ -294,7 +301,9 @@ async def test_a_fault_of_ours_is_told_without_its_details(visit: Visit, monkeyp
     assert {name: page.answer.headers.get(name) for name in SECURITY_HEADERS} == SECURITY_HEADERS
 
 
-@pytest.mark.parametrize("path", ["/", "/messages", "/messages/m-1", "/errors", "/doctor", "/queues", "/events"])
+@pytest.mark.parametrize(
+    "path", ["/", "/messages", "/messages/m-1", "/errors", "/doctor", "/queues", "/sagas", "/events"]
+)
 async def test_a_store_out_of_reach_is_told_in_words(path: str, tmp_path: Any) -> None:
     async with browsing(app_of("postgresql://ada:enigma@127.0.0.1:1/shop")) as browser:
         page = await browser(path)

@@ -65,6 +65,8 @@ def _application(
         Route("/errors", views.errors),
         Route("/errors/{id:id}", views.message),
         Route("/queues", views.queues),
+        Route("/sagas", views.sagas),
+        Route("/sagas/{id:id}", views.saga),
         Route("/doctor", views.doctor),
     ]
     return Starlette(

@@ -224,6 +224,30 @@ class Views:
         status = HTTPStatus.OK if is_known else HTTPStatus.NOT_FOUND
         return self._page(request, "message", status, id_=id_, details=details, **values)
 
+    # --- sagas ----------------------------------------------------------------------------------------------------
+
+    async def sagas(self, request: Request) -> Response:
+        """List instances from a type and id on."""
+        given, further, deployment = request.query_params, "", await self._watcher.deployment()
+        async with self._asking:
+            now, after = await operations.present(deployment), (given.get("type", ""), given.get("after", ""))
+            found = await operations.list_sagas(deployment, after, LISTED + 1)
+        if found and found[LISTED:]:
+            last = found[LISTED - 1].record
+            found, further = found[:LISTED], _query({"type": last.saga_type, "after": last.saga_id})
+        return self._page(request, "sagas", found=found, one=None, further=further, now=now)
+
+    async def saga(self, request: Request) -> Response:
+        kind, _, id_ = request.path_params["id"].rpartition("/")
+        deployment, state = await self._watcher.deployment(), request.query_params.get("state") == "shown"
+        async with self._asking:
+            now, one = await operations.present(deployment), await operations.show_saga(deployment, kind, id_)
+        if one is None:
+            raise HTTPException(HTTPStatus.NOT_FOUND, f"There is no instance {id_} of {kind}; it may be completed.")
+        if state:
+            log.warning("the state of saga %r %r is shown to %s", kind, id_, _asker(request))
+        return self._page(request, "sagas", found=[one], one=one, further="", now=now, state=state)
+
     # --- errors ---------------------------------------------------------------------------------------------------
 
     async def errors(self, request: Request) -> Response:
@@ -242,8 +266,7 @@ class Views:
             raise HTTPException(HTTPStatus.NOT_FOUND, "Name the id of a message.")
         body = request.query_params.get("body") == "shown"
         if body:
-            address, user = request.client and request.client.host, request.headers.get("X-Forwarded-User")
-            log.warning("the body of message %r is shown to %s, user %r", id_, address, user)
+            log.warning("the body of message %r is shown to %s", id_, _asker(request))
         return id_, body
 
     # --- what cannot be shown -------------------------------------------------------------------------------------
@@ -277,6 +300,10 @@ class Views:
         page = self._page(request, "problem", status, said=said, code="internal_error", mend="")
         page.headers.update(SECURITY_HEADERS)  # outside of all that adds them otherwise
         return page
+
+
+def _asker(request: Request) -> str:
+    return f"{request.client and request.client.host}, user {request.headers.get('X-Forwarded-User')!r}"
 
 
 def headline_of(state: Overview) -> str:
