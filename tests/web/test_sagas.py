@@ -40,10 +40,10 @@ async def test_sagas_are_listed_with_what_they_wait_for(deployment: Deployment, 
     async with visit() as browser:
         page, one = await browser("/sagas"), await browser("/sagas/shop.Order/id-001")
         gone = await browser("/sagas/shop.Order/id-009")
-    assert "shop.Order order=o-1 1 " in page.words
+    assert "order=o-1 shop.Order, version 1 " in page.words
     assert "overdue shop.Late and 2 more" in page.words
-    assert "order=o-2 completed 1 none" in page.words
-    assert "order=o-3 1 cannot be read what is kept of shop.Order order='o-3' cannot be read" in page.words
+    assert "order=o-2 completed shop.Order, version 1 none" in page.words
+    assert "order=o-3 shop.Order, version 1 cannot be read what is kept of shop.Order order='o-3'" in page.words
     assert page.links("/sagas/") == [f"/sagas/shop.Order/{each}" for each in ("id-001", "id-2", "id-3")]
     assert one.links("/messages/") == ["/messages/m--5", "/messages/m-5", "/messages/m-90"]
     assert "Instance id-001 of shop.Order." in one.words
@@ -110,4 +110,4 @@ async def test_sagas_of_postgresql_are_shown(deployment: Deployment, postgres_ur
             for path in ("/sagas", "/sagas/shop.Order/id-001", "/sagas", "/messages"):
                 page = await browser(path)
                 assert page.status == 200
-            assert "order=o-1 1 " in (await browser("/sagas")).words
+            assert "order=o-1 shop.Order, version 1 " in (await browser("/sagas")).words
