@@ -4,11 +4,26 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
+
+
+@contextmanager
+def serving(folder: Path, eventually, *options: str) -> Generator[tuple[str, subprocess.Popen[bytes]]]:
+    log = folder / "dashboard.log"
+    with log.open("wb") as file:
+        command = [sys.executable, "-W", "error", "-m", "postdate.cli", "dashboard", "--listen", "127.0.0.1:0"]
+        process = subprocess.Popen([*command, *options], stdout=file, stderr=file)
+    try:
+        eventually(lambda: "the page is at" in log.read_text(), "it listens")
+        yield re.findall(r"http://127\.0\.0\.1:\d+/", log.read_text())[0], process
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture
@@ -16,18 +31,9 @@ def served(cli, eventually, own_folder: Path) -> Iterator[tuple[str, subprocess.
     """Serve the page of a new store from a process, to act on, too; lend its address, and the process."""
     cli.ok("setup")
     (own_folder / "token").write_text("a token of some length\n")
-    log = own_folder / "dashboard.log"
-    with log.open("wb") as file:
-        command = [sys.executable, "-W", "error", "-m", "postdate.cli", "dashboard", "--listen", "127.0.0.1:0"]
-        process = subprocess.Popen(
-            [*command, "--host", "ops.example", "--allow-actions", "--token-file", "token"], stdout=file, stderr=file
-        )
-    try:
-        eventually(lambda: "the page is at" in log.read_text(), "it listens")
-        yield re.findall(r"http://127\.0\.0\.1:\d+/", log.read_text())[0], process
-    finally:
-        process.kill()
-        process.wait()
+    may = ("--allow-actions", "--token-file", "token")
+    with serving(own_folder, eventually, "--host", "ops.example", *may) as found:
+        yield found
 
 
 def test_it_serves_and_stops_when_told_so(served, own_folder: Path) -> None:
@@ -45,6 +51,33 @@ def test_it_serves_and_stops_when_told_so(served, own_folder: Path) -> None:
         process.send_signal(signal.SIGTERM)  # somebody still watches
         process.wait()
     assert process.returncode == 0, (own_folder / "dashboard.log").read_text()
+
+
+def test_it_shows_others_beside_the_first(cli, eventually, own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables of the environment are settings of the first alone."""
+    (own_folder / "other.toml").write_text('[store]\naddress = "sqlite:///other.db"\n')
+    cli.ok("setup", "--config", "other.toml")
+    monkeypatch.setenv("POSTDATE_STORE__ADDRESS", "sqlite:///own.db")
+    cli.ok("setup")
+    with serving(own_folder, eventually, "--also", "depot=other.toml") as (address, _):
+        for name, file in (("postdate", "own.db"), ("depot", "other.db")):
+            assert f'href="/{name}/"' in httpx.get(address).text
+            assert f"Store <code>sqlite:///{file}</code>" in httpx.get(f"{address}{name}/").text
+
+
+@pytest.mark.parametrize(
+    ("also", "said"),
+    [
+        ("depot", "--also must be NAME=FILE with a name of its own, not 'depot'"),
+        ("postdate=other.toml", "--also must be NAME=FILE with a name of its own, not 'postdate=other.toml'"),
+        ("a/b=other.toml", "'a/b' cannot name a deployment"),
+        ("depot=missing.toml", "there is no file 'missing.toml'"),
+    ],
+)
+def test_what_names_no_other_deployment_is_refused(cli, own_folder: Path, also: str, said: str) -> None:
+    (own_folder / "other.toml").touch()
+    ran = cli("dashboard", "--also", also)
+    assert (ran.status, said in ran.err) == (2, True), ran.err
 
 
 @pytest.mark.parametrize("listen", ["8080", "127.0.0.1:", "127.0.0.1:http", "127.0.0.1:70000"])

@@ -106,14 +106,16 @@ async def test_delayed_retries_of_a_message_are_found_by_its_header(place: Place
 
 async def test_the_last_delivery_is_that_of_this_store(place: Place) -> None:
     observer, at = place.store.observer(), now()
-    assert await observer.last_delivered_at() is None
+    assert await observer.last_delivered(5) == []
     await place.store.store_many([place.work(n, at - HOUR, "orders") for n in range(3)], at)
     await place.store.move_due(at, 2)
     await place.store.move_due(at + SECOND, 2)
-    assert await observer.last_delivered_at() == at + SECOND
+    moments = [(each.at, each.due) for each in await observer.last_delivered(5)]
+    assert moments == [(at + SECOND, at - HOUR), (at, at - HOUR), (at, at - HOUR)]
+    assert len(await observer.last_delivered(2)) == 2
     other = PostgresStore(place.url, schema=place.schema, table="other")
     await other.setup()
-    assert await other.observer().last_delivered_at() is None
+    assert await other.observer().last_delivered(5) == []
     await other.close()
 
 

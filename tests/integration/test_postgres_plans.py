@@ -9,7 +9,9 @@ import pytest
 from tests.integration.postgres_place import Place, now, placed
 from tests.waiting import until
 
+from postdate.backends.postgres import observation
 from postdate.backends.postgres.expiring import ExpiryStatements
+from postdate.backends.postgres.names import sql
 from postdate.backends.postgres.outbox import PostgresOutbox
 from postdate.backends.postgres.queues import QueueStatements
 from postdate.backends.postgres.sagas import PostgresSagaStore
@@ -179,7 +181,27 @@ async def test_rows_of_several_messages_are_read_and_written_by_the_index(postgr
                 steps = prepared_plan(connection, statement, values)
                 if "INSERT" not in statement.decode():
                     assert rows_read(steps, table) <= 3, (step, steps)
+            for statement, rows in zip(getattr(store, "_pages", ()), (3, 0), strict=False):
+                steps = plan_of(connection, statement, {"saga_type": "kind", "saga_id": "7", "limit": 3})
+                assert rows_read(steps, table) == rows
         await store.close()
+
+
+async def test_the_latest_deliveries_are_read_from_the_end_of_the_records(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observation, "_LATEST_PAGES", 10)
+    async with placed(postgres_url) as place:
+        place.run(
+            "INSERT INTO record (at, kind, message_id) SELECT now(), 2, 'm-' || n FROM generate_series(1, 20000) AS n"
+        )
+        observer, names = place.store.observer(), place.store.database.names
+        values = {"record": names.of("record").replace("%%", "%"), "table": "service.timeouts", "limit": 5}
+        with place.store.database.connect() as connection:
+            steps = plan_of(connection, sql(observer._latest), values)
+        (scan,) = [step for step in steps if step.get("Relation Name") == "record"]
+        assert scan["Node Type"] == "Tid Range Scan"
+        assert scan["Actual Rows"] + scan["Rows Removed by Filter"] < 2_000
 
 
 def enqueue(place: Place, queue: str, first: int, count: int, ends_at: str = "NULL") -> None:

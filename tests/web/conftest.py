@@ -13,7 +13,7 @@ import pytest
 from starlette.applications import Starlette
 
 from postdate import DelayedMessage, Envelope, Headers, LocalTransport, SqliteStore, SystemClock, TransactionMode
-from postdate.config import load_settings
+from postdate.config import Settings, load_settings
 from postdate.web import dashboard
 
 MINUTE = timedelta(minutes=1)
@@ -72,8 +72,12 @@ async def browsing(app: Starlette, base: str = "http://localhost") -> AsyncGener
         yield Browser(client)
 
 
+def settings_of(address: str, **options: str) -> Settings:
+    return load_settings(None, {}, {"store.address": address, **options})
+
+
 def app_of(address: str, **options: str) -> Starlette:
-    return dashboard(load_settings(None, {}, {"store.address": address, **options}))
+    return dashboard(settings_of(address, **options))
 
 
 class Deployment:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
-from tests.web.conftest import MINUTE, Browser, Deployment, Page, Visit, browsing
+from tests.web.conftest import MINUTE, Browser, Deployment, Page, Visit, browsing, settings_of
 from tests.web.test_pages import HOSTILE, harmless
 
 from postdate import Envelope, Headers, SqliteStore, operations
@@ -476,3 +476,16 @@ def test_who_may_act_is_said_once_and_well() -> None:
         with pytest.raises(ConfigurationError, match=re.escape(told)):
             Actions(**given)
     assert TOKEN not in repr(Actions(token=TOKEN))
+
+
+async def test_who_signs_in_to_one_of_several_deployments_acts_on_all(deployment: Deployment) -> None:
+    await deployment.store(deployment.waiting("m-1", 60))
+    settings = settings_of(deployment.address)
+    app = dashboard({"shop": settings, "depot": settings}, actions=Actions(token=TOKEN))
+    async with browsing(Starlette(routes=[Mount("/ops", app)])) as browser, app.router.lifespan_context(app):
+        assert "Sign in" in (await browser("/ops/depot/")).words
+        signed = await browser.client.post("/ops/shop/sign-in", data={"name": "ada", "token": TOKEN})
+        assert "Path=/ops;" in signed.headers["set-cookie"]
+        action, _, token = form_of(await browser("/ops/depot/change?what=cancel&id=m-1"))
+        assert (await browser.client.post(action, data={"csrf_token": token})).status_code == 200
+    assert await waiting(deployment) == {}

@@ -45,7 +45,8 @@ async def test_the_overview_says_what_waits_and_what_is_due_when(deployment: Dep
     assert "1 message of 1,552 is overdue" in hour.words
     assert "A herd: 1,50" in hour.words
     assert "Failed 1 in the error queue" in hour.words
-    assert "Services 0 to start: postdate run" in hour.words
+    assert "Services 0 besides this process; to start: postdate run" in hour.words
+    assert "No other process uses the store." in hour.words
     assert "1,550 in the next hour, usually 1 a minute." in hour.words
     assert "1,550 in the next day" in day.words
     assert "1,551 in the next 30 days" in month.words
@@ -241,7 +242,14 @@ async def test_pages_are_for_everybody(deployment: Deployment, visit: Visit) -> 
     await deployment.store(deployment.waiting("m-1", 5))
     await deployment.send(deployment.failed("f-1", "E", "no"))
     places = {"/": "/", "/messages": "/messages", "/messages/m-1": "/messages", "/errors": "/errors"}
-    places |= {"/errors/f-1": "/errors", "/queues": "/queues", "/doctor": "/doctor", "/nowhere": None}
+    places |= {
+        "/errors/f-1": "/errors",
+        "/queues": "/queues",
+        "/sagas": "/sagas",
+        "/sagas/a/b": "/sagas",
+        "/doctor": "/doctor",
+        "/nowhere": None,
+    }
     async with visit() as browser:
         for path, current in places.items():
             page = await browser(path)
@@ -282,7 +290,7 @@ async def test_a_fault_of_ours_is_told_without_its_details(visit: Visit, monkeyp
     def broken(*_: object) -> None:
         raise RuntimeError("enigma")
 
-    monkeypatch.setattr("postdate.web.views._headline", broken)
+    monkeypatch.setattr("postdate.web.views.headline_of", broken)
     async with visit() as browser:
         page = await browser("/")
     assert (page.status, "This is a fault in Postdate" in page.words, "enigma" in page.answer.text) == (
@@ -293,7 +301,9 @@ async def test_a_fault_of_ours_is_told_without_its_details(visit: Visit, monkeyp
     assert {name: page.answer.headers.get(name) for name in SECURITY_HEADERS} == SECURITY_HEADERS
 
 
-@pytest.mark.parametrize("path", ["/", "/messages", "/messages/m-1", "/errors", "/doctor", "/queues", "/events"])
+@pytest.mark.parametrize(
+    "path", ["/", "/messages", "/messages/m-1", "/errors", "/doctor", "/queues", "/sagas", "/events"]
+)
 async def test_a_store_out_of_reach_is_told_in_words(path: str, tmp_path: Any) -> None:
     async with browsing(app_of("postgresql://ada:enigma@127.0.0.1:1/shop")) as browser:
         page = await browser(path)
@@ -366,3 +376,41 @@ async def test_it_shows_a_store_on_postgresql(postgres_url: str) -> None:
             assert "Nothing has failed" in (await browser("/errors")).words
             assert "ok store server" in (await browser("/doctor")).words
             assert "orders 0" in (await browser("/queues")).words
+
+
+async def test_the_overview_says_how_late_deliveries_were(deployment: Deployment, visit: Visit) -> None:
+    late = (0.0004, 0.004, 0.5, 1, 3_600)
+    seconds = [timedelta(seconds=each) for each in late]
+    store = SqliteStore(deployment.path)
+    await store.initialize("postdate", TransactionMode.RECEIVE_ONLY)
+    messages = [DelayedMessage(f"m-{n}", deployment.now - each, "orders", {}, b"") for n, each in enumerate(seconds)]
+    async with visit() as browser:
+        assert "Nothing was delivered lately." in (await browser("/")).words
+    await store.store_many(messages, deployment.now)
+    await store.move_due(deployment.now, 10)
+    async with visit() as browser:
+        page = await browser("/")
+    assert f"Lateness 500ms 99 of 100 up to 1h, since {deployment.now:%d %b %H:%M} " in page.words
+    assert "Of the latest 5 deliveries," in page.words
+    assert "half up to 500ms, 99 of 100 up to 1h. " in page.words
+    spread = "up to 1 ms 1 up to 10 ms 1 up to 100 ms 0 up to 1 s 2 up to 10 s 0 up to 1 min 0 longer 1"
+    assert spread in page.words
+    await store.close()
+
+
+async def test_what_is_overdue_is_told_by_its_age(deployment: Deployment, visit: Visit) -> None:
+    ages = {"now": 0.1, "hour": 30, "edge": 59, "day": 61, "days": 60 * 24 * 3, "month": 60 * 24 * 40}
+    async with visit() as browser:
+        assert "Overdue:" not in (await browser("/")).words
+    await deployment.store(*(deployment.waiting(name, -minutes) for name, minutes in ages.items()))
+    state = await overview_of(deployment)
+    assert [each.count for each in state.overdue] == [1, 2, 1, 2]
+    async with visit() as browser:
+        page = await browser("/")
+        told = (
+            "Overdue: 1 for less than a minute; 2 for less than an hour; 1 for less than a day; 2 for a day or longer;"
+        )
+        assert f"{told} the longest for 40d." in page.words
+        lists = [(await browser(link)).links("/messages/") for link in page.links("/messages?due_from=")[:4]]
+    names = [["now"], ["edge", "hour"], ["day"], ["month", "days"]]
+    assert lists == [[f"/messages/{name}" for name in each] for each in names]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import socket
 from pathlib import Path
@@ -13,7 +14,7 @@ import typer
 
 from postdate import operations
 from postdate.cli.command import LogLevel, Use, command, logging_to_stderr, option, signals_handled, wrong_usage
-from postdate.config import host_and_port
+from postdate.config import host_and_port, load_settings
 from postdate.errors import ConfigurationError
 from postdate.ports.settings import Wrong
 
@@ -37,9 +38,15 @@ def dashboard(
     allow_actions: Annotated[bool, option("--allow-actions", "Let people act, too; say who.")] = False,
     token_file: Annotated[str | None, option("--token-file", "Who has its token acts.", metavar="FILE")] = None,
     user_header: Annotated[str | None, option("--user-header", "Who is named there acts.", metavar="NAME")] = None,
+    also: Annotated[
+        list[str] | None,
+        option("--also", "Another deployment, by a name and its settings; may be repeated.", metavar="NAME=FILE"),
+    ] = None,
     log_level: LogLevel = "INFO",
 ) -> None:
     """Show what waits, what is due when, and what went wrong, as a page for the browser.
+
+    With --also, the first page shows several deployments; the first one's name is its endpoint.name.
 
     Whoever can connect can read, so it listens to this machine alone. For others, put a server before it that asks
     them who they are. Nothing can be changed there, unless that is allowed.
@@ -62,13 +69,22 @@ def dashboard(
     token = _token(token_file) if allow_actions and (token_file or not user_header) else None
     actions = web.Actions(token, user_header) if allow_actions else None
     settings = use.settings()
-    use.work(lambda deployment, _: operations.present(deployment))  # a wrong address is told at once
+    several = {settings.endpoint.name: settings}
+    # Variables that are settings are those of the first; files may refer to others.
+    referred = {name: text for name, text in os.environ.items() if not re.match("POSTDATE_.*__", name)}
+    for each in also or ():
+        name, _, file = each.partition("=")
+        if not file or name in several:
+            raise wrong_usage(f"--also must be NAME=FILE with a name of its own, not {each!r}")
+        several[name] = load_settings(file, referred)
+    if not also:
+        use.work(lambda deployment, _: operations.present(deployment))  # a wrong address is told at once
+    names = [f"[{address}]" if ":" in address else address, "localhost", *(host or ())]
+    page = web.dashboard(several if also else settings, hosts=names, actions=actions)
     try:
         listening = socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
     except OSError as error:
         raise ConfigurationError(f"cannot listen on {listen}: {error.strerror or error}; choose --listen") from error
-    hosts = [f"[{address}]" if ":" in address else address, "localhost", *(host or ())]
-    page = web.dashboard(settings, hosts=hosts, actions=actions)
     config = uvicorn.Config(page, access_log=False, log_config=None, server_header=False)
     config.timeout_graceful_shutdown = _STOPS_WITHIN_SECONDS
     # The server hands signals on after its end: they have done their work by then.

@@ -41,7 +41,13 @@ from postdate.operations.messages import (
 )
 from postdate.operations.needs import check_readable as check_readable, check_set_up as check_set_up, present as present
 from postdate.operations.outgoing import SendReport as SendReport, SetUp as SetUp, send as send, set_up as set_up
-from postdate.operations.state import Interval as Interval, Overview as Overview, overview as overview
+from postdate.operations.sagas import KnownSaga as KnownSaga, list_sagas as list_sagas, show_saga as show_saga
+from postdate.operations.state import (
+    Interval as Interval,
+    Lateness as Lateness,
+    Overview as Overview,
+    overview as overview,
+)
 from postdate.operations.set_aside import (
     Mended as Mended,
     SetAside as SetAside,

@@ -195,10 +195,10 @@ class _Question:
     async def _last_delivery(self, processes: Sequence[Process]) -> str:
         dead = [each for each in processes if not each.alive and each.delivers]
         died = f"process {dead[-1].pid} died without stopping; " if dead else ""
-        last = None if self.deployment.store_view is None else await self.deployment.store_view.last_delivered_at()
-        if last is None:
+        last = () if self.deployment.store_view is None else await self.deployment.store_view.last_delivered(1)
+        if not last:
             return f"{died}nothing was delivered from this store lately"
-        return f"{died}the last delivery from this store was at {shown_time(last)}"
+        return f"{died}the last delivery from this store was at {shown_time(last[0].at)}"
 
     def _retrying(self, standing: Standing) -> str:
         message, attempt_at = standing.message, standing.attempt_at

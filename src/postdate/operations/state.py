@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics as mathematics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -12,7 +14,7 @@ from postdate.clock import later
 from postdate.core.limits import limits_of
 from postdate.operations.messages import Statistics, statistics
 from postdate.operations.needs import administrable, users_of_store
-from postdate.ports import MessageFilter, Process, counted_between
+from postdate.ports import Delivery, MessageFilter, Process, counted_between
 from postdate.ports.changing import MARKERS
 from postdate.ports.limits import LimitingStore
 from postdate.wiring import OpenDeployment
@@ -25,6 +27,13 @@ _HERD_IS: Final = 10
 """So many times the ordinary interval."""
 
 _LEAST_HERD: Final = 1_000
+_LATEST: Final = 500
+"""So many deliveries say how late they are."""
+
+_UP_TO: Final = {"1 ms": 0.001, "10 ms": 0.01, "100 ms": 0.1, "1 s": 1.0, "10 s": 10.0, "1 min": 60.0}
+_LATE: Final = {**{f"up to {name}": seconds for name, seconds in _UP_TO.items()}, "longer": math.inf}
+"""In seconds."""
+
 _MINUTE, _HOUR, _DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
 
@@ -39,6 +48,45 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
+class Lateness:
+    """How late the latest deliveries were, by their records.
+
+    Args:
+        last: when the last one was; ``None``: none was of late.
+        since: when the first of those was that say how late they are.
+        count: of these, 500 at most; 0: there are none, or the store does not keep when they were due.
+        median, most: of how late they were; ``most``: the 99th percentile.
+        spread: how many were how late, from ``up to 1 ms`` on.
+        early: how many are recorded before their due time, as where clocks differ; they count as not late.
+    """
+
+    last: datetime | None
+    since: datetime | None
+    count: int
+    median: timedelta
+    most: timedelta
+    spread: Mapping[str, int]
+    early: int
+
+    @classmethod
+    def of(cls, deliveries: Sequence[Delivery]) -> Lateness:
+        """Of deliveries, the newest first."""
+        told, none = [each for each in deliveries if each.due is not None], timedelta(0)
+        spans = sorted(each.at - each.due for each in told if each.due is not None)
+        late = [max(each, none) for each in spans]
+        spread = Counter(next(name for name, most in _LATE.items() if each.total_seconds() <= most) for each in late)
+        return cls(
+            last=deliveries[0].at if deliveries else None,
+            since=told[-1].at if told else None,
+            count=len(late),
+            median=late[(len(late) - 1) // 2] if late else none,
+            most=late[math.ceil(0.99 * len(late)) - 1] if late else none,
+            spread={name: spread[name] for name in _LATE},
+            early=sum(each < none for each in spans),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Overview:
     """All that the first page of an operator shows.
 
@@ -50,6 +98,9 @@ class Overview:
         errors: messages of the error queue; ``None`` where that cannot be counted.
         overdue_since: when the first was due of those that limits do not hold; ``None``: limits hold all that is due,
             as far as was looked.
+        overdue: what is, for less than a minute, an hour, a day, and longer; empty when nothing is. What is being sent
+            counts, too, when it was due a minute ago.
+        lateness: of the latest deliveries; ``None`` where it cannot be seen, or was not looked for.
     """
 
     statistics: Statistics
@@ -60,6 +111,8 @@ class Overview:
     processes: Sequence[Process] | None
     errors: int | None
     overdue_since: datetime | None
+    overdue: Sequence[Interval]
+    lateness: Lateness | None
 
 
 async def overview(deployment: OpenDeployment, now: datetime, look_ahead: int = LOOK_AHEAD) -> Overview:
@@ -68,7 +121,7 @@ async def overview(deployment: OpenDeployment, now: datetime, look_ahead: int = 
     Args:
         deployment: that is looked at.
         now: by the clock that judges due times.
-        look_ahead: so many messages are counted by destination; 0: none.
+        look_ahead: so many messages are counted by destination; 0: none, nor are the latest deliveries looked at.
 
     Raises:
         NotSupported: the store answers no questions at all.
@@ -92,6 +145,8 @@ async def overview(deployment: OpenDeployment, now: datetime, look_ahead: int = 
         processes=await users_of_store(deployment),
         errors=(counted.queues or {}).get(deployment.settings.endpoint.error_queue),
         overdue_since=await _overdue_since(deployment, counted),
+        overdue=await _by_age(deployment, counted),
+        lateness=None if view is None or not look_ahead else Lateness.of(await view.last_delivered(_LATEST)),
     )
 
 
@@ -102,6 +157,19 @@ async def _overdue_since(deployment: OpenDeployment, counted: Statistics) -> dat
         return counted.next_due if counted.overdue else None
     due = await store.list_pending(MessageFilter(due_to=counted.at), _LOOKED_THROUGH)
     return next((each.due for each in due if each.destination not in held), None)
+
+
+async def _by_age(deployment: OpenDeployment, counted: Statistics) -> Sequence[Interval]:
+    if not counted.overdue or counted.next_due is None:
+        return ()
+    at = counted.at.replace(microsecond=0)
+    oldest = min(counted.next_due.replace(microsecond=0), at - 2 * _DAY)
+    edges = [oldest, at - _DAY, at - _HOUR, at - _MINUTE]
+    old = await administrable(deployment, "count messages").due_counts(edges)
+    # All others: what falls due within this second is not overdue.
+    counts = [*old, max(counted.overdue - sum(old), 0)]
+    ages = zip(edges, [*edges[1:], counted.at], counts, strict=True)
+    return [Interval(begin, end, count, herd=False) for begin, end, count in ages][::-1]
 
 
 def _edges(first: datetime, begin: datetime, step: timedelta, count: int) -> list[datetime]:

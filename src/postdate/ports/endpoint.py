@@ -135,6 +135,14 @@ class SagaStore(Capable[SagaStoreCapabilities], ABC):
         """
 
     @abstractmethod
+    async def page(self, after: tuple[str, str], limit: int) -> Sequence[SagaRecord]:
+        """Return up to ``limit`` instances by type and id, those after a type and an id; by an index.
+
+        Guarantees:
+            sagas.instances_are_listed_page_by_page.
+        """
+
+    @abstractmethod
     async def apply(self, changes: Sequence[SagaChange]) -> None:
         """Apply ``changes`` in order, all in one transaction; returns after the commit.
 

@@ -73,6 +73,14 @@ class Process:
     receives: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """That a message was delivered: when, and when it was due; ``None`` where the store does not keep that. UTC."""
+
+    at: datetime
+    due: datetime | None
+
+
 class Observer(ABC):
     """Looks at a store, or queues, or both where they live in one database, without changing their contents.
 
@@ -94,9 +102,13 @@ class Observer(ABC):
         """
         return ()
 
-    async def last_delivered_at(self) -> datetime | None:
-        """Return when a message was last delivered, UTC; ``None`` when the latest 100,000 records have no delivery."""
-        return None
+    async def last_delivered(self, limit: int) -> Sequence[Delivery]:
+        """Return up to ``limit`` of the latest deliveries, newest first, of those that the latest 100,000 records tell.
+
+        Guarantees:
+            conformance/test_deliveries.py::test_the_latest_deliveries_are_told.
+        """
+        return ()
 
     async def next_destinations(self, messages: int) -> Mapping[str, int] | None:
         """Return how many of the next ``messages`` messages each destination gets, without reading the messages.

@@ -126,6 +126,21 @@ async def an_instance_is_loaded_by_type_and_id(store: SagaStore) -> None:
 
 
 @sagas.given_one(_store)
+async def instances_are_listed_page_by_page(store: SagaStore) -> None:
+    """Each instance is on one page, by type and id, as it is kept; a page begins after any type and id."""
+    made = [_record(f"o-{n}", kind) for n in range(3) for kind in ("Order", "Invoice", "Ord", "order")]
+    await store.apply(list(map(_created, made)))
+    kept = sorted((replace(each, version=1) for each in made), key=lambda each: (each.saga_type, each.saga_id))
+    for size in (1, 5, 12, 13):
+        found, last = list[SagaRecord](), ("", "")
+        while page := await store.page(last, size):
+            expect(len(page) <= size, f"no more than {size}")
+            found, last = [*found, *page], (page[-1].saga_type, page[-1].saga_id)
+        expect_equal(found, kept, f"instances by {size}")
+    expect_equal(list(await store.page(("Order", ""), 10)), kept[6:], "instances from a type on")
+
+
+@sagas.given_one(_store)
 async def every_update_makes_the_next_version(store: SagaStore) -> None:
     """State and details are replaced, and the version grows by one."""
     await store.apply([_created(_record())])

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, unquote
@@ -52,6 +53,7 @@ class Actions:
 
     token: str | None = field(default=None, repr=False)
     user_header: str | None = None
+    key: bytes = field(default_factory=partial(secrets.token_bytes, 32), init=False, repr=False)
 
     def __post_init__(self) -> None:
         if (self.token is None) == (self.user_header is None):
@@ -65,9 +67,9 @@ class Actions:
 class ActingViews(Views):
     """The pages, with what can be done from them, for those who may."""
 
-    def __init__(self, watcher: Watcher, actions: Actions) -> None:
-        super().__init__(watcher)
-        self._actions, self._signs_in, self._key = actions, actions.token is not None, secrets.token_bytes(32)
+    def __init__(self, watcher: Watcher, actions: Actions, name: str = "") -> None:
+        super().__init__(watcher, name)
+        self._actions, self._signs_in = actions, actions.token is not None
 
     @property
     def routes(self) -> list[Route]:
@@ -100,7 +102,7 @@ class ActingViews(Views):
         return self._signature("form", session or "")
 
     def _signature(self, purpose: str, text: str) -> str:
-        return hmac.new(self._key, f"{purpose} {text}".encode(), "sha256").hexdigest()
+        return hmac.new(self._actions.key, f"{purpose} {text}".encode(), "sha256").hexdigest()
 
     def _refused(self, request: Request, why: str, said: str, status: int = HTTPStatus.FORBIDDEN) -> HTTPException:
         asked = f"{request.method} {request.url.path}?{request.url.query}"
@@ -148,7 +150,8 @@ class ActingViews(Views):
     def _with_cookie(self, request: Request, value: str, lasts: timedelta) -> Response:
         base, seconds = request.scope.get("root_path", ""), int(lasts.total_seconds())
         answer, secure = RedirectResponse(f"{base}/", HTTPStatus.SEE_OTHER), request.url.scheme == "https"
-        answer.set_cookie(_COOKIE, value, seconds, path=base or "/", secure=secure, httponly=True, samesite="strict")
+        path = base.removesuffix(f"/{self._name}") or "/"  # who signs in to one of several deployments acts on all
+        answer.set_cookie(_COOKIE, value, seconds, path=path, secure=secure, httponly=True, samesite="strict")
         return answer
 
     # --- what is done ---------------------------------------------------------------------------------------------
@@ -190,7 +193,7 @@ class ActingViews(Views):
         body = (await operations.show_error(deployment, queue, given["id"], now)).body if what == "edit" else None
         if body is None or body.text is None or body.size_bytes > _LARGEST_BODY or {"\r", "\0"} & {*body.text}:
             return None  # forms give back other line ends, and no NUL
-        self._looked(request, given["id"])
+        self._looked(request, "body of message", given["id"])
         return escape(body.text)
 
     async def _done(self, what: str, given: Mapping[str, str], form: Mapping[str, str]) -> Sequence[object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
@@ -19,12 +19,13 @@ from postdate.clock import SystemClock
 from postdate.config import Settings
 from postdate.errors import PostdateError
 from postdate.web.acting import ActingViews, Actions
+from postdate.web.front import Front
 from postdate.web.views import SECURITY_HEADERS, Views
 from postdate.web.watching import Watcher
 
 
 def dashboard(
-    settings: Settings,
+    settings: Settings | Mapping[str, Settings],
     *,
     hosts: Sequence[str] = ("localhost", "127.0.0.1", "[::1]"),
     actions: Actions | None = None,
@@ -34,31 +35,55 @@ def dashboard(
     It opens the store and the queues at the first request. Whoever reaches it reads.
 
     Args:
-        settings: of the deployment.
+        settings: of the deployment; of several by their names: a page shows them all, and leads to ``/NAME/…`` of each.
         hosts: names by which browsers may ask for it, against rebinding of names; ``*``: any, as the application in
             which it is mounted sees to that.
         actions: who may act; ``None``: nobody.
+
+    Raises:
+        ConfigurationError: a name cannot be part of an address; says which can.
     """
-    watcher = Watcher(settings, SystemClock())
-    acting = None if actions is None else ActingViews(watcher, actions)
-    views = acting or Views(watcher)
+    clock = SystemClock()
+
+    def views_of(watcher: Watcher, name: str = "") -> Views:
+        return Views(watcher, name) if actions is None else ActingViews(watcher, actions, name)
+
+    if isinstance(settings, Settings):
+        watcher = Watcher(settings, clock)
+        return _application(views_of(watcher), [watcher], hosts)
+    watchers = {name: Watcher(each, clock) for name, each in settings.items()}
+    front = Front(watchers)
+    below = [Mount(f"/{name}", _application(views_of(each, name), [], hosts)) for name, each in watchers.items()]
+    return _application(front, list(watchers.values()), hosts, below)
+
+
+def _application(
+    views: Views, watchers: Sequence[Watcher], hosts: Sequence[str], below: Sequence[Mount] = ()
+) -> Starlette:
+    """Return the pages of a deployment, or the one above those ``below``; the watchers are closed with it."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
         yield
-        await watcher.close()
+        for each in watchers:
+            await each.close()
 
+    pages = [
+        Route("/messages", views.messages),
+        Route("/messages/{id:id}", views.message),
+        Route("/errors", views.errors),
+        Route("/errors/{id:id}", views.message),
+        Route("/queues", views.queues),
+        Route("/sagas", views.sagas),
+        Route("/sagas/{id:id}", views.saga),
+        Route("/doctor", views.doctor),
+    ]
     return Starlette(
         routes=[
             Route("/", views.overview),
-            Route("/messages", views.messages),
-            Route("/messages/{id:id}", views.message),
-            Route("/errors", views.errors),
-            Route("/errors/{id:id}", views.message),
-            Route("/queues", views.queues),
-            Route("/doctor", views.doctor),
+            *(below or pages),
             Route("/events", views.events),
-            *(acting.routes if acting else ()),
+            *(views.routes if isinstance(views, ActingViews) else ()),
             Mount("/static", StaticFiles(packages=[("postdate.web", "static")])),
         ],
         middleware=[

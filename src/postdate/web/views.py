@@ -66,10 +66,13 @@ log = logging.getLogger("postdate.dashboard")
 
 
 class Views:
-    """The handlers. Each answers from what the watcher has seen, or asks one question that costs little."""
+    """The handlers. Each answers from what the watcher has seen, or asks one question that costs little.
 
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher, self._asking = watcher, anyio.CapacityLimiter(_ASKED_AT_ONCE)
+    ``name``: of the deployment, where others are beside it; ``None``: of the page above them all.
+    """
+
+    def __init__(self, watcher: Watcher, name: str | None = "") -> None:
+        self._watcher, self._name, self._asking = watcher, name, anyio.CapacityLimiter(_ASKED_AT_ONCE)
         self._error_queue = watcher.settings.endpoint.error_queue
         loader = PackageLoader("postdate.web")
         self._templates = Environment(
@@ -91,7 +94,7 @@ class Views:
 
         values = {"who": None, "signs_in": False, **values}
         values |= {"here": here, "base": base, "status": status, "store": self._watcher.settings.store.address.shown}
-        values |= {"message_page": message_page, "age": age, "charts": charts, "query": _query}
+        values |= {"name": self._name, "message_page": message_page, "age": age, "charts": charts, "query": _query}
         return HTMLResponse(self._templates.get_template(f"{name}.html").render(values), status)
 
     # --- at a glance ----------------------------------------------------------------------------------------------
@@ -111,7 +114,7 @@ class Views:
             return round(herd.count / max(usual, 1) * min(step / (herd.end - herd.begin), 1.0))
 
         values: dict[str, Any] = {
-            "headline": _headline(state),
+            "headline": headline_of(state),
             "tiles": self._tiles(state),
             "spans": _SPANS,
             "usual": usual,
@@ -129,8 +132,10 @@ class Views:
         oldest = oldest if since is None else f"the oldest for {shown_span(counted.at - since)}"
         following = "-" if first is None else "now" if first < counted.at else f"in {shown_span(first - counted.at)}"
         then = "nothing waits" if first is None else f"{first:%d %b %H:%M:%S}"
-        idle = services == 0 and counted.pending > 0
-        deliver = "not visible here" if services is None else "deliver" if services else "to start: postdate run"
+        # The process of the page is not counted: in an application of its own it may deliver, too.
+        idle = ("bad" if since else "worry") if services == 0 and counted.pending else ""
+        to_start = "besides this process; to start: postdate run"
+        deliver = "not visible here" if services is None else "deliver" if services else to_start
         failed = "cannot be counted" if errors is None else "in the error queue"
         aside = "cannot be read" if counted.set_aside else "all can be read"
         return [
@@ -138,9 +143,10 @@ class Views:
             ("Overdue", f"{counted.overdue:,}", oldest, "worry" if since else "", ""),
             ("Next due", following, then, "", ""),
             ("Delivered", *self._delivered(), "", ""),
+            ("Lateness", *_late(state), "", ""),
             ("Failed", "-" if errors is None else f"{errors:,}", failed, "worry" if errors else "", "/errors"),
             ("Set aside", f"{counted.set_aside:,}", aside, "worry" if counted.set_aside else "", "/errors"),
-            ("Services", "-" if services is None else f"{services:,}", deliver, "bad" if idle else "", ""),
+            ("Services", "-" if services is None else f"{services:,}", deliver, idle, ""),
         ]
 
     def _delivered(self) -> tuple[str, str]:
@@ -223,6 +229,30 @@ class Views:
         status = HTTPStatus.OK if is_known else HTTPStatus.NOT_FOUND
         return self._page(request, "message", status, id_=id_, details=details, **values)
 
+    # --- sagas ----------------------------------------------------------------------------------------------------
+
+    async def sagas(self, request: Request) -> Response:
+        """List instances from a type and id on."""
+        given, further, deployment = request.query_params, "", await self._watcher.deployment()
+        async with self._asking:
+            now, after = await operations.present(deployment), (given.get("type", ""), given.get("after", ""))
+            found = await operations.list_sagas(deployment, after, LISTED + 1)
+        if found and found[LISTED:]:
+            last = found[LISTED - 1].record
+            found, further = found[:LISTED], _query({"type": last.saga_type, "after": last.saga_id})
+        return self._page(request, "sagas", found=found, one=None, further=further, now=now)
+
+    async def saga(self, request: Request) -> Response:
+        kind, _, id_ = request.path_params["id"].rpartition("/")
+        deployment, state = await self._watcher.deployment(), request.query_params.get("state") == "shown"
+        async with self._asking:
+            now, one = await operations.present(deployment), await operations.show_saga(deployment, kind, id_)
+        if one is None:
+            raise HTTPException(HTTPStatus.NOT_FOUND, f"There is no instance {id_} of {kind}; it may be completed.")
+        if state:
+            self._looked(request, "state of saga", kind, id_)
+        return self._page(request, "sagas", found=[one], one=one, further="", now=now, state=state)
+
     # --- errors ---------------------------------------------------------------------------------------------------
 
     async def errors(self, request: Request) -> Response:
@@ -241,12 +271,12 @@ class Views:
             raise HTTPException(HTTPStatus.NOT_FOUND, "Name the id of a message.")
         body = request.query_params.get("body") == "shown"
         if body:
-            self._looked(request, id_)
+            self._looked(request, "body of message", id_)
         return id_, body
 
-    def _looked(self, request: Request, id_: str) -> None:
+    def _looked(self, request: Request, at: str, *names: str) -> None:
         user, address = self._asks(request)
-        log.warning("the body of message %r is shown to %s, user %r", id_, address, user)
+        log.warning("the %s %s is shown to %s, user %r", at, " ".join(map(repr, names)), address, user)
 
     def _asks(self, request: Request) -> tuple[str | None, str | None]:
         """Return the name of who asks, as far as it is known, and his address."""
@@ -285,7 +315,7 @@ class Views:
         return page
 
 
-def _headline(state: Overview) -> str:
+def headline_of(state: Overview) -> str:
     counted = state.statistics
     if not counted.pending:
         return "Nothing waits"
@@ -295,6 +325,14 @@ def _headline(state: Overview) -> str:
         many = "is" if counted.overdue == 1 else "are"
         return f"{shown_count(counted.overdue, 'message')} of {counted.pending:,} {many} overdue"
     return f"{shown_count(counted.pending, 'message')} wait{'s' if counted.pending == 1 else ''}, all on time"
+
+
+def _late(state: Overview) -> tuple[str, str]:
+    """Return the median of how late the latest deliveries were, and what nearly all of them were."""
+    late = state.lateness
+    if late is None or late.since is None:
+        return "-", "none of late" if late and late.last is None else "not visible here"
+    return shown_span(late.median), f"99 of 100 up to {shown_span(late.most)}, since {late.since:%d %b %H:%M}"
 
 
 def _usual(intervals: Sequence[Interval]) -> int:

@@ -39,6 +39,10 @@ class MemorySagaStore(SagaStore):
         return self._records.get((saga_type, saga_id))
 
     @override
+    async def page(self, after: tuple[str, str], limit: int) -> Sequence[SagaRecord]:
+        return [record for key, record in sorted(self._records.items()) if key > after][:limit]
+
+    @override
     async def apply(self, changes: Sequence[SagaChange]) -> None:
         records = dict(self._records)
         for change in changes:

@@ -23,7 +23,7 @@ from postdate.backends.postgres.rows import QUEUED, WAITING, envelope_of, messag
 from postdate.backends.sql.questions import header_text
 from postdate.errors import QueueNotFound
 from postdate.persistence.migrations import migrations
-from postdate.ports import Observer, OldSnapshot, Process, Queued, ServerFacts, Standing
+from postdate.ports import Delivery, Observer, OldSnapshot, Process, Queued, ServerFacts, Standing
 
 T = TypeVar("T")
 
@@ -169,14 +169,19 @@ class PostgresObserver(PostgresQueueObserver):
         values = {"id": message_id, "header": header_text(message_id)}
         return await self._readable(f"{self._standing} {where}", values, _standing)
 
-    @override
-    async def last_delivered_at(self) -> datetime | None:
-        record = self._database.names.of("record")
+    @property
+    def _latest(self) -> str:
         pages = "(pg_relation_size(%(record)s::regclass) / current_setting('block_size')::bigint)"
-        first = f"('(' || greatest({pages} - {_LATEST_PAGES}, 0) || ',0)')::tid"
-        latest = f"SELECT max(at) FROM {record} WHERE ctid >= {first} AND kind = 2 AND {self._ours}"
-        ((at,),) = await self._rows(latest, {"record": record.replace("%%", "%"), "table": self._table()})
-        return None if at is None else at.astimezone(UTC)
+        first = f"SELECT ('(' || greatest({pages} - {_LATEST_PAGES}, 0) || ',0)')::tid"  # once, not for each row
+        return f"""
+            SELECT at, due FROM {self._database.names.of("record")}
+            WHERE ctid >= ({first}) AND kind = 2 AND {self._ours} ORDER BY at DESC, number DESC LIMIT %(limit)s"""
+
+    @override
+    async def last_delivered(self, limit: int) -> Sequence[Delivery]:
+        record = self._database.names.of("record").replace("%%", "%")
+        rows = await self._rows(self._latest, {"record": record, "table": self._table(), "limit": limit})
+        return [Delivery(at.astimezone(UTC), due and due.astimezone(UTC)) for at, due in rows]
 
     @override
     async def next_destinations(self, messages: int) -> Mapping[str, int]:

@@ -30,6 +30,7 @@ from postdate.errors import MessageError, QueueNotFound
 from postdate.messages import DelayedMessage, Headers
 from postdate.ports import (
     AdministrableStore,
+    Delivery,
     MessageFilter,
     Observer,
     Process,
@@ -217,9 +218,10 @@ class RedisStoreObserver(_HolderObserver):
         return found
 
     @override
-    async def last_delivered_at(self) -> datetime | None:
+    async def last_delivered(self, limit: int) -> Sequence[Delivery]:
+        """Return the last one alone: no more is kept, nor when it was due."""
         at: bytes | None = await self._server.command("GET", f"{self._store.place}:last")
-        return None if at is None else instant_of(at)
+        return [] if at is None else [Delivery(instant_of(at), None)][:limit]
 
     @override
     async def next_destinations(self, messages: int) -> Mapping[str, int]:

@@ -101,6 +101,10 @@ class SqlDialect(ABC):
     def delete_first(self, table: str, where: str, order: str) -> str:
         """Return the statement that deletes up to ``limit`` rows, the first by ``order``."""
 
+    def first_rows(self, query: str) -> str:
+        """Return a query, with its order, for up to ``limit`` rows."""
+        return f"{query} LIMIT %(limit)s"
+
     def time(self, instant: datetime) -> Any:
         """Return an instant as a column's value: whole microseconds since 1970-01-01 UTC."""
         return to_microseconds(instant)

@@ -48,6 +48,10 @@ class SqlSagaStore(SagaStore, ABC):
             "find": dialect.spelled(f"{read} {dialect.equal('saga_type', 'property', 'value')}"),
             "load": dialect.spelled(f"{read} {same}"),
         }
+        # One condition for both would read what comes before in the type.
+        rest = f"{dialect.equal('saga_type')} AND saga_id > {dialect.value('saga_id')} ORDER BY saga_id"
+        others = f"saga_type > {dialect.value('saga_type')} ORDER BY saga_type, saga_id"
+        self._pages = [dialect.spelled(dialect.first_rows(f"{read} {each}")) for each in (rest, others)]
         self._statements = {
             SagaFate.COMPLETED: dialect.spelled(f"DELETE FROM {table} {held}"),
             SagaFate.UPDATED: dialect.spelled(f"UPDATE {table} SET {new} {held}"),
@@ -69,6 +73,19 @@ class SqlSagaStore(SagaStore, ABC):
             return None
         places = [{"saga_type": saga_type, "property": each.property, "value": each.value} for each in correlations]
         return await self._sessions.look(lambda session: list(map(_record, self.rows_of(session, "find", places))))
+
+    @override
+    async def page(self, after: tuple[str, str], limit: int) -> Sequence[SagaRecord]:
+        saga_type, saga_id = after
+
+        def look(session: Any) -> list[tuple[Any, ...]]:
+            found = list[tuple[Any, ...]]()
+            for statement in self._pages:
+                values = {"saga_type": saga_type, "saga_id": saga_id, "limit": limit - len(found)}
+                found += self._dialect.rows(session, statement, values)
+            return found
+
+        return [each for row in await self._sessions.look(look) if (each := _record(row))]
 
     async def _read(self, question: str, place: Values) -> SagaRecord | None:
         try:

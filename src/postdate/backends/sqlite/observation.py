@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +30,7 @@ from postdate.backends.sqlite.rows import (
 from postdate.clock import from_microseconds
 from postdate.errors import QueueNotFound
 from postdate.messages import decode_headers
-from postdate.ports import FileFacts, Observer, Process, Queued, Standing
+from postdate.ports import Delivery, FileFacts, Observer, Process, Queued, Standing
 from postdate.ports.changing import MARKERS
 
 OLDEST_SQLITE: Final = (3, 35, 0)
@@ -47,8 +46,8 @@ _QUEUED: Final = f"""
 _HAS_HEADER: Final = "instr((SELECT headers FROM content AS c WHERE c.seq = content), ?)"
 
 _LAST_DELIVERED: Final = """
-    SELECT at FROM record WHERE kind = 2 AND seq > (SELECT max(seq) FROM record) - 100000
-    ORDER BY seq DESC LIMIT 1"""
+    SELECT at, due FROM record WHERE kind = 2 AND seq > (SELECT max(seq) FROM record) - 100000
+    ORDER BY seq DESC LIMIT ?"""
 _NEXT_DESTINATIONS: Final = """
     SELECT destination, count(*) FROM (
         SELECT destination FROM delayed_message ORDER BY attempt_at LIMIT ?) GROUP BY 1 ORDER BY 1"""
@@ -76,9 +75,9 @@ class FileObserver(Observer):
         return await looked_at(self._file, WAITING, sql, (header_text(message_id), message_id), _standing)
 
     @override
-    async def last_delivered_at(self) -> datetime | None:
-        row = await self._file.read(lambda c: c.execute(_LAST_DELIVERED).fetchone())
-        return None if row is None else from_microseconds(row[0])
+    async def last_delivered(self, limit: int) -> Sequence[Delivery]:
+        rows = await self._file.read(lambda c: c.execute(_LAST_DELIVERED, (limit,)).fetchall())
+        return [Delivery(from_microseconds(at), time_of(due)) for at, due in rows]
 
     @override
     async def next_destinations(self, messages: int) -> Mapping[str, int]:

@@ -212,6 +212,10 @@ class SqlServerSqlDialect(ServerSqlDialect):
         )
 
     @override
+    def first_rows(self, query: str) -> str:
+        return query.replace("SELECT", "SELECT TOP (%(limit)s)", 1)
+
+    @override
     def delete_first(self, table: str, where: str, order: str) -> str:
         return (
             f"WITH oldest AS (SELECT TOP (%(limit)s) * FROM {table} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK) "

@@ -1,0 +1,63 @@
+"""Saga instances and the timeouts that they wait for; looked at, never changed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from postdate.endpoint.saga_handling import PendingTimeout, SagaDetails, decoded, name_of
+from postdate.errors import InvalidMessage, StoreNotSetUp
+from postdate.ports import SagaRecord, SagaStore
+from postdate.wiring import OpenDeployment, file_of, open_saga_store, place_of
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSaga:
+    """A saga instance, the timeouts that it waits for, the next due first, and ``problem``: why they cannot be read."""
+
+    record: SagaRecord
+    timeouts: Sequence[PendingTimeout]
+    completed: bool
+    problem: str
+
+
+async def list_sagas(deployment: OpenDeployment, after: tuple[str, str], limit: int) -> Sequence[KnownSaga] | None:
+    """Return the instances that follow a type and an id; ``None``: no sagas are kept here.
+
+    Raises:
+        ConfigurationError: the settings name no database that can keep sagas.
+    """
+    found = await _asked(deployment, lambda store: store.page(after, limit))
+    return None if found is None else [_known(each) for each in found]
+
+
+async def show_saga(deployment: OpenDeployment, saga_type: str, saga_id: str) -> KnownSaga | None:
+    """Return an instance; ``None``: there is none, as after its completion."""
+    found = await _asked(deployment, lambda store: store.load(saga_type, saga_id))
+    return None if found is None else _known(found)
+
+
+async def _asked(deployment: OpenDeployment, question: Callable[[SagaStore], Awaitable[T]]) -> T | None:
+    file = file_of(place_of(deployment.settings.sagas, deployment.settings))
+    if file is not None and not file.expanduser().exists():  # to open it would create it
+        return None
+    store = open_saga_store(deployment.settings, deployment.databases)
+    try:
+        return await question(store)
+    except StoreNotSetUp:
+        return None
+    finally:
+        await store.close()
+
+
+def _known(record: SagaRecord) -> KnownSaga:
+    details, problem = SagaDetails(), ""
+    try:
+        details = decoded(record.details, name_of(record))
+    except InvalidMessage as error:
+        problem = str(error)
+    timeouts = sorted(details.timeouts.values(), key=lambda each: each.due)
+    return KnownSaga(record, timeouts, details.completed_by is not None, problem)
