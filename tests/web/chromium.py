@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
@@ -10,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from playwright.async_api import Browser, ConsoleMessage, Page, Request, ViewportSize, async_playwright, expect
+from playwright.async_api import Browser, ConsoleMessage, Locator, Page, Request, ViewportSize, async_playwright, expect
 from tests.azure_server import Azurite
 from tests.servers import Chromium, install_missing
 from tests.waiting import PATIENCE_SECONDS, Eventually
@@ -62,10 +61,11 @@ class Dashboard:
         self._process = process
         self.address = re.findall(r"the page is at (http://127\.0\.0\.1:\d+)/", self.log)[0]
 
-    def stop(self) -> None:
+    def end(self) -> None:
+        """End it as a power cut would."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
-        self._process.wait(PATIENCE_SECONDS)
+        self._process.kill()
+        self._process.wait()
 
 
 class Screen:
@@ -100,6 +100,18 @@ class Screen:
         await self.page.set_viewport_size(size)
         await self.page.emulate_media(color_scheme=scheme)
 
+    async def click(self, name: str) -> None:
+        """Follow the first link that is called so."""
+        await self.page.get_by_role("link", name=name).first.click()
+
+    def tile(self, name: str) -> Locator:
+        """Return the value of a tile of the overview."""
+        return self.page.locator(".tiles > div").filter(has=self.page.get_by_text(name, exact=True)).locator("dd").first
+
+    async def focused(self) -> str:
+        """Return what the focus is on, in words."""
+        return await self.page.evaluate("document.activeElement.innerText || document.activeElement.placeholder")
+
     async def barriers(self, *rules: str) -> list[str]:
         """Return what axe finds serious or critical: by these rules, or by all."""
         if not await self.page.evaluate("typeof axe === 'object'"):
@@ -107,7 +119,8 @@ class Screen:
         return await self.page.evaluate(_GRAVE, list(rules))
 
     async def overflow(self) -> int:
-        """Return by how many pixels it is wider than its window."""
+        """Return by how many pixels it is wider than its window, once its style is there."""
+        await self.page.wait_for_load_state()
         return await self.page.evaluate("document.scrollingElement.scrollWidth - innerWidth")
 
 

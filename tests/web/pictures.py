@@ -51,7 +51,7 @@ async def take(folder: Path, pictures: dict[str, tuple[str, ViewportSize, Any]],
                     await screen.look(size, scheme)
                     await screen.go(path, PAGES.get(path, 200))
                     await screen.page.screenshot(path=folder / f"{name}.png", full_page=whole)
-        dashboard.stop()
+        dashboard.end()
 
 
 if __name__ == "__main__":

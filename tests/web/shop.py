@@ -22,6 +22,7 @@ PAGES = {
     "/?due=month": 200,
     "/messages": 200,
     "/messages?queue=nowhere": 200,
+    "/messages?due_from=tomorrow": 400,
     f"/messages/{TRIED}": 200,
     f"/messages/{FAILING}?body=shown": 200,
     f"/messages/{HELD}": 200,
