@@ -91,7 +91,7 @@ class Screen:
         """Ask for a page, and expect this status of the answer; of another than 200 the console complains."""
         answer = await self.page.goto(f"{self._address}{path}")
         assert answer is not None
-        assert answer.status == status
+        assert answer.status == status, f"{path}: {answer.status}"
         if status != 200:
             assert f"status of {status}" in self.faults.pop()
 
@@ -130,4 +130,4 @@ async def screen_of(browser: Browser, address: str) -> AsyncGenerator[Screen]:
     async with await browser.new_context(viewport=WIDE, reduced_motion="reduce", timezone_id="UTC") as context:
         screen = Screen(await context.new_page(), address)
         yield screen
-        assert not screen.faults
+        assert not screen.faults, screen.faults

@@ -62,6 +62,24 @@ async def test_no_page_keeps_anybody_out(screen: Screen) -> None:
     assert {where: faults for where, faults in found.items() if faults} == {}
 
 
+async def test_the_pages_lead_to_each_other(screen: Screen) -> None:
+    await screen.go("/")
+    for name, heading in {
+        "Messages": "that wait",
+        "Errors": "failed",
+        "Doctor": "is broken",
+        "Queues": "Queues",
+    }.items():
+        await screen.click(name)
+        await expect(screen.page.get_by_role("heading", level=1)).to_contain_text(heading)
+        await expect(screen.page.locator("[aria-current]")).to_have_text(name)
+    await expect(screen.page.get_by_role("row", name="newsletter")).to_have_text(re.compile(r"newsletter\s*0"))
+    await screen.click("Doctor")
+    await expect(screen.page.get_by_role("row", name="error queue").locator("code").first).to_have_text(
+        "postdate errors list"
+    )
+
+
 async def test_the_overview_leads_to_the_messages_of_a_bar(screen: Screen) -> None:
     await screen.go("/")
     for name in ("Next day", "Next 30 days", "Next hour"):
@@ -118,6 +136,7 @@ async def test_all_is_reached_by_the_keyboard(screen: Screen) -> None:
     while "As a table" not in within:
         await press("Tab")
         within.append(await screen.focused())
+        assert len(within) < 20, within
     assert within[:3] == ["Failed", "Set aside", "Next hour"]
     assert re.fullmatch(r"1,8\d\d messages", within[-2])
     await press("Enter")
@@ -179,6 +198,7 @@ async def test_what_is_hostile_is_text_and_the_page_holds(screen: Screen) -> Non
             assert await screen.overflow() <= 0
             await screen.page.locator("a.id").nth(place).click()
             await expect(screen.page.get_by_role("heading", level=1)).to_have_text(clean(name))
+            assert await screen.overflow() <= 0
         await screen.click("Show the body")
         await expect(screen.page.locator("pre").last).to_contain_text("<script>alert('ran')</script>")
         assert await screen.overflow() <= 0
