@@ -1,6 +1,6 @@
 """A private Azurite, the emulator of Azure Storage: queues, tables and blobs on loopback.
 
-It comes from npm, in the versions and with the hashes of ``tests/azurite/package-lock.json``, once for all checkouts
+It comes from npm, in the versions and with the hashes of ``tests/npm/package-lock.json``, once for all checkouts
 of this user, and runs on the node that the type checker brings into ``.venv``. It saves what it stores every few
 seconds and when it is told to end: ``kill`` loses what came in between, as nothing but an emulator may.
 """
@@ -20,7 +20,7 @@ from .machine import LOOPBACK, ServerError, place_for_servers  # noqa: TID252 - 
 from .servers import ANSWERS_WITHIN_SECONDS, Server  # noqa: TID252
 
 _PROJECT = Path(__file__).resolve().parent.parent
-_PACKAGE = _PROJECT / "tests" / "azurite"
+_PACKAGE = _PROJECT / "tests" / "npm"
 _INSTALLS_WITHIN_SECONDS = 600.0
 _BY_HAND = "run `make install`, which brings node 24 along, and again scripts/services up"
 
@@ -83,10 +83,15 @@ class Azurite(Server):
 
     @classmethod
     def _program(cls) -> Path:
+        return cls.modules() / "azurite" / "dist" / "src" / "azurite.js"
+
+    @classmethod
+    def modules(cls) -> Path:
+        """Return where it is installed, beside what else the tests have from npm."""
         folder = cls._folder()
         if folder.exists() and (folder.is_symlink() or folder.stat().st_uid != os.geteuid()):
             raise ServerError(f"{folder} belongs to somebody else; remove it, or set TMPDIR")
-        return folder / "node_modules" / "azurite" / "dist" / "src" / "azurite.js"
+        return folder / "node_modules"
 
     @classmethod
     def _owner(cls) -> None:

@@ -46,25 +46,11 @@ _MARK = "POSTDATE_SERVER"
 # --- what every server has --------------------------------------------------------------------------------------------
 
 
-class Server(ABC):
-    """One server in one directory.
-
-    Args:
-        directory: Where it lives. Made at the first start; its parent must be reachable by the server's account.
-        port: Where it listens on loopback. None: the one of its last life, else any that is free.
-        durable: True: what is committed survives a power cut. False: it survives the death of the server only.
-    """
+class Program(ABC):
+    """What tests need of the machine."""
 
     name: ClassVar[str]
     package: ClassVar[str]  # of Debian; empty: it installs itself
-    account: ClassVar[str]
-    stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
-
-    def __init__(self, directory: Path, port: int | None = None, *, durable: bool = False) -> None:
-        self.directory = directory
-        self.durable = durable
-        self._wanted_port = port
-        self._children: list[subprocess.Popen[Any]] = []
 
     @classmethod
     @abstractmethod
@@ -73,8 +59,27 @@ class Server(ABC):
 
     @classmethod
     def install(cls) -> None:
-        """Fetch the programs of a server that has no Debian package."""
+        """Fetch the programs of what has no Debian package."""
         raise NotImplementedError(f"{cls.name} has a package: {cls.package}")
+
+
+class Server(Program):
+    """One server in one directory.
+
+    Args:
+        directory: Where it lives. Made at the first start; its parent must be reachable by the server's account.
+        port: Where it listens on loopback. None: the one of its last life, else any that is free.
+        durable: True: what is committed survives a power cut. False: it survives the death of the server only.
+    """
+
+    account: ClassVar[str]
+    stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+
+    def __init__(self, directory: Path, port: int | None = None, *, durable: bool = False) -> None:
+        self.directory = directory
+        self.durable = durable
+        self._wanted_port = port
+        self._children: list[subprocess.Popen[Any]] = []
 
     @property
     @abstractmethod
@@ -98,7 +103,7 @@ class Server(ABC):
     def _launch(self) -> None:
         """Start the processes."""
 
-    def _furnish(self) -> None:  # noqa: B027 - most come furnished
+    def _furnish(self) -> None:
         """Make what clients expect to find in it: called when it has started."""
 
     # --- life ---
@@ -310,23 +315,23 @@ class Server(ABC):
         return "".join(f"\n  {line}" for line in (f"the end of {self.log}:", *lines))
 
 
-def install_missing(servers: Sequence[type[Server]]) -> None:
-    """Install those of the servers that are missing, all at once: apt-get works for one caller at a time.
+def install_missing(programs: Sequence[type[Program]]) -> None:
+    """Install those of the programs that are missing, all at once: apt-get works for one caller at a time.
 
     Raises:
         ServerError: They cannot be installed; the message has the command that would.
     """
-    missing = [server for server in servers if not server.is_installed()]
-    packages = [server.package for server in missing if server.package]
+    missing = [program for program in programs if not program.is_installed()]
+    packages = [program.package for program in missing if program.package]
     if packages:
         install(packages)
-    for server in missing:
-        if not server.package:
-            server.install()
-    for server in servers:
-        if not server.is_installed():
+    for program in missing:
+        if not program.package:
+            program.install()
+    for program in programs:
+        if not program.is_installed():
             raise ServerError(
-                f"{server.package or server.name} is installed, and the programs of {server.name} are not"
+                f"{program.package or program.name} is installed, and the programs of {program.name} are not"
             )
 
 
@@ -786,3 +791,35 @@ class Redis(Server):
         }
         options = [word for name, value in settings.items() for word in (f"--{name}", value)]
         self._start_daemon([self._program() or "redis-server", *options])
+
+
+# --- the browser ------------------------------------------------------------------------------------------------------
+
+
+class Chromium(Program):
+    """Debian's Chromium, or a Chrome that is there."""
+
+    name = "Chromium"
+    package = ""
+    _names: ClassVar[Sequence[str]] = ("chromium", "google-chrome-stable", "google-chrome")
+
+    @classmethod
+    def program(cls) -> str | None:
+        """Return its path; None: there is none."""
+        return next(filter(None, map(shutil.which, cls._names)), None)
+
+    @classmethod
+    def is_installed(cls) -> bool:
+        return cls.program() is not None
+
+    @classmethod
+    def install(cls) -> None:
+        """Have apt-get install it; Ubuntu has it as a snap only, which cannot read what a test puts into /tmp.
+
+        Raises:
+            ServerError: There is no such package, or it cannot be installed.
+        """
+        try:
+            install(["chromium"])
+        except ServerError as error:
+            raise ServerError(f"{error}; on Ubuntu, which has no such package: install Google Chrome") from error

@@ -20,7 +20,16 @@ from pathlib import Path
 
 from .azure_server import Azurite  # noqa: TID252 - as in servers.py
 from .machine import ServerError, place_for_servers  # noqa: TID252 - as in servers.py
-from .servers import MariaDB, PgBouncer, PostgreSQL, RabbitMQ, Redis, Server, install_missing  # noqa: TID252
+from .servers import (  # noqa: TID252
+    Chromium,
+    MariaDB,
+    PgBouncer,
+    PostgreSQL,
+    RabbitMQ,
+    Redis,
+    Server,
+    install_missing,
+)
 
 PROJECT = Path(__file__).resolve().parent.parent
 URLS = PROJECT / ".services" / "urls.json"
@@ -153,7 +162,7 @@ def _empty(server: Server) -> None:
 def up(services: Services, *, durable: bool) -> int:
     servers = services.chosen(durable=durable)
     with services.alone():
-        install_missing([type(server) for server in servers.values()])
+        install_missing([*(type(server) for server in servers.values()), Chromium])
         with ThreadPoolExecutor(len(servers)) as pool:
             begun = [pool.submit(_bring_up, server) for server in servers.values()]
         failed = [error for error in (start.exception() for start in begun) if error is not None]

@@ -90,8 +90,8 @@ class Checkout:
             "tests/servers.py",
             "tests/machine.py",
             "tests/azure_server.py",
-            "tests/azurite/package.json",
-            "tests/azurite/package-lock.json",
+            "tests/npm/package.json",
+            "tests/npm/package-lock.json",
         ):
             (project / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(PROJECT / name, project / name)

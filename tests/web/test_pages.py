@@ -319,7 +319,7 @@ async def test_it_comes_back_with_the_store(deployment: Deployment) -> None:
     moved = deployment.path.rename(deployment.path.with_suffix(".elsewhere"))
     async with browsing(app_of(deployment.address)) as browser:
         missing = await browser("/")
-        assert (missing.status, "there is no file" in missing.words) == (503, True)
+        assert (missing.status, "There is no file" in missing.words) == (503, True)
         moved.rename(deployment.path)
         assert (await browser("/")).status == 200
 

@@ -112,7 +112,7 @@ def calendar(days: Sequence[Interval], width: int, address: Address) -> Markup:
 
 def share(part: int, whole: int) -> Markup:
     """Return a bar of a list: how much of the whole."""
-    bar = _tag("rect", class_="bar", width=100 * part / max(whole, 1), height=6)
+    bar = _tag("rect", class_="bar", width=max(100 * part / max(whole, 1), 1.0 if part else 0.0), height=6)
     room = _tag("rect", class_="sheet", width=100, height=6)
     return _drawing(100, 6, [room, bar], class_="share", preserveAspectRatio="none")
 

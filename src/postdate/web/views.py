@@ -79,6 +79,7 @@ class Views:
             loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_visible
         )
         self._templates.filters |= {"time": _time, "count": "{:,}".format, "span": shown_span, "id": _quoted}
+        self._templates.filters["code"] = _code
 
     def _page(self, request: Request, name: str, status: int = HTTPStatus.OK, **values: Any) -> HTMLResponse:
         base: str = request.scope.get("root_path", "")
@@ -351,6 +352,12 @@ def _time(instant: datetime | None) -> Markup | str:
 def _instant(text: str) -> datetime | None:
     """Return the time of a form's field, which has no offset."""
     return parse_instant(f"{text}Z" if _WITHOUT_OFFSET.fullmatch(text) else text) if text else None
+
+
+def _code(text: str) -> Markup:
+    """Return a text whose commands, which it has in backticks, are code."""
+    parts = enumerate(clean(text).split("`"))
+    return Markup("").join(Markup("<code>{}</code>").format(part) if place % 2 else part for place, part in parts)
 
 
 def _visible(value: object) -> object:
