@@ -41,8 +41,8 @@ async def chromium() -> AsyncGenerator[Browser]:
 class Dashboard:
     """``postdate dashboard``, in the folder that has its settings."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._log, self.address = folder, folder / "dashboard.log", ""
+    def __init__(self, folder: Path, *options: str) -> None:
+        self._folder, self._options, self._log, self.address = folder, options, folder / "dashboard.log", ""
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -52,7 +52,7 @@ class Dashboard:
     def start(self) -> None:
         """Serve it, at the address of last time if there was one."""
         listen = self.address.removeprefix("http://") or "127.0.0.1:0"
-        command = [sys.executable, "-W", "error", "-m", "postdate.cli", "dashboard", "--listen", listen]
+        command = [sys.executable, "-W", "error", "-m", "postdate.cli", "dashboard", "--listen", listen, *self._options]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("POSTDATE_")}
         with self._log.open("wb") as log:
             process = subprocess.Popen(command, cwd=self._folder, env=environment, stdout=log, stderr=log)

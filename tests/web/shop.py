@@ -6,14 +6,29 @@ from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
-from postdate import DelayedMessage, Envelope, Headers, LocalTransport, SqliteStore, SystemClock, TransactionMode
+import msgspec
+
+from postdate import (
+    DelayedMessage,
+    Envelope,
+    Headers,
+    LocalTransport,
+    SqliteSagaStore,
+    SqliteStore,
+    SystemClock,
+    TransactionMode,
+)
 from postdate.core.limits import change_limits, paused
+from postdate.endpoint.saga_handling import PendingTimeout, SagaDetails, encoded
+from postdate.ports import Correlation, SagaChange, SagaFate, SagaRecord
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 QUEUES = ("orders", "invoices", "reminders", "shipping", "newsletter", "error", "shop", "shop.timeouts")
 TRIED, FAILING, OVERDUE, HELD, NEXT = "order-10427", "refund-311", "invoice-2206", "parcel-88", "reminder-0-0"
 FAILED, BROKEN = "payment-7740", "order-10399"
 """Ids of messages: one that was tried again and delivered, one that fails, and so on; ``BROKEN`` is set aside."""
+
+TOKEN = "whoever has this may act"
 
 PAGES = {
     "/": 200,
@@ -31,10 +46,25 @@ PAGES = {
     "/errors?exception=builtins.KeyError&queue=invoices": 200,
     f"/errors/{FAILED}": 200,
     "/queues": 200,
+    "/sagas": 200,
+    "/sagas/Shop.Order/order-10420?state=shown": 200,
     "/doctor": 200,
+    "/sign-in": 200,
+    f"/change?what=cancel&id={NEXT}": 403,
     "/nowhere": 404,
 }
 """What it can be asked, and the status of the answer."""
+
+OF_WHO_ACTS = {
+    "/errors": 200,
+    "/queues": 200,
+    f"/messages/{NEXT}": 200,
+    f"/change?what=reschedule&id={NEXT}": 200,
+    f"/change?what=edit&id={FAILED}": 200,
+    "/change?what=limit&queue=shipping": 200,
+    "/change?what=discard-group&exception=builtins.TimeoutError&queue=orders": 200,
+}
+"""The same of somebody who has signed in."""
 
 _TRACE = """\
 Traceback (most recent call last):
@@ -54,6 +84,7 @@ class Shop:
         self.now = SystemClock().now().replace(microsecond=0)
         settings = '[endpoint]\nname = "shop"\n[store]\naddress = "sqlite:///shop.db"\n'
         (folder / "postdate.toml").write_text(settings, "utf-8")
+        (folder / "token").write_text(TOKEN, "utf-8")
 
     async def create(self) -> SqliteStore:
         store, transport = SqliteStore(self.path), LocalTransport(self.path)
@@ -80,6 +111,7 @@ class Shop:
         await store.store_many(self._ahead(), self.now - HOUR)
         await store.close()
         await self.send(*self._failed())
+        await self._begin_sagas()
 
     def message(self, id_: str, destination: str, after: timedelta, body: bytes = b"") -> DelayedMessage:
         headers = {
@@ -125,6 +157,24 @@ class Shop:
             row = "(SELECT content FROM delayed_message WHERE message_id = ?)"
             file.execute(f"UPDATE content SET headers = '{{no json' WHERE seq = {row}", (BROKEN,))
         assert not await store.claim_due(self.now, 10)
+
+    async def _begin_sagas(self) -> None:
+        """Have orders wait for their payment, and for their parcel."""
+        sagas, changes, messages = SqliteSagaStore(self.path), list[SagaChange](), list[DelayedMessage]()
+        for number in range(10_400, 10_440):
+            timeouts = dict[str, PendingTimeout]()
+            for name, minutes in (("PaymentIsLate", number - 10_390), ("ParcelIsLate", number % 7 * 600)):
+                if minutes:
+                    messages.append(self.message(f"{name}-{number}", "shop", minutes * MINUTE))
+                    due, said = messages[-1].due, msgspec.Raw(b"{}")
+                    timeouts[name] = PendingTimeout(f"{name}-{number}", due, f"Shop.{name}", said)
+            place, state = Correlation("order", str(number)), '{"total": 59.9, "paid": false}'
+            record = SagaRecord(f"order-{number}", "Shop.Order", place, state, encoded(SagaDetails(timeouts)))
+            changes.append(SagaChange(SagaFate.CREATED, record))
+        await sagas.setup()
+        await sagas.apply(changes)
+        await sagas.close()
+        await self.store(*messages)
 
     def _failed(self) -> list[Envelope]:
         causes = (

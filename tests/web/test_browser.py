@@ -4,14 +4,14 @@ What a new page needs here is a line in `PAGES` of ``shop.py``, what it shows in
 """
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from playwright.async_api import Browser, expect
 from tests.web.chromium import PHONE, WIDE, Dashboard, Screen, chromium, screen_of
-from tests.web.shop import MINUTE, PAGES, TRIED, Shop
+from tests.web.shop import MINUTE, NEXT, OF_WHO_ACTS, PAGES, TOKEN, TRIED, Shop
 from tests.web.test_pages import HOSTILE
 
 from postdate.operations.plain import clean
@@ -35,7 +35,7 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[tup
         await shop.store(replace(waiting, headers={**waiting.headers, SCRIPT[:200]: SCRIPT}, body=SCRIPT.encode()))
         failed = shop.failed(f"f{id_}", "<script>", ValueError(SCRIPT), MINUTE)
         await shop.send(replace(failed, body=SCRIPT.encode()))
-    dashboard = Dashboard(shop.folder)
+    dashboard = Dashboard(shop.folder, "--allow-actions", "--token-file", "token")
     dashboard.start()
     yield shop, dashboard
     dashboard.end()
@@ -48,10 +48,10 @@ async def screen(browser: Browser, served: tuple[Shop, Dashboard]) -> AsyncGener
         yield opened
 
 
-async def test_no_page_keeps_anybody_out(screen: Screen) -> None:
+async def _keep_nobody_out(screen: Screen, pages: Mapping[str, int]) -> None:
     """Nothing serious or critical for axe, wide and on a phone, light and dark; and nothing to scroll sideways."""
     found = dict[tuple[str, int], list[str]]()
-    for path, status in PAGES.items():
+    for path, status in pages.items():
         await screen.go(path, status)
         for size in (WIDE, PHONE):
             await screen.look(size)
@@ -60,6 +60,76 @@ async def test_no_page_keeps_anybody_out(screen: Screen) -> None:
             await screen.look(size, "dark")
             found[path, size["width"]] = faults + await screen.barriers("color-contrast")
     assert {where: faults for where, faults in found.items() if faults} == {}
+
+
+async def _sign_in(screen: Screen) -> None:
+    await screen.go("/")
+    await screen.click("Sign in")
+    await screen.page.get_by_label("Your name").fill("ada")
+    await screen.page.get_by_label("Token").fill(TOKEN)
+    await screen.page.get_by_role("button", name="Sign in").click()
+    await expect(screen.page.get_by_role("button", name="Sign out")).to_be_visible()
+
+
+async def test_no_page_keeps_anybody_out(screen: Screen) -> None:
+    await _keep_nobody_out(screen, PAGES)
+
+
+async def test_no_page_of_who_acts_keeps_anybody_out(screen: Screen) -> None:
+    await _sign_in(screen)
+    await _keep_nobody_out(screen, OF_WHO_ACTS)
+
+
+async def test_deployments_lead_to_their_pages(browser: Browser, served: tuple[Shop, Dashboard]) -> None:
+    several = Dashboard(served[0].folder, "--also", "depot=postdate.toml")
+    several.start()
+    async with screen_of(browser, several.address) as screen:
+        await _keep_nobody_out(screen, {"/": 200, "/depot/": 200})
+        await screen.go("/")
+        await screen.click("depot")
+        await screen.click("Errors")
+        await expect(screen.page.get_by_role("heading", level=1)).to_contain_text("failed messages")
+        await screen.click("All")
+        await expect(screen.page.get_by_role("heading", level=1)).to_have_text("Deployments")
+    several.end()
+
+
+async def test_what_is_done_is_asked_once_and_logged(screen: Screen, served: tuple[Shop, Dashboard]) -> None:
+    heading, button = screen.page.get_by_role("heading", level=1), screen.page.get_by_role("button")
+    await _sign_in(screen)
+    await screen.go("/errors?exception=builtins.ValueError&queue=shipping")
+    await screen.click("Return all builtins.ValueError in shipping")
+    await expect(heading).to_have_text("Return 1 message?")
+    await button.filter(has_text="Return").click()
+    await expect(screen.page.locator("main li")).to_have_text(re.compile("Returned: parcel-7740"))
+    await screen.go("/queues")
+    await screen.page.get_by_label("Queue", exact=True).fill("reminders")
+    await button.filter(has_text="Pause").click()
+    await button.filter(has_text="Pause queue reminders").click()
+    await screen.click("Back")
+    await screen.click("Resume reminders")
+    await button.filter(has_text="Resume queue reminders").click()
+    await expect(heading).to_have_text(re.compile("Queue reminders: "))
+    await screen.go(f"/messages/{NEXT}")
+    await screen.click("Cancel")
+    await button.filter(has_text="Cancel the message").click()
+    await expect(heading).to_have_text("1 message cancelled")
+    await screen.go(f"/messages/{NEXT}")
+    await expect(screen.page.locator(".timeline strong").last).to_have_text("Cancelled")
+    await button.filter(has_text="Sign out").click()
+    await expect(screen.page.get_by_role("link", name="Sign in")).to_be_visible()
+    for done in ("return-group", "pause", "resume", "cancel"):
+        assert served[1].log.count(f"user 'ada' at 127.0.0.1: {done} ") == 1
+
+
+async def test_a_saga_leads_to_its_timeouts(screen: Screen) -> None:
+    await screen.go("/")
+    await screen.click("Sagas")
+    await screen.click("order=10420")
+    await screen.click("Show the state")
+    await expect(screen.page.locator("pre")).to_have_text('{"total": 59.9, "paid": false}')
+    await screen.click("Shop.PaymentIsLate")
+    await expect(screen.page.get_by_role("heading", level=1)).to_have_text("PaymentIsLate-10420")
 
 
 async def test_the_pages_lead_to_each_other(screen: Screen) -> None:
@@ -122,11 +192,12 @@ async def test_all_is_reached_by_the_keyboard(screen: Screen) -> None:
     """What is there first is the way past the pages; bars are passed over, as they are in the table, too."""
     await screen.go("/")
     press, found = screen.page.keyboard.press, list[str]()
-    for _ in range(9):
+    while "Sign in" not in found:
         await press("Tab")
         found.append(await screen.focused())
+        assert len(found) < 20, found
     assert found[:3] == ["Skip to the content", "Postdate", "Overview"]
-    assert found[-3:] == ["Doctor", "Id of a message", "Explain"]
+    assert found[-4:] == ["Doctor", "Id of a message", "Explain", "Sign in"]
     await screen.go("/")
     await press("Tab")
     await expect(screen.page.get_by_role("link", name="Skip to the content")).to_be_in_viewport()
@@ -137,7 +208,8 @@ async def test_all_is_reached_by_the_keyboard(screen: Screen) -> None:
         await press("Tab")
         within.append(await screen.focused())
         assert len(within) < 20, within
-    assert within[:3] == ["Failed", "Set aside", "Next hour"]
+    first = within.index("Failed")
+    assert within[first : first + 3] == ["Failed", "Set aside", "Next hour"]
     assert re.fullmatch(r"1,8\d\d messages", within[-2])
     await press("Enter")
     await press("Tab")
