@@ -23,6 +23,7 @@ from postdate.endpoint.saga_handling import PendingTimeout, SagaDetails, encoded
 from postdate.ports import Correlation, SagaChange, SagaFate, SagaRecord
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+MILLISECOND = timedelta(milliseconds=1)
 QUEUES = ("orders", "invoices", "reminders", "shipping", "newsletter", "error", "shop", "shop.timeouts")
 TRIED, FAILING, OVERDUE, HELD, NEXT = "order-10427", "refund-311", "invoice-2206", "parcel-88", "reminder-0-0"
 FAILED, BROKEN = "payment-7740", "order-10399"
@@ -97,10 +98,12 @@ class Shop:
     async def fill(self) -> None:
         """Put there what a shop has on an ordinary day, and what may go wrong."""
         store = await self.create()
+        for batch in range(60):
+            due = batch / 2 * MINUTE - 50 * MINUTE
+            done = [self.message(f"done-{batch}-{n}", QUEUES[n % 4], due + n * MILLISECOND) for n in range(5)]
+            await store.store_many(done, self.now - DAY)
+            await store.move_due(self.now + due + (6 + batch**2 / 40) * MILLISECOND, len(done))
         await self._deliver_at_the_third_attempt(store)
-        done = [self.message(f"done-{n}", QUEUES[n % 7 % 4], -(61 + n) * MINUTE) for n in range(300)]
-        await store.store_many(done, self.now - DAY)
-        await store.move_due(self.now - HOUR, len(done))
         await self._set_one_aside(store)
         await store.store_many([self.message(FAILING, "orders", -10 * MINUTE)], self.now - DAY)
         (claim,) = await store.claim_due(self.now, 10)
