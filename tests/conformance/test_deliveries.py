@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from postdate.ports import AdministrableStore, Delivery, Outcome
+from postdate.ports import AdministrableStore, Delivered, Outcome
 from postdate.testing import StoreSubject
 from postdate.testing.store_suite.subject import NOW, SECOND, claiming, message
 
@@ -21,5 +21,5 @@ async def test_the_latest_deliveries_are_told(store_subject: StoreSubject) -> No
             await store.finish([claim], outcome, NOW + number * SECOND)
         for limit in (1, 10):
             found = await look.last_delivered(limit)
-            expected = [Delivery(NOW + 2 * SECOND, NOW), Delivery(NOW + SECOND, NOW)][: min(limit, len(found))]
+            expected = [Delivered(NOW + 2 * SECOND, NOW), Delivered(NOW + SECOND, NOW)][: min(limit, len(found))]
             assert [replace(each, due=each.due or NOW) for each in found] == expected != []

@@ -30,7 +30,7 @@ from postdate.errors import (
     StoreUnreachable,
     TransportUnreachable,
 )
-from postdate.ports import Delivery, Outcome
+from postdate.ports import Delivered, Outcome
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -349,7 +349,7 @@ async def test_an_operator_sees_queues_and_who_holds(store: RedisStore, transpor
     assert await queues.queue_lengths() == {"done": 2}
     assert await transport.lengths_of(["done", "missing"]) == {"done": 1}
     assert [each.queue for each in await queues.find_in_queues("c")] == ["done"]
-    assert await observer.last_delivered(2) == [Delivery(NOW + SECOND, None)]
+    assert await observer.last_delivered(2) == [Delivered(NOW + SECOND, None)]
     await receiver.commit(held, NOW)
     assert [record.kind.name for record in await store.history("a")] == ["SCHEDULED", "DELIVERED", "HANDLED"]
     with pytest.raises(ClaimLost):

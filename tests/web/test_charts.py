@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from postdate.operations import Interval, Lateness
+from postdate.operations import Interval, RecentLateness
 from postdate.operations.state import intervals
-from postdate.ports import Delivery
+from postdate.ports import Delivered
 from postdate.web import charts
 
 MINUTE = timedelta(minutes=1)
@@ -82,11 +82,13 @@ def test_lateness_is_that_of_nearly_all_and_never_less_than_none() -> None:
     """Of 200: one recorded before it was due, 197 on time, two late; then some whose due time nobody knows."""
     late = [timedelta(seconds=-3), *[timedelta(milliseconds=1)] * 197, timedelta(minutes=1), timedelta(days=40)]
     newest = START + 1_000 * timedelta(seconds=1)
-    found = Lateness.of([Delivery(newest - n * MINUTE, newest - n * MINUTE - each) for n, each in enumerate(late)])
+    found = RecentLateness.of(
+        [Delivered(newest - n * MINUTE, newest - n * MINUTE - each) for n, each in enumerate(late)]
+    )
     assert (found.last, found.since, found.count) == (newest, newest - 199 * MINUTE, 200)
     assert (found.median, found.most, found.early) == (timedelta(milliseconds=1), timedelta(milliseconds=1), 1)
     spread = {name: count for name, count in found.spread.items() if count}
     assert spread == {"up to 1 ms": 198, "up to 1 min": 1, "longer": 1}
-    unknown, none = Lateness.of([Delivery(newest, None)]), Lateness.of([])
+    unknown, none = RecentLateness.of([Delivered(newest, None)]), RecentLateness.of([])
     assert (unknown.last, unknown.since, unknown.count) == (newest, None, 0)
     assert (none.last, none.since, none.count) == (None, None, 0)

@@ -116,7 +116,7 @@ class Dispatcher:
 
         Outside, and where store and queues share a database, :meth:`take` returns when its batch is done.
         """
-        stop_listening = self._store.when_lost(self._in_flight.lose)
+        stop_listening = self._store.when_lost(self._in_flight.lose) or nobody
         self.asking.hurry(hurries=False)
         self._metrics.dispatches(self, lambda: self._in_flight.held)
         try:
@@ -130,8 +130,7 @@ class Dispatcher:
             await self.finisher.again(at_once=True)
         finally:
             self._metrics.dispatches(self, None)
-            if stop_listening is not None:
-                stop_listening()
+            stop_listening()
 
     async def take(
         self,
@@ -178,8 +177,7 @@ class Dispatcher:
 
     def _paused(self, count: int, pause: float) -> PollResult:
         """Return the result of a look: no claims for ``pause`` seconds, but outcomes may be written earlier."""
-        probe_at = self._clock.monotonic() + pause
-        left = self.finisher.next_attempt(self._after(pause), claims_from=probe_at)
+        left = self.finisher.next_attempt(self._after(pause), claims_from=self._clock.monotonic() + pause)
         return PollResult(count, more=False, next_attempt=left)
 
     def _after(self, seconds: float) -> datetime:

@@ -44,7 +44,7 @@ from postdate.operations.outgoing import SendReport as SendReport, SetUp as SetU
 from postdate.operations.sagas import KnownSaga as KnownSaga, list_sagas as list_sagas, show_saga as show_saga
 from postdate.operations.state import (
     Interval as Interval,
-    Lateness as Lateness,
+    RecentLateness as RecentLateness,
     Overview as Overview,
     overview as overview,
 )

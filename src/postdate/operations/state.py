@@ -14,7 +14,7 @@ from postdate.clock import later
 from postdate.core.limits import limits_of
 from postdate.operations.messages import Statistics, statistics
 from postdate.operations.needs import administrable, users_of_store
-from postdate.ports import Delivery, MessageFilter, Process, counted_between
+from postdate.ports import Delivered, MessageFilter, Process, counted_between
 from postdate.ports.changing import MARKERS
 from postdate.ports.limits import LimitingStore
 from postdate.wiring import OpenDeployment
@@ -48,7 +48,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Lateness:
+class RecentLateness:
     """How late the latest deliveries were, by their records.
 
     Args:
@@ -69,7 +69,7 @@ class Lateness:
     early: int
 
     @classmethod
-    def of(cls, deliveries: Sequence[Delivery]) -> Lateness:
+    def of(cls, deliveries: Sequence[Delivered]) -> RecentLateness:
         """Of deliveries, the newest first."""
         told, none = [each for each in deliveries if each.due is not None], timedelta(0)
         spans = sorted(each.at - each.due for each in told if each.due is not None)
@@ -112,7 +112,7 @@ class Overview:
     errors: int | None
     overdue_since: datetime | None
     overdue: Sequence[Interval]
-    lateness: Lateness | None
+    lateness: RecentLateness | None
 
 
 async def overview(deployment: OpenDeployment, now: datetime, look_ahead: int = LOOK_AHEAD) -> Overview:
@@ -146,7 +146,7 @@ async def overview(deployment: OpenDeployment, now: datetime, look_ahead: int = 
         errors=(counted.queues or {}).get(deployment.settings.endpoint.error_queue),
         overdue_since=await _overdue_since(deployment, counted),
         overdue=await _by_age(deployment, counted),
-        lateness=None if view is None or not look_ahead else Lateness.of(await view.last_delivered(_LATEST)),
+        lateness=None if view is None or not look_ahead else RecentLateness.of(await view.last_delivered(_LATEST)),
     )
 
 

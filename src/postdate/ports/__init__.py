@@ -40,7 +40,7 @@ from postdate.ports.endpoint import (
 )
 from postdate.ports.observation import (
     DelegatedQuarantine as DelegatedQuarantine,
-    Delivery as Delivery,
+    Delivered as Delivered,
     FileFacts as FileFacts,
     FileScripts as FileScripts,
     Mending as Mending,

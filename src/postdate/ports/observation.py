@@ -74,7 +74,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivered:
     """That a message was delivered: when, and when it was due; ``None`` where the store does not keep that. UTC."""
 
     at: datetime
@@ -102,7 +102,7 @@ class Observer(ABC):
         """
         return ()
 
-    async def last_delivered(self, limit: int) -> Sequence[Delivery]:
+    async def last_delivered(self, limit: int) -> Sequence[Delivered]:
         """Return up to ``limit`` of the latest deliveries, newest first, of those that the latest 100,000 records tell.
 
         Guarantees:

@@ -23,7 +23,7 @@ from postdate.backends.postgres.rows import QUEUED, WAITING, envelope_of, messag
 from postdate.backends.sql.questions import header_text
 from postdate.errors import QueueNotFound
 from postdate.persistence.migrations import migrations
-from postdate.ports import Delivery, Observer, OldSnapshot, Process, Queued, ServerFacts, Standing
+from postdate.ports import Delivered, Observer, OldSnapshot, Process, Queued, ServerFacts, Standing
 
 T = TypeVar("T")
 
@@ -178,10 +178,10 @@ class PostgresObserver(PostgresQueueObserver):
             WHERE ctid >= ({first}) AND kind = 2 AND {self._ours} ORDER BY at DESC, number DESC LIMIT %(limit)s"""
 
     @override
-    async def last_delivered(self, limit: int) -> Sequence[Delivery]:
+    async def last_delivered(self, limit: int) -> Sequence[Delivered]:
         record = self._database.names.of("record").replace("%%", "%")
         rows = await self._rows(self._latest, {"record": record, "table": self._table(), "limit": limit})
-        return [Delivery(at.astimezone(UTC), due and due.astimezone(UTC)) for at, due in rows]
+        return [Delivered(at.astimezone(UTC), due and due.astimezone(UTC)) for at, due in rows]
 
     @override
     async def next_destinations(self, messages: int) -> Mapping[str, int]:

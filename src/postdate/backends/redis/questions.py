@@ -30,7 +30,7 @@ from postdate.errors import MessageError, QueueNotFound
 from postdate.messages import DelayedMessage, Headers
 from postdate.ports import (
     AdministrableStore,
-    Delivery,
+    Delivered,
     MessageFilter,
     Observer,
     Process,
@@ -218,10 +218,10 @@ class RedisStoreObserver(_HolderObserver):
         return found
 
     @override
-    async def last_delivered(self, limit: int) -> Sequence[Delivery]:
+    async def last_delivered(self, limit: int) -> Sequence[Delivered]:
         """Return the last one alone: no more is kept, nor when it was due."""
         at: bytes | None = await self._server.command("GET", f"{self._store.place}:last")
-        return [] if at is None else [Delivery(instant_of(at), None)][:limit]
+        return [] if at is None else [Delivered(instant_of(at), None)][:limit]
 
     @override
     async def next_destinations(self, messages: int) -> Mapping[str, int]:

@@ -30,7 +30,7 @@ from postdate.backends.sqlite.rows import (
 from postdate.clock import from_microseconds
 from postdate.errors import QueueNotFound
 from postdate.messages import decode_headers
-from postdate.ports import Delivery, FileFacts, Observer, Process, Queued, Standing
+from postdate.ports import Delivered, FileFacts, Observer, Process, Queued, Standing
 from postdate.ports.changing import MARKERS
 
 OLDEST_SQLITE: Final = (3, 35, 0)
@@ -75,9 +75,9 @@ class FileObserver(Observer):
         return await looked_at(self._file, WAITING, sql, (header_text(message_id), message_id), _standing)
 
     @override
-    async def last_delivered(self, limit: int) -> Sequence[Delivery]:
+    async def last_delivered(self, limit: int) -> Sequence[Delivered]:
         rows = await self._file.read(lambda c: c.execute(_LAST_DELIVERED, (limit,)).fetchall())
-        return [Delivery(from_microseconds(at), time_of(due)) for at, due in rows]
+        return [Delivered(from_microseconds(at), time_of(due)) for at, due in rows]
 
     @override
     async def next_destinations(self, messages: int) -> Mapping[str, int]:
