@@ -169,13 +169,18 @@ class PostgresObserver(PostgresQueueObserver):
         values = {"id": message_id, "header": header_text(message_id)}
         return await self._readable(f"{self._standing} {where}", values, _standing)
 
-    @override
-    async def last_delivered_at(self) -> datetime | None:
+    @property
+    def _last_delivered_at(self) -> str:
         record = self._database.names.of("record")
         pages = "(pg_relation_size(%(record)s::regclass) / current_setting('block_size')::bigint)"
-        first = f"('(' || greatest({pages} - {_LATEST_PAGES}, 0) || ',0)')::tid"
-        latest = f"SELECT max(at) FROM {record} WHERE ctid >= {first} AND kind = 2 AND {self._ours}"
-        ((at,),) = await self._rows(latest, {"record": record.replace("%%", "%"), "table": self._table()})
+        # A query of its own: its value is known beforehand, and what lies before that page is not read.
+        first = f"(SELECT ('(' || greatest({pages} - {_LATEST_PAGES}, 0) || ',0)')::tid)"
+        return f"SELECT max(at) FROM {record} WHERE ctid >= {first} AND kind = 2 AND {self._ours}"
+
+    @override
+    async def last_delivered_at(self) -> datetime | None:
+        record = self._database.names.plain("record")
+        ((at,),) = await self._rows(self._last_delivered_at, {"record": record, "table": self._table()})
         return None if at is None else at.astimezone(UTC)
 
     @override
