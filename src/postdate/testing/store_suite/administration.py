@@ -162,6 +162,7 @@ async def pending_messages_are_listed(store: ClaimingStore, operator: Administra
     expect_equal(await listed(destination="b"), ["1", "3"], "one destination")
     expect_equal(await listed(due_from=NOW + SECOND, due_to=NOW + 3 * SECOND), ["1", "2"], "a range")
     expect_equal(await listed(destination="c"), [], "an unknown destination")
+    expect_equal((await listed(destination="b", among=2))[:1], ["1"], "one destination among the first two")
 
 
 @administration.given(operated)
