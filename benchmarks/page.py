@@ -22,9 +22,10 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from statistics import median, quantiles
 from threading import Event, Thread
+from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
@@ -32,7 +33,7 @@ import httpx
 import psycopg
 
 from postdate import DelayedDelivery, Endpoint, PostgresStore, PostgresTransport
-from postdate.messages import DelayedMessage, Headers, encode_headers
+from postdate.messages import Headers, encode_headers
 from postdate.ports import TransactionMode
 
 QUEUES = [f"q-{number}" for number in range(10)]
@@ -55,29 +56,32 @@ def database() -> Generator[str]:
 
 
 async def set_up(url: str) -> None:
-    store, transport = PostgresStore(url), PostgresTransport(url)
-    await store.initialize("bench", TransactionMode.RECEIVE_ONLY)
-    await store.setup()
+    kept, transport = PostgresStore(url), PostgresTransport(url)
+    await kept.initialize("bench", TransactionMode.RECEIVE_ONLY)
+    await kept.setup()
     await transport.create_queues(["error", "bench.timeouts", *QUEUES])
     await transport.close()
-    await store.close()
+    await kept.close()
+
+
+def store(connection: psycopg.Connection[Any], prefix: str, count: int, due: str) -> None:
+    """Store messages as a store does; ``due`` is SQL."""
+    connection.execute(
+        f"""WITH fresh AS (
+            INSERT INTO postdate.record (at, due, store_id, kind, message_id, destination)
+            SELECT now(), {due}, (SELECT min(store_id) FROM postdate.store), 1, '{prefix}-' || n, 'q-' || n % 10
+            FROM generate_series(1, {count}) AS n RETURNING number, due, message_id, destination),
+        kept AS (INSERT INTO postdate.content SELECT number, '{{}}', 'body' FROM fresh)
+        INSERT INTO postdate."bench.timeouts" (number, due, attempt_at, message_id, destination)
+        SELECT number, due, due, message_id, destination FROM fresh""".encode()
+    )
 
 
 def fill(url: str, pending: int, queued: int, failed: int) -> None:
     failure = {Headers.FAILED_QUEUE: "q-3", Headers.EXCEPTION_TYPE: "builtins.ValueError"}
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("SET synchronous_commit = off")
-        connection.execute(
-            b"""WITH fresh AS (
-                INSERT INTO postdate.record (at, due, store_id, kind, message_id, destination)
-                SELECT now(), now() + interval '1 hour' + random() * interval '30 days',
-                    (SELECT min(store_id) FROM postdate.store), 1, 'm-' || n, 'q-' || n %% 10
-                FROM generate_series(1, %s) AS n RETURNING number, due, message_id, destination),
-            kept AS (INSERT INTO postdate.content SELECT number, '{}', 'body' FROM fresh)
-            INSERT INTO postdate."bench.timeouts" (number, due, attempt_at, message_id, destination)
-            SELECT number, due, due, message_id, destination FROM fresh""",
-            (pending,),
-        )
+        store(connection, "m", pending, "now() + interval '1 hour' + random() * interval '30 days'")
         for queue, prefix, count, headers in (
             *((queue, queue, queued // len(QUEUES), {}) for queue in QUEUES),
             ("error", "f", failed, failure),
@@ -127,22 +131,21 @@ def measure(browser: httpx.Client, path: str, asks: int) -> dict[str, object]:
 
 async def drain(url: str, count: int, number: int) -> float:
     """Return the rate at which so many due messages are delivered."""
-    store, transport = PostgresStore(url), PostgresTransport(url)
-    await store.initialize("bench", TransactionMode.RECEIVE_ONLY)
-    now = datetime.now(UTC)
-    for first in range(0, count, 5_000):
-        numbers = range(first, min(first + 5_000, count))
-        due = [DelayedMessage(f"d-{number}-{n}", now - timedelta(milliseconds=count - n), "q-0") for n in numbers]
-        await store.store_many(due, now)
-    delivery = DelayedDelivery(store)
+    with psycopg.connect(url, autocommit=True) as connection:
+        store(connection, f"d-{number}", count, "now() - n * interval '10 us'")
+        connection.execute("VACUUM ANALYZE")
+        connection.execute("CHECKPOINT")
+    kept, transport, now = PostgresStore(url), PostgresTransport(url), datetime.now(UTC)
+    await kept.initialize("bench", TransactionMode.RECEIVE_ONLY)
+    delivery = DelayedDelivery(kept)
     endpoint = Endpoint("bench", transport=transport, delayed_delivery=delivery, error_queue="error", send_only=True)
     began = time.perf_counter()
     async with endpoint:
-        while (next_due := await store.next_due()) is not None and next_due <= now:  # noqa: ASYNC110 - it does not say
+        while (next_due := await kept.next_due()) is not None and next_due <= now:  # noqa: ASYNC110 - it does not say
             await anyio.sleep(0.02)
         took = time.perf_counter() - began
     await transport.close()
-    await store.close()
+    await kept.close()
     return count / took
 
 
@@ -170,7 +173,7 @@ def main() -> int:
     parser.add_argument("--queued", type=int, default=0)
     parser.add_argument("--failed", type=int, default=1_000)
     parser.add_argument("--asks", type=int, default=60)
-    parser.add_argument("--drained", type=int, default=300_000)
+    parser.add_argument("--drained", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=4)
     options = parser.parse_args()
     rates: dict[str, list[float]] = {"alone": [], "watched": []}
