@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from statistics import median, quantiles
 from threading import Event, Thread
@@ -129,10 +129,10 @@ def measure(browser: httpx.Client, path: str, asks: int) -> dict[str, object]:
     return {"page": path, "p50_ms": round(median(took), 1), "p95_ms": round(quantiles(took, n=20)[-1], 1)}
 
 
-async def drain(url: str, count: int, number: int) -> float:
+async def drain(url: str, count: int, prefix: str) -> float:
     """Return the rate at which so many due messages are delivered."""
     with psycopg.connect(url, autocommit=True) as connection:
-        store(connection, f"d-{number}", count, "now() - n * interval '10 us'")
+        store(connection, prefix, count, "now() - n * interval '10 us'")
         connection.execute("VACUUM ANALYZE")
         connection.execute("CHECKPOINT")
     kept, transport, now = PostgresStore(url), PostgresTransport(url), datetime.now(UTC)
@@ -184,9 +184,11 @@ def main() -> int:
             for path in (*PAGES, bar_of(browser)):
                 print(json.dumps(measure(browser, path, options.asks)), flush=True)
         for number in range(options.rounds):
-            rates["alone"].append(anyio.run(drain, url, options.drained, 2 * number))
-            with dashboard(url) as browser, watched(browser):
-                rates["watched"].append(anyio.run(drain, url, options.drained, 2 * number + 1))
+            for kind in ("alone", "watched")[:: -1 if number % 2 else 1]:
+                with ExitStack() as beside:
+                    if kind == "watched":
+                        beside.enter_context(watched(beside.enter_context(dashboard(url))))
+                    rates[kind].append(anyio.run(drain, url, options.drained, f"{kind}-{number}"))
             print(json.dumps({name: round(found[-1]) for name, found in rates.items()}), flush=True)
     middle = {name: median(found) for name, found in rates.items()}
     told = {f"{name}_per_s": round(rate) for name, rate in middle.items()}
