@@ -200,7 +200,7 @@ async def list_errors(deployment: OpenDeployment, queue: str, limit: int, where:
 
 
 async def _length(deployment: OpenDeployment, queue: str) -> int:
-    """Return how many messages a queue holds; all others, which may be long, are not counted."""
+    """Return how many messages a queue holds, as its transport counts them; no other queue is counted."""
     return (await deployment.transport.lengths_of([queue]) or {}).get(queue, 0)
 
 
