@@ -272,3 +272,24 @@ async def test_looking_up_one_message_reads_a_few_pages(many: Place) -> None:
         for statement in (sql.get, sql.history):
             steps = plan_of(connection, statement, values)
             assert max(step["Shared Hit Blocks"] + step["Shared Read Blocks"] for step in steps) < 20, statement
+
+
+async def test_a_list_is_by_due_time_and_reads_what_it_shows(postgres_url: str) -> None:
+    """Of messages some of which are claimed, postponed, or attempted earlier."""
+    async with placed(postgres_url) as place:
+        fill(place, 0, 20_000)
+        for number, attempt_at in ((3, "NULL"), (5, "due + interval '1 day'"), (7, "due - interval '1 day'")):
+            place.run(f'UPDATE "service.timeouts" SET attempt_at = {attempt_at} WHERE number = {number}')
+        place.run('ANALYZE "service.timeouts"')
+        found: list[dict[str, Any]] = [
+            {"destination": None, "due_from": None, "due_to": None, "among": None, "limit": 50},
+            {"destination": "done", "due_from": None, "due_to": None, "among": 60, "limit": 50},
+            {"destination": "nowhere", "due_from": None, "due_to": None, "among": 60, "limit": 50},
+        ]
+        with place.store.database.connect() as connection:
+            connection.execute("SET plan_cache_mode = force_generic_plan")
+            for values in found:
+                rows = connection.execute(place.store._sql.list_pending, values).fetchall()
+                assert [row[0] for row in rows] == ([] if values["destination"] == "nowhere" else [*range(1, 51)])
+                steps = prepared_plan(connection, place.store._sql.list_pending, values)
+                assert rows_read(steps, "service.timeouts") <= (values["among"] or 50) + 1  # that is attempted earlier

@@ -149,6 +149,21 @@ async def test_with_many_messages_what_is_gone_is_looked_for_when_asked(
         assert "it was never scheduled" in (await browser(f"/messages/gone{brief.links('?')[0]}")).words
 
 
+async def test_with_many_messages_those_for_a_queue_are_looked_for_among_the_next_ones(
+    deployment: Deployment, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("postdate.web.views._SEARCHED_THROUGH", 2)
+    messages = [deployment.waiting(f"m-{n}", 1 + n, queue) for n, queue in enumerate(("bills", "orders", "bills"))]
+    await deployment.store(*messages)
+    async with visit() as browser:
+        page = await browser("/messages?queue=bills")
+        everything = await browser(page.links("/messages?queue=bills&search=all")[0])
+        assert "Looked for among" not in (await browser("/messages?due_from=2026-01-01")).words
+    assert (page.links("/messages/m-"), "among the next 2 messages" in page.words) == (["/messages/m-0"], True)
+    assert everything.links("/messages/m-") == ["/messages/m-0", "/messages/m-2"]
+    assert "Looked for among" not in everything.words
+
+
 async def test_errors_are_grouped_and_listed(deployment: Deployment, visit: Visit) -> None:
     await deployment.send(
         *(deployment.failed(f"v-{n}", "builtins.ValueError", f"no {n}") for n in range(3)),

@@ -140,16 +140,17 @@ class PendingPages:
         limit: how many; ``None``: all, without bodies and most headers, as there may be millions.
         after: the cursor of the message behind which the list goes on. Has that gone, all that is due at its instant is
             read again.
+        among: where so many were looked through in vain, reading is over; ``None``: when nothing is left.
 
     What is due at one instant is read again for each page, so pages grow where a herd is. What is stored meanwhile, due
     before what was read, is not found.
     """
 
-    def __init__(self, wanted: Pending, limit: int | None, after: str | None = None) -> None:
+    def __init__(self, wanted: Pending, limit: int | None, after: str | None = None, among: int | None = None) -> None:
         is_read_here = replace(wanted, destination=None, due_from=None, due_to=None).says_something
         self._page = _PAGE if limit is None or is_read_here else min(limit, _PAGE)
         self._wanted, self._limit, self._here = wanted, limit, set[str]()
-        self._where = MessageFilter(wanted.destination, wanted.due_from, wanted.due_to)
+        self._where = MessageFilter(wanted.destination, wanted.due_from, wanted.due_to, among)
         self._found, self.is_over = dict[str, DelayedMessage](), limit == 0
         self._after = None if after is None else _read_cursor(after)
         self._unsure = list[DelayedMessage]()
@@ -171,8 +172,9 @@ class PendingPages:
         found = wanted if self._limit else [_brief(each) for each in wanted]
         for each in found:  # one that moves meanwhile is met again
             self._found.setdefault(each.message_id, each)
-        # A page may be short of rows that cannot be read.
-        self.is_over = not fresh or (self._limit is not None and len(self._found) >= self._limit)
+        is_enough = self._limit is not None and len(self._found) >= self._limit
+        # A page may be short of rows that cannot be read, or of those that are not among the first.
+        self.is_over = not fresh or is_enough or (self._where.among is not None and len(page) < self.ask()[1])
         if fresh:
             last = page[-1].due
             self._here = {each.message_id for each in page if each.due == last}
@@ -196,10 +198,14 @@ class PendingPages:
 
 
 async def first_of(
-    store: AdministrableStore, wanted: Pending, limit: int | None, after: str | None = None
+    store: AdministrableStore,
+    wanted: Pending,
+    limit: int | None,
+    after: str | None = None,
+    among: int | None = None,
 ) -> list[DelayedMessage]:
     """Return up to ``limit`` that match, the first due first; ``None``: all, without bodies and most headers."""
-    reading = PendingPages(wanted, limit, after)
+    reading = PendingPages(wanted, limit, after, among)
     while not reading.is_over:
         reading.take(await store.list_pending(*reading.ask()))
     return reading.found

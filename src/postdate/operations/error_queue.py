@@ -19,6 +19,7 @@ from postdate.ports import End, Observer, Queued, Received, Receiver, RecordKind
 from postdate.wiring import OpenDeployment
 
 _PAGE = 500
+_OF_A_GROUP = 50
 _FAILURE_HEADERS = frozenset(
     {
         Headers.FAILED_QUEUE,
@@ -83,11 +84,15 @@ class ErrorFilter:
     def matches(self, envelope: Envelope) -> bool:
         """Return whether a message of an error queue is one of these."""
         headers, text = envelope.headers, self.text
-        kind = headers.get(Headers.EXCEPTION_TYPE, "")
-        return (
-            (self.failed_queue is None or headers.get(Headers.FAILED_QUEUE, "") == self.failed_queue)
-            and (self.exception is None or self.exception in {kind, kind.rpartition(".")[2]})
-            and (text is None or text in headers.get(Headers.EXCEPTION_MESSAGE, "") or text.encode() in envelope.body)
+        return self.is_of(headers.get(Headers.EXCEPTION_TYPE), headers.get(Headers.FAILED_QUEUE)) and (
+            text is None or text in headers.get(Headers.EXCEPTION_MESSAGE, "") or text.encode() in envelope.body
+        )
+
+    def is_of(self, kind: str | None, failed_queue: str | None) -> bool:
+        """Return whether messages with this type of exception, which failed there, may be among these."""
+        kind = kind or ""
+        return (self.failed_queue is None or (failed_queue or "") == self.failed_queue) and (
+            self.exception is None or self.exception in {kind, kind.rpartition(".")[2]}
         )
 
 
@@ -129,7 +134,10 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class ErrorGroup:
-    """Failed messages with one type of exception that failed in one queue; ``reason`` is that of the last one."""
+    """Failed messages with one type of exception that failed in one queue; ``reason`` is that of the last one.
+
+    ``first`` are the oldest 50 of them.
+    """
 
     count: int
     exception_type: str | None
@@ -137,11 +145,12 @@ class ErrorGroup:
     first_at: datetime | None
     last_at: datetime | None
     reason: str
+    first: Sequence[ErrorLine] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorGroups:
-    """The failed messages of a queue, the largest group first."""
+    """The failed messages of a queue, the largest group first; ``total`` counts the whole queue."""
 
     queue: str
     total: int
@@ -187,8 +196,13 @@ async def list_errors(deployment: OpenDeployment, queue: str, limit: int, where:
     """
     view = queue_view(deployment, "list failed messages")
     found = await _browsed(view, queue, where, limit)
-    total = len(found) if where != ANY_FAILED else (await view.queue_lengths()).get(queue, 0)
+    total = len(found) if where != ANY_FAILED else await _length(deployment, queue)
     return ErrorList(queue, total, [_line(each) for each in found[:limit]], await list_set_aside(deployment, limit))
+
+
+async def _length(deployment: OpenDeployment, queue: str) -> int:
+    """Return how many messages a queue holds, as its transport counts them; no other queue is counted."""
+    return (await deployment.transport.lengths_of([queue]) or {}).get(queue, 0)
 
 
 async def _browsed(view: Observer, queue: str, where: ErrorFilter, limit: int | None) -> Sequence[Queued]:
@@ -198,22 +212,26 @@ async def _browsed(view: Observer, queue: str, where: ErrorFilter, limit: int | 
     return [each for each in await view.browse(queue, limit) if where.matches(each.envelope)]
 
 
-async def group_errors(deployment: OpenDeployment, queue: str) -> ErrorGroups:
-    """Return all failed messages by type of exception and queue; raise NotSupported where these cannot be browsed."""
+async def group_errors(deployment: OpenDeployment, queue: str, limit: int | None = None) -> ErrorGroups:
+    """Return failed messages, the oldest ``limit`` or all, by type of exception and queue.
+
+    Raises NotSupported where these cannot be browsed.
+    """
     view = queue_view(deployment, "group failed messages")
     lines = defaultdict[tuple[str | None, str | None], list[ErrorLine]](list)
-    there = await _browsed(view, queue, ANY_FAILED, None)
+    there = await _browsed(view, queue, ANY_FAILED, limit)
     for each in there:
         line = _line(each)
         lines[line.exception_type, line.failed_queue].append(line)
     groups = [_group(kind, where, found) for (kind, where), found in lines.items()]
-    return ErrorGroups(queue, len(there), sorted(groups, key=lambda group: -group.count))
+    total = await _length(deployment, queue) if len(there) == limit else len(there)
+    return ErrorGroups(queue, total, sorted(groups, key=lambda group: -group.count))
 
 
 def _group(kind: str | None, queue: str | None, found: Sequence[ErrorLine]) -> ErrorGroup:
     times = [each.failed_at for each in found if each.failed_at is not None]
     first, last = min(times, default=None), max(times, default=None)
-    return ErrorGroup(len(found), kind, queue, first, last, found[-1].reason)
+    return ErrorGroup(len(found), kind, queue, first, last, found[-1].reason, found[:_OF_A_GROUP])
 
 
 def _line(queued: Queued) -> ErrorLine:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from postdate.clock import EARLIEST
 from postdate.core.expiry import discard_reason
 from postdate.core.limits import limits_of
 from postdate.core.wall_times import WallTime
@@ -178,7 +179,8 @@ class _Question:
             facts = [await self._last_delivery(processes), *facts]
             advice = ["start the service: postdate run"]
             return self._say(MessageState.OVERDUE, f"{late}, and no service is running to deliver it", facts, advice)
-        ahead = (await self.store.statistics(self.now)).overdue - 1
+        (due,) = await self.store.due_counts([EARLIEST, self.now])  # where counting all that waits would take longer
+        ahead = due - 1
         facts = [*await self._service_facts(processes), *facts]
         facts.append(f"{shown_count(max(ahead, 0), 'other message')} overdue beside it; the oldest go first")
         advice = ["wait a moment and ask again; if the number stays, look at the log of the service"]

@@ -103,10 +103,16 @@ class MessageList:
 
 
 async def list_messages(
-    deployment: OpenDeployment, where: Pending, limit: int, now: datetime, after: str | None = None
+    deployment: OpenDeployment,
+    where: Pending,
+    limit: int,
+    now: datetime,
+    after: str | None = None,
+    among: int | None = None,
 ) -> MessageList:
+    """Return what waits, the first due first, behind the cursor ``after``; ``among``: of so many, where few match."""
     store = administrable(deployment, "list messages")
-    found = await first_of(store, where, limit + 1, after)
+    found = await first_of(store, where, limit + 1, after, among)
     held = set(await limits_of(store) if isinstance(store, LimitingStore) else ())
     shown = found[:limit]
     more = len(found) > limit

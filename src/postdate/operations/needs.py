@@ -8,7 +8,7 @@ from datetime import datetime
 
 from postdate.clock import SystemClock
 from postdate.config import Settings
-from postdate.errors import NotSupported, PostdateError, StoreNotSetUp
+from postdate.errors import NotSupported, PostdateError, QueueNotFound, StoreNotSetUp
 from postdate.ports import (
     AdministrableStore,
     ForeignIntake,
@@ -73,7 +73,12 @@ def sources(settings: Settings, transport: Transport) -> list[str]:
 
 
 async def exists(deployment: OpenDeployment, queue: str) -> bool | None:
-    """Return whether the queue exists; ``None`` where that cannot be known."""
+    """Return whether the queue exists; ``None`` where that cannot be known. No other queue is counted."""
+    if deployment.queue_view is not None:
+        with suppress(QueueNotFound):
+            await deployment.queue_view.browse(queue, 1)
+            return True
+        return False
     known = await lengths(deployment, [queue])
     return None if known is None else queue in known
 

@@ -448,11 +448,15 @@ class StoreStatistics:
 
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
-    """Which pending messages; every given condition must hold. Due bounds: from inclusive, to exclusive."""
+    """Which pending messages; every given condition must hold. Due bounds: from inclusive, to exclusive.
+
+    ``among``: no others need be found than those among so many that are due first within the bounds; ``None``: all.
+    """
 
     destination: str | None = None
     due_from: datetime | None = None
     due_to: datetime | None = None
+    among: int | None = None
 
     def matches(self, message: DelayedMessage) -> bool:
         """Return whether ``message`` fulfils every condition."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from http import HTTPStatus
 from typing import Any, Final
@@ -51,7 +52,8 @@ _ASKED_AT_ONCE: Final = 1
 """Questions that requests themselves ask the store; others wait for their turn, so that deliveries need not."""
 
 _SEARCHED_THROUGH: Final = 50_000
-"""With more messages than that, what does not wait is looked for in queues, and as a retry, only when asked for."""
+"""With more messages than that, only when asked for: what does not wait is looked for in queues, and as a retry; what
+waits for one queue is looked for among all that wait, not among so many."""
 
 _STILL_HERE_SECONDS: Final = 15.0
 _SPANS: Final = {"hour": "next hour", "day": "next day", "month": "next 30 days"}
@@ -194,15 +196,23 @@ class Views:
         asked = {name: given.get(name, "").strip() for name in ("queue", "due_from", "due_to")}
         where = Pending(asked["queue"] or None, _instant(asked["due_from"]), _instant(asked["due_to"]))
         deployment, after = await self._watcher.deployment(), given.get("after") or None
+        among = None if (search := given.get("search")) == "all" else _SEARCHED_THROUGH
         if after or where.says_something:
             async with self._asking:
                 now = await operations.present(deployment)
-                found = await operations.list_messages(deployment, where, LISTED, now, after)
+                found = await operations.list_messages(deployment, where, LISTED, now, after, among)
         else:
             look = await self._watcher.first_messages.last()
             found, now = look.found, look.at
-        further = _query({**asked, "after": found.cursor})
-        return self._page(request, "messages", found=found, where=where, further=further, now=now, look=look)
+        beyond = 0
+        if where.destination and among is not None and not found.more:
+            beyond = (await self._watcher.overview.last()).found.statistics.pending - among
+        values: dict[str, Any] = {
+            "further": _query({**asked, "search": search, "after": found.cursor}),
+            "everywhere": _query({**asked, "search": "all", "after": after}) if beyond > 0 else "",
+            "among": among,
+        }
+        return self._page(request, "messages", found=found, where=where, now=now, look=look, **values)
 
     async def message(self, request: Request) -> Response:
         """Show what is known of one message, failed or not; its id is the end of the path, or the query has it."""
@@ -262,7 +272,11 @@ class Views:
         look = await self._watcher.errors.last()
         groups = look.found
         async with self._asking:
-            found = await operations.list_errors(deployment, self._error_queue, LISTED, where)
+            found = await operations.list_errors(deployment, self._error_queue, LISTED)
+        if where != operations.ErrorFilter():  # without reading the whole queue again
+            those = [each for each in groups.groups if where.is_of(each.exception_type, each.failed_queue)]
+            lines = [line for each in those for line in each.first][:LISTED]
+            found = replace(found, total=sum(each.count for each in those), messages=lines)
         return self._page(request, "errors", look=look, groups=groups, found=found, where=where)
 
     def _asked_for(self, request: Request) -> tuple[str, bool]:

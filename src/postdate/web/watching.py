@@ -26,6 +26,9 @@ log = logging.getLogger("postdate.dashboard")
 LISTED: Final = 50
 """Messages on a page."""
 
+_GROUPED: Final = 10_000
+"""Failed messages, the oldest ones, that are counted by cause: they are read with their bodies."""
+
 
 class Watcher:
     """Has the deployment of the settings open from the first request on, and all that is looked at beforehand."""
@@ -35,7 +38,7 @@ class Watcher:
         self.overview = Refresher(operations.overview, clock)
         self.first_messages = Refresher(lambda d, now: operations.list_messages(d, Pending(), LISTED, now), clock)
         self.records = Refresher(lambda d, _: operations.record_counts(d), clock)
-        self.errors = Refresher(lambda d, _: operations.group_errors(d, errors), clock)
+        self.errors = Refresher(lambda d, _: operations.group_errors(d, errors, _GROUPED), clock)
         self.diagnosis = Refresher(self._diagnose, clock)
         self._open: asyncio.Future[OpenDeployment] | None = None
         self._task: asyncio.Task[None] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
@@ -127,8 +128,7 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
 
     @override
     def listing_steps(self, where: MessageFilter, limit: int) -> Steps[list[DelayedMessage]]:
-        of = {"destination": where.destination, "due_from": where.due_from, "due_to": where.due_to, "limit": limit}
-        return _readable((yield self._sql.list_pending, self._values(**of)))
+        return _readable((yield self._sql.list_pending, self._values(**asdict(where), limit=limit)))
 
     def _standing(self, message_id: str) -> Steps[tuple[Answer, DelayedMessage | None]]:
         """Return why a message was not changed, and the message if it waits nevertheless."""

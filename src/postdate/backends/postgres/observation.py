@@ -179,7 +179,7 @@ class PostgresObserver(PostgresQueueObserver):
 
     @override
     async def last_delivered(self, limit: int) -> Sequence[Delivered]:
-        record = self._database.names.of("record").replace("%%", "%")
+        record = self._database.names.plain("record")
         rows = await self._rows(self._latest, {"record": record, "table": self._table(), "limit": limit})
         return [Delivered(at.astimezone(UTC), due and due.astimezone(UTC)) for at, due in rows]
 

@@ -39,6 +39,8 @@ _SETTINGS: Final = (
     # Every statement of ours is meant to go by an index and to stop early. A plan made while a table was small must not
     # turn into a scan of millions of rows later, so the session restricts the planner.
     "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_sort=off -c jit=off "
+    # Who looks at millions of messages takes one processor of the server for that: the others are for deliveries.
+    "-c max_parallel_workers_per_gather=0 "
     # One plan fits all: to plan a move anew takes as long as to do one of a single message.
     "-c plan_cache_mode=force_generic_plan "
     "-c idle_in_transaction_session_timeout=0 "

@@ -264,17 +264,21 @@ class Statements:
 
         def first_by(time: str, which: str) -> str:
             return f"""
-                (SELECT * FROM {pending} WHERE {which}
-                    AND (%(destination)s::text IS NULL OR destination = %(destination)s)
-                    AND {time} >= coalesce(%(due_from)s::timestamptz, '-infinity')
-                    AND {time} < coalesce(%(due_to)s::timestamptz, 'infinity')
+                (SELECT * FROM (
+                    SELECT * FROM {pending} WHERE {which}
+                        AND {time} >= coalesce(%(due_from)s::timestamptz, '-infinity')
+                        AND {time} < coalesce(%(due_to)s::timestamptz, 'infinity')
+                    ORDER BY {time}, number LIMIT %(among)s::bigint) AS looked_through
+                WHERE %(destination)s::text IS NULL OR destination = %(destination)s
                 ORDER BY {time}, number LIMIT %(limit)s)"""
 
-        # Due times of most are those of their attempts, which have an index; content is joined to the first ones alone.
+        # Due times of most are those of their attempts, and both these and the others have an index; what is claimed is
+        # in none by its due time, and is little. Content is joined to the first ones alone.
         self.list_pending = sql(f"""
             SELECT p.number, {WAITING} FROM (
                 {first_by("attempt_at", "attempt_at = due")}
-                UNION ALL {first_by("due", "attempt_at IS DISTINCT FROM due")}
+                UNION ALL {first_by("due", "attempt_at <> due")}
+                UNION ALL {first_by("due", "attempt_at IS NULL")}
                 ORDER BY due, number LIMIT %(limit)s) AS p
             LEFT JOIN {content} AS c USING (number) ORDER BY p.due, p.number""")
         self.history = sql(f"""

@@ -7,6 +7,7 @@ import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -54,8 +55,9 @@ class SqlQuestions(AdministrableStore, ABC):
     ``statistics`` (``at``) gives pending, overdue, claimed, failing, the first due time, and quarantined;
     ``due_count`` (``first end``): how many are due, by an index; ``moved_dues`` (likewise): due times, to the second,
     and how many more, or fewer, are due then than that index says; ``None``: it knows all of them;
-    ``next_due``; ``record_counts``; ``list_pending`` (``destination due_from due_to limit``) and ``get`` (``id``)
-    give messages, with their numbers; ``history`` (``id``): kind, id, at, due, destination and detail of records.
+    ``next_due``; ``record_counts``; ``list_pending`` (``destination due_from due_to among limit``) and ``get``
+    (``id``) give messages, with their numbers; ``history`` (``id``): kind, id, at, due, destination and detail of
+    records.
     ``limits_table`` is no statement: see :class:`postdate.backends.sql.limits.SqlLimits`.
     """
 
@@ -111,7 +113,7 @@ class SqlQuestions(AdministrableStore, ABC):
     @override
     async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
         first, end = (None if each is None else self._dialect.time(each) for each in (where.due_from, where.due_to))
-        values = {"destination": where.destination, "due_from": first, "due_to": end, "limit": limit}
+        values = {**asdict(where), "due_from": first, "due_to": end, "limit": limit}
         return await self._messages(self._sql.list_pending, values)
 
     @override

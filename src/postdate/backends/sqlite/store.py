@@ -95,6 +95,16 @@ class _Token:
     released: bool = False
 
 
+def _first_by(time: str, which: str) -> str:
+    """Return SQL for the first messages of a list, by an index of ``time``."""
+    return f"""SELECT * FROM (
+        SELECT * FROM (
+            SELECT * FROM delayed_message WHERE {which} AND {time} >= coalesce(:due_from, {-(2**63)})
+                AND {time} < coalesce(:due_to, {2**63 - 1})
+            ORDER BY {time}, seq LIMIT coalesce(:among, -1))
+        WHERE :destination IS NULL OR destination = :destination LIMIT :limit)"""
+
+
 class _Questions:
     """An operator's questions about waiting messages, answered from indexes; see :class:`SqlQuestions`."""
 
@@ -125,9 +135,10 @@ class _Questions:
         WHERE at >= :first AND at < :end GROUP BY 1"""
     record_counts: Final = "SELECT kind, count(*) FROM record GROUP BY kind ORDER BY kind"
     list_pending: Final = f"""
-        SELECT {WAITING_COLUMNS} FROM delayed_message
-        WHERE (:destination IS NULL OR destination = :destination) AND (:due_from IS NULL OR due >= :due_from)
-            AND (:due_to IS NULL OR due < :due_to) ORDER BY due, seq LIMIT :limit"""
+        SELECT {WAITING_COLUMNS} FROM (
+            {_first_by("attempt_at", "attempt_at = due")}
+            UNION ALL {_first_by("due", "attempt_at <> due")}
+            UNION ALL {_first_by("due", "attempt_at IS NULL")}) ORDER BY due, seq LIMIT :limit"""
     get: Final = f"""
         SELECT {WAITING_COLUMNS} FROM delayed_message
         WHERE seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = :id)"""

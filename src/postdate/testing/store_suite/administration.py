@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from postdate.clock import EARLIEST
 from postdate.errors import InvalidMessage
 from postdate.messages import DelayedMessage, Headers, format_timestamp
 from postdate.ports import (
@@ -162,6 +163,7 @@ async def pending_messages_are_listed(store: ClaimingStore, operator: Administra
     expect_equal(await listed(destination="b"), ["1", "3"], "one destination")
     expect_equal(await listed(due_from=NOW + SECOND, due_to=NOW + 3 * SECOND), ["1", "2"], "a range")
     expect_equal(await listed(destination="c"), [], "an unknown destination")
+    expect_equal((await listed(destination="b", among=2))[:1], ["1"], "one destination among the first two")
 
 
 @administration.given(operated)
@@ -212,6 +214,7 @@ async def what_is_due_is_counted_by_interval(store: ClaimingStore, operator: Adm
     await operator.cancel("late", NOW)
     expect_equal(list(await operator.due_counts(edges)), [3, 2, 0], "one later, one cancelled")
     expect_equal(list(await operator.due_counts([edges[0], edges[3]])), [5], "in one interval")
+    expect_equal(list(await operator.due_counts([EARLIEST, edges[3]])), [5], "all before a time")
 
 
 async def _live_one_life_of_each_kind(subject: StoreSubject, level: Recording) -> None:
