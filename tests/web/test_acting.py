@@ -156,7 +156,7 @@ async def test_a_failed_message_is_edited_and_that_its_body_is_seen_is_logged(
     assert "1 message sent" in (await done(ada, "edit", {"headers": "a=b", "to": "bills"}, id="raw-0")).words
     assert [each.body for each in await queued(deployment, "bills")] == [b"\xff"]
     nothing, wrong = await done(ada, "edit", id="raw-0"), await done(ada, "edit", {"headers": "a"}, id="raw-0")
-    assert (nothing.status, "what is to be changed?" in nothing.words) == (400, True)
+    assert (nothing.status, "What is to be changed?" in nothing.words) == (400, True)
     assert (wrong.status, "'a' is no header" in wrong.words) == (400, True)
     assert (await ada("/change?what=edit&id=nowhere")).status == 404
 
