@@ -7,7 +7,8 @@ A store on PostgreSQL has ``--pending`` messages that fall due from an hour on f
 ``--queued`` messages, and the error queue has ``--failed``. First `postdate dashboard` is asked for each page
 ``--asks`` times, one after the other, while it looks at the store as ever: a line a page, median and 95th percentile
 in ms. Then one endpoint with the defaults delivers ``--drained`` messages that are due, above all others: in turns
-without the page, and beside a browser that asks for the first page every second and follows a bar of its chart.
+without the page, and beside a browser that shows the first page and keeps it up to date as the page's script does,
+while every five seconds somebody follows a bar of its chart and comes back.
 Prints a line a round, messages a second, and last the medians with what is left of the rate.
 """
 
@@ -153,18 +154,28 @@ async def drain(url: str, count: int, prefix: str) -> float:
 def watched(browser: httpx.Client) -> Generator[None]:
     over, bar = Event(), bar_of(browser)
 
-    def watch() -> None:
-        while not over.wait(1.0):
-            for path in ("/", bar):
+    def keep_up_to_date() -> None:
+        with browser.stream("GET", "/events") as news:
+            for line in news.iter_lines():  # every 15 s at least
+                if over.is_set():
+                    break
+                if line == "event: newer":
+                    browser.get("/").raise_for_status()
+
+    def look_around() -> None:
+        while not over.wait(5.0):
+            for path in (bar, "/"):
                 browser.get(path).raise_for_status()
 
-    thread = Thread(target=watch)
-    thread.start()
+    threads = [Thread(target=each) for each in (keep_up_to_date, look_around)]
+    for each in threads:
+        each.start()
     try:
         yield
     finally:
         over.set()
-        thread.join()
+        for each in threads:
+            each.join()
 
 
 def main() -> int:

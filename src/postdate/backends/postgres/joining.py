@@ -35,7 +35,7 @@ _TYPES: Final[Mapping[str, str]] = {
     **PARAMETERS,
     **dict.fromkeys(("id", "first", "last"), "text"),
     **dict.fromkeys(("due_from", "due_to"), "timestamptz"),
-    "limit": "integer",
+    **dict.fromkeys(("among", "limit"), "integer"),
 }
 """Of the parameters of all steps."""
 

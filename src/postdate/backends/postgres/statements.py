@@ -268,7 +268,7 @@ class Statements:
                     SELECT * FROM {pending} WHERE {which}
                         AND {time} >= coalesce(%(due_from)s::timestamptz, '-infinity')
                         AND {time} < coalesce(%(due_to)s::timestamptz, 'infinity')
-                    ORDER BY {time}, number LIMIT %(among)s::bigint) AS looked_through
+                    ORDER BY {time}, number LIMIT %(among)s::integer) AS looked_through
                 WHERE %(destination)s::text IS NULL OR destination = %(destination)s
                 ORDER BY {time}, number LIMIT %(limit)s)"""
 
