@@ -116,6 +116,20 @@ async def test_messages_are_listed_by_queue_and_time_and_page_by_page(deployment
     assert (wrong.status, "tomorrow" in wrong.words) == (400, True)
 
 
+async def test_a_list_goes_on_though_the_last_message_of_a_page_has_gone(deployment: Deployment, visit: Visit) -> None:
+    """All others are due at its instant, as in a herd."""
+    await deployment.store(*(deployment.waiting(f"m-{n:02}", 5) for n in range(60)))
+    async with visit() as browser:
+        page = await browser("/messages?queue=orders")
+        async with opened(load_settings(None, {}, {"store.address": deployment.address})) as found:
+            await operations.cancel(found, ["m-49"], deployment.now)
+        seen = {*page.links("/messages/m-")}
+        while further := page.links("/messages?queue="):
+            page = await browser(further[0])
+            seen |= {*page.links("/messages/m-")}
+    assert seen == {f"/messages/m-{n:02}" for n in range(60)}
+
+
 async def test_a_message_has_its_story(deployment: Deployment, visit: Visit) -> None:
     await deployment.store(deployment.waiting("m-1", -5), deployment.waiting("m-2", 5))
     store = SqliteStore(deployment.path)
