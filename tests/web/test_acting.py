@@ -395,6 +395,15 @@ async def test_a_form_is_for_who_asked_for_it(deployment: Deployment, caplog: py
     assert (await waiting(deployment)).keys() == {"m-1"}
 
 
+async def test_who_looks_is_named_by_the_one_header_that_can_be_trusted(
+    deployment: Deployment, ada: Browser, caplog: pytest.LogCaptureFixture
+) -> None:
+    await deployment.store(deployment.waiting("m-1", 5))
+    del ada.client.headers["X-User"]
+    await ada("/messages/m-1?body=shown", **{"X-Forwarded-User": "bob"})
+    assert caplog.messages == ["the body of message 'm-1' is shown to 192.0.2.7, user None"]
+
+
 async def test_who_is_not_named_may_look(
     deployment: Deployment, ada: Browser, caplog: pytest.LogCaptureFixture
 ) -> None:

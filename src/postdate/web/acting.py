@@ -85,7 +85,7 @@ class ActingViews(Views):
 
     def _asks(self, request: Request) -> tuple[str | None, str | None]:
         user, address = super()._asks(request)
-        return self._who(request) or user, address
+        return self._who(request) or (user if self._signs_in else None), address  # who acts is named by one header
 
     def _who(self, request: Request) -> str | None:
         """Return the name of someone who may act."""
