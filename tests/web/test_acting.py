@@ -20,7 +20,7 @@ from postdate import Envelope, Headers, SqliteStore, operations
 from postdate.config import load_settings
 from postdate.core.changing import Pending, first_of
 from postdate.core.limits import limits_of
-from postdate.errors import ConfigurationError
+from postdate.errors import ConfigurationError, StoreUnavailable
 from postdate.operations.needs import queue_view
 from postdate.web import Actions, dashboard
 from postdate.wiring import opened

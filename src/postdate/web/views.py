@@ -95,7 +95,7 @@ class Views:
             seconds = self._watcher.clock.monotonic() - look.ended
             return "just now" if seconds < 1 else f"{shown_span(timedelta(seconds=seconds))} ago"
 
-        values = {"who": None, "signs_in": False, **values}
+        values = {"who": None, "signs_in": False, "method": request.method, **values}
         values |= {"here": here, "base": base, "status": status, "store": self._watcher.settings.store.address.shown}
         values |= {"name": self._name, "message_page": message_page, "age": age, "charts": charts, "query": _query}
         return HTMLResponse(self._templates.get_template(f"{name}.html").render(values), status)
