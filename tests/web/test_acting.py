@@ -193,6 +193,31 @@ async def test_a_group_is_returned_or_discarded_and_no_other(
     assert "{'exception': '', 'queue': ''}: 'there is none'" in caplog.messages[-1]
 
 
+async def test_a_group_has_no_types_of_another_module(deployment: Deployment, ada: Browser) -> None:
+    await deployment.send(*(deployment.failed(kind, kind, "no") for kind in ("ValueError", "a.ValueError", "a.")))
+    assert "1 message returned" in (await done(ada, "return-group", exception="ValueError", queue="orders")).words
+    assert "0 messages discarded" in (await done(ada, "discard-group", exception="", queue="orders")).words
+    assert await ids_in(deployment, "error") == ["a.", "a.ValueError"]
+
+
+async def test_whether_it_was_done_is_not_known_when_the_store_does_not_answer(
+    deployment: Deployment, ada: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page that says so stays: going back to the question by itself would ask to do it again."""
+
+    async def lost(*_: object) -> None:
+        raise StoreUnavailable("the connection was lost")
+
+    await deployment.store(deployment.waiting("m-1", 5))
+    action, _, token = form_of(await ada(CANCEL))
+    monkeypatch.setattr(operations, "cancel", lost)
+    page = Page(await ada.client.post(action, data={"csrf_token": token}))
+    assert page.status == 503
+    assert "It may have been done all the same: look before you repeat it." in page.words
+    assert "http-equiv" not in page.answer.text
+    assert "tries again" not in page.words
+
+
 async def test_what_is_set_aside_is_put_back_or_deleted(deployment: Deployment, ada: Browser) -> None:
     await deployment.store(*(deployment.waiting(id_, -5) for id_ in ("mended", "broken", "gone")))
     with sqlite3.connect(deployment.path) as file:

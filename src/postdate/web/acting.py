@@ -186,7 +186,7 @@ class ActingViews(Views):
         now = await operations.present(deployment)
         if what in _GROUPS:
             how = operations.Treatment(discard=what == "discard-group", dry_run=True)
-            where = operations.ErrorFilter(given["queue"], given["exception"])
+            where = operations.ErrorFilter(given["queue"], given["exception"], exact=True)
             return await operations.return_all(deployment, queue, now, where, how)
         if what in _QUEUES:
             return (await limits_of(limiting(deployment.store))).get(given["queue"], NO_LIMITS)
@@ -210,7 +210,7 @@ class ActingViews(Views):
             case "return" | "discard":
                 results = await operations.return_messages(deployment, queue, [id_], now, how)
             case "return-group" | "discard-group":
-                where = operations.ErrorFilter(given["queue"], given["exception"])
+                where = operations.ErrorFilter(given["queue"], given["exception"], exact=True)
                 results = await operations.return_all(deployment, queue, now, where, how)
             case "edit":
                 results = [await operations.edit(deployment, queue, id_, now, _edit(form, to))]
