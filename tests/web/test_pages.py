@@ -14,8 +14,10 @@ from tests.web.conftest import MINUTE, Deployment, Page, Visit, app_of, browsing
 from postdate import DelayedMessage, SqliteStore, SystemClock, TransactionMode, operations
 from postdate.config import load_settings
 from postdate.core.limits import change_limits, paused
+from postdate.errors import StoreUnavailable
 from postdate.operations.plain import clean
 from postdate.web.views import SECURITY_HEADERS
+from postdate.web.watching import Watcher
 from postdate.wiring import opened
 
 HOSTILE = (
@@ -328,6 +330,28 @@ async def test_a_fault_of_ours_is_told_without_its_details(visit: Visit, monkeyp
         False,
     )
     assert {name: page.answer.headers.get(name) for name in SECURITY_HEADERS} == SECURITY_HEADERS
+
+
+async def test_records_that_cannot_be_counted_keep_nothing_else_from_being_shown(
+    visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watchers = list[Watcher]()
+
+    class Kept(Watcher):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            watchers.append(self)
+
+    async def slow(*_: object) -> None:
+        raise StoreUnavailable("no answer within 2 minutes")
+
+    monkeypatch.setattr("postdate.web.app.Watcher", Kept)
+    monkeypatch.setattr(operations, "record_counts", slow)
+    async with visit() as browser:
+        await browser("/queues")
+        await watchers[0].records.last()
+        page = await browser("/")
+    assert (page.status, "Delivered - could not be counted" in page.words) == (200, True)
 
 
 @pytest.mark.parametrize(
