@@ -449,7 +449,7 @@ async def test_a_session_ends_and_none_can_be_made_up(deployment: Deployment, mo
     await deployment.store(deployment.waiting("m-1", 5))
     async with acting_on(deployment, Actions(token=TOKEN)) as browser:
         await signed_in(browser)
-        ours = browser.client.cookies["postdate"]
+        ((cookie, ours),) = browser.client.cookies.items()
         token = form_of(await browser(CANCEL))[2]
         until, name, signature = ours.split(".")
         made_up = [
@@ -466,17 +466,26 @@ async def test_a_session_ends_and_none_can_be_made_up(deployment: Deployment, mo
         made_up.append((await signed_in(browser)).headers["Set-Cookie"].split("=")[1].split(";")[0])
         browser.client.cookies.clear()
         for value in made_up:
-            headers = {"Cookie": f"postdate={value}"}
+            headers = {"Cookie": f"{cookie}={value}"}
             page = Page(await browser.client.get("/queues", headers=headers))
             assert (page.status, page.links("/sign-in")) == (200, ["/sign-in"]), value
             answer = await browser.client.post(CANCEL, headers=headers, data={"csrf_token": token})
             assert answer.status_code == 403, value
-        page = Page(await browser.client.get("/queues", headers={"Cookie": f"postdate={ours}"}))
+        page = Page(await browser.client.get("/queues", headers={"Cookie": f"{cookie}={ours}"}))
         assert page.links("/sign-in") == []
     async with acting_on(deployment, Actions(token=TOKEN)) as restarted:
-        page = Page(await restarted.client.get("/queues", headers={"Cookie": f"postdate={ours}"}))
+        page = Page(await restarted.client.get("/queues", headers={"Cookie": f"{cookie}={ours}"}))
         assert page.links("/sign-in") == ["/sign-in"]
     assert (await waiting(deployment)).keys() == {"m-1"}
+
+
+async def test_who_signs_in_to_one_of_two_pages_of_a_host_stays_signed_in_to_the_other(deployment: Deployment) -> None:
+    async with acting_on(deployment, Actions(token=TOKEN)) as one, acting_on(deployment, Actions(token=TOKEN)) as two:
+        for browser in (one, two):
+            await signed_in(browser)
+        for browser, other in ((one, two), (two, one)):
+            browser.client.cookies.update(other.client.cookies)
+            assert (await browser("/queues")).links("/sign-in") == []
 
 
 async def test_what_is_no_form_is_refused(

@@ -28,7 +28,7 @@ from postdate.ports import Mending
 from postdate.web.views import Views, log
 from postdate.web.watching import LISTED, Watcher
 
-_LEAST_TOKEN, _LONGEST_NAME, _COOKIE = 16, 100, "postdate"
+_LEAST_TOKEN, _LONGEST_NAME = 16, 100
 _LASTS: Final = timedelta(hours=12)
 _LARGEST_BODY: Final = 2**20
 _LARGEST_FORM: Final = 4 * _LARGEST_BODY  # up to three bytes for each of the body
@@ -70,6 +70,7 @@ class ActingViews(Views):
     def __init__(self, watcher: Watcher, actions: Actions, name: str = "") -> None:
         super().__init__(watcher, name)
         self._actions, self._signs_in = actions, actions.token is not None
+        self._cookie = f"postdate-{self._signature('cookie', '')[:8]}"  # which all ports of a host share
 
     @property
     def routes(self) -> list[Route]:
@@ -91,14 +92,14 @@ class ActingViews(Views):
         """Return the name of someone who may act."""
         if self._actions.user_header is not None:
             return request.headers.get(self._actions.user_header, "").strip() or None
-        said, _, signature = request.cookies.get(_COOKIE, "").rpartition(".")
+        said, _, signature = request.cookies.get(self._cookie, "").rpartition(".")
         until, _, name = said.partition(".")
         is_ours = _same(signature, self._signature("session", said))
         return unquote(name) if is_ours and self._watcher.clock.now().timestamp() < int(until) else None
 
     def _csrf_token(self, request: Request) -> str:
         """Return what only the pages for who asks have in their forms."""
-        session = request.cookies.get(_COOKIE, "") if self._signs_in else self._who(request)
+        session = request.cookies.get(self._cookie, "") if self._signs_in else self._who(request)
         return self._signature("form", session or "")
 
     def _signature(self, purpose: str, text: str) -> str:
@@ -151,7 +152,7 @@ class ActingViews(Views):
         base, seconds = request.scope.get("root_path", ""), int(lasts.total_seconds())
         answer, secure = RedirectResponse(f"{base}/", HTTPStatus.SEE_OTHER), request.url.scheme == "https"
         path = base.removesuffix(f"/{self._name}") or "/"  # who signs in to one of several deployments acts on all
-        answer.set_cookie(_COOKIE, value, seconds, path=path, secure=secure, httponly=True, samesite="strict")
+        answer.set_cookie(self._cookie, value, seconds, path=path, secure=secure, httponly=True, samesite="strict")
         return answer
 
     # --- what is done ---------------------------------------------------------------------------------------------
