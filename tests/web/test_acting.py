@@ -161,6 +161,17 @@ async def test_a_failed_message_is_edited_and_that_its_body_is_seen_is_logged(
     assert (await ada("/change?what=edit&id=nowhere")).status == 404
 
 
+async def test_a_button_that_is_pressed_twice_sends_one_message(deployment: Deployment, ada: Browser) -> None:
+    await deployment.send(deployment.failed("text", "E", "no"))
+    for count in (1, 2):
+        action, _, token = form_of(await ada("/change?what=edit&id=text"))
+        form = {"body": "other", "csrf_token": token}
+        assert "1 message sent" in Page(await ada.client.post(action, data=form)).words
+        again = Page(await ada.client.post(action, data=form))
+        assert (again.status, "This was sent before" in again.words) == (403, True)
+        assert len(await queued(deployment, "orders")) == count
+
+
 async def test_a_group_is_returned_or_discarded_and_no_other(
     deployment: Deployment, ada: Browser, caplog: pytest.LogCaptureFixture
 ) -> None:

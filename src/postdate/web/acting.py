@@ -71,6 +71,7 @@ class ActingViews(Views):
         super().__init__(watcher, name)
         self._actions, self._signs_in = actions, actions.token is not None
         self._cookie = f"postdate-{self._signature('cookie', '')[:8]}"  # which all ports of a host share
+        self._sent = set[str]()
 
     @property
     def routes(self) -> list[Route]:
@@ -163,15 +164,21 @@ class ActingViews(Views):
             said = "Sign in first." if self._signs_in else "The server in front does not say who you are."
             raise self._refused(request, "nobody is known to ask", said)
         given = dict(request.query_params)
-        what = given.pop("what", "")
+        what, once = given.pop("what", ""), given.pop("once", "")
         needs = {"exception", "queue"} if what in _GROUPS else {"queue"} if what in _QUEUES else {"id"}
         if what not in _GROUPS | _QUEUES | _MESSAGES or given.keys() != needs:
             raise HTTPException(HTTPStatus.BAD_REQUEST, "Follow the links of a page to say what is to be done.")
         values: dict[str, Any] = {"what": what, "given": given, "results": None, "listed": LISTED}
+        values["once"] = secrets.token_hex(8)
         if request.method != "POST":
             async with self._asking:
                 return self._page(request, "change", found=await self._asked(request, what, given), **values)
         form, by = await self._form(request), (*self._asks(request), what, given)
+        if what == "edit":  # each time sends another message, also when a button is pressed twice
+            if once in self._sent:
+                said = "This was sent before: see what became of it, or load the question again."
+                raise self._refused(request, "its form was sent before", said)
+            self._sent.add(once)
         try:
             values["results"] = results = await self._done(what, given, form)
         except BaseException as error:
