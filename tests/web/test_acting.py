@@ -20,7 +20,7 @@ from postdate import Envelope, Headers, SqliteStore, operations
 from postdate.config import load_settings
 from postdate.core.changing import Pending, first_of
 from postdate.core.limits import limits_of
-from postdate.errors import ConfigurationError
+from postdate.errors import ConfigurationError, StoreUnavailable
 from postdate.operations.needs import queue_view
 from postdate.web import Actions, dashboard
 from postdate.wiring import opened
@@ -161,6 +161,17 @@ async def test_a_failed_message_is_edited_and_that_its_body_is_seen_is_logged(
     assert (await ada("/change?what=edit&id=nowhere")).status == 404
 
 
+async def test_a_button_that_is_pressed_twice_sends_one_message(deployment: Deployment, ada: Browser) -> None:
+    await deployment.send(deployment.failed("text", "E", "no"))
+    for count in (1, 2):
+        action, _, token = form_of(await ada("/change?what=edit&id=text"))
+        form = {"body": "other", "csrf_token": token}
+        assert "1 message sent" in Page(await ada.client.post(action, data=form)).words
+        again = Page(await ada.client.post(action, data=form))
+        assert (again.status, "This was sent before" in again.words) == (403, True)
+        assert len(await queued(deployment, "orders")) == count
+
+
 async def test_a_group_is_returned_or_discarded_and_no_other(
     deployment: Deployment, ada: Browser, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -191,6 +202,31 @@ async def test_a_group_is_returned_or_discarded_and_no_other(
     assert await ids_in(deployment, "error") == ["key", "other"]
     assert "0 messages discarded" in (await done(ada, "discard-group", exception="", queue="")).words
     assert "{'exception': '', 'queue': ''}: 'there is none'" in caplog.messages[-1]
+
+
+async def test_a_group_has_no_types_of_another_module(deployment: Deployment, ada: Browser) -> None:
+    await deployment.send(*(deployment.failed(kind, kind, "no") for kind in ("ValueError", "a.ValueError", "a.")))
+    assert "1 message returned" in (await done(ada, "return-group", exception="ValueError", queue="orders")).words
+    assert "0 messages discarded" in (await done(ada, "discard-group", exception="", queue="orders")).words
+    assert await ids_in(deployment, "error") == ["a.", "a.ValueError"]
+
+
+async def test_whether_it_was_done_is_not_known_when_the_store_does_not_answer(
+    deployment: Deployment, ada: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page that says so stays: going back to the question by itself would ask to do it again."""
+
+    async def lost(*_: object) -> None:
+        raise StoreUnavailable("the connection was lost")
+
+    await deployment.store(deployment.waiting("m-1", 5))
+    action, _, token = form_of(await ada(CANCEL))
+    monkeypatch.setattr(operations, "cancel", lost)
+    page = Page(await ada.client.post(action, data={"csrf_token": token}))
+    assert page.status == 503
+    assert "It may have been done all the same: look before you repeat it." in page.words
+    assert "http-equiv" not in page.answer.text
+    assert "tries again" not in page.words
 
 
 async def test_what_is_set_aside_is_put_back_or_deleted(deployment: Deployment, ada: Browser) -> None:
@@ -395,6 +431,15 @@ async def test_a_form_is_for_who_asked_for_it(deployment: Deployment, caplog: py
     assert (await waiting(deployment)).keys() == {"m-1"}
 
 
+async def test_who_looks_is_named_by_the_one_header_that_can_be_trusted(
+    deployment: Deployment, ada: Browser, caplog: pytest.LogCaptureFixture
+) -> None:
+    await deployment.store(deployment.waiting("m-1", 5))
+    del ada.client.headers["X-User"]
+    await ada("/messages/m-1?body=shown", **{"X-Forwarded-User": "bob"})
+    assert caplog.messages == ["the body of message 'm-1' is shown to 192.0.2.7, user None"]
+
+
 async def test_who_is_not_named_may_look(
     deployment: Deployment, ada: Browser, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -415,7 +460,7 @@ async def test_a_session_ends_and_none_can_be_made_up(deployment: Deployment, mo
     await deployment.store(deployment.waiting("m-1", 5))
     async with acting_on(deployment, Actions(token=TOKEN)) as browser:
         await signed_in(browser)
-        ours = browser.client.cookies["postdate"]
+        ((cookie, ours),) = browser.client.cookies.items()
         token = form_of(await browser(CANCEL))[2]
         until, name, signature = ours.split(".")
         made_up = [
@@ -432,17 +477,26 @@ async def test_a_session_ends_and_none_can_be_made_up(deployment: Deployment, mo
         made_up.append((await signed_in(browser)).headers["Set-Cookie"].split("=")[1].split(";")[0])
         browser.client.cookies.clear()
         for value in made_up:
-            headers = {"Cookie": f"postdate={value}"}
+            headers = {"Cookie": f"{cookie}={value}"}
             page = Page(await browser.client.get("/queues", headers=headers))
             assert (page.status, page.links("/sign-in")) == (200, ["/sign-in"]), value
             answer = await browser.client.post(CANCEL, headers=headers, data={"csrf_token": token})
             assert answer.status_code == 403, value
-        page = Page(await browser.client.get("/queues", headers={"Cookie": f"postdate={ours}"}))
+        page = Page(await browser.client.get("/queues", headers={"Cookie": f"{cookie}={ours}"}))
         assert page.links("/sign-in") == []
     async with acting_on(deployment, Actions(token=TOKEN)) as restarted:
-        page = Page(await restarted.client.get("/queues", headers={"Cookie": f"postdate={ours}"}))
+        page = Page(await restarted.client.get("/queues", headers={"Cookie": f"{cookie}={ours}"}))
         assert page.links("/sign-in") == ["/sign-in"]
     assert (await waiting(deployment)).keys() == {"m-1"}
+
+
+async def test_who_signs_in_to_one_of_two_pages_of_a_host_stays_signed_in_to_the_other(deployment: Deployment) -> None:
+    async with acting_on(deployment, Actions(token=TOKEN)) as one, acting_on(deployment, Actions(token=TOKEN)) as two:
+        for browser in (one, two):
+            await signed_in(browser)
+        for browser, other in ((one, two), (two, one)):
+            browser.client.cookies.update(other.client.cookies)
+            assert (await browser("/queues")).links("/sign-in") == []
 
 
 async def test_what_is_no_form_is_refused(

@@ -14,8 +14,10 @@ from tests.web.conftest import MINUTE, Deployment, Page, Visit, app_of, browsing
 from postdate import DelayedMessage, SqliteStore, SystemClock, TransactionMode, operations
 from postdate.config import load_settings
 from postdate.core.limits import change_limits, paused
+from postdate.errors import StoreUnavailable
 from postdate.operations.plain import clean
 from postdate.web.views import SECURITY_HEADERS
+from postdate.web.watching import Watcher
 from postdate.wiring import opened
 
 HOSTILE = (
@@ -114,6 +116,20 @@ async def test_messages_are_listed_by_queue_and_time_and_page_by_page(deployment
         assert "No message is like that." in (await browser("/messages?queue=nowhere")).words
         wrong = await browser("/messages?due_from=tomorrow")
     assert (wrong.status, "tomorrow" in wrong.words) == (400, True)
+
+
+async def test_a_list_goes_on_though_the_last_message_of_a_page_has_gone(deployment: Deployment, visit: Visit) -> None:
+    """All others are due at its instant, as in a herd."""
+    await deployment.store(*(deployment.waiting(f"m-{n:02}", 5) for n in range(60)))
+    async with visit() as browser:
+        page = await browser("/messages?queue=orders")
+        async with opened(load_settings(None, {}, {"store.address": deployment.address})) as found:
+            await operations.cancel(found, ["m-49"], deployment.now)
+        seen = {*page.links("/messages/m-")}
+        while further := page.links("/messages?queue="):
+            page = await browser(further[0])
+            seen |= {*page.links("/messages/m-")}
+    assert seen == {f"/messages/m-{n:02}" for n in range(60)}
 
 
 async def test_a_message_has_its_story(deployment: Deployment, visit: Visit) -> None:
@@ -314,6 +330,28 @@ async def test_a_fault_of_ours_is_told_without_its_details(visit: Visit, monkeyp
         False,
     )
     assert {name: page.answer.headers.get(name) for name in SECURITY_HEADERS} == SECURITY_HEADERS
+
+
+async def test_records_that_cannot_be_counted_keep_nothing_else_from_being_shown(
+    visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watchers = list[Watcher]()
+
+    class Kept(Watcher):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            watchers.append(self)
+
+    async def slow(*_: object) -> None:
+        raise StoreUnavailable("no answer within 2 minutes")
+
+    monkeypatch.setattr("postdate.web.app.Watcher", Kept)
+    monkeypatch.setattr(operations, "record_counts", slow)
+    async with visit() as browser:
+        await browser("/queues")
+        await watchers[0].records.last()
+        page = await browser("/")
+    assert (page.status, "Delivered - could not be counted" in page.words) == (200, True)
 
 
 @pytest.mark.parametrize(

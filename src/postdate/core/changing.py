@@ -174,7 +174,8 @@ class PendingPages:
             self._found.setdefault(each.message_id, each)
         is_enough = self._limit is not None and len(self._found) >= self._limit
         # A page may be short of rows that cannot be read, or of those that are not among the first.
-        self.is_over = not fresh or is_enough or (self._where.among is not None and len(page) < self.ask()[1])
+        is_last = self._where.among is not None and self._after is None and len(page) < self.ask()[1]
+        self.is_over = not fresh or is_enough or is_last
         if fresh:
             last = page[-1].due
             self._here = {each.message_id for each in page if each.due == last}

@@ -75,11 +75,13 @@ class ErrorFilter:
         failed_queue: where they failed; empty: that is not told.
         exception: its type, with or without its module; empty: there is none.
         text: in the reason, or in the body.
+        exact: the type is given as it stands in the header, as that of a group is.
     """
 
     failed_queue: str | None = None
     exception: str | None = None
     text: str | None = None
+    exact: bool = False
 
     def matches(self, envelope: Envelope) -> bool:
         """Return whether a message of an error queue is one of these."""
@@ -92,7 +94,7 @@ class ErrorFilter:
         """Return whether messages with this type of exception, which failed there, may be among these."""
         kind = kind or ""
         return (self.failed_queue is None or (failed_queue or "") == self.failed_queue) and (
-            self.exception is None or self.exception in {kind, kind.rpartition(".")[2]}
+            self.exception is None or self.exception in {kind, kind if self.exact else kind.rpartition(".")[2]}
         )
 
 

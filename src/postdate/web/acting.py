@@ -28,7 +28,7 @@ from postdate.ports import Mending
 from postdate.web.views import Views, log
 from postdate.web.watching import LISTED, Watcher
 
-_LEAST_TOKEN, _LONGEST_NAME, _COOKIE = 16, 100, "postdate"
+_LEAST_TOKEN, _LONGEST_NAME = 16, 100
 _LASTS: Final = timedelta(hours=12)
 _LARGEST_BODY: Final = 2**20
 _LARGEST_FORM: Final = 4 * _LARGEST_BODY  # up to three bytes for each of the body
@@ -70,6 +70,8 @@ class ActingViews(Views):
     def __init__(self, watcher: Watcher, actions: Actions, name: str = "") -> None:
         super().__init__(watcher, name)
         self._actions, self._signs_in = actions, actions.token is not None
+        self._cookie = f"postdate-{self._signature('cookie', '')[:8]}"  # which all ports of a host share
+        self._sent = set[str]()
 
     @property
     def routes(self) -> list[Route]:
@@ -85,20 +87,20 @@ class ActingViews(Views):
 
     def _asks(self, request: Request) -> tuple[str | None, str | None]:
         user, address = super()._asks(request)
-        return self._who(request) or user, address
+        return self._who(request) or (user if self._signs_in else None), address  # who acts is named by one header
 
     def _who(self, request: Request) -> str | None:
         """Return the name of someone who may act."""
         if self._actions.user_header is not None:
             return request.headers.get(self._actions.user_header, "").strip() or None
-        said, _, signature = request.cookies.get(_COOKIE, "").rpartition(".")
+        said, _, signature = request.cookies.get(self._cookie, "").rpartition(".")
         until, _, name = said.partition(".")
         is_ours = _same(signature, self._signature("session", said))
         return unquote(name) if is_ours and self._watcher.clock.now().timestamp() < int(until) else None
 
     def _csrf_token(self, request: Request) -> str:
         """Return what only the pages for who asks have in their forms."""
-        session = request.cookies.get(_COOKIE, "") if self._signs_in else self._who(request)
+        session = request.cookies.get(self._cookie, "") if self._signs_in else self._who(request)
         return self._signature("form", session or "")
 
     def _signature(self, purpose: str, text: str) -> str:
@@ -151,7 +153,7 @@ class ActingViews(Views):
         base, seconds = request.scope.get("root_path", ""), int(lasts.total_seconds())
         answer, secure = RedirectResponse(f"{base}/", HTTPStatus.SEE_OTHER), request.url.scheme == "https"
         path = base.removesuffix(f"/{self._name}") or "/"  # who signs in to one of several deployments acts on all
-        answer.set_cookie(_COOKIE, value, seconds, path=path, secure=secure, httponly=True, samesite="strict")
+        answer.set_cookie(self._cookie, value, seconds, path=path, secure=secure, httponly=True, samesite="strict")
         return answer
 
     # --- what is done ---------------------------------------------------------------------------------------------
@@ -162,15 +164,21 @@ class ActingViews(Views):
             said = "Sign in first." if self._signs_in else "The server in front does not say who you are."
             raise self._refused(request, "nobody is known to ask", said)
         given = dict(request.query_params)
-        what = given.pop("what", "")
+        what, once = given.pop("what", ""), given.pop("once", "")
         needs = {"exception", "queue"} if what in _GROUPS else {"queue"} if what in _QUEUES else {"id"}
         if what not in _GROUPS | _QUEUES | _MESSAGES or given.keys() != needs:
             raise HTTPException(HTTPStatus.BAD_REQUEST, "Follow the links of a page to say what is to be done.")
         values: dict[str, Any] = {"what": what, "given": given, "results": None, "listed": LISTED}
+        values["once"] = secrets.token_hex(8)
         if request.method != "POST":
             async with self._asking:
                 return self._page(request, "change", found=await self._asked(request, what, given), **values)
         form, by = await self._form(request), (*self._asks(request), what, given)
+        if what == "edit":  # each time sends another message, also when a button is pressed twice
+            if once in self._sent:
+                said = "This was sent before: see what became of it, or load the question again."
+                raise self._refused(request, "its form was sent before", said)
+            self._sent.add(once)
         try:
             values["results"] = results = await self._done(what, given, form)
         except BaseException as error:
@@ -186,7 +194,7 @@ class ActingViews(Views):
         now = await operations.present(deployment)
         if what in _GROUPS:
             how = operations.Treatment(discard=what == "discard-group", dry_run=True)
-            where = operations.ErrorFilter(given["queue"], given["exception"])
+            where = operations.ErrorFilter(given["queue"], given["exception"], exact=True)
             return await operations.return_all(deployment, queue, now, where, how)
         if what in _QUEUES:
             return (await limits_of(limiting(deployment.store))).get(given["queue"], NO_LIMITS)
@@ -210,7 +218,7 @@ class ActingViews(Views):
             case "return" | "discard":
                 results = await operations.return_messages(deployment, queue, [id_], now, how)
             case "return-group" | "discard-group":
-                where = operations.ErrorFilter(given["queue"], given["exception"])
+                where = operations.ErrorFilter(given["queue"], given["exception"], exact=True)
                 results = await operations.return_all(deployment, queue, now, where, how)
             case "edit":
                 results = [await operations.edit(deployment, queue, id_, now, _edit(form, to))]

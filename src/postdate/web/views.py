@@ -95,7 +95,7 @@ class Views:
             seconds = self._watcher.clock.monotonic() - look.ended
             return "just now" if seconds < 1 else f"{shown_span(timedelta(seconds=seconds))} ago"
 
-        values = {"who": None, "signs_in": False, **values}
+        values = {"who": None, "signs_in": False, "method": request.method, **values}
         values |= {"here": here, "base": base, "status": status, "store": self._watcher.settings.store.address.shown}
         values |= {"name": self._name, "message_page": message_page, "age": age, "charts": charts, "query": _query}
         return HTMLResponse(self._templates.get_template(f"{name}.html").render(values), status)
@@ -157,8 +157,10 @@ class Views:
         last, before = self._watcher.records.known()
         if last is None:
             return "…", "being counted"
+        if isinstance(last.result, Exception):  # as of a store with more than it counts in time: the rest is shown
+            return "-", "could not be counted"
         count = last.found.get("delivered", 0)
-        if before is None:
+        if before is None or isinstance(before.result, Exception):
             return f"{count:,}", "in all, by the records"
         rate = (count - before.found.get("delivered", 0)) / max(last.ended - before.ended, 1e-9)
         return f"{count:,}", f"{max(rate, 0.0):,.1f} a second lately"
