@@ -210,6 +210,12 @@ class Shop:
         assert await transport.send(envelopes, self.now) == [None] * len(envelopes)
         await transport.close()
 
+    @property
+    def waiting(self) -> int:
+        with closing(sqlite3.connect(self.path)) as file:
+            (count,) = file.execute("SELECT count(*) FROM delayed_message").fetchone()
+        return count
+
     async def store(self, *messages: DelayedMessage) -> None:
         store = SqliteStore(self.path)
         await store.initialize("shop", TransactionMode.RECEIVE_ONLY)

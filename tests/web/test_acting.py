@@ -103,7 +103,7 @@ async def test_a_waiting_message_is_cancelled_delivered_and_rescheduled(
     assert "Not cancelled: gone: it was cancelled at" in again.words
     wrong = await done(ada, "reschedule", {"due": "soon"}, id="then")
     assert (wrong.status, "'soonZ' is no date and time" in wrong.words) == (400, True)
-    assert "reschedule {'id': 'then'}: ended with InvalidTimestamp" in caplog.text
+    assert "reschedule {'id': 'then'}: ended, with 0 done, by InvalidTimestamp" in caplog.text
 
 
 async def test_a_failed_message_is_returned_or_discarded(deployment: Deployment, ada: Browser) -> None:
@@ -166,6 +166,8 @@ async def test_a_button_that_is_pressed_twice_sends_one_message(deployment: Depl
     for count in (1, 2):
         action, _, token = form_of(await ada("/change?what=edit&id=text"))
         form = {"body": "other", "csrf_token": token}
+        wrong = await ada.client.post(action, data={**form, "headers": "no header"})
+        assert wrong.status_code == 400  # and can be corrected
         assert "1 message sent" in Page(await ada.client.post(action, data=form)).words
         again = Page(await ada.client.post(action, data=form))
         assert (again.status, "This was sent before" in again.words) == (403, True)
@@ -188,6 +190,9 @@ async def test_a_group_is_returned_or_discarded_and_no_other(
     assert len(hrefs) == 8
     assert "/change?exception=builtins.ValueError&queue=orders&what=return-group" in hrefs
     assert "/change?exception=&queue=&what=discard-group" in hrefs
+    only = await ada("/errors?exception=&queue=")
+    assert ("No exception 1 of 1" in only.words, only.links("/errors/")) == (True, ["/errors/bare"])
+    assert "/errors?exception=&queue=" in page.links("/errors?")
     question = await ada("/change?exception=builtins.ValueError&queue=orders&what=return-group")
     assert form_of(question)[1] == "Return 60 messages"
     said = await done(ada, "return-group", exception="builtins.ValueError", queue="orders")

@@ -156,9 +156,11 @@ async def test_with_many_messages_what_is_gone_is_looked_for_when_asked(
     deployment: Deployment, visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The search for a retry reads all that waits."""
-    monkeypatch.setattr("postdate.web.views._SEARCHED_THROUGH", 0)
-    await deployment.store(deployment.waiting("m-1", 5))
+    monkeypatch.setattr("postdate.web.views._SEARCHED_THROUGH", 1)
+    await deployment.store(deployment.waiting("m-1", 5), deployment.waiting("m-2", 5))
+    await deployment.send(deployment.failed("f-1", "E", "no"))
     async with visit() as browser:
+        assert "it is in the error queue 'error'" in (await browser("/errors/f-1")).words  # queues have few
         assert "it waits until it is due" in (await browser("/messages/m-1")).words
         brief = await browser("/messages/gone")
         assert "nothing was recorded of it" in brief.words

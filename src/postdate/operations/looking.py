@@ -24,9 +24,8 @@ _LEAST_PAUSE: Final = timedelta(seconds=2)
 _LONGEST_PAUSE: Final = timedelta(minutes=5)
 _AFTER_AN_ERROR: Final = timedelta(seconds=10)
 _ANSWERS_WITHIN: Final = timedelta(minutes=2)
-_QUICK_SECONDS: Final = 0.1
-_PAUSES: Final = 19
-"""After a look that was not quick, so many times its length passes: looking takes a twentieth of the time."""
+_PAUSES: Final = 49
+"""After a look so many times its length passes: looking takes a fiftieth of the time."""
 
 _WATCHED_SECONDS: Final = 60.0
 """So long after a request somebody watches."""
@@ -120,5 +119,4 @@ class Refresher(Generic[T]):
 
 def pause_after(seconds: float) -> timedelta:
     """Return how long not to look after a look that took so long."""
-    pause = timedelta(seconds=_PAUSES * seconds if seconds > _QUICK_SECONDS else 0.0)
-    return min(max(_LEAST_PAUSE, pause), _LONGEST_PAUSE)
+    return min(max(_LEAST_PAUSE, timedelta(seconds=_PAUSES * seconds)), _LONGEST_PAUSE)

@@ -43,20 +43,24 @@ class Housekeeping:
         self._chores = [(chore, OutageLog(log, chore.what, of, logging.WARNING)) for chore in chores]
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
 
     def start(self) -> None:
         """Begin, one interval from now; a second time without effect."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="postdate-housekeeping", daemon=True)
-            self._thread.start()
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="postdate-housekeeping", daemon=True)
+                self._thread.start()
 
     def stop(self) -> None:
         self._stopped.set()
 
     def join(self, seconds: float | None = None) -> None:
         """Block until a chore under way has ended, or for so long."""
-        if self._thread is not None:
-            self._thread.join(seconds)
+        with self._starting:  # a thread that has not started cannot be waited for
+            thread = self._thread
+        if thread is not None:
+            thread.join(seconds)
 
     def round(self) -> bool:
         """Do every chore once; return whether there is more. Raises nothing: the thread must not end by an error."""

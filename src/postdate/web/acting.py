@@ -23,7 +23,7 @@ from postdate import operations
 from postdate.clock import later
 from postdate.config import parse_instant
 from postdate.core.limits import NO_LIMITS, Limits, change_limits, limited, limiting, limits_of, paused, resumed
-from postdate.errors import ConfigurationError, InvalidHeaders, InvalidMessage
+from postdate.errors import ConfigurationError, InvalidHeaders, InvalidMessage, MessageError
 from postdate.ports import Mending
 from postdate.web.views import Views, log
 from postdate.web.watching import LISTED, Watcher
@@ -179,10 +179,13 @@ class ActingViews(Views):
                 said = "This was sent before: see what became of it, or load the question again."
                 raise self._refused(request, "its form was sent before", said)
             self._sent.add(once)
+        counts = [0]
         try:
-            values["results"] = results = await self._done(what, given, form)
+            values["results"] = results = await self._done(what, given, form, counts.append)
         except BaseException as error:
-            log.warning("user %r at %s: %s %r: ended with %r", *by, error)
+            if isinstance(error, MessageError):  # nothing was sent: what was written can be corrected
+                self._sent.discard(once)
+            log.warning("user %r at %s: %s %r: ended, with %d done, by %r", *by, counts[-1], error)
             raise
         for each in results or ["there is none"]:
             log.warning("user %r at %s: %s %r: %r", *by, each)
@@ -204,7 +207,9 @@ class ActingViews(Views):
         self._looked(request, "body of message", given["id"])
         return escape(body.text)
 
-    async def _done(self, what: str, given: Mapping[str, str], form: Mapping[str, str]) -> Sequence[object]:
+    async def _done(
+        self, what: str, given: Mapping[str, str], form: Mapping[str, str], progress: Callable[[int], None]
+    ) -> Sequence[object]:
         """Do it by what the command line calls, too, and return what became of each."""
         deployment, id_, queue = await self._watcher.deployment(), given.get("id", ""), self._error_queue
         now, to = await operations.present(deployment), form.get("to", "").strip() or None
@@ -219,7 +224,7 @@ class ActingViews(Views):
                 results = await operations.return_messages(deployment, queue, [id_], now, how)
             case "return-group" | "discard-group":
                 where = operations.ErrorFilter(given["queue"], given["exception"], exact=True)
-                results = await operations.return_all(deployment, queue, now, where, how)
+                results = await operations.return_all(deployment, queue, now, where, how, progress)
             case "edit":
                 results = [await operations.edit(deployment, queue, id_, now, _edit(form, to))]
             case "put-back":

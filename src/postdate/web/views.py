@@ -221,12 +221,13 @@ class Views:
         id_, body = self._asked_for(request)
         deployment = await self._watcher.deployment()
         counted = (await self._watcher.overview.last()).found.statistics
-        many = counted.pending + sum((counted.queues or {}).values()) > _SEARCHED_THROUGH
-        everywhere = not many or request.query_params.get("search") == "all"
+        asked = request.query_params.get("search") == "all"
+        queued = asked or sum((counted.queues or {}).values()) <= _SEARCHED_THROUGH
+        everywhere = queued and (asked or counted.pending <= _SEARCHED_THROUGH)
         async with self._asking:
             now = await operations.present(deployment)
             try:
-                details = await operations.show_message(deployment, id_, queued=everywhere)
+                details = await operations.show_message(deployment, id_, queued=queued)
             except MessageNotFound:
                 details = operations.MessageDetails(id_, (), ())
             is_told = everywhere or bool(details.places)
@@ -270,16 +271,17 @@ class Views:
 
     async def errors(self, request: Request) -> Response:
         given, deployment = request.query_params, await self._watcher.deployment()
-        where = operations.ErrorFilter(given.get("queue"), given.get("exception"))
+        where = operations.ErrorFilter(given.get("queue"), given.get("exception"), exact=True)
         look = await self._watcher.errors.last()
         groups = look.found
         async with self._asking:
             found = await operations.list_errors(deployment, self._error_queue, LISTED)
-        if where != operations.ErrorFilter():  # without reading the whole queue again
+        some = where.failed_queue is not None or where.exception is not None
+        if some:  # without reading the whole queue again
             those = [each for each in groups.groups if where.is_of(each.exception_type, each.failed_queue)]
             lines = [line for each in those for line in each.first][:LISTED]
             found = replace(found, total=sum(each.count for each in those), messages=lines)
-        return self._page(request, "errors", look=look, groups=groups, found=found, where=where)
+        return self._page(request, "errors", look=look, groups=groups, found=found, where=where, some=some)
 
     def _asked_for(self, request: Request) -> tuple[str, bool]:
         """Return the id of a message, and whether its body is asked for, which is logged: it may be personal."""
