@@ -180,8 +180,23 @@ CUTS = {
 }
 
 
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        pytest.param(["before publishing", "before pruning", "before forgetting"], id="whatever is left behind"),
+        pytest.param(
+            list(CUTS),
+            id="each step",
+            marks=pytest.mark.soak(
+                "before the writing nothing is there, and before the verifying what is there before the publishing",
+                part="spark",
+                proven_by="tests/integration/pipeline/test_archive.py::test_a_run_that_is_cut_off_is_made_good_by_the_next",
+            ),
+        ),
+    ],
+)
 def test_a_run_that_is_cut_off_is_made_good_by_the_next(
-    spark: SparkSession, store: StoreSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, store: StoreSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: list[str]
 ) -> None:
     """One run after the other is cut off, each a step further on."""
     live(store, some_days)
@@ -190,9 +205,9 @@ def test_a_run_that_is_cut_off_is_made_good_by_the_next(
     def killed(*_: Any) -> None:
         raise Cut
 
-    for cut, step in CUTS.items():
+    for cut in cuts:
         with monkeypatch.context() as patched:
-            patched.setattr(*step, killed)
+            patched.setattr(*CUTS[cut], killed)
             with pytest.raises(Cut):
                 run_archive(spark, store, to, keep_ids=False)
         if cut != "before forgetting":
@@ -305,9 +320,10 @@ def test_what_was_written_wrong_is_noticed_before_anything_goes(
 
 
 def test_what_was_archived_comes_back_once(spark: SparkSession, store: StoreSpec, tmp_path: Path) -> None:
+    """Forgotten in the store, in parts: each message comes back with the numbers of its records, and not again."""
     live(store, some_days)
     before, to = rows(store, ALL_RECORDS), tmp_path / "archive"
-    run_archive(spark, store, to)
+    run_archive(spark, store, to, keep_ids=False)
     some = restore(spark, store, to, ids=["mail", "on-time-0", "never-there"])
     assert (some.messages, some.left_out) == (2, 0)
     assert [row for row in rows(store, ALL_RECORDS) if row[2] == "mail"] == [row for row in before if row[2] == "mail"]
@@ -315,6 +331,25 @@ def test_what_was_archived_comes_back_once(spark: SparkSession, store: StoreSpec
     assert (one_day.messages, one_day.left_out) == (2, 1)
     rest = restore(spark, store, to)
     assert (rest.messages, rest.left_out) == (len(OVER) - 4, 4)
+    assert rows(store, ALL_RECORDS) == before
+
+
+@pytest.mark.soak(
+    "five jobs on Spark",
+    part="spark",
+    proven_by=(
+        "tests/integration/pipeline/test_archive.py::test_what_was_archived_comes_back_once",
+        "tests/integration/pipeline/test_archive.py::test_a_run_that_is_cut_off_is_made_good_by_the_next",
+        "tests/integration/pipeline/test_archive_servers.py::test_out_of_postgresql_and_back",
+    ),
+)
+def test_what_came_back_is_archived_once_and_comes_back_again(
+    spark: SparkSession, store: StoreSpec, tmp_path: Path
+) -> None:
+    live(store, some_days)
+    before, to = rows(store, ALL_RECORDS), tmp_path / "archive"
+    run_archive(spark, store, to)
+    assert restore(spark, store, to).messages == len(OVER)
     assert rows(store, ALL_RECORDS) == before
     assert restore(spark, store, to).messages == 0
     assert rows(store, ALL_RECORDS) == before

@@ -4,7 +4,6 @@ import re
 import sqlite3
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import anyio
 import pytest
@@ -119,9 +118,14 @@ KEEP_WHAT_WAS_DELIVERED = """
     SELECT seq, message_id, due, due, destination, seq FROM record WHERE kind = 1 AND message_id = 'on-time-2'"""
 
 
+TAKE_AWAY_AND_RENAME = """
+    DELETE FROM delayed_message WHERE message_id = 'waits';
+    UPDATE record SET message_id = '<script>x</script>' WHERE kind = 1 AND message_id = 'waits'"""
+
+
 CRIMES = {
     "lost": (
-        ("waits", "DELETE FROM delayed_message WHERE message_id = 'waits'"),
+        ("<script>x</script>", TAKE_AWAY_AND_RENAME),
         ("on-time-9", "DELETE FROM queue_message WHERE message_id = 'on-time-9'"),
     ),
     "duplicated": (("on-time-1", DELIVER_TWICE), ("on-time-2", KEEP_WHAT_WAS_DELIVERED)),
@@ -129,18 +133,23 @@ CRIMES = {
 }
 
 
-def test_each_crime_is_found_and_nothing_else(spark: SparkSession, store: StoreSpec) -> None:
+@pytest.fixture(scope="module")
+def convicted(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> AuditResult:
     """Five crimes in one store, on five messages."""
+    store = StoreSpec(f"sqlite:///{tmp_path_factory.mktemp('crimes') / 'messages.db'}", synchronous="normal")
     live(store, a_day)
     tamper(store, *(statement for crimes in CRIMES.values() for _, statement in crimes))
-    result = audit(spark, store, minutes(60))
-    assert not result.clean
-    found = {finding.name: finding.sample for finding in result.findings}
+    return audit(spark, store, minutes(60))
+
+
+def test_each_crime_is_found_and_nothing_else(convicted: AuditResult) -> None:
+    assert not convicted.clean
+    found = {finding.name: finding.sample for finding in convicted.findings}
     assert {name: found.pop(name) for name in CRIMES} == {
         name: tuple(sorted(victim for victim, _ in crimes)) for name, crimes in CRIMES.items()
     }
     assert found.keys() <= {"overdue", "failed", "late"}
-    assert {name: getattr(result.counts, name) for name in CRIMES} == {"lost": 2, "duplicated": 2, "early": 1}
+    assert {name: getattr(convicted.counts, name) for name in CRIMES} == {"lost": 2, "duplicated": 2, "early": 1}
 
 
 def test_a_rescheduled_message_is_judged_by_its_last_due_time(spark: SparkSession, store: StoreSpec) -> None:
@@ -230,12 +239,8 @@ def test_a_store_in_use_loses_nothing_to_the_audit(spark: SparkSession, store: S
     assert 0 < results[0].counts.scheduled < results[1].counts.scheduled
 
 
-def test_the_report_is_complete_and_fetches_nothing(spark: SparkSession, store: StoreSpec, tmp_path: Path) -> None:
-    live(store, a_day)
-    tamper(store, "UPDATE record SET message_id = '<script>x</script>' WHERE kind = 1 AND message_id = 'waits'")
-    tamper(store, "DELETE FROM delayed_message WHERE message_id = 'waits'")
-    result = audit(spark, store, minutes(60))
-    page = render_html(result, "A day & a night")
+def test_the_report_is_complete_and_fetches_nothing(convicted: AuditResult) -> None:
+    page = render_html(convicted, "A day & a night")
     assert "A day &amp; a night" in page
     assert "&lt;script&gt;x&lt;/script&gt;" in page
     assert "<script" not in page

@@ -105,20 +105,15 @@ def test_several_stores_of_a_database_do_not_count_it_twice(
     assert by_endpoint == {"(never delayed)": (1, 1), "one": (1, 0)}
 
 
-@pytest.mark.parametrize(
-    "recording",
-    [
-        Recording.OUTCOMES,
-        pytest.param(
-            Recording.ALL,
-            marks=pytest.mark.soak(
-                "as good as the first test here",
-                part="spark",
-                proven_by="tests/integration/pipeline/test_audit_discarded.py::test_what_was_never_delayed_and_discarded_is_counted_apart",
-            ),
-        ),
-    ],
+@pytest.mark.soak(
+    "as good as the first test here, and as one told on frames",
+    part="spark",
+    proven_by=(
+        "tests/integration/pipeline/test_audit_discarded.py::test_what_was_never_delayed_and_discarded_is_counted_apart",
+        "tests/integration/pipeline/test_audit_judging.py::test_one_record_of_a_discard_does_not_make_the_others_missing",
+    ),
 )
+@pytest.mark.parametrize("recording", [Recording.OUTCOMES, Recording.ALL])
 def test_a_record_of_a_discard_does_not_make_the_others_missing(
     spark: SparkSession, store: StoreSpec, now: datetime, recording: Recording
 ) -> None:

@@ -47,6 +47,21 @@ def test_only_what_was_sent_again_accounts_for_a_message_that_left_its_queue(spa
     assert {id_ for id_, row in found.items() if row["retried"]} == found.keys() - {"handled"}
 
 
+def test_one_record_of_a_discard_does_not_make_the_others_missing(spark: SparkSession) -> None:
+    """Who records only outcomes keeps no record of what was handled, but of what was discarded."""
+    story: dict[str, Story] = {
+        "discarded": [("delivered", 0, None), ("discarded", 1, "expired at noon")],
+        "not recorded": [("delivered", 0, None)],
+    }
+    found = verdict(spark, story)
+    assert {id_: (row["lost"], row["discarded"]) for id_, row in found.items()} == {
+        "discarded": (False, True),
+        "not recorded": (False, False),
+    }
+    found = verdict(spark, {**story, "handled": [("delivered", 0, None), ("handled", 1, None)]})
+    assert {id_ for id_, row in found.items() if row["lost"]} == {"not recorded"}
+
+
 def test_records_that_were_removed_for_their_age_are_not_missed(spark: SparkSession) -> None:
     half: dict[str, Story] = {
         "nothing but scheduled": [],

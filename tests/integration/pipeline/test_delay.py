@@ -19,7 +19,8 @@ from postdate.pipeline.delay import DelayOptions, DelayTarget, delay, delay_conf
 from postdate.pipeline.delay import operator as operator_module
 
 COLUMNS = "id string, due timestamp"
-SHORT = timedelta(milliseconds=100)
+TRIGGER = timedelta(seconds=2)
+"""A micro-batch costs half a second of a processor, also one that has nothing to do."""
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def put(directory: Path, rows: list[dict[str, Any]]) -> None:
 
 def started(spark: SparkSession, place: Path, options: DelayOptions | None = None, **others: Any) -> StreamingQuery:
     source = read_directory(spark, str(place / "rows"), others.pop("schema", COLUMNS))
-    target = DelayTarget(str(place / "out"), str(place / "state"), trigger=others.pop("trigger", SHORT))
+    target = DelayTarget(str(place / "out"), str(place / "state"), trigger=others.pop("trigger", TRIGGER))
     return run_delay(source, target, options=options or DelayOptions(slots=2), **others)
 
 
@@ -101,7 +102,7 @@ def test_rows_of_every_type_come_out_as_they_went_in(
     rows = delay(source, options=DelayOptions(resolution=timedelta(milliseconds=50), null_due="now"))
     assert rows.schema == source.schema
     writer = rows.writeStream.option("checkpointLocation", str(place / "state")).format("parquet")
-    query = writer.trigger(processingTime="100 milliseconds").start(str(place / "out"))
+    query = writer.trigger(processingTime="2 seconds").start(str(place / "out"))
     read = delaying.read.schema(source.schema)
     eventually(lambda: read.parquet(str(place / "out")).count() == 6 or failed(query), "all rows are due")
     query.stop()

@@ -197,9 +197,15 @@ def test_local_times_on_the_days_when_clocks_are_set(
 def test_local_times_are_what_zoneinfo_makes_of_them(
     spark: SparkSession, store: StoreSpec, now: datetime, zone: str
 ) -> None:
-    """Every half hour of days around each change of clocks, both policies at once: fold 0, gaps moved forward."""
-    local = datetime(2026, 1, 1)  # noqa: DTZ001 - a clock time
-    clock_times = [local + timedelta(minutes=30 * n) for n in range(48 * 365)]
+    """Half hours of days around each change of clocks, and of the year; fold 0, gaps moved forward."""
+    tz, day, local = ZoneInfo(zone), timedelta(days=1), datetime(2026, 1, 1)  # noqa: DTZ001 - a clock time
+    half_hours = [local + timedelta(minutes=30 * n) for n in range(48 * 365)]
+
+    def is_near_a_change(clock: datetime) -> bool:
+        before, after = ((clock + each).replace(tzinfo=tz).utcoffset() for each in (-day, day))
+        return before != after
+
+    clock_times = [clock for n, clock in enumerate(half_hours) if n % 37 == 0 or is_near_a_change(clock)]
     rows = spark.createDataFrame(
         [(str(n), clock, "orders") for n, clock in enumerate(clock_times)],
         "message_id string, due timestamp_ntz, destination string",
@@ -210,7 +216,6 @@ def test_local_times_are_what_zoneinfo_makes_of_them(
     rows = read.load().selectExpr("int(message_id) AS n", "unix_micros(due) AS micros")
     found = {row.n: row.micros for row in rows.collect()}
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
-    tz = ZoneInfo(zone)
     assert found == {
         n: (clock.replace(tzinfo=tz).astimezone(UTC) - epoch) // timedelta(microseconds=1)
         for n, clock in enumerate(clock_times)
