@@ -28,22 +28,16 @@ def patience() -> AbstractContextManager[object]:
     return anyio.fail_after(PATIENCE_SECONDS)
 
 
-def _pause(waited: float, at_least: float) -> float:
-    """Return the seconds until it is asked again: to ask may be a command or a query, and others need the processor."""
-    return min(max(waited / 8, at_least), 0.1)
-
-
 class Eventually:
     """Waits for what another process or thread does, in a test that has a thread for itself."""
 
     def __call__(self, condition: Callable[[], object], what: str, seconds: float = PATIENCE_SECONDS) -> None:
         """Return as soon as ``condition`` holds; fail after ``seconds``."""
-        began = time.monotonic()
+        deadline = time.monotonic() + seconds
         pause = threading.Event()
         while not condition():
-            waited = time.monotonic() - began
-            assert waited < seconds, f"not within {seconds:g} s: {what}"
-            pause.wait(_pause(waited, 0.002))
+            assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+            pause.wait(0.002)
 
 
 def freeze_processes(*pids: int) -> None:
@@ -75,7 +69,6 @@ async def until(
         condition: a function, asynchronous or not.
         despite: errors after which it is asked again.
     """
-    began = time.monotonic()
     with anyio.fail_after(PATIENCE_SECONDS):
         while True:
             try:
@@ -86,7 +79,7 @@ async def until(
                 found = None
             if found:
                 return found
-            await anyio.sleep(_pause(time.monotonic() - began, 0.01))
+            await anyio.sleep(0.01)
 
 
 async def received(receiver: Receiver, count: int) -> list[Received]:
