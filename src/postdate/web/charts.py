@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from itertools import groupby
 from typing import Final
 
 from markupsafe import Markup
@@ -27,10 +28,9 @@ Address = Callable[[Interval], str]
 
 def due_chart(intervals: Sequence[Interval], width: int, address: Address) -> Markup:
     """Return bars of what is due in each minute or hour; herds are cut off at the top, so that others can be seen."""
-    highest = max((each.count for each in intervals if not each.herd), default=0)
+    highest, herds = max((each.count for each in intervals if not each.herd), default=0), herds_of(intervals)
     step = _step(highest)
     top = max(math.ceil(highest / step), 1) * step
-    herds = herds_of(intervals)
     room, column = (_FLOOR - _ABOVE) * (0.7 if herds else 1.0), (width - _LEFT) / len(intervals)
     parts = list[Markup]()
     for value in range(0, top + 1, step):
@@ -49,13 +49,8 @@ def due_chart(intervals: Sequence[Interval], width: int, address: Address) -> Ma
 
 def herds_of(intervals: Sequence[Interval]) -> list[Interval]:
     """Return the herds; those side by side are one."""
-    found = list[Interval]()
-    for each in intervals:
-        if each.herd and found and found[-1].end == each.begin:
-            found[-1] = replace(found[-1], end=each.end, count=found[-1].count + each.count)
-        elif each.herd:
-            found.append(each)
-    return found
+    runs = [[*run] for is_herd, run in groupby(intervals, lambda each: each.herd) if is_herd]
+    return [replace(run[0], end=run[-1].end, count=sum(each.count for each in run)) for run in runs]
 
 
 def _step(highest: int) -> int:
