@@ -21,9 +21,6 @@ from postdate.ports.settings import Wrong
 app = typer.Typer(name="dashboard", add_completion=False)
 
 _VARIABLE = "POSTDATE_DASHBOARD_TOKEN"
-_STOPS_WITHIN_SECONDS = 2
-"""Pages that are open keep a connection for news."""
-
 log = logging.getLogger("postdate.dashboard")
 
 
@@ -79,19 +76,19 @@ def dashboard(
         several[name] = load_settings(file, referred)
     if not also:
         use.work(lambda deployment, _: operations.present(deployment))  # a wrong address is told at once
-    names = [f"[{address}]" if ":" in address else address, "localhost", *(host or ())]
-    page = web.dashboard(several if also else settings, hosts=names, actions=actions)
+    shown, family = (f"[{address}]", socket.AF_INET6) if ":" in address else (address, socket.AF_INET)
+    page = web.dashboard(several if also else settings, hosts=[shown, "localhost", *(host or ())], actions=actions)
     try:
-        listening = socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+        listening = socket.create_server((address, port), family=family)
     except OSError as error:
         raise ConfigurationError(f"cannot listen on {listen}: {error.strerror or error}; choose --listen") from error
     # Connections have it from here. Else the second part of an answer waits for the first to be acknowledged: 40 ms.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     config = uvicorn.Config(page, access_log=False, log_config=None, server_header=False)
-    config.timeout_graceful_shutdown = _STOPS_WITHIN_SECONDS
+    config.timeout_graceful_shutdown = 2  # seconds: pages that are open keep a connection for news
     # The server hands signals on after its end: they have done their work by then.
-    with logging_to_stderr(log_level), listening, signals_handled(_heard, signal.SIGINT, signal.SIGTERM):
-        shown = f"[{address}]" if ":" in address else address
+    handed_on = signals_handled(lambda _number, _frame: None, signal.SIGINT, signal.SIGTERM)
+    with logging_to_stderr(log_level), listening, handed_on:
         log.info("the page is at http://%s:%d/", shown, listening.getsockname()[1])
         uvicorn.Server(config).run(sockets=[listening])
 
@@ -104,7 +101,3 @@ def _token(file: str | None) -> str:
         raise wrong_usage(f"--allow-actions: who may act? add {options} {_VARIABLE}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise wrong_usage(f"--token-file: {file} cannot be read: {error}") from error
-
-
-def _heard(number: int, frame: object) -> None:
-    """Nothing more has to be done."""
