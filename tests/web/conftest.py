@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -15,6 +16,7 @@ from starlette.applications import Starlette
 from postdate import DelayedMessage, Envelope, Headers, LocalTransport, SqliteStore, SystemClock, TransactionMode
 from postdate.config import Settings, load_settings
 from postdate.web import dashboard
+from postdate.web.views import SECURITY_HEADERS
 
 MINUTE = timedelta(minutes=1)
 
@@ -62,7 +64,9 @@ class Browser:
         self.client = client
 
     async def __call__(self, path: str, **headers: str) -> Page:
-        return Page(await self.client.get(path, headers=headers))
+        page = Page(await self.client.get(path, headers=headers))
+        assert {name: page.answer.headers.get(name) for name in SECURITY_HEADERS} == SECURITY_HEADERS
+        return page
 
 
 @asynccontextmanager
@@ -70,6 +74,32 @@ async def browsing(app: Starlette, base: str = "http://localhost") -> AsyncGener
     transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=("192.0.2.7", 1234))
     async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url=base) as client:
         yield Browser(client)
+
+
+async def news_of(app: Starlette, count: int) -> list[bytes]:
+    """Return the first news of a stream, which has no end."""
+    told = list[bytes]()
+    scope = {"type": "http", "method": "GET", "path": "/events", "headers": [(b"host", b"localhost")]}
+    scope |= {"query_string": b"", "http_version": "1.1", "asgi": {"spec_version": "2.4"}, "client": ("::1", 1)}
+
+    class Enough(Exception):
+        pass
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            headers = dict(message["headers"])
+            assert headers[b"content-type"].startswith(b"text/event-stream")
+            assert headers[b"cache-control"] == b"no-store"
+        elif told.append(message["body"]) or len(told) == count:
+            raise Enough
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async with app.router.lifespan_context(app):
+        with pytest.raises(Enough):
+            await app(scope, receive, send)
+    return told
 
 
 def settings_of(address: str, **options: str) -> Settings:

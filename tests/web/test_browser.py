@@ -134,12 +134,8 @@ async def test_a_saga_leads_to_its_timeouts(screen: Screen) -> None:
 
 async def test_the_pages_lead_to_each_other(screen: Screen) -> None:
     await screen.go("/")
-    for name, heading in {
-        "Messages": "that wait",
-        "Errors": "failed",
-        "Doctor": "is broken",
-        "Queues": "Queues",
-    }.items():
+    headings = {"Messages": "that wait", "Errors": "failed", "Doctor": "is broken", "Queues": "Queues"}
+    for name, heading in headings.items():
         await screen.click(name)
         await expect(screen.page.get_by_role("heading", level=1)).to_contain_text(heading)
         await expect(screen.page.locator("[aria-current]")).to_have_text(name)

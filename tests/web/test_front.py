@@ -1,22 +1,20 @@
 """Several deployments on one page: each has a row and pages of its own, and one that is away is told in words."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
-from tests.web.conftest import Deployment, browsing, settings_of
+from tests.web.conftest import Deployment, browsing, news_of, settings_of
 
 from postdate.errors import ConfigurationError
 from postdate.web import dashboard
-from postdate.web.views import SECURITY_HEADERS
 
 
 @pytest.fixture
 async def shops(deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Starlette:
     """A deployment with a message that is late and one that failed, one with nothing, and two that are away."""
-    monkeypatch.setattr("postdate.web.front._WAITED_SECONDS", 60.0)
+    monkeypatch.setattr("postdate.web.views._WAITED_SECONDS", 60.0)
     await deployment.store(deployment.waiting("late", -5), deployment.waiting("m-1", 5))
     await deployment.send(deployment.failed("f", "E", "no"))
     other = Deployment(tmp_path / "other.db")
@@ -38,12 +36,11 @@ async def test_each_deployment_has_a_row_or_its_error(shops: Starlette) -> None:
         assert [each["href"] for each in page.all("a")] == ["#content", "/", "/shop/", "/depot/", "/gone/", "/away/"]
         assert not page.all("form")
         assert (await browser("/messages")).status == 404
-        assert {name: page.answer.headers.get(name) for name in SECURITY_HEADERS} == SECURITY_HEADERS
         assert (await browser("/", Host="evil.example")).status == 400
 
 
 async def test_nobody_is_waited_for(shops: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postdate.web.front._WAITED_SECONDS", 0.0)
+    monkeypatch.setattr("postdate.web.views._WAITED_SECONDS", 0.0)
     async with browsing(shops) as browser:
         page = await browser("/")
     assert (page.status, page.words.count("not seen It has not answered yet.")) == (200, 4)
@@ -63,26 +60,7 @@ async def test_each_deployment_has_its_pages_and_a_way_back(shops: Starlette) ->
 
 
 async def test_news_of_any_are_told(shops: Starlette) -> None:
-    told = list[bytes]()
-    scope = {"type": "http", "method": "GET", "path": "/events", "headers": [(b"host", b"localhost")]}
-    scope |= {"query_string": b"", "http_version": "1.1", "asgi": {"spec_version": "2.4"}, "client": ("::1", 1)}
-
-    class Enough(Exception):
-        pass
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.body":
-            told.append(message["body"])
-            raise Enough
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async with browsing(shops) as browser:
-        await browser("/")
-        with pytest.raises(Enough):
-            await shops(scope, receive, send)
-    assert told == [b"event: newer\ndata: any\n\n"]
+    assert await news_of(shops, 1) == [b"event: newer\ndata: any\n\n"]
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".", "static", "events", "-a", "ü", "a b", "a\n"])

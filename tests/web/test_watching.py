@@ -7,10 +7,9 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.web.conftest import Deployment
+from tests.web.conftest import Deployment, settings_of
 
 from postdate.clock import Clock
-from postdate.config import load_settings
 from postdate.errors import StoreUnavailable
 from postdate.operations.looking import Refresher, pause_after
 from postdate.testing import VirtualClock
@@ -25,8 +24,7 @@ async def refreshing(
     deployment: Deployment, clock: Clock, look: Callable[[OpenDeployment, datetime], Any]
 ) -> AsyncGenerator[Refresher[Any]]:
     refresher = Refresher(look, clock)
-    settings = load_settings(None, {}, {"store.address": deployment.address})
-    async with opened(settings) as opening, anyio.create_task_group() as tasks:
+    async with opened(settings_of(deployment.address)) as opening, anyio.create_task_group() as tasks:
         tasks.start_soon(refresher.run, opening)
         try:
             yield refresher

@@ -25,17 +25,19 @@ from postdate.config import parse_instant
 from postdate.core.limits import NO_LIMITS, Limits, change_limits, limited, limiting, limits_of, paused, resumed
 from postdate.errors import ConfigurationError, InvalidHeaders, InvalidMessage, MessageError
 from postdate.ports import Mending
-from postdate.web.views import Views, log
-from postdate.web.watching import LISTED, Watcher
+from postdate.web.views import Views
+from postdate.web.watching import LISTED, Watcher, log
 
 _LEAST_TOKEN, _LONGEST_NAME = 16, 100
 _LASTS: Final = timedelta(hours=12)
 _LARGEST_BODY: Final = 2**20
 _LARGEST_FORM: Final = 4 * _LARGEST_BODY  # up to three bytes for each of the body
 _HEADER: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
-_GROUPS: Final = frozenset({"return-group", "discard-group"})
-_QUEUES: Final = frozenset({"pause", "resume", "limit"})
-_MESSAGES: Final = frozenset({"cancel", "deliver", "reschedule", "return", "discard", "edit", "put-back", "delete"})
+_ACTIONS: Final = {
+    frozenset({"id"}): ("cancel", "deliver", "reschedule", "return", "discard", "edit", "put-back", "delete"),
+    frozenset({"exception", "queue"}): ("return-group", "discard-group"),
+    frozenset({"queue"}): ("pause", "resume", "limit"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Actions:
 class ActingViews(Views):
     """The pages, with what can be done from them, for those who may."""
 
-    def __init__(self, watcher: Watcher, actions: Actions, name: str = "") -> None:
+    def __init__(self, watcher: Watcher, name: str = "", *, actions: Actions) -> None:
         super().__init__(watcher, name)
         self._actions, self._signs_in = actions, actions.token is not None
         self._cookie = f"postdate-{self._signature('cookie', '')[:8]}"  # which all ports of a host share
@@ -165,14 +167,13 @@ class ActingViews(Views):
             raise self._refused(request, "nobody is known to ask", said)
         given = dict(request.query_params)
         what, once = given.pop("what", ""), given.pop("once", "")
-        needs = {"exception", "queue"} if what in _GROUPS else {"queue"} if what in _QUEUES else {"id"}
-        if what not in _GROUPS | _QUEUES | _MESSAGES or given.keys() != needs:
+        if what not in _ACTIONS.get(frozenset(given), ()):
             raise HTTPException(HTTPStatus.BAD_REQUEST, "Follow the links of a page to say what is to be done.")
-        values: dict[str, Any] = {"what": what, "given": given, "results": None, "listed": LISTED}
-        values["once"] = secrets.token_hex(8)
+        page = partial(self._page, request, "change", what=what, given=given, listed=LISTED)
         if request.method != "POST":
             async with self._asking:
-                return self._page(request, "change", found=await self._asked(request, what, given), **values)
+                found = await self._asked(request, what, given)
+            return page(found=found, results=None, once=secrets.token_hex(8))
         form, by = await self._form(request), (*self._asks(request), what, given)
         if what == "edit":  # each time sends another message, also when a button is pressed twice
             if once in self._sent:
@@ -181,7 +182,7 @@ class ActingViews(Views):
             self._sent.add(once)
         counts = [0]
         try:
-            values["results"] = results = await self._done(what, given, form, counts.append)
+            results = await self._done(what, given, form, counts.append)
         except BaseException as error:
             if isinstance(error, MessageError):  # nothing was sent: what was written can be corrected
                 self._sent.discard(once)
@@ -189,17 +190,17 @@ class ActingViews(Views):
             raise
         for each in results or ["there is none"]:
             log.warning("user %r at %s: %s %r: %r", *by, each)
-        return self._page(request, "change", **values)
+        return page(results=results)
 
     async def _asked(self, request: Request, what: str, given: Mapping[str, str]) -> Any:
         """Return what would become of a group, the limits of a queue, or a body as text; ``None``: nothing of these."""
         deployment, queue = await self._watcher.deployment(), self._error_queue
         now = await operations.present(deployment)
-        if what in _GROUPS:
+        if "exception" in given:
             how = operations.Treatment(discard=what == "discard-group", dry_run=True)
             where = operations.ErrorFilter(given["queue"], given["exception"], exact=True)
             return await operations.return_all(deployment, queue, now, where, how)
-        if what in _QUEUES:
+        if "queue" in given:
             return (await limits_of(limiting(deployment.store))).get(given["queue"], NO_LIMITS)
         body = (await operations.show_error(deployment, queue, given["id"], now)).body if what == "edit" else None
         if body is None or body.text is None or body.size_bytes > _LARGEST_BODY or {"\r", "\0"} & {*body.text}:

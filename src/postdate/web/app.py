@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.convertors import PathConvertor, register_url_convertor
@@ -13,14 +14,14 @@ from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
+from typing_extensions import override
 
 from postdate.clock import SystemClock
 from postdate.config import Settings
 from postdate.errors import PostdateError
 from postdate.web.acting import ActingViews, Actions
-from postdate.web.front import Front
-from postdate.web.views import SECURITY_HEADERS, Views
+from postdate.web.views import SECURITY_HEADERS, Front, Views
 from postdate.web.watching import Watcher
 
 
@@ -43,11 +44,7 @@ def dashboard(
     Raises:
         ConfigurationError: a name cannot be part of an address; says which can.
     """
-    clock = SystemClock()
-
-    def views_of(watcher: Watcher, name: str = "") -> Views:
-        return Views(watcher, name) if actions is None else ActingViews(watcher, actions, name)
-
+    clock, views_of = SystemClock(), Views if actions is None else partial(ActingViews, actions=actions)
     if isinstance(settings, Settings):
         watcher = Watcher(settings, clock)
         return _application(views_of(watcher), [watcher], hosts)
@@ -78,7 +75,7 @@ def _application(
         Route("/sagas/{id:id}", views.saga),
         Route("/doctor", views.doctor),
     ]
-    return Starlette(
+    return _WithSecurityHeaders(
         routes=[
             Route("/", views.overview),
             *(below or pages),
@@ -86,15 +83,8 @@ def _application(
             *(views.routes if isinstance(views, ActingViews) else ()),
             Mount("/static", StaticFiles(packages=[("postdate.web", "static")])),
         ],
-        middleware=[
-            Middleware(_WithSecurityHeaders),
-            Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
-        ],
-        exception_handlers={
-            PostdateError: views.failed,
-            HTTPException: views.refused,
-            Exception: views.broken,
-        },
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)],
+        exception_handlers=dict.fromkeys((PostdateError, HTTPException, Exception), views.failed),
         lifespan=lifespan,
     )
 
@@ -108,16 +98,14 @@ class _Id(PathConvertor):
 register_url_convertor("id", _Id())
 
 
-class _WithSecurityHeaders:
+class _WithSecurityHeaders(Starlette):
     """Adds to each answer what keeps browsers from loading, running or keeping anything else."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
+    @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_them(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(SECURITY_HEADERS)
             await send(message)
 
-        await self._app(scope, receive, send_with_them)
+        await super().__call__(scope, receive, send_with_them)

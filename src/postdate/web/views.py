@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from http import HTTPStatus
+from statistics import median_high
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -17,6 +19,7 @@ from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
+from typing_extensions import override
 
 from postdate import operations
 from postdate.config import parse_instant, without_secrets
@@ -35,7 +38,7 @@ from postdate.operations.looking import Look
 from postdate.operations.plain import clean, shown_count, shown_span, shown_time
 from postdate.ports.limits import LimitingStore
 from postdate.web import charts
-from postdate.web.watching import LISTED, Watcher
+from postdate.web.watching import LISTED, Watcher, log
 from postdate.wiring import advice_for
 
 SECURITY_HEADERS: Final = {
@@ -48,23 +51,26 @@ SECURITY_HEADERS: Final = {
     "Cache-Control": "no-store",
 }
 
-_ASKED_AT_ONCE: Final = 1
-"""Questions that requests themselves ask the store; others wait for their turn, so that deliveries need not."""
-
 _SEARCHED_THROUGH: Final = 50_000
 """With more messages than that, only when asked for: what does not wait is looked for in queues, and as a retry; what
 waits for one queue is looked for among all that wait, not among so many."""
 
 _STILL_HERE_SECONDS: Final = 15.0
 _SPANS: Final = {"hour": "next hour", "day": "next day", "month": "next 30 days"}
+_quoted: Final = partial(quote, safe="")
 _WITHOUT_OFFSET: Final = re.compile(r"\d{4}-\d\d-\d\d([T ][\d:.]+)?", re.ASCII)
+_NAME: Final = re.compile(r"(?!(static|events)$)[A-Za-z0-9][A-Za-z0-9_.-]*")
+_WAITED_SECONDS: Final = 1.0
+"""So long a row waits for a first look: a deployment that is away must not keep others from being shown."""
+
+_EVERY: Final = timedelta(seconds=3)
+"""Some deployment always has news, and one that was away is opened by a request."""
+
 _MOODS: Final = {
     **dict.fromkeys(("waiting", "being_delivered", "delivered", "handled"), "good"),
     **dict.fromkeys(("overdue", "retrying", "held", "handling_retried"), "worry"),
     **dict.fromkeys(("in_error_queue", "failed", "set_aside", "expired", "discarded"), "bad"),
 }
-
-log = logging.getLogger("postdate.dashboard")
 
 
 class Views:
@@ -74,14 +80,12 @@ class Views:
     """
 
     def __init__(self, watcher: Watcher, name: str | None = "") -> None:
-        self._watcher, self._name, self._asking = watcher, name, anyio.CapacityLimiter(_ASKED_AT_ONCE)
+        self._watcher, self._name = watcher, name
+        self._asking = anyio.Lock()  # requests ask the store one question at a time, so that deliveries need not wait
         self._error_queue = watcher.settings.endpoint.error_queue
-        loader = PackageLoader("postdate.web")
-        self._templates = Environment(
-            loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_visible
-        )
-        self._templates.filters |= {"time": _time, "count": "{:,}".format, "span": shown_span, "id": _quoted}
-        self._templates.filters["code"] = _code
+        self._templates = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_visible)
+        self._templates.loader = PackageLoader("postdate.web")
+        self._templates.filters |= {"count": _count, "span": shown_span, "id": _quoted, "code": _code}
 
     def _page(self, request: Request, name: str, status: int = HTTPStatus.OK, **values: Any) -> HTMLResponse:
         base: str = request.scope.get("root_path", "")
@@ -95,9 +99,9 @@ class Views:
             seconds = self._watcher.clock.monotonic() - look.ended
             return "just now" if seconds < 1 else f"{shown_span(timedelta(seconds=seconds))} ago"
 
-        values = {"who": None, "signs_in": False, "method": request.method, **values}
+        values = {"who": None, "signs_in": False, "method": request.method, "shown_count": shown_count, **values}
         values |= {"here": here, "base": base, "status": status, "store": self._watcher.settings.store.address.shown}
-        values |= {"name": self._name, "message_page": message_page, "age": age, "charts": charts, "query": _query}
+        values |= {"name": self._name, "message_page": message_page, "age": age, "charts": charts}
         return HTMLResponse(self._templates.get_template(f"{name}.html").render(values), status)
 
     # --- at a glance ----------------------------------------------------------------------------------------------
@@ -106,9 +110,10 @@ class Views:
         await self._watcher.deployment()
         look = await self._watcher.overview.last()
         state, asked, base = look.found, request.query_params.get("due"), request.scope.get("root_path", "")
-        spans = {"hour": state.hour, "day": state.day, "month": state.month}
-        span = asked if asked in spans else "hour"
-        usual, step = _usual(spans[span]), spans[span][-1].end - spans[span][-1].begin
+        span = asked if asked in _SPANS else "hour"
+        intervals: Sequence[Interval] = getattr(state, span)
+        usual = median_high([each.count for each in intervals if each.count] or [0])
+        step = intervals[-1].end - intervals[-1].begin
 
         def address(each: Interval) -> str:
             return f"{base}/messages?" + _query({"due_from": shown_time(each.begin), "due_to": shown_time(each.end)})
@@ -116,41 +121,9 @@ class Views:
         def times_usual(herd: Interval) -> int:
             return round(herd.count / max(usual, 1) * min(step / (herd.end - herd.begin), 1.0))
 
-        values: dict[str, Any] = {
-            "headline": headline_of(state),
-            "tiles": self._tiles(state),
-            "spans": _SPANS,
-            "usual": usual,
-        }
-        values |= {"intervals": spans[span], "address": address, "times_usual": times_usual}
-        return self._page(request, "overview", look=look, state=state, span=span, **values)
-
-    def _tiles(self, state: Overview) -> list[tuple[str, str, str, str, str]]:
-        """Return names, values, what they mean, moods, and pages with more, where there are."""
-        counted, errors, services = state.statistics, state.errors, state.statistics.services
-        first, since = counted.next_due, state.overdue_since
-        work = f"{counted.claimed:,} being sent" if counted.claimed else "none failing"
-        work = f"{counted.failing:,} failing" if counted.failing else work
-        oldest = "held by limits" if counted.overdue else "all on time"
-        oldest = oldest if since is None else f"the oldest for {shown_span(counted.at - since)}"
-        following = "-" if first is None else "now" if first < counted.at else f"in {shown_span(first - counted.at)}"
-        then = "nothing waits" if first is None else f"{first:%d %b %H:%M:%S}"
-        # The process of the page is not counted: in an application of its own it may deliver, too.
-        idle = ("bad" if since else "worry") if services == 0 and counted.pending else ""
-        to_start = "besides this process; to start: postdate run"
-        deliver = "not visible here" if services is None else "deliver" if services else to_start
-        failed = "cannot be counted" if errors is None else "in the error queue"
-        aside = "cannot be read" if counted.set_aside else "all can be read"
-        return [
-            ("Waiting", f"{counted.pending:,}", work, "", ""),
-            ("Overdue", f"{counted.overdue:,}", oldest, "worry" if since else "", ""),
-            ("Next due", following, then, "", ""),
-            ("Delivered", *self._delivered(), "", ""),
-            ("Lateness", *_late(state), "", ""),
-            ("Failed", "-" if errors is None else f"{errors:,}", failed, "worry" if errors else "", "/errors"),
-            ("Set aside", f"{counted.set_aside:,}", aside, "worry" if counted.set_aside else "", "/errors"),
-            ("Services", "-" if services is None else f"{services:,}", deliver, idle, ""),
-        ]
+        values: dict[str, Any] = {"look": look, "state": state, "headline": headline_of(state), "usual": usual}
+        values |= {"span": span, "spans": _SPANS, "intervals": intervals, "delivered": self._delivered()}
+        return self._page(request, "overview", address=address, times_usual=times_usual, **values)
 
     def _delivered(self) -> tuple[str, str]:
         """Return how many in all, and how many a second between the last two looks."""
@@ -209,16 +182,18 @@ class Views:
         beyond = 0
         if where.destination and among is not None and not found.more:
             beyond = (await self._watcher.overview.last()).found.statistics.pending - among
-        values: dict[str, Any] = {
-            "further": _query({**asked, "search": search, "after": found.cursor}),
-            "everywhere": _query({**asked, "search": "all", "after": after}) if beyond > 0 else "",
-            "among": among,
-        }
-        return self._page(request, "messages", found=found, where=where, now=now, look=look, **values)
+        further = _query({**asked, "search": search, "after": found.cursor})
+        everywhere = _query({**asked, "search": "all", "after": after}) if beyond > 0 else ""
+        values: dict[str, Any] = {"further": further, "everywhere": everywhere, "among": among, "look": look}
+        return self._page(request, "messages", found=found, where=where, now=now, **values)
 
     async def message(self, request: Request) -> Response:
         """Show what is known of one message, failed or not; its id is the end of the path, or the query has it."""
-        id_, body = self._asked_for(request)
+        id_: str = request.path_params["id"] or request.query_params.get("id", "")
+        if not id_.strip():
+            raise HTTPException(HTTPStatus.NOT_FOUND, "Name the id of a message.")
+        if body := request.query_params.get("body") == "shown":
+            self._looked(request, "body of message", id_)
         deployment = await self._watcher.deployment()
         counted = (await self._watcher.overview.last()).found.statistics
         asked = request.query_params.get("search") == "all"
@@ -234,14 +209,9 @@ class Views:
             explanation = await operations.explain(deployment, id_, now) if is_told else None
         state = MessageState.UNKNOWN if explanation is None else explanation.state
         is_known = bool(details.places or details.history) or state is not MessageState.UNKNOWN
-        values: dict[str, Any] = {
-            "explanation": explanation,
-            "mood": _MOODS.get(state.value, ""),
-            "body": body,
-            "now": now,
-        }
+        values: dict[str, Any] = {"explanation": explanation, "mood": _MOODS.get(state.value, ""), "body": body}
         status = HTTPStatus.OK if is_known else HTTPStatus.NOT_FOUND
-        return self._page(request, "message", status, id_=id_, details=details, **values)
+        return self._page(request, "message", status, id_=id_, details=details, now=now, **values)
 
     # --- sagas ----------------------------------------------------------------------------------------------------
 
@@ -283,16 +253,6 @@ class Views:
             found = replace(found, total=sum(each.count for each in those), messages=lines)
         return self._page(request, "errors", look=look, groups=groups, found=found, where=where, some=some)
 
-    def _asked_for(self, request: Request) -> tuple[str, bool]:
-        """Return the id of a message, and whether its body is asked for, which is logged: it may be personal."""
-        id_: str = request.path_params["id"] or request.query_params.get("id", "")
-        if not id_.strip():
-            raise HTTPException(HTTPStatus.NOT_FOUND, "Name the id of a message.")
-        body = request.query_params.get("body") == "shown"
-        if body:
-            self._looked(request, "body of message", id_)
-        return id_, body
-
     def _looked(self, request: Request, at: str, *names: str) -> None:
         user, address = self._asks(request)
         log.warning("the %s %s is shown to %s, user %r", at, " ".join(map(repr, names)), address, user)
@@ -304,67 +264,80 @@ class Views:
     # --- what cannot be shown -------------------------------------------------------------------------------------
 
     def failed(self, request: Request, error: Exception) -> Response:
-        """Say what is wrong, where, and how to mend it. For errors of Postdate."""
-        assert isinstance(error, PostdateError)
-        status, mend = HTTPStatus.SERVICE_UNAVAILABLE, advice_for(error, "see what `postdate doctor` says")
+        """Say what is wrong, where, and how to mend it; what is no error of Postdate or HTTP, the server logs."""
+        said, mend, code = without_secrets(str(error)), "", "internal_error"
         match error:
+            case HTTPException():
+                status, code = HTTPStatus(error.status_code), ""
+                said = error.detail if error.detail != status.phrase else status.description
             case MessageNotFound() | QueueNotFound():
-                status, mend = HTTPStatus.NOT_FOUND, ""
+                status, code = HTTPStatus.NOT_FOUND, error.code
             case MessageError():
-                status, mend = HTTPStatus.BAD_REQUEST, "correct what was asked for"
+                status, code, mend = HTTPStatus.BAD_REQUEST, error.code, "correct what was asked for"
             case NotSupported() | ConfigurationError():
-                status, mend = HTTPStatus.NOT_IMPLEMENTED, ""
+                status, code = HTTPStatus.NOT_IMPLEMENTED, error.code
+            case PostdateError():
+                status, code = HTTPStatus.SERVICE_UNAVAILABLE, error.code
+                mend = advice_for(error, "see what `postdate doctor` says")
             case _:
-                pass
-        said = without_secrets(str(error))
-        return self._page(request, "problem", status, said=said, code=error.code, mend=mend)
+                status, said = HTTPStatus.INTERNAL_SERVER_ERROR, "This is a fault in Postdate; its log has the details."
+        return self._page(request, "problem", status, said=said, code=code, mend=mend)
 
-    def refused(self, request: Request, error: Exception) -> Response:
-        """Say that there is no such page, or that nothing can be changed here."""
-        assert isinstance(error, HTTPException)
-        status = HTTPStatus(error.status_code)
-        said = error.detail if error.detail != status.phrase else status.description
-        return self._page(request, "problem", status, said=said, code="", mend="")
 
-    def broken(self, request: Request, _: Exception) -> Response:
-        """Say that a fault of Postdate was met; the server logs it."""
-        status, said = HTTPStatus.INTERNAL_SERVER_ERROR, "This is a fault in Postdate; its log has the details."
-        page = self._page(request, "problem", status, said=said, code="internal_error", mend="")
-        page.headers.update(SECURITY_HEADERS)  # outside of all that adds them otherwise
-        return page
+class Front(Views):
+    """The page above those of several deployments: a row each, which leads to its pages."""
+
+    def __init__(self, watchers: Mapping[str, Watcher]) -> None:
+        for name in watchers:
+            if not _NAME.fullmatch(name):
+                can = "letters, digits, '.', '_' and '-', a letter or a digit first, but not 'static' or 'events'"
+                raise ConfigurationError(f"{name!r} cannot name a deployment: give it {can}")
+        if not watchers:
+            raise ConfigurationError("there is no deployment to show: give one name and its settings at least")
+        super().__init__(next(iter(watchers.values())), name=None)
+        self._watchers = watchers
+
+    @override
+    async def overview(self, request: Request) -> Response:
+        seen = await asyncio.gather(*map(_seen, self._watchers.values()))
+        return self._page(request, "front", rows=zip(self._watchers, seen, strict=True))
+
+    @override
+    async def events(self, request: Request) -> Response:
+        async def news() -> AsyncGenerator[str]:
+            while True:
+                yield "event: newer\ndata: any\n\n"
+                await self._watcher.clock.sleep(_EVERY)
+
+        return StreamingResponse(news(), media_type="text/event-stream")
+
+
+async def _seen(watcher: Watcher) -> tuple[Look[Overview] | None, str]:
+    """Return the last look, and what it says in words; no look: why there is none."""
+    try:
+        with anyio.move_on_after(_WAITED_SECONDS):
+            await watcher.deployment()
+            look = await watcher.overview.last()
+            return look, headline_of(look.found)
+    except PostdateError as error:
+        return None, without_secrets(str(error))
+    return None, "It has not answered yet."
 
 
 def headline_of(state: Overview) -> str:
     counted = state.statistics
+    late = f"{shown_count(counted.overdue, 'message')} of {counted.pending:,}"
     if not counted.pending:
         return "Nothing waits"
-    if counted.overdue and state.overdue_since is None:
-        return f"{shown_count(counted.overdue, 'message')} of {counted.pending:,} held by limits, all others on time"
-    if counted.overdue:
-        many = "is" if counted.overdue == 1 else "are"
-        return f"{shown_count(counted.overdue, 'message')} of {counted.pending:,} {many} overdue"
-    return f"{shown_count(counted.pending, 'message')} wait{'s' if counted.pending == 1 else ''}, all on time"
+    if not counted.overdue:
+        return f"{shown_count(counted.pending, 'message')} wait{'s' if counted.pending == 1 else ''}, all on time"
+    if state.overdue_since is None:
+        return f"{late} held by limits, all others on time"
+    return f"{late} {'is' if counted.overdue == 1 else 'are'} overdue"
 
 
-def _late(state: Overview) -> tuple[str, str]:
-    """Return the median of how late the latest deliveries were, and what nearly all of them were."""
-    late = state.lateness
-    if late is None or late.since is None:
-        return "-", "none of late" if late and late.last is None else "not visible here"
-    return shown_span(late.median), f"99 of 100 up to {shown_span(late.most)}, since {late.since:%d %b %H:%M}"
-
-
-def _usual(intervals: Sequence[Interval]) -> int:
-    """Return the middle of the counts that are not 0, for comparison with herds."""
-    counts = sorted(each.count for each in intervals if each.count)
-    return counts[len(counts) // 2] if counts else 0
-
-
-def _time(instant: datetime | None) -> Markup | str:
-    """Return a time to the second, whose exact value a pointer shows."""
-    if instant is None:
-        return "-"
-    return Markup('<time datetime="{0}" title="{0}">{1:%Y-%m-%d %H:%M:%S}</time>').format(shown_time(instant), instant)
+def _count(count: int | None) -> str:
+    return "-" if count is None else f"{count:,}"
 
 
 def _instant(text: str) -> datetime | None:
@@ -379,11 +352,10 @@ def _code(text: str) -> Markup:
 
 
 def _visible(value: object) -> object:
-    return clean(value) if type(value) is str else value
-
-
-def _quoted(text: str) -> str:
-    return quote(text, safe="")
+    """Return a time to the second, whose exact value a pointer shows; a text with its control characters escaped."""
+    if isinstance(value, datetime):
+        return Markup('<time datetime="{0}" title="{0}">{1:%Y-%m-%d %H:%M:%S}</time>').format(shown_time(value), value)
+    return "-" if value is None else clean(value) if type(value) is str else value
 
 
 def _query(values: Mapping[str, str | None]) -> str:

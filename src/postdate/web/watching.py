@@ -7,7 +7,7 @@ import logging
 import os
 from contextlib import suppress
 from datetime import datetime
-from typing import Final, TypeVar
+from typing import Final
 
 import anyio
 
@@ -18,8 +18,6 @@ from postdate.core.changing import Pending
 from postdate.operations.looking import Refresher
 from postdate.runtime.threads import in_thread
 from postdate.wiring import OpenDeployment, opened
-
-T = TypeVar("T")
 
 log = logging.getLogger("postdate.dashboard")
 
