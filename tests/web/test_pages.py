@@ -322,23 +322,17 @@ async def test_a_fault_of_ours_is_told_without_its_details(visit: Visit, monkeyp
 
 
 async def test_records_that_cannot_be_counted_keep_nothing_else_from_being_shown(
-    visit: Visit, monkeypatch: pytest.MonkeyPatch
+    deployment: Deployment, visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watchers = list[Watcher]()
-
-    class Kept(Watcher):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
-            watchers.append(self)
-
     async def slow(*_: object) -> None:
         raise StoreUnavailable("no answer within 2 minutes")
 
-    monkeypatch.setattr("postdate.web.app.Watcher", Kept)
+    watcher = Watcher(settings_of(deployment.address), SystemClock())
+    monkeypatch.setattr("postdate.web.app.Watcher", lambda *_: watcher)
     monkeypatch.setattr(operations, "record_counts", slow)
     async with visit() as browser:
         await browser("/queues")
-        await watchers[0].records.last()
+        await watcher.records.last()
         page = await browser("/")
     assert (page.status, "Delivered - could not be counted" in page.words) == (200, True)
 
