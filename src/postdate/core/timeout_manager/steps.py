@@ -228,7 +228,7 @@ class StoreStep:
                 work.append(self._enlisting.adding(timeout))
 
         async def stored() -> None:
-            self._recovery.metrics.stored(1)
+            self._recovery.metrics.count("stored", 1)
             self._registered(timeout.due)
 
         return self._outcome(envelope, End(record=None, work=work), stored)
