@@ -39,7 +39,6 @@ GAUGES: Final = {
     "clock.offset": ("s", "How far the clock of the store is ahead of this machine's", ""),
 }
 OUTCOME: Final = "postdate.outcome"
-DESTINATION: Final = "messaging.destination.name"
 
 
 class OpenTelemetryMetrics(CountedMetrics):
@@ -104,7 +103,7 @@ class OpenTelemetryMetrics(CountedMetrics):
         for outcome in get_args(Counted):  # from 0 on, or the first ones would not be seen as an increase
             yield Observation(self.counts[outcome], {OUTCOME: outcome})
         for destination, messages in list(self.delivered_to.items()):
-            yield Observation(messages, {OUTCOME: "delivered", DESTINATION: destination})
+            yield Observation(messages, {OUTCOME: "delivered", "messaging.destination.name": destination})
 
 
 def prometheus() -> tuple[OpenTelemetryMetrics, Any]:
