@@ -10,7 +10,7 @@ import pytest
 
 from postdate import DelayedDelivery, Endpoint, MemoryStore, MemoryTimeouts, MemoryTransport, TimeoutManager
 from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.endpoint.service import BreakerTimers, CriticalErrors
+from postdate.endpoint.service import CriticalErrors, run_timers
 from postdate.errors import StoreUnavailable, TransportError, TransportUnavailable
 from postdate.messages import Envelope
 from postdate.testing import Fault, FaultyStore, FaultyTransport, RecordedMetrics, VirtualClock
@@ -309,16 +309,15 @@ async def test_each_breaker_trips_at_its_own_time(clock: VirtualClock) -> None:
         tripped.append((text, clock.now() - start))
 
     breakers = [RepeatedFailures(f"b-{n}", f"b-{n}", n * SECOND, note) for n in (30, 5, 10)]
-    timers = BreakerTimers(breakers, clock)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(timers.run)
+        tasks.start_soon(run_timers, breakers, clock)
         await clock.advance(SECOND)
         for breaker in breakers:
             breaker.failure(OSError("down"), clock.monotonic())
         await clock.advance(SECOND)
         breakers[2].success()
         await clock.advance(60 * SECOND)
-        timers.stop()
+        tasks.cancel_scope.cancel()
     assert tripped == [("b-5", 6 * SECOND), ("b-30", 31 * SECOND)]
     assert clock.next_wait is None
 

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
 from functools import partial
@@ -21,6 +21,7 @@ from postdate.cli.command import Exit, LogLevel, Use, command, instant, logging_
 from postdate.clock import Clock, ScaledClock, SystemClock
 from postdate.config import Settings
 from postdate.core.guard import left_behind
+from postdate.endpoint.endpoint import Endpoint
 from postdate.endpoint.service import log_critical_error
 from postdate.errors import ConfigurationError, StoreReplaced
 from postdate.operations import check_readable, check_set_up, overview
@@ -32,7 +33,7 @@ from postdate.runtime.threads import Alarm
 from postdate.telemetry.server import pages_of, serving
 from postdate.telemetry.standing import standing
 from postdate.telemetry.vitals import Vitals
-from postdate.wiring import OpenDeployment, build_endpoints, delay_exchange, opened
+from postdate.wiring import OpenDeployment, build_endpoint, delay_exchange, endpoints_to_run, opened
 
 app = typer.Typer(name="run", add_completion=False)
 
@@ -62,12 +63,17 @@ def run(
     Stores what arrives in the queue {endpoint}.timeouts, and puts every message into its queue when it is due. Any
     number of services may run on one store. Tables and queues that are missing are created.
     """
-    settings = use.settings()
-    service = _Service(settings, _clock(clock_start, clock_speed, clock_real_start), exit_on_critical=exit_on_critical)
+    settings, clock = use.settings(), _clock(clock_start, clock_speed, clock_real_start)
+
+    async def serve() -> Exit:
+        service = _Service(settings, clock, exit_on_critical=exit_on_critical)
+        await service.run(create=not no_setup)
+        return service.ending
+
     with logging_to_stderr(log_level, as_json=log_json):
-        anyio.run(service.run, not no_setup)
-    if service.ending is not Exit.OK:
-        raise typer.Exit(service.ending)
+        ending = anyio.run(serve)
+    if ending is not Exit.OK:
+        raise typer.Exit(ending)
 
 
 def _clock(start: datetime | None, speed: float, real_start: float | None) -> Clock:
@@ -97,60 +103,69 @@ def _metrics(listen: str | None) -> tuple[CountedMetrics, Any]:
 
 
 class _Service:
-    """One run of the service; ``exit_on_critical`` stops it at the first critical error, not only where it must."""
+    """One run of the service, made in its loop.
+
+    ``exit_on_critical``: stop at the first critical error, not only where it must.
+    """
 
     def __init__(self, settings: Settings, clock: Clock, *, exit_on_critical: bool) -> None:
         self._settings, self._clock, self._exit_on_critical = settings, clock, exit_on_critical
-        self._alarm: Alarm | None = None
+        self._alarm = Alarm()
         self._first_signal_at: float | None = None
         self.ending = Exit.OK
-
-    async def run(self, create: bool) -> None:
-        """Deliver until a signal comes, then finish the messages in progress."""
-        self._alarm = Alarm()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._signalled)
-        listen = self._settings.metrics.listen
-        metrics, registry = _metrics(listen)
-        async with opened(self._settings, create=create, initialize=False) as deployment:
-            endpoints = build_endpoints(
-                deployment,
-                clock=self._clock,
-                create_queues=create,
-                critical_error=self._critical_error,
-                metrics=metrics,
-            )
+        self._metrics, self._registry = _metrics(settings.metrics.listen)
+
+    async def run(self, *, create: bool) -> None:
+        """Deliver until a signal comes, then finish the messages in progress."""
+        async with (
+            opened(self._settings, create=create, initialize=False) as deployment,
+            AsyncExitStack() as running,
+        ):
+            endpoints = [
+                build_endpoint(
+                    deployment,
+                    name,
+                    clock=self._clock,
+                    create_queues=create,
+                    critical_error=self._critical_error,
+                    metrics=self._metrics,
+                )
+                for name in endpoints_to_run(self._settings)
+            ]
             if not create:
                 await check_set_up(deployment)
             elif queues := self._settings.queues.create:  # before delivery starts: what falls due must find its queue
                 await deployment.transport.create_queues(queues)
-            async with AsyncExitStack() as running:
-                vitals = Vitals(metrics, lambda: [each for endpoint in endpoints for each in endpoint.problems()])
-                running.callback(asyncio.get_running_loop().create_task(vitals.run()).cancel)
-                if isinstance(deployment.store, AdministrableStore):
-                    looking = Refresher(partial(overview, look_ahead=0), endpoints[0].clock)
-                    running.callback(asyncio.get_running_loop().create_task(looking.run(deployment)).cancel)
-                    metrics.show(standing(looking, endpoints[0].clock))
-                if listen is not None:
-                    port = running.enter_context(serving(listen, pages_of(vitals, registry)))
-                    log.info("metrics and health at port %d", port)
-                for endpoint in endpoints:
-                    await running.enter_async_context(endpoint)
-                await check_readable(deployment)
-                self._say_what_runs(deployment, {each.name: each.mode.value for each in endpoints})
-                exchange = delay_exchange(self._settings, deployment.transport)
-                if exchange is not None:
-                    log.info("taking in what is published to exchange %s with a header x-delay", exchange.name)
-                freeze_what_is_loaded()
-                log.info("ready")  # the last line of the start: whoever waits for it finds all others written
-                notify(READY)
-                with vitals.ready():
-                    await self._alarm.wait()
-                notify(STOPPING)
-                log.info("stopping: finishing what is in hand")
+            vitals = self._tell(running, deployment, endpoints)
+            for endpoint in endpoints:
+                await running.enter_async_context(endpoint)
+            await check_readable(deployment)
+            self._say_what_runs(deployment, {each.name: each.mode.value for each in endpoints})
+            freeze_what_is_loaded()
+            log.info("ready")  # the last line of the start: whoever waits for it finds all others written
+            notify(READY)
+            with vitals.ready():
+                await self._alarm.wait()
+            notify(STOPPING)
+            log.info("stopping: finishing what is in hand")
         log.info("stopped")
         if left_behind():  # whose threads an ordinary end would wait for
             os._exit(self.ending)
+
+    def _tell(self, running: AsyncExitStack, deployment: OpenDeployment, endpoints: Sequence[Endpoint]) -> Vitals:
+        """Have it told how the service is, until ``running`` ends."""
+        vitals = Vitals(self._metrics, lambda: [each for endpoint in endpoints for each in endpoint.problems()])
+        running.callback(asyncio.create_task(vitals.run()).cancel)
+        if isinstance(deployment.store, AdministrableStore):
+            looking = Refresher(partial(overview, look_ahead=0), endpoints[0].clock)
+            running.callback(asyncio.create_task(looking.run(deployment)).cancel)
+            self._metrics.show(standing(looking, endpoints[0].clock))
+        if (listen := self._settings.metrics.listen) is not None:
+            port = running.enter_context(serving(listen, pages_of(vitals, self._registry)))
+            log.info("metrics and health at port %d", port)
+        return vitals
 
     def _say_what_runs(self, deployment: OpenDeployment, modes: Mapping[str, str]) -> None:
         settings = self._settings
@@ -163,19 +178,21 @@ class _Service:
         for name in deployment.timeouts:
             said = "timeout manager of %s: delivering from %s, error queue %s, transaction mode %s"
             log.info(said, name, place, errors, modes[name])
+        if (exchange := delay_exchange(settings, deployment.transport)) is not None:
+            log.info("taking in what is published to exchange %s with a header x-delay", exchange.name)
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self._first_signal_at is None and self._alarm is not None:
+        if self._first_signal_at is None:
             self._first_signal_at = now
             self._alarm.ring()
-        elif self._first_signal_at is None or now - self._first_signal_at >= ONE_ORDER_SECONDS:
+        elif now - self._first_signal_at >= ONE_ORDER_SECONDS:
             # Safe at any instant, as every end of the process is: uncommitted work never happened.
             os.write(2, b"postdate: error [interrupted]: ended at once by a second signal\n")
             os._exit(Exit.INTERRUPTED)
 
     def _critical_error(self, text: str, error: BaseException) -> None:
         log_critical_error(text, error)
-        if self._alarm is not None and (self._exit_on_critical or isinstance(error, StoreReplaced)):
+        if self._exit_on_critical or isinstance(error, StoreReplaced):
             self.ending = Exit.UNAVAILABLE
             self._alarm.ring()

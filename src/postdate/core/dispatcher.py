@@ -47,8 +47,8 @@ from postdate.errors import (
 )
 from postdate.messages import Envelope, to_envelope
 from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, Outcome, Transport, Wake
+from postdate.runtime import tracing
 from postdate.runtime.reporting import NO_METRICS, Metrics, OutageLog
-from postdate.runtime.tracing import dispatching
 
 LONGEST_SEND = timedelta(seconds=30)
 """A destination that has not answered by then counts as unavailable."""
@@ -261,7 +261,7 @@ class Dispatcher:
             if expired:
                 await self.finisher.finish(expired, Outcome.EXPIRED)
                 batch.settled(expired)
-                self._metrics.expired(len(expired))
+                self._metrics.count("expired", len(expired))
             await self._failed(batch, doomed)
             if batch.groups:
                 await self._settle_what_answers(batch)
@@ -335,7 +335,7 @@ class Dispatcher:
     ) -> Sequence[PostdateError | None]:
         began = self._clock.monotonic()
         try:
-            with dispatching([each.headers for each in envelopes]):
+            with tracing.current.dispatching([each.headers for each in envelopes]):
                 errors = await self._sending.call(lambda: self._transport.send(envelopes, self._clock.now()), late)
         except PostdateError as error:
             return [error] * len(envelopes)
@@ -395,7 +395,7 @@ class Dispatcher:
         batch.settled([claim for claim, _, _ in failures if claim.message.message_id in batch.lost])
         if failed:
             self._in_flight.give_up_place(batch)
-            self._metrics.failed(len(failed))
+            self._metrics.count("failed", len(failed))
             await self._wait_out(batch, [(claim, error) for claim, error, _ in failed if is_outage(error)])
             await self._failed(batch, [each for each in failed if not is_outage(each[1])])
 
@@ -476,9 +476,9 @@ class Dispatcher:
                 back.append(again)
         if back:
             await self._give_back(batch, back)
-            self._metrics.retried(len(back))
+            self._metrics.count("retried", len(back))
         if gone:
-            self._metrics.moved_to_error(gone)
+            self._metrics.count("moved_to_error", gone)
 
     async def _give_back(self, batch: Batch, back: Sequence[GivingBack]) -> None:
         batch.gave_back = True

@@ -167,7 +167,7 @@ class Intake:
         """Note what became of a message; what is delayed may have another id than what was received."""
         await recovery.ended_well(received_id)
         if recovery is self._storing:
-            self._metrics.stored(1)
+            self._metrics.count("stored", 1)
         if log.isEnabledFor(logging.DEBUG):
             done = "stored, for" if recovery is self._storing else "was due already and is sent to"
             log.debug("message %s %s %s, due %s", message.message_id, done, message.destination, message.due)

@@ -112,14 +112,12 @@ class Mover:
     def _count(self, report: MoveReport, now: datetime, duration: timedelta) -> None:
         if report.delivered and log.isEnabledFor(logging.DEBUG):
             log.debug("%d messages delivered in %.1f ms", report.delivered, duration.total_seconds() * 1_000)
-        if self._metrics is NO_METRICS:
-            return
         self._metrics.fetched(report.delivered + report.expired, duration)
         if report.delivered:
             first = [] if report.first_due is None else [(now - report.first_due + duration).total_seconds()]
             self._metrics.delivered(report.to, first)
         if report.expired:
-            self._metrics.expired(report.expired)
+            self._metrics.count("expired", report.expired)
 
     async def listen(self, wake: Wake) -> Callable[[], None]:
         return await self._dispatcher.listen(wake)

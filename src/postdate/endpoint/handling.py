@@ -69,9 +69,9 @@ from postdate.messages import (
     without_delay_headers,
 )
 from postdate.ports import HANDLED, End, Received, Receiver, RecordKind, TransactionMode, Work
+from postdate.runtime import tracing
 from postdate.runtime.bounded import Bounded
 from postdate.runtime.reporting import Metrics
-from postdate.runtime.tracing import handling
 
 log = logging.getLogger("postdate.endpoint")
 
@@ -337,7 +337,7 @@ class Handling:
         started = self.outgoing.clock.now() if self.audit is not None else None
         try:
             envelope = received.envelope
-            with handling(envelope.headers, context.message_id, self.outgoing.endpoint, envelope.due):
+            with tracing.current.handling(envelope.headers, context.message_id, self.outgoing.endpoint, envelope.due):
                 await self.handlers.call(received, context)
         finally:
             if cancelled_task() is not None:  # by its handler, perhaps, which ended before this was raised
@@ -426,7 +426,7 @@ class MessageEndings:
             reason = f"{reason}, after {received.failures} failed attempts"
         level = logging.WARNING if received.failures else logging.DEBUG
         log.log(level, "Discarding message %s due to lapsed Time To Be Received header: %s", _id(received), reason)
-        self.metrics.discarded(1)
+        self.metrics.count("discarded", 1)
         return End(RecordKind.DISCARDED, reason)
 
     def end_after_failure(self, received: Received, error: Exception) -> End | None:
@@ -452,7 +452,7 @@ class MessageEndings:
                 return self.outgoing.end_of([retry], RecordKind.RETRIED, f"retried as {retry.message_id}: {reason}")
             case Discard(why):
                 log.info("message %s is discarded by the recoverability policy: %s", _id(received), why)
-                self.metrics.discarded(1)
+                self.metrics.count("discarded", 1)
                 return End(RecordKind.DISCARDED, f"{why}: {reason}")
             case MoveToError(queue):
                 return self.to_error(received, error, queue)

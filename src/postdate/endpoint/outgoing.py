@@ -74,7 +74,7 @@ from postdate.ports import (
     Work,
 )
 from postdate.ports.changing import no_transaction_of_yours
-from postdate.runtime.tracing import created
+from postdate.runtime import tracing
 
 
 class SendKeywords(TypedDict, total=False):
@@ -268,7 +268,7 @@ def outgoing_message(
             )
         headers.setdefault(Headers.DELIVER_AT, format_timestamp(due))
     headers.pop(Headers.START_NEW_TRACE, None)
-    headers |= created(message_id, destination, delayed=due is not None and due > now)
+    headers |= tracing.current.created(message_id, destination, delayed=due is not None and due > now)
     if due is not None and due > now:
         return DelayedMessage(message_id, due, destination, headers, body, options.expires_at)
     return Envelope(

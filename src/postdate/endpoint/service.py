@@ -71,16 +71,15 @@ class Service(ABC):
 
     async def run(self) -> None:
         """Run until :meth:`stop`, then finish messages in hand; once after each :meth:`prepare`."""
-        timers = BreakerTimers(self._breakers, self._context.clock)
         self._ended.clear()
         self._is_stopping = False
         try:
             async with anyio.create_task_group() as beside:
-                beside.start_soon(timers.run)
+                beside.start_soon(run_timers, self._breakers, self._context.clock)
                 async with anyio.create_task_group() as tasks:
                     for each in self._runs:
                         tasks.start_soon(self._see_through, each)
-                timers.stop()
+                beside.cancel_scope.cancel()
         finally:
             for breaker in self._breakers:  # nobody tries any more; the next run has others
                 if breaker.state is not BreakerState.DISARMED:
@@ -135,14 +134,12 @@ class CriticalErrors:
 
     def __call__(self, text: str, error: BaseException) -> None:
         result = self._action(text, error)
-        if result is None:
-            return
-        if self.tasks is None:
+        if result is not None and self.tasks is not None:
+            self.tasks.start_soon(self._finish, text, result)
+        elif result is not None:
             if inspect.iscoroutine(result):
                 result.close()
             log_critical_error(text, error)
-            return
-        self.tasks.start_soon(self._finish, text, result)
 
     async def _finish(self, text: str, result: Awaitable[None]) -> None:
         try:
@@ -151,31 +148,22 @@ class CriticalErrors:
             log.critical("the critical-error action failed on %r", text, exc_info=True)
 
 
-class BreakerTimers:
-    """Lets breakers trip when their time is up, whether or not anything fails at that moment."""
+async def run_timers(breakers: Sequence[Breaker], clock: Clock) -> None:
+    """Let breakers trip when their time is up, whether or not anything fails at that moment; until it is cancelled."""
+    armed = anyio.Event()
 
-    def __init__(self, breakers: Sequence[Breaker], clock: Clock) -> None:
-        self._breakers, self._clock = breakers, clock
-        self._armed = anyio.Event()
-        self._stopping = False
+    def look_again() -> None:
+        armed.set()
+
+    for breaker in breakers:
+        breaker.on_armed = look_again
+    while True:
+        armed = anyio.Event()
+        seconds = clock.monotonic()
         for breaker in breakers:
-            breaker.on_armed = self._look_again
-
-    async def run(self) -> None:
-        while not self._stopping:
-            self._armed = anyio.Event()
-            seconds = self._clock.monotonic()
-            for breaker in self._breakers:
-                breaker.check(seconds)
-            deadlines = [breaker.deadline for breaker in self._breakers if breaker.deadline is not None]
-            if deadlines:
-                await self._clock.wait_for(self._armed, time_left(min(deadlines), seconds))
-            else:
-                await self._armed.wait()
-
-    def stop(self) -> None:
-        self._stopping = True
-        self._armed.set()
-
-    def _look_again(self) -> None:
-        self._armed.set()
+            breaker.check(seconds)
+        deadlines = [breaker.deadline for breaker in breakers if breaker.deadline is not None]
+        if deadlines:
+            await clock.wait_for(armed, time_left(min(deadlines), seconds))
+        else:
+            await armed.wait()

@@ -71,18 +71,17 @@ class RecentLateness:
     @classmethod
     def of(cls, deliveries: Sequence[Delivered]) -> RecentLateness:
         """Of deliveries, the newest first."""
-        told, none = [each for each in deliveries if each.due is not None], timedelta(0)
-        spans = sorted(each.at - each.due for each in told if each.due is not None)
-        late = [max(each, none) for each in spans]
+        spans, none = [(each.at, each.at - each.due) for each in deliveries if each.due is not None], timedelta(0)
+        late = sorted(max(span, none) for _, span in spans)
         spread = Counter(next(name for name, most in _LATE.items() if each.total_seconds() <= most) for each in late)
         return cls(
             last=deliveries[0].at if deliveries else None,
-            since=told[-1].at if told else None,
+            since=spans[-1][0] if spans else None,
             count=len(late),
             median=late[(len(late) - 1) // 2] if late else none,
             most=late[math.ceil(0.99 * len(late)) - 1] if late else none,
             spread={name: spread[name] for name in _LATE},
-            early=sum(each < none for each in spans),
+            early=sum(span < none for _, span in spans),
         )
 
 

@@ -30,7 +30,7 @@ from postdate.core.poller import DueWork, Poller, PollResult
 from postdate.core.recoverability import LONGEST_OUTAGE_DELAY, DispatchSettings, Host
 from postdate.core.store_clock import clock_of_store
 from postdate.endpoint.delayed_delivery import timeouts_queue
-from postdate.endpoint.service import RECEIVE_BREAKER, BreakerTimers
+from postdate.endpoint.service import RECEIVE_BREAKER, run_timers
 from postdate.errors import PostdateError
 from postdate.messages import DelayedMessage
 from postdate.pipeline.rows import LEDGER_ARROW, Batches
@@ -183,13 +183,13 @@ class _Sending(RepeatedFailures):
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """Due work, with the circuit breakers for looking and sending; ``trouble`` has the errors for which one tripped."""
+    """Due work, and its circuit breakers; ``trouble`` has the errors for which one tripped."""
 
     work: DueWork
     clock: Clock
     fetching: RepeatedFailures
     sending: _Sending
-    timers: BreakerTimers
+    rate: FailureRate
     trouble: list[BaseException]
 
     @property
@@ -241,7 +241,7 @@ async def _machine(spec: SweepSpec, counts: CountedMetrics, journal: Journal) ->
         dispatcher = Dispatcher(store, transport, settings, clock, sending, rate, counts, journal)
         work = due_work(store, transport, dispatcher, clock, counts, journal)
         held = _HeldBackWork(work, journal) if isinstance(journal, DispatchJournal) else work
-        yield _Machine(held, clock, fetching, sending, BreakerTimers([fetching, rate], clock), trouble)
+        yield _Machine(held, clock, fetching, sending, rate, trouble)
 
 
 async def _whole(close: Callable[[], Awaitable[None]]) -> None:
@@ -296,12 +296,13 @@ async def _reside(machine: _Machine, seconds: float, stop: Callable[[], bool]) -
     until = clock.monotonic() + seconds
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(poller.run)
-        tasks.start_soon(machine.timers.run)
-        while not stop() and not machine.trouble and (clock.monotonic() < until or machine.fails):
-            left = max(until - clock.monotonic(), 0.001)
-            await anyio.sleep(min(left, _LOOKS_FOR_A_STOP_EVERY_SECONDS))
-        poller.stop()
-        machine.timers.stop()
+        async with anyio.create_task_group() as beside:
+            beside.start_soon(run_timers, [machine.fetching, machine.rate], machine.clock)
+            while not stop() and not machine.trouble and (clock.monotonic() < until or machine.fails):
+                left = max(until - clock.monotonic(), 0.001)
+                await anyio.sleep(min(left, _LOOKS_FOR_A_STOP_EVERY_SECONDS))
+            poller.stop()
+            beside.cancel_scope.cancel()
     if machine.trouble:
         raise machine.trouble[-1]
 

@@ -72,6 +72,11 @@ class Process:
     delivers: bool
     receives: tuple[str, ...]
 
+    def joined(self, other: Process) -> Process:
+        """Return what both say of one process, which has a part for its store and another for its queues."""
+        receives, delivers = tuple(sorted({*self.receives, *other.receives})), self.delivers or other.delivers
+        return Process(self.pid, min(self.started_at, other.started_at), self.alive, delivers, receives)
+
 
 @dataclass(frozen=True, slots=True)
 class Delivered:

@@ -10,7 +10,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Protocol
+from typing import Literal
+
+from typing_extensions import override
 
 from postdate.errors import PostdateError
 
@@ -20,11 +22,23 @@ _IS_THE_SAME_WITHIN_SECONDS = 5.0
 """What fails again so soon after a success is one outage: a server may do one thing, and refuse another."""
 
 
-class Metrics(Protocol):
-    """Receives numbers. Methods are called in the endpoint's event loop: they must return at once and not raise."""
+Counted = Literal["stored", "expired", "discarded", "failed", "retried", "moved_to_error"]
+"""What becomes of messages, but for their delivery.
 
-    def stored(self, messages: int) -> None:
-        """Note that messages arrived through the timeouts queue and were stored."""
+``stored``: they arrived through the timeouts queue. ``expired``: past their expiry when they became due. ``discarded``:
+received past their time to be received, and so not handled. ``failed``: attempts to deliver. ``retried``: given back
+for a later attempt. ``moved_to_error``: to the error queue.
+"""
+
+
+class Metrics:
+    """Receives numbers, and does nothing with them: what an endpoint does unless told otherwise.
+
+    Methods are called in the endpoint's event loop: they must return at once and not raise.
+    """
+
+    def count(self, outcome: Counted, messages: int) -> None:
+        """Note what became of messages."""
 
     def fetched(self, messages: int, duration: timedelta) -> None:
         """Note one look for due messages: how many it brought, and how long the store took for it."""
@@ -41,21 +55,6 @@ class Metrics(Protocol):
     def sent(self, messages: int, duration: timedelta) -> None:
         """Note one call that sent due messages to queues elsewhere, answered or not, and how long it took."""
 
-    def expired(self, messages: int) -> None:
-        """Note messages that were past their expiry when they became due."""
-
-    def discarded(self, messages: int) -> None:
-        """Note received messages that were past their time to be received, and so were not handled."""
-
-    def failed(self, messages: int) -> None:
-        """Note attempts to deliver that failed."""
-
-    def retried(self, messages: int) -> None:
-        """Note messages that were given back for a later attempt."""
-
-    def moved_to_error(self, messages: int) -> None:
-        """Note messages that went to the error queue."""
-
     def breaker_changed(self, breaker: str, state: str) -> None:
         """Note that a circuit breaker is ``armed``, ``triggered`` or ``disarmed`` now."""
 
@@ -66,11 +65,7 @@ class Metrics(Protocol):
         """Note, once a second, how long the event loop of a service stood still in it."""
 
 
-class NoMetrics(Metrics):
-    """Counts nothing; what an endpoint does unless told otherwise."""
-
-
-NO_METRICS = NoMetrics()
+NO_METRICS = Metrics()
 
 Gauges = Mapping[str, Mapping[str, float]]
 """By name, values by what their one attribute says; it is empty where there is one value."""
@@ -85,7 +80,7 @@ class CountedMetrics(Metrics):
 
     def __init__(self) -> None:
         self.counts = Counter[str]()
-        """Messages by what happened to them: ``stored``, ``delivered`` and so on, by the names of the methods."""
+        """Messages by what happened to them: ``stored``, ``delivered`` and so on, see :data:`Counted`."""
         self.delivered_to = Counter[str]()
         """Of these, the delivered ones by destination; some may be :data:`OTHERS`."""
         self.breakers = dict[str, str]()
@@ -100,33 +95,22 @@ class CountedMetrics(Metrics):
     def show(self, gauges: Callable[[], Gauges]) -> None:
         """Have whoever exports the counts ask for these, too, in any thread."""
 
-    def stored(self, messages: int) -> None:
-        self.counts["stored"] += messages
+    @override
+    def count(self, outcome: Counted, messages: int) -> None:
+        self.counts[outcome] += messages
 
+    @override
     def delivered(self, to: Mapping[str, int], lateness_seconds: Sequence[float]) -> None:
         for destination, messages in to.items():
             self.counts["delivered"] += messages
             is_known = destination in self.delivered_to or len(self.delivered_to) < _DESTINATIONS_AT_MOST
             self.delivered_to[destination if is_known else OTHERS] += messages
 
-    def expired(self, messages: int) -> None:
-        self.counts["expired"] += messages
-
-    def discarded(self, messages: int) -> None:
-        self.counts["discarded"] += messages
-
-    def failed(self, messages: int) -> None:
-        self.counts["failed"] += messages
-
-    def retried(self, messages: int) -> None:
-        self.counts["retried"] += messages
-
-    def moved_to_error(self, messages: int) -> None:
-        self.counts["moved_to_error"] += messages
-
+    @override
     def breaker_changed(self, breaker: str, state: str) -> None:
         self.breakers[breaker] = state
 
+    @override
     def dispatches(self, dispatcher: object, claims: Callable[[], int] | None) -> None:
         if claims is None:
             del self._dispatchers[dispatcher]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET6
+from socket import AF_INET, AF_INET6
 from typing import Any, ClassVar
 
 from typing_extensions import override
@@ -20,47 +20,34 @@ Page = Callable[[str], tuple[HTTPStatus, str, bytes]]
 """Returns status, content type and content, for the header ``Accept`` of whoever asks."""
 
 
-def of_problems(problems: Callable[[], Sequence[str]]) -> Page:
-    """Return a page that says ``ok``, or what is wrong, a line each."""
-
-    def page(_: str) -> tuple[HTTPStatus, str, bytes]:
-        found = problems()
-        status = HTTPStatus.SERVICE_UNAVAILABLE if found else HTTPStatus.OK
-        return status, "text/plain; charset=utf-8", ("\n".join(found or ["ok"]) + "\n").encode()
-
-    return page
-
-
-def of_registry(registry: Any) -> Page:
-    """Return a page with the metrics of a registry of ``prometheus_client``, in the form that is asked for."""
+def pages_of(vitals: Vitals, registry: Any) -> Mapping[str, Page]:
+    """Return the pages of a service by their paths; ``registry``: of ``prometheus_client``, with its metrics."""
     from prometheus_client import exposition
 
     collecting = threading.Lock()  # two at once would have each other's numbers
 
-    def page(accept: str) -> tuple[HTTPStatus, str, bytes]:
+    def metrics(accept: str) -> tuple[HTTPStatus, str, bytes]:
         encode, kind = exposition.choose_encoder(accept)
         with collecting:
             return HTTPStatus.OK, kind, encode(registry)
 
-    return page
+    def health(problems: Sequence[str]) -> tuple[HTTPStatus, str, bytes]:
+        status = HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK
+        return status, "text/plain; charset=utf-8", ("\n".join(problems or ["ok"]) + "\n").encode()
 
-
-def pages_of(vitals: Vitals, registry: Any) -> Mapping[str, Page]:
-    """Return the pages of a service by their paths."""
     return {
-        "/metrics": of_registry(registry),
-        "/healthz": of_problems(vitals.ill),
-        "/readyz": of_problems(vitals.unready),
+        "/metrics": metrics,
+        "/healthz": lambda _: health(vitals.ill()),
+        "/readyz": lambda _: health(vitals.unready()),
     }
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    pages: Mapping[str, Page]
 
-
-class _Server6(_Server):
-    address_family = AF_INET6
+    def __init__(self, host: str, port: int, pages: Mapping[str, Page]) -> None:
+        self.address_family, self.pages = AF_INET6 if ":" in host else AF_INET, pages
+        super().__init__((host, port), _Handler)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -100,14 +87,11 @@ def serving(listen: str, pages: Mapping[str, Page]) -> Generator[int]:
 
     Raises `ConfigurationError` if nothing can listen at ``listen``, a host and a port.
     """
-    host, port = host_and_port(listen)
     try:
-        server = (_Server6 if ":" in host else _Server)((host, port), _Handler)
+        server = _Server(*host_and_port(listen), pages)
     except OSError as error:
         raise ConfigurationError(f"metrics.listen: cannot listen at {listen}: {error.strerror or error}") from error
-    server.pages = pages
-    thread = threading.Thread(target=server.serve_forever, name="postdate-status", daemon=True)
-    thread.start()
+    threading.Thread(target=server.serve_forever, name="postdate-status", daemon=True).start()
     try:
         yield server.server_address[1]
     finally:

@@ -26,7 +26,10 @@ def standing(looking: Refresher[Overview], clock: Clock) -> Callable[[], Gauges]
         if not loop.is_closed():
             loop.call_soon_threadsafe(looking.known)
         last = looking.last_found
-        return {**({} if last is None else _of_store(last)), **_of_clock(clock)}
+        gauges = {} if last is None else _of_store(last)
+        if isinstance(clock, FollowingClock) and (ahead := clock.ahead) is not None:
+            gauges["clock.offset"] = {"": ahead.total_seconds()}
+        return gauges
 
     return ask
 
@@ -50,8 +53,3 @@ def _of_store(state: Overview) -> dict[str, Mapping[str, float]]:
         "day": sum(each.count for each in state.day),
     }
     return {**{name: {"": value} for name, value in known.items() if value is not None}, "due": due}
-
-
-def _of_clock(clock: Clock) -> dict[str, Mapping[str, float]]:
-    ahead = clock.ahead if isinstance(clock, FollowingClock) else None
-    return {} if ahead is None else {"clock.offset": {"": ahead.total_seconds()}}

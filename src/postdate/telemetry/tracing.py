@@ -27,7 +27,7 @@ _LINKS_AT_MOST: Final = 128
 
 def instrument(provider: TracerProvider | None = None) -> None:
     """Trace what this process sends, delivers and handles; ``provider``: of tracers, default the process's own."""
-    tracing.use(_OpenTelemetryTracing(provider))
+    tracing.current = _OpenTelemetryTracing(provider)
 
 
 def instrument_if_exported() -> None:
@@ -38,7 +38,7 @@ def instrument_if_exported() -> None:
 
 def uninstrument() -> None:
     """Trace nothing any more."""
-    tracing.use(None)
+    tracing.current = tracing.Tracing()
 
 
 class _OpenTelemetryTracing(tracing.Tracing):
@@ -59,7 +59,7 @@ class _OpenTelemetryTracing(tracing.Tracing):
         attributes = {"messaging.batch.message_count": len(headers), **_attributes("send")}
         with self._tracer.start_as_current_span("send", Context(), kind=SpanKind.CLIENT, attributes=attributes) as span:
             for each in headers[:_LINKS_AT_MOST] if span.is_recording() else ():
-                if (sender := _span_of(_sender(each))) is not None:
+                if (sender := _sender(each)[1]) is not None:
                     span.add_link(sender)
             yield
 
@@ -68,8 +68,7 @@ class _OpenTelemetryTracing(tracing.Tracing):
     def handling(
         self, headers: Mapping[str, str], message_id: str, queue: str, due: datetime | None
     ) -> Generator[None]:
-        context, links = _sender(headers), list[Link]()
-        sender = _span_of(context)
+        (context, sender), links = _sender(headers), list[Link]()
         if headers.get(Headers.START_NEW_TRACE, "").lower() == "true" and sender is not None:
             self._wait(headers, context, queue, due)
             context, links = Context(), [Link(sender)]
@@ -95,11 +94,8 @@ def _attributes(operation: str, destination: str | None = None) -> dict[str, Any
     return {"messaging.system": "postdate", "messaging.operation.name": operation, **kind, **named}
 
 
-def _sender(headers: Mapping[str, str]) -> Context:
-    """Return the context that a message carries, without anything of this process."""
-    return propagate.extract(headers, Context())
-
-
-def _span_of(context: Context) -> SpanContext | None:
+def _sender(headers: Mapping[str, str]) -> tuple[Context, SpanContext | None]:
+    """Return the context that a message carries, without anything of this process, and the span in it."""
+    context = propagate.extract(headers, Context())
     found = trace.get_current_span(context).get_span_context()
-    return found if found.is_valid else None
+    return context, found if found.is_valid else None

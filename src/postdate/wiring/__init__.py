@@ -14,7 +14,7 @@ from postdate.wiring.causes import advice_for as advice_for, naming as naming, p
 from postdate.wiring.deployment import (
     OpenDeployment as OpenDeployment,
     build_endpoint as build_endpoint,
-    build_endpoints as build_endpoints,
+    endpoints_to_run as endpoints_to_run,
     check_addresses as check_addresses,
     delay_exchange as delay_exchange,
     delayed_delivery as delayed_delivery,

@@ -467,32 +467,16 @@ def build_endpoint(
     )
 
 
-def build_endpoints(
-    deployment: OpenDeployment,
-    *,
-    clock: Clock,
-    create_queues: bool,
-    critical_error: Callable[[str, BaseException], None],
-    metrics: Metrics,
-) -> list[Endpoint]:
-    """Return the endpoints of ``postdate run``: that of the settings, and those whose timeouts are managed here."""
-    settings = deployment.settings
+def endpoints_to_run(settings: Settings) -> list[str | None]:
+    """Return for which names :func:`build_endpoint` makes the endpoints of ``postdate run``.
+
+    ``None``: that of the settings; and those whose timeouts are managed here.
+    """
     managed = managed_endpoints(settings)
-    if deployment.store is None and not managed:
+    if not settings.delayed_delivery.enabled and not managed:
         origin = settings.origin("delayed_delivery.enabled")
         raise ConfigurationError(
             f"there is nothing to run: delayed_delivery.enabled is false ({origin}), and no timeout_manager.address "
             f"says where a timeout manager keeps its timeouts"
         )
-    others = [name for name in managed if name != settings.endpoint.name]
-    return [
-        build_endpoint(
-            deployment,
-            name,
-            clock=clock,
-            create_queues=create_queues,
-            critical_error=critical_error,
-            metrics=metrics,
-        )
-        for name in (None, *others)
-    ]
+    return [None, *(name for name in managed if name != settings.endpoint.name)]

@@ -19,7 +19,7 @@ from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.listening import holders_here, living
 from postdate.backends.postgres.names import SchemaNames, sql
 from postdate.backends.postgres.queues import lengths_query
-from postdate.backends.postgres.rows import QUEUED, WAITING, envelope_of, message_of, read
+from postdate.backends.postgres.rows import QUEUED, WAITING, envelope_of, message_of, read, utc
 from postdate.backends.sql.questions import header_text
 from postdate.errors import QueueNotFound
 from postdate.persistence.migrations import migrations
@@ -107,7 +107,7 @@ class PostgresQueueObserver(Observer):
                 continue
             process = Process(pid, started_at.astimezone(UTC), alive, delivers, tuple(receives))
             key = (machine, pid, alive)  # a process has a holder for its store and another for its queues
-            found[key] = _joined(found[key], process) if key in found else process
+            found[key] = found[key].joined(process) if key in found else process
         return list(found.values())
 
     @override
@@ -181,7 +181,7 @@ class PostgresObserver(PostgresQueueObserver):
     async def last_delivered(self, limit: int) -> Sequence[Delivered]:
         record = self._database.names.plain("record")
         rows = await self._rows(self._latest, {"record": record, "table": self._table(), "limit": limit})
-        return [Delivered(at.astimezone(UTC), due and due.astimezone(UTC)) for at, due in rows]
+        return [Delivered(at.astimezone(UTC), utc(due)) for at, due in rows]
 
     @override
     async def next_destinations(self, messages: int) -> Mapping[str, int]:
@@ -280,24 +280,11 @@ def _pid_of(session: str) -> int:
     return int(session.partition(" ")[0]) if found is None else int(found[1])
 
 
-def _joined(one: Process, other: Process) -> Process:
-    return Process(
-        one.pid,
-        min(one.started_at, other.started_at),
-        one.alive,
-        one.delivers or other.delivers,
-        tuple(sorted({*one.receives, *other.receives})),
-    )
-
-
 def _standing(row: Sequence[Any]) -> Standing:
     _, *columns, attempt_at, leased_by, locked_by = row
-    message = message_of(*columns)
     if locked_by is not None:
-        return Standing(message, None, _pid_of(locked_by))
-    if attempt_at is None:
-        return Standing(message, None, leased_by)
-    return Standing(message, attempt_at.astimezone(UTC))
+        return Standing(message_of(*columns), None, _pid_of(locked_by))
+    return Standing(message_of(*columns), utc(attempt_at), leased_by)
 
 
 def _queued(row: Sequence[Any]) -> Queued:

@@ -182,12 +182,11 @@ class _HolderObserver(Observer):
             pid: int = said["pid"]
             if holder == self._own.holder_now or pid == os.getpid() or said["machine"] != platform.node():
                 continue
-            before = found.get(pid)
-            receives = {*said.get("receives", ()), *(before.receives if before else ())}
-            delivers = bool(said.get("delivers")) or (before is not None and before.delivers)
             started = read_instant(str(said["started"]).encode(), "the start of a process")
             alive: list[Any] = await self._server.command("PUBSUB", "NUMSUB", f"{tag}:alive:{holder}")
-            found[pid] = Process(pid, started, alive[1] > 0, delivers, tuple(sorted(receives)))
+            receives = tuple(sorted(said.get("receives", ())))
+            process = Process(pid, started, alive[1] > 0, bool(said.get("delivers")), receives)
+            found[pid] = process.joined(found[pid]) if pid in found else process
         return list(found.values())
 
 

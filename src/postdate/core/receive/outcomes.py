@@ -149,7 +149,7 @@ class AttemptsRecovery(Recovery):
     def decided(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
         failures, id_ = received.failures + 1, received.envelope.message_id
         log.error("message %s of %s failed, attempt %d: %s", id_, self.errors.failed_queue, failures, error)
-        self.metrics.failed(1)
+        self.metrics.count("failed", 1)
         decision = after_handling_failed(error, failures, received.envelope.headers, self.policy, self.clock.now())
         if isinstance(decision, ImmediateRetry) and not received.is_last:
             return BACK
@@ -168,7 +168,7 @@ class AttemptsRecovery(Recovery):
     async def _moved(self, received: Received) -> None:
         id_ = received.envelope.message_id
         self.forget(id_)
-        self.metrics.moved_to_error(1)
+        self.metrics.count("moved_to_error", 1)
         if self.given_up is not None:
             self.given_up(received)
         log.error("message %s of %s moved to error queue %s", id_, self.errors.failed_queue, self.errors.name)

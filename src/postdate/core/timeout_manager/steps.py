@@ -228,7 +228,7 @@ class StoreStep:
                 work.append(self._enlisting.adding(timeout))
 
         async def stored() -> None:
-            self._recovery.metrics.stored(1)
+            self._recovery.metrics.count("stored", 1)
             self._registered(timeout.due)
 
         return self._outcome(envelope, End(record=None, work=work), stored)
@@ -339,9 +339,8 @@ class DispatchStep:
     async def _ended(self, timeout_id: str, timeout: Timeout | None = None) -> None:
         self._gone(timeout_id)
         if timeout is not None:
-            self._recovery.metrics.delivered(
-                {timeout.destination: 1}, [(self._clock.now() - timeout.due).total_seconds()]
-            )
+            late = (self._clock.now() - timeout.due).total_seconds()
+            self._recovery.metrics.delivered({timeout.destination: 1}, [late])
             log.debug("timeout %s went to %s, due %s", timeout_id, timeout.destination, timeout.due)
 
 
