@@ -112,6 +112,8 @@ class Mover:
     def _count(self, report: MoveReport, now: datetime, duration: timedelta) -> None:
         if report.delivered and log.isEnabledFor(logging.DEBUG):
             log.debug("%d messages delivered in %.1f ms", report.delivered, duration.total_seconds() * 1_000)
+        if self._metrics is NO_METRICS:
+            return
         self._metrics.fetched(report.delivered + report.expired, duration)
         if report.delivered:
             first = [] if report.first_due is None else [(now - report.first_due + duration).total_seconds()]
