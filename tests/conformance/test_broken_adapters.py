@@ -621,8 +621,8 @@ class KeepsWhatItHeldWhenClosed(BrokenTransport):
 
 class HandsOutTwice(BrokenTransport):
     class receiver_class(MemoryReceiver):  # noqa: N801
-        async def receive(self, limit: int) -> Sequence[Received]:
-            received = await super().receive(limit)
+        async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
+            received = await super().receive(limit, wait=wait)
             for each in received:
                 self._queue.put(each.envelope, each.failures)
             return received
@@ -635,18 +635,24 @@ class GoesOnTakingWhenStopped(BrokenTransport):
             await super().receive(1)
 
 
+class WaitsAlways(BrokenTransport):
+    class receiver_class(MemoryReceiver):  # noqa: N801
+        async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
+            return await super().receive(limit)
+
+
 class LosesWhatIsCancelled(BrokenTransport):
     class receiver_class(MemoryReceiver):  # noqa: N801
-        async def receive(self, limit: int) -> Sequence[Received]:
-            received = await super().receive(limit)
+        async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
+            received = await super().receive(limit, wait=wait)
             await anyio.lowlevel.checkpoint()
             return received
 
 
 class NewestFirstOut(BrokenTransport):
     class receiver_class(MemoryReceiver):  # noqa: N801
-        async def receive(self, limit: int) -> Sequence[Received]:
-            return list(reversed(await super().receive(limit)))
+        async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
+            return list(reversed(await super().receive(limit, wait=wait)))
 
 
 class CommitsTwice(BrokenTransport):
@@ -770,12 +776,12 @@ class StopsAtWhatItCannotRead(LocalTransport):
 
 
 class StopsAtWhatItCannotReadReceiver(LocalReceiver):
-    async def receive(self, limit: int) -> Sequence[Received]:
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
         def decoded(rows, decode):
             return [decode(row) for row in rows], {}
 
         with mock.patch("postdate.backends.sqlite.rows.decoded", decoded):
-            return await super().receive(limit)
+            return await super().receive(limit, wait=wait)
 
 
 class ForgetsTheBytesOfAQueue(LocalTransport):
@@ -800,8 +806,8 @@ class ChecksWhatItReceives(LocalTransport):
 
 
 class ChecksWhatItReceivesReceiver(LocalReceiver):
-    async def receive(self, limit: int) -> Sequence[Received]:
-        return [each._replace(envelope=replace(each.envelope)) for each in await super().receive(limit)]
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
+        return [each._replace(envelope=replace(each.envelope)) for each in await super().receive(limit, wait=wait)]
 
 
 class WorksAfterTheCommit(LocalTransport):
@@ -828,6 +834,7 @@ BROKEN_TRANSPORTS: dict[str, tuple[type[Any], str]] = {
     "hands out twice": (HandsOutTwice, "receiving.a_held_message_is_hidden"),
     "hands out twice to competitors": (HandsOutTwice, "receiving.competing_receivers_share_the_messages"),
     "goes on taking when stopped": (GoesOnTakingWhenStopped, "receiving.nothing_more_comes_to_a_stopped_receiver"),
+    "waits always": (WaitsAlways, "receiving.an_empty_queue_need_not_be_waited_for"),
     "loses what is cancelled": (LosesWhatIsCancelled, "receiving.a_cancelled_receive_loses_nothing"),
     "swaps the order": (NewestFirstOut, "sending.order_is_kept"),
     "commits twice": (CommitsTwice, "transactions.a_lost_hold_sends_nothing"),

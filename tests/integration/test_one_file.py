@@ -20,14 +20,13 @@ from postdate import (
     DelayedDelivery,
     DelayedMessage,
     Endpoint,
-    Envelope,
     HandlerContext,
     LocalTransport,
     Recoverability,
     SqliteStore,
 )
 from postdate.core.recoverability import Host, error_headers
-from postdate.errors import MessageError, QueueNotFound, StoreError
+from postdate.errors import MessageError, StoreError
 from postdate.ports import Outcome
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -126,20 +125,6 @@ async def test_an_application_that_holds_every_common_thread_can_send(tmp_path: 
                 for _ in range(threads):
                     tasks.start_soon(anyio.to_thread.run_sync, send)
         assert (await transport.queue_lengths())["notes"] == threads
-
-
-async def test_a_receiver_of_an_empty_queue_says_when_it_can_receive_again(tmp_path: Path) -> None:
-    """Otherwise its breaker would trip, and stay so for as long as nobody sends anything."""
-    async with opened(tmp_path / "a.db") as (store, transport):
-        await store.setup()
-        receiver = transport.receiver("orders")
-        with pytest.raises(QueueNotFound):
-            await receiver.receive(1)
-        await transport.create_queues(["orders"])
-        assert await receiver.receive(1) == []
-        await transport.send([Envelope("orders", "e-1")], NOW)
-        assert [each.envelope.message_id for each in await receiver.receive(1)] == ["e-1"]
-        await receiver.close()
 
 
 async def test_messages_for_a_missing_queue_do_not_hold_up_others(tmp_path: Path) -> None:

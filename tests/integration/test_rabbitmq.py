@@ -671,7 +671,7 @@ async def test_a_receiver_of_an_empty_queue_says_when_the_broker_answers_again(
             tasks.start_soon(lose)
             await until(lambda: channel.queue_declare(queue, passive=True).method.consumer_count == 1)
             link.reset()
-        assert await receiver.receive(1) == []
+        assert await receiver.receive(1, wait=False) == []
         await transport.send([envelope(queue, "a")], NOW)
         assert [each.envelope.message_id for each in await receive(receiver, 1)] == ["a"]
         await receiver.close()

@@ -289,10 +289,9 @@ class SimulatedReceiver(Receiver):
 
     def __init__(self, connection: Connection, queue: str) -> None:
         self._connection, self._site, self._queue = connection, connection.site, queue
-        self._has_failed = False
 
     @override
-    async def receive(self, limit: int) -> Sequence[Received]:
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
         connection, site = self._connection, self._site
         future: asyncio.Future[Sequence[Received]] = asyncio.get_running_loop().create_future()
 
@@ -300,8 +299,7 @@ class SimulatedReceiver(Receiver):
             return connection.server.answer_receive(request, received)
 
         def receive() -> Any:
-            if self._has_failed:  # so that the pump hears that it is over
-                self._has_failed = False
+            if not wait:
                 return ()
             if connection.session.is_alive:
                 site.receive(connection.session, self._queue, limit, give)
@@ -310,11 +308,7 @@ class SimulatedReceiver(Receiver):
         request: Request[Sequence[Received]] = Request(
             "receive", receive, future, undo=self._put_back, life=connection.session.life
         )
-        try:
-            return await connection.wait(request)
-        except PostdateError:
-            self._has_failed = True
-            raise
+        return await connection.wait(request)
 
     def _put_back(self, received: Sequence[Received]) -> None:
         for each in received:

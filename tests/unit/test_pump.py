@@ -96,7 +96,7 @@ class Holding(Receiver):
         self.limits, self.back = list[int](), list[Received]()
         self.closed, self.came_back = False, anyio.Event()
 
-    async def receive(self, limit: int) -> Sequence[Received]:
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
         await anyio.lowlevel.checkpoint()
         self.limits.append(limit)
         return [Received(Envelope("sales", "message"), 0, object()) for _ in range(limit)]
@@ -154,7 +154,7 @@ class Empty(Holding):
         super().__init__()
         self.error, self.pump, self.said = error, list[MessagePump](), list[bool]()
 
-    async def receive(self, limit: int) -> Sequence[Received]:
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
         self.said.append(self.pump[0].listening.is_set())
         if self.error is not None:
             raise self.error
@@ -264,7 +264,7 @@ class Losing(Holding):
         self.counts, self.lost = counts, 0
         self.there, self.news, self.ends = True, anyio.Event(), list[RecordKind | None]()
 
-    async def receive(self, limit: int) -> Sequence[Received]:
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
         while not self.there:
             await self.news.wait()
         self.there = False
@@ -331,7 +331,7 @@ async def test_messages_of_a_batch_that_meets_trouble_wait_once_together_and_one
     """Each waited by itself, and nothing else was handled meanwhile, though the store was back."""
 
     class Troubled(Holding):
-        async def receive(self, limit: int) -> Sequence[Received]:
+        async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
             self.limits.append(limit)
             if len(self.limits) > 1:
                 await anyio.sleep_forever()
@@ -387,7 +387,7 @@ async def test_what_comes_of_a_receive_that_a_stop_met_is_not_handled(clock: Vir
     receives, comes, handled = anyio.Event(), anyio.Event(), list[Received]()
 
     class Slow(Holding):
-        async def receive(self, limit: int) -> Sequence[Received]:
+        async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
             with anyio.CancelScope(shield=True):
                 receives.set()
                 await comes.wait()
@@ -411,15 +411,19 @@ async def test_what_comes_of_a_receive_that_a_stop_met_is_not_handled(clock: Vir
 
 
 async def test_queues_that_were_away_for_long_are_asked_again_within_a_second(clock: VirtualClock) -> None:
-    """The breaker, which has tripped, would have it wait for ten; and nobody tells when they are back."""
-    received, is_away = anyio.Event(), True
+    """The breaker, which has tripped, would have it wait for ten; and nobody tells when they are back.
+
+    The first call after an error waits for no message, and so tells that they are.
+    """
+    waits, is_away = list[bool](), True
 
     class Away(Holding):
-        async def receive(self, limit: int) -> Sequence[Received]:
+        async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
             if is_away:
                 raise TransportUnreachable("away")
-            received.set()
-            await anyio.sleep_forever()
+            waits.append(wait)
+            if wait:
+                await anyio.sleep_forever()
             return []
 
     pump = reading_ahead(Away(), ignore, clock)
@@ -428,5 +432,5 @@ async def test_queues_that_were_away_for_long_are_asked_again_within_a_second(cl
         await clock.advance(45 * SECOND)
         is_away = False
         await clock.advance(SECOND)
-        assert received.is_set()
+        assert waits == [False, True]
         pump.stop()

@@ -35,7 +35,7 @@ class Queue(Receiver):
         self.settling = self.settling_at_most = 0
         self.closed = False
 
-    async def receive(self, limit: int) -> Sequence[Received]:
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
         if not self.ready:
             await anyio.sleep_forever()
         await anyio.lowlevel.checkpoint()

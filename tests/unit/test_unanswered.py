@@ -37,8 +37,8 @@ class CameBack(MemoryReceiver):
     how: dict[str, Any]
 
     @override
-    async def receive(self, limit: int) -> Sequence[Received]:
-        return [each._replace(**self.how) for each in await super().receive(limit)]
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
+        return [each._replace(**self.how) for each in await super().receive(limit, wait=wait)]
 
 
 class Queues(MemoryTransport):

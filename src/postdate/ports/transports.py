@@ -127,17 +127,17 @@ class Receiver(ABC):
     """One queue being received from."""
 
     @abstractmethod
-    async def receive(self, limit: int) -> Sequence[Received]:
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
         """Wait until there is a message, then hold up to ``limit``, oldest first.
 
-        Empty only in the first answer after it has raised, to say that the server answers again: a pump that waited for
-        the next message instead would take the outage for a lasting one.
+        Without ``wait``: return as soon as the server has answered, maybe with nothing. So a pump learns that an outage
+        is over, and need not take it for a lasting one until the next message comes.
 
         The wait may be cancelled; nothing is held then.
 
         Guarantees:
-            receiving.up_to_the_limit_is_received, receiving_waits_for_a_message, a_held_message_is_hidden,
-            a_cancelled_receive_loses_nothing, competing_receivers_share_the_messages.
+            receiving.up_to_the_limit_is_received, receiving_waits_for_a_message, an_empty_queue_need_not_be_waited_for,
+            a_held_message_is_hidden, a_cancelled_receive_loses_nothing, competing_receivers_share_the_messages.
         """
 
     @abstractmethod

@@ -212,28 +212,22 @@ class AzureQueueReceiver(Receiver):
         self._held: dict[object, MessageWithReceipt] = {}
         self._renewing: asyncio.Task[None] | None = None
         self._returning: set[asyncio.Task[None]] = set()
-        self._has_failed = False
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
     @override
-    async def receive(self, limit: int) -> Sequence[Received]:
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
         """An empty queue is asked less and less often."""
-        wait = timedelta(0)
+        pause = timedelta(0)
         with self._service.listening(self._queue) as news:
             while True:
                 news.clear()
-                try:
-                    holds = await self._fetch(min(limit, LARGEST_BATCH))
-                except PostdateError:
-                    self._has_failed = True
-                    raise
-                if holds or self._has_failed:
-                    self._has_failed = False
+                holds = await self._fetch(min(limit, LARGEST_BATCH))
+                if holds or not wait:
                     return [hold.received for hold in holds]
-                wait = min(wait + self._transport.peek_interval, self._transport.longest_idle_wait)
+                pause = min(pause + self._transport.peek_interval, self._transport.longest_idle_wait)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(news.wait(), wait.total_seconds())
+                    await asyncio.wait_for(news.wait(), pause.total_seconds())
 
     async def _fetch(self, count: int) -> list[MessageWithReceipt]:
         """Ask once; if cancelled, give back at once any message that the request still brings."""

@@ -161,12 +161,12 @@ class MemoryReceiver(Receiver):
         return self._transport.alive(self._name)
 
     @override
-    async def receive(self, limit: int) -> Sequence[Received]:
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
         queue = self._queue
         if self._alarm is None:
             self._alarm = Alarm()
             queue.alarms.append(self._alarm)
-        while not self._queue.messages:
+        while wait and not self._queue.messages:
             self._alarm.reset()
             await self._alarm.wait()
         return [self._take(queue) for _ in range(min(limit, len(queue.messages)))]

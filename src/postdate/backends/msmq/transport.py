@@ -225,22 +225,15 @@ class MsmqReceiver(Receiver):
         self._looking: Future[bool] | None = None
         self._apartments: list[Apartment] = []
         self._held: dict[object, _Held] = {}
-        self._has_failed = False
 
     @override
-    async def receive(self, limit: int) -> Sequence[Received]:
-        try:
-            address = self._transport.receiving_address(self._queue)
-            self._transport.receivers.add(self)
-            while True:
-                if (received := await self._take_some(address, limit)) or self._has_failed:
-                    self._has_failed = False
-                    return received
-                while not await self._look(address):
-                    pass
-        except PostdateError:
-            self._has_failed = True
-            raise
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
+        address = self._transport.receiving_address(self._queue)
+        self._transport.receivers.add(self)
+        while not (received := await self._take_some(address, limit)) and wait:
+            while not await self._look(address):
+                pass
+        return received
 
     async def _look(self, address: QueueAddress) -> bool:
         """Wait briefly for a message; a cancelled wait goes on for the next caller."""

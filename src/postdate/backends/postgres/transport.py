@@ -287,19 +287,9 @@ class PostgresReceiver(Receiver):
         self._low = LowWater()
         self._endings = Acknowledgements(self._database, self._sql, queue, transport.insert)
         self.in_doubt = False
-        self._has_failed = False
 
     @override
-    async def receive(self, limit: int) -> Sequence[Received]:
-        try:
-            received = await self._receive(limit)
-        except PostdateError:
-            self._has_failed = True
-            raise
-        self._has_failed = False
-        return received
-
-    async def _receive(self, limit: int) -> Sequence[Received]:
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
         if self._alarm is None:
             alarm = Alarm()
             self._stop_listening = await self._in_thread(lambda: self._listen(alarm))
@@ -308,7 +298,7 @@ class PostgresReceiver(Receiver):
             self._alarm.reset()
             if (received := await self._in_thread(lambda: self._claim(limit))) is None:
                 continue
-            if received or self._has_failed:
+            if received or not wait:
                 return received
             with anyio.move_on_after(_POLL_FLOOR_SECONDS):
                 await self._alarm.wait()

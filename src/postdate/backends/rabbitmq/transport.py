@@ -271,26 +271,20 @@ class RabbitMqReceiver(Receiver):
         )
         self._channel: ConsumingChannel | None = None
         self._held: dict[object, _HeldDelivery] = {}
-        self._has_failed = False
 
     @override
-    async def receive(self, limit: int) -> Sequence[Received]:
-        """After a lost connection it raises once, and then connects."""
-        try:
-            channel = await self._open()
-            if self._has_failed:
-                await channel.begin(limit)
-                self._has_failed = False
-                return []
-            pushed = await channel.receive(limit)
-            unknown = self._transport.limits.get(self._queue) is None
-            if unknown and any(each.redelivered and each.seen is None for each in pushed):
-                with anyio.CancelScope(shield=True):  # pushed messages must be held
-                    await self._transport.learn_limits(self._queue)
-            return [self._hold(channel, delivery) for delivery in pushed]
-        except PostdateError:
-            self._has_failed = True
-            raise
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
+        """After a lost connection it raises once, and then connects. Without waiting, nothing has been pushed yet."""
+        channel = await self._open()
+        if not wait:
+            await channel.begin(limit)
+            return []
+        pushed = await channel.receive(limit)
+        unknown = self._transport.limits.get(self._queue) is None
+        if unknown and any(each.redelivered and each.seen is None for each in pushed):
+            with anyio.CancelScope(shield=True):  # pushed messages must be held
+                await self._transport.learn_limits(self._queue)
+        return [self._hold(channel, delivery) for delivery in pushed]
 
     async def _open(self) -> ConsumingChannel:
         link = await self._transport.consuming.link()

@@ -219,22 +219,16 @@ class RedisReceiver(Receiver):
         self._claimant = Claimant(server, opened.liveness)
         self._alarm: Alarm | None = None
         self._stops_hearing: Callable[[], None] | None = None
-        self._has_failed = False
 
     @override
-    async def receive(self, limit: int) -> Sequence[Received]:
-        try:
-            alarm = await self._listen()
-            while True:
-                alarm.reset()
-                if (found := await self._take(limit, "")) or self._has_failed:
-                    self._has_failed = False
-                    return found
-                with anyio.move_on_after(_LOOKS_AGAIN_AFTER_SECONDS):
-                    await alarm.wait()
-        except PostdateError:
-            self._has_failed = True
-            raise
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
+        alarm = await self._listen()
+        while True:
+            alarm.reset()
+            if (found := await self._take(limit, "")) or not wait:
+                return found
+            with anyio.move_on_after(_LOOKS_AGAIN_AFTER_SECONDS):
+                await alarm.wait()
 
     async def _listen(self) -> Alarm:
         if self._alarm is None:

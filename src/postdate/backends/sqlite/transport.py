@@ -231,19 +231,9 @@ class LocalReceiver(Receiver):
         self._alarm: Alarm | None = None
         self._stop_listening: Callable[[], None] | None = None
         self._held: dict[object, Received] = {}
-        self._has_failed = False
 
     @override
-    async def receive(self, limit: int) -> Sequence[Received]:
-        try:
-            received = await self._receive(limit)
-        except PostdateError:
-            self._has_failed = True
-            raise
-        self._has_failed = False
-        return received
-
-    async def _receive(self, limit: int) -> Sequence[Received]:
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
         if self._alarm is None:
             await self._file.read(self._first)
             alarm = Alarm()
@@ -253,7 +243,7 @@ class LocalReceiver(Receiver):
             self._alarm.reset()
             first = await self._file.read(self._first)
             received = [] if first is None else await self._claimed(_CLAIM, first=first, limit=limit)
-            if received or self._has_failed:
+            if received or not wait:
                 return received
             with anyio.move_on_after(_POLL_FLOOR_SECONDS):
                 await self._alarm.wait()

@@ -162,7 +162,7 @@ class MessagePump:
         while (room := self._room()) <= 0:
             await self._room_made()
         try:
-            received = await self._receiver.receive(room)
+            received = await self._receiver.receive(room, wait=not self._outage.is_out)
         except PostdateError as error:
             self._outage.failed(error, self._clock.monotonic())
             await self._pause_after(error)

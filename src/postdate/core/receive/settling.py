@@ -66,10 +66,10 @@ class WatchedReceiver(Receiver):
         self._receiver, self.watch = receiver, CallWatch(clock, answers_within)
 
     @override
-    async def receive(self, limit: int) -> Sequence[Received]:
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
         """Has no deadline: it may wait for ever."""
         try:
-            return await self._receiver.receive(limit)
+            return await self._receiver.receive(limit, wait=wait)
         except BaseException as error:  # noqa: BLE001 - all of it is raised again
             raise_ours(self._receiver, error, OF_TRANSPORTS)
 

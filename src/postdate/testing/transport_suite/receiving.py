@@ -57,6 +57,15 @@ async def receiving_waits_for_a_message(transport: Transport, receiver: Receiver
     expect_equal(received, ["e-1"], "received")
 
 
+@receiving.given(a_receiver)
+async def an_empty_queue_need_not_be_waited_for(transport: Transport, receiver: Receiver) -> None:
+    """Without waiting, a queue answers at once, be it empty; what comes later is received."""
+    with in_time("an answer of an empty queue"):
+        expect_equal(list(await receiver.receive(10, wait=False)), [], "received from an empty queue")
+    await transport.send([envelope()], NOW)
+    expect_equal(ids(await receive(receiver)), ["e-1"], "received")
+
+
 @asynccontextmanager
 async def _waiting(receiver: Receiver) -> AsyncGenerator[list[str]]:
     """Let a receiver wait during the block; the list has the ids that it received by the end."""
