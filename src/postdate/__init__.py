@@ -153,7 +153,6 @@ _ROOMS = {
     "backends.postgres.transport": ("PostgresTransport",),
     "backends.rabbitmq.transport": ("RabbitMq", "RabbitMqTransport"),
 }
-_EXTRAS = {"aiohttp": "azure", "azure": "azure", "psycopg": "postgres", "pymysql": "mariadb", "pytds": "sqlserver"}
 _HOMES = {name: f"{__name__}.{room}" for room, names in _ROOMS.items() for name in names}
 
 
@@ -164,8 +163,9 @@ def __getattr__(name: str) -> object:
     try:
         module = importlib.import_module(home)
     except ModuleNotFoundError as error:
-        extra = _EXTRAS.get((error.name or "").partition(".")[0])
-        if extra is None:
+        from postdate.errors import extra_of
+
+        if (extra := extra_of(error)) is None:
             raise
         raise ImportError(f"{name} needs {error.name}: pip install 'postdate[{extra}]'", name=error.name) from error
     value = globals()[name] = getattr(module, name)

@@ -55,7 +55,7 @@ Source: house-style.md, "Errors".
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
 
 
 class PostdateError(Exception):
@@ -285,6 +285,23 @@ class NotSupported(PostdateError):
 
 class PipelineError(PostdateError):
     """A bulk job was asked for something it cannot do; nothing was changed."""
+
+
+_BROUGHT_BY: Final = {
+    "azure": {"aiohttp", "azure"},
+    "dashboard": {"jinja2", "starlette", "uvicorn"},
+    "mariadb": {"pymysql"},
+    "metrics": {"opentelemetry", "prometheus_client"},
+    "pipeline": {"adbc_driver_manager", "matplotlib", "pandas", "pyarrow", "pyspark"},
+    "postgres": {"psycopg"},
+    "sqlserver": {"pytds"},
+}
+
+
+def extra_of(error: ImportError) -> str | None:
+    """Return the extra of Postdate that brings the package that is missing; ``None``: none does."""
+    package = (error.name or "").partition(".")[0]
+    return next((extra for extra, packages in _BROUGHT_BY.items() if package in packages), None)
 
 
 def first_line(error: BaseException) -> str:

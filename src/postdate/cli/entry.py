@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand
 
 from postdate.cli.command import Exit, Use, epilog, exit_of, root_signature
-from postdate.errors import PostdateError
+from postdate.errors import ConfigurationError, PostdateError, extra_of
 
 app = typer.Typer(
     name="postdate",
@@ -146,6 +146,8 @@ def _wrong_usage(error: typer.TyperException) -> Exit:
 
 def _failed(error: BaseException) -> Exit:
     error = _first(error)
+    if isinstance(error, ImportError) and (extra := extra_of(error)):
+        error = ConfigurationError(f"{error.name} is missing: pip install 'postdate[{extra}]'")
     if isinstance(error, PostdateError):
         return _say(error.code, str(error), exit_of(error))
     from postdate.config import without_secrets

@@ -38,7 +38,6 @@ from postdate.backends.sql.limits import SqlLimits
 from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
 from postdate.errors import (
     ClaimLost,
-    ConfigurationError,
     UnsupportedTransactionMode,
 )
 from postdate.messages import DelayedMessage, rescheduled
@@ -559,12 +558,8 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Deleg
 
     def _columns(self) -> Columns:
         if self._columnar is None:
-            try:
-                from postdate.backends.postgres.columnar import Columns
-            except ModuleNotFoundError as error:  # without the extra ``pipeline`` (Arrow)
-                raise ConfigurationError(
-                    f"reading and writing PostgreSQL in bulk needs {error.name}: pip install 'postdate[pipeline]'"
-                ) from error
+            from postdate.backends.postgres.columnar import Columns  # needs Arrow
+
             self._columnar = Columns(self.database)
         return self._columnar
 

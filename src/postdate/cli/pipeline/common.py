@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from postdate.cli.command import Use, group, option, signals_handled
-from postdate.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from postdate.pipeline.session import SparkSession
@@ -33,20 +32,9 @@ class SparkOptions:
 
 
 def store_of(use: Use) -> StoreSpec:
-    with extra_installed():
-        from postdate.pipeline.stores import StoreSpec
+    from postdate.pipeline.stores import StoreSpec
+
     return StoreSpec.of(use.settings())
-
-
-@contextmanager
-def extra_installed() -> Generator[None]:
-    """Turn a missing package into an error that names the extra to install."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"{error.name} is missing; bulk jobs need the pipeline extra: pip install 'postdate[pipeline]'"
-        ) from error
 
 
 def on_spark(
@@ -57,10 +45,10 @@ def on_spark(
     long: bool = False,
 ) -> T:
     """Start Spark, run the job, stop Spark; errors of Spark become one line."""
-    with extra_installed():
-        from postdate.pipeline.failures import told_in_one_line
-        from postdate.pipeline.session import FOR_LONG_JOBS, spark_session
     from rich.console import Console
+
+    from postdate.pipeline.failures import told_in_one_line
+    from postdate.pipeline.session import FOR_LONG_JOBS, spark_session
 
     settings = {**(FOR_LONG_JOBS if long else {}), **(conf or {})}
     with (

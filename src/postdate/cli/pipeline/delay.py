@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from postdate.cli.command import LogLevel, Use, command, duration, logging_to_stderr, option, wrong_usage
-from postdate.cli.pipeline.common import SparkOptions, app, extra_installed, log, on_spark, told_to_stop
+from postdate.cli.pipeline.common import SparkOptions, app, log, on_spark, told_to_stop
 
 if TYPE_CHECKING:
     from postdate.pipeline.session import SparkSession
@@ -50,8 +50,8 @@ def delay(
     """
     if cancels is not None and id_column is None:
         raise wrong_usage("--cancels needs --id COLUMN, which it refers to")
-    with extra_installed():
-        from postdate.pipeline.delay import DelayOptions, DelayTarget, delay_conf, read_directory, run_delay
+    from postdate.pipeline.delay import DelayOptions, DelayTarget, delay_conf, read_directory, run_delay
+
     options = DelayOptions(resolution, slots, null_due, keep_cancels)
     where = DelayTarget(target, checkpoint, target_format, trigger)
 

@@ -10,7 +10,7 @@ import typer
 
 from postdate.cli.command import Use, command, duration, option, wrong_usage
 from postdate.cli.output import clean, print_pairs
-from postdate.cli.pipeline.common import SparkOptions, app, extra_installed, on_spark, store_of
+from postdate.cli.pipeline.common import SparkOptions, app, on_spark, store_of
 
 if TYPE_CHECKING:
     from postdate.pipeline.forecast_result import ForecastResult
@@ -46,8 +46,8 @@ def forecast(
     if load is not None and load.exists():
         raise wrong_usage(f"{load} is there already; name a new folder for the table")
     store = store_of(use)
-    with extra_installed():
-        from postdate.pipeline.forecast_result import ForecastOptions
+    from postdate.pipeline.forecast_result import ForecastOptions
+
     options = ForecastOptions(width, tolerance, herd_factor, herd_least)
 
     def job(spark: SparkSession) -> ForecastResult:

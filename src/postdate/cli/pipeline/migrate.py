@@ -19,7 +19,7 @@ from postdate.cli.command import (
     wrong_usage,
 )
 from postdate.cli.output import print_pairs, print_table, time_or_dash
-from postdate.cli.pipeline.common import SparkOptions, app, extra_installed, on_spark, store_of
+from postdate.cli.pipeline.common import SparkOptions, app, on_spark, store_of
 
 if TYPE_CHECKING:
     from postdate.pipeline.migrate import MigrateJob, MigrateResult, OriginSpec, PreviewResult, StatusResult, StoreMove
@@ -54,8 +54,8 @@ class OriginOptions:
 
     def store(self) -> StoreSpec | None:
         """Return the store given with ``--from-store``; ``None`` without it, or with ``--from`` as well."""
-        with extra_installed():
-            from postdate.pipeline.stores import StoreSpec
+        from postdate.pipeline.stores import StoreSpec
+
         if self.from_store is None or self.source is not None:
             return None
         _refuse_with_store(prefix=self.prefixes or None)
@@ -66,8 +66,8 @@ class OriginOptions:
         if self.source is None or self.from_store is not None:
             raise wrong_usage("say from where: either --from ADDRESS, a timeout manager's, or --from-store ADDRESS")
         named = pairs_of(self.prefixes, "--prefix", "ENDPOINT=PREFIX")
-        with extra_installed():
-            from postdate.pipeline.migrate import OriginSpec
+        from postdate.pipeline.migrate import OriginSpec
+
         return OriginSpec(self.source, self.schema, named or None)
 
 

@@ -9,7 +9,7 @@ import typer
 
 from postdate.cli.command import LogLevel, Use, command, duration, logging_to_stderr, option, wrong_usage
 from postdate.cli.output import print_pairs
-from postdate.cli.pipeline.common import SparkOptions, app, extra_installed, log, on_spark, told_to_stop
+from postdate.cli.pipeline.common import SparkOptions, app, log, on_spark, told_to_stop
 
 if TYPE_CHECKING:
     from postdate.pipeline.session import SparkSession
@@ -49,8 +49,8 @@ def sweep(
         raise wrong_usage("--checkpoint and --residency are for --continuous")
     if discard_lapsed or allowance is not None:
         raise wrong_usage("leave out --discard-lapsed and --allowance: receivers discard by the same rule")
-    with extra_installed():
-        from postdate.pipeline.dispatching import SweepSpec
+    from postdate.pipeline.dispatching import SweepSpec
+
     spec = SweepSpec.of(use.settings())
     if continuous:
 
