@@ -245,7 +245,11 @@ async def test_content_that_is_hostile_is_text(deployment: Deployment, visit: Vi
 def harmless(page: Page) -> None:
     """Assert that nothing runs, is drawn or fetched but what the page itself has."""
     assert [each.get("src") for each in page.all("script")] == ["/static/page.js"]
-    assert [each.get("href") for each in page.all("link")] == ["/static/mark.svg", "/static/page.css"]
+    assert [each.get("href") for each in page.all("link")] == [
+        "/static/mark.svg",
+        "/static/look.css",
+        "/static/page.css",
+    ]
     assert {tag for tag, _ in page.elements}.isdisjoint({"img", "style", "b", "i", "iframe", "object"})
     assert not [name for _, given in page.elements for name in given if name == "style" or name.startswith("on")]
 

@@ -14,6 +14,7 @@ import io
 import re
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from importlib.resources import files
 from typing import Any
 
 import matplotlib as mpl
@@ -109,7 +110,8 @@ def rendered(
     environment.filters |= {"duration": duration, **filters}
     # Everything is escaped but the charts, which are made here from numbers and times alone.
     drawn = {name: None if chart is None else Markup(chart) for name, chart in charts.items()}  # noqa: S704
-    return environment.get_template(f"{kind}.html").render(kind=kind, title=title, **drawn, **values)
+    look = Markup((files("postdate") / "web" / "static" / "look.css").read_text())  # noqa: S704 - ours, too
+    return environment.get_template(f"{kind}.html").render(kind=kind, title=title, look=look, **drawn, **values)
 
 
 def duration(seconds: float) -> str:
