@@ -66,7 +66,7 @@ def test_overdue_messages_without_a_service_are_a_failure(cli):
     cli.ok("messages", "reschedule", "m1", "--at", "2026-01-01T00:00Z")
     ran = cli("doctor", "--json")
     assert ran.status == 1
-    assert checks(ran)["service"]["found"] == "none is running, and 1 message overdue"
+    assert checks(ran)["service"]["found"].startswith("none is running, and 1 message overdue, the oldest for ")
     assert checks(ran)["service"]["mend"] == "start it: postdate run"
 
 

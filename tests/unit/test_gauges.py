@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 
 import anyio
-import pytest
 
 from postdate import DelayedMessage, SqliteStore, SystemClock
 from postdate.config import Settings, load_settings
@@ -13,9 +12,7 @@ from postdate.core.limits import change_limits, paused
 from postdate.errors import TransportUnreachable
 from postdate.operations import Overview, overview
 from postdate.operations.looking import Refresher
-from postdate.runtime.reporting import CountedMetrics
 from postdate.telemetry.standing import standing
-from postdate.telemetry.vitals import Vitals
 from postdate.testing import VirtualClock
 from postdate.wiring import opened
 
@@ -86,16 +83,3 @@ async def test_what_a_pause_holds_is_overdue_and_has_no_age(clock: VirtualClock,
     overdue, age = await told()
     assert (overdue, age >= 60) == (2, True)
     await store.close()
-
-
-def test_a_service_that_ends_in_any_way_is_not_ready() -> None:
-    signs = Vitals(CountedMetrics(), list)
-    with signs.ready():
-        assert signs.unready() == []
-    with pytest.raises(EOFError), signs.ready():
-        fail()
-    assert signs.unready() == ["it has not started, or is stopping"]
-
-
-def fail() -> None:
-    raise EOFError

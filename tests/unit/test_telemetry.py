@@ -27,7 +27,7 @@ from postdate.errors import ConfigurationError
 from postdate.runtime.reporting import OTHERS, CountedMetrics
 from postdate.telemetry import vitals
 from postdate.telemetry.metrics import OpenTelemetryMetrics, prometheus
-from postdate.telemetry.server import pages_of, serving
+from postdate.telemetry.server import serving
 from postdate.telemetry.vitals import Vitals
 from postdate.testing import VirtualClock
 
@@ -121,7 +121,7 @@ def ask(port: int, path: str, **headers: str) -> tuple[int, str, str]:
 def test_prometheus_reads_them_in_both_forms() -> None:
     metrics, registry = prometheus()
     note_everything(metrics)
-    with serving("127.0.0.1:0", pages_of(Vitals(metrics, list), registry)) as port:
+    with serving("127.0.0.1:0", Vitals(metrics, list), registry) as port:
         status, kind, text = ask(port, "/metrics")
         _, open_kind, open_text = ask(port, "/metrics", Accept="application/openmetrics-text; version=1.0.0")
     assert (status, kind.partition(";")[0]) == (200, "text/plain")
@@ -153,7 +153,7 @@ def test_scrapes_at_one_time_are_taken_one_after_the_other() -> None:
     """The exporter's collector has one place for its numbers: two at once would have each other's."""
     (metrics, registry), held = prometheus(), HeldCollector()
     registry.register(held)
-    with serving("127.0.0.1:0", pages_of(Vitals(metrics, list), registry)) as port, ThreadPoolExecutor(2) as threads:
+    with serving("127.0.0.1:0", Vitals(metrics, list), registry) as port, ThreadPoolExecutor(2) as threads:
         answers = [threads.submit(ask, port, "/metrics") for _ in range(2)]
         try:
             held.begun.get(timeout=20)
@@ -169,7 +169,7 @@ def test_health_is_told_in_words() -> None:
     metrics, registry = prometheus()
     problems = list[str]()
     signs = Vitals(metrics, lambda: problems)
-    with serving("127.0.0.1:0", pages_of(signs, registry)) as port:
+    with serving("127.0.0.1:0", signs, registry) as port:
         assert ask(port, "/healthz") == (200, "text/plain; charset=utf-8", "ok\n")
         assert ask(port, "/readyz")[::2] == (503, "it has not started, or is stopping\n")
         signs.is_ready = True
@@ -181,7 +181,7 @@ def test_health_is_told_in_words() -> None:
         assert ask(port, "/healthz?why")[::2] == (503, "Poller has ended\n")
         assert ask(port, "/")[0] == 404
         with pytest.raises(ConfigurationError, match=rf"cannot listen at 127.0.0.1:{port}: Address already in use"):
-            serving(f"127.0.0.1:{port}", {}).__enter__()
+            serving(f"127.0.0.1:{port}", signs, registry).__enter__()
 
 
 async def test_a_part_that_ended_without_an_error_is_a_problem(
@@ -231,10 +231,7 @@ async def test_the_log_sums_up_each_minute_in_which_something_happened(
     with pytest.raises(EOFError):
         await Vitals(tally, list).run()
     assert caplog.messages == [
-        (
-            "in the last minute: 3 delivered, 3 stored, 4 expired, 6 failed attempts, 7 given back for later, "
-            "8 to the error queue, 5 discarded"
-        )
+        "in the last minute: 3 stored, 3 delivered, 4 expired, 5 discarded, 6 failed, 7 retried, 8 moved to error"
     ]
 
 

@@ -523,7 +523,8 @@ def test_who_may_act_is_said_once_and_well() -> None:
     for given, told in (
         ({}, "who may act?"),
         ({"token": TOKEN, "user_header": "X-User"}, "who may act?"),
-        ({"token": "x" * 15}, "the token is shorter than 16 characters"),
+        ({"token": "x" * 15}, "the token needs 16 characters of ASCII at least"),
+        ({"token": "x" * 16 + "\ufffd"}, "the token needs 16 characters of ASCII at least"),
         ({"user_header": "X-User:"}, "'X-User:' is no name of a header"),
         ({"user_header": ""}, "'' is no name of a header"),
     ):

@@ -8,6 +8,7 @@ from starlette.routing import Mount
 from tests.web.conftest import Deployment, browsing, news_of, settings_of
 
 from postdate.errors import ConfigurationError
+from postdate.operations import Overview
 from postdate.web import dashboard
 
 
@@ -44,6 +45,19 @@ async def test_nobody_is_waited_for(shops: Starlette, monkeypatch: pytest.Monkey
     async with browsing(shops) as browser:
         page = await browser("/")
     assert (page.status, page.words.count("not seen It has not answered yet.")) == (200, 4)
+
+
+async def test_a_fault_in_one_keeps_no_other_from_being_shown(
+    shops: Starlette, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def faulty(state: Overview) -> str:
+        return "Nothing waits" if not state.overdue else f"{1 // 0}"
+
+    monkeypatch.setattr("postdate.web.views.headline_of", faulty)
+    async with browsing(shops) as browser:
+        page = await browser("/")
+    assert "shop not seen integer division or modulo by zero" in page.words
+    assert "depot Nothing waits 0 0 0 0 " in page.words
 
 
 async def test_each_deployment_has_its_pages_and_a_way_back(shops: Starlette) -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,7 +19,6 @@ from postdate.ports.settings import Wrong
 
 app = typer.Typer(name="dashboard", add_completion=False)
 
-_VARIABLE = "POSTDATE_DASHBOARD_TOKEN"
 log = logging.getLogger("postdate.dashboard")
 
 
@@ -28,43 +26,35 @@ log = logging.getLogger("postdate.dashboard")
 def dashboard(
     use: Use,
     listen: Annotated[str, option("--listen", "Where to listen.", metavar="ADDRESS:PORT")] = "127.0.0.1:8080",
-    host: Annotated[
-        list[str] | None,
-        option("--host", "A name under which browsers reach it; may be repeated. Else by the address, and localhost."),
-    ] = None,
+    host: Annotated[list[str] | None, option("--host", "Another name of it; may be repeated.", metavar="NAME")] = None,
     allow_actions: Annotated[bool, option("--allow-actions", "Let people act, too; say who.")] = False,
-    token_file: Annotated[str | None, option("--token-file", "Who has its token acts.", metavar="FILE")] = None,
-    user_header: Annotated[str | None, option("--user-header", "Who is named there acts.", metavar="NAME")] = None,
-    also: Annotated[
-        list[str] | None,
-        option("--also", "Another deployment, by a name and its settings; may be repeated.", metavar="NAME=FILE"),
+    token_file: Annotated[
+        typer.FileText | None,
+        option("--token-file", "Who has its token acts.", metavar="FILE", encoding="ascii", errors="replace"),
     ] = None,
+    user_header: Annotated[str | None, option("--user-header", "Who is named there acts.", metavar="NAME")] = None,
+    also: Annotated[list[str] | None, option("--also", "Another deployment; repeatable.", metavar="NAME=FILE")] = None,
     log_level: LogLevel = "INFO",
 ) -> None:
     """Show what waits, what is due when, and what went wrong, as a page for the browser.
 
-    With --also, the first page shows several deployments; the first one's name is its endpoint.name.
+    With --also, the first page shows several deployments: this one, by its endpoint.name, and others, each by a name
+    and a file of settings. Requests are answered by the address, as localhost, and by names of --host.
 
     Whoever can connect can read, so it listens to this machine alone. For others, put a server before it that asks
     them who they are. Nothing can be changed there, unless that is allowed.
     """
-    try:
-        import uvicorn
+    import uvicorn
 
-        from postdate import web
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"{error.name} is missing; the page needs the dashboard extra: pip install 'postdate[dashboard]'"
-        ) from error
+    from postdate import web
 
     try:
         address, port = host_and_port(listen)
     except Wrong as error:
         raise wrong_usage(f"--listen {error}, not {listen!r}") from error
-    if not allow_actions and (token_file or user_header):
-        raise wrong_usage("--token-file and --user-header say who may act; add --allow-actions")
-    token = _token(token_file) if allow_actions and (token_file or not user_header) else None
-    actions = web.Actions(token, user_header) if allow_actions else None
+    if allow_actions != bool(token_file or user_header):
+        raise wrong_usage("who may act? --allow-actions goes with --token-file FILE or --user-header NAME")
+    actions = web.Actions(token_file and token_file.read().strip(), user_header) if allow_actions else None
     settings = use.settings()
     several = {settings.endpoint.name: settings}
     # Variables that are settings are those of the first; files may refer to others.
@@ -91,13 +81,3 @@ def dashboard(
     with logging_to_stderr(log_level), listening, handed_on:
         log.info("the page is at http://%s:%d/", shown, listening.getsockname()[1])
         uvicorn.Server(config).run(sockets=[listening])
-
-
-def _token(file: str | None) -> str:
-    try:
-        return (os.environ[_VARIABLE] if file is None else Path(file).read_text(encoding="utf-8")).strip()
-    except KeyError as error:
-        options = "--user-header NAME, --token-file FILE, or the token as"
-        raise wrong_usage(f"--allow-actions: who may act? add {options} {_VARIABLE}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise wrong_usage(f"--token-file: {file} cannot be read: {error}") from error

@@ -23,14 +23,14 @@ from postdate.config import Settings
 from postdate.core.guard import left_behind
 from postdate.endpoint.endpoint import Endpoint
 from postdate.endpoint.service import log_critical_error
-from postdate.errors import ConfigurationError, StoreReplaced
+from postdate.errors import StoreReplaced
 from postdate.operations import check_readable, check_set_up, overview
 from postdate.operations.looking import Refresher
 from postdate.ports import AdministrableStore
 from postdate.runtime.process import READY, STOPPING, freeze_what_is_loaded, notify
 from postdate.runtime.reporting import CountedMetrics
 from postdate.runtime.threads import Alarm
-from postdate.telemetry.server import pages_of, serving
+from postdate.telemetry.server import serving
 from postdate.telemetry.standing import standing
 from postdate.telemetry.vitals import Vitals
 from postdate.wiring import OpenDeployment, build_endpoint, delay_exchange, endpoints_to_run, opened
@@ -92,14 +92,10 @@ def _metrics(listen: str | None) -> tuple[CountedMetrics, Any]:
 
         instrument_if_exported()
         return (OpenTelemetryMetrics(), None) if listen is None else prometheus()
-    except (ModuleNotFoundError, TypeError) as error:  # there is none, or one of long ago
-        if listen is None:
-            return CountedMetrics(), None
-        if isinstance(error, TypeError):
+    except (ModuleNotFoundError, TypeError):  # there is none, or one of long ago
+        if listen is not None:
             raise
-        raise ConfigurationError(
-            f"metrics.listen needs the package {error.name!r}, which is not installed: pip install 'postdate[metrics]'"
-        ) from error
+        return CountedMetrics(), None
 
 
 class _Service:
@@ -146,8 +142,11 @@ class _Service:
             freeze_what_is_loaded()
             log.info("ready")  # the last line of the start: whoever waits for it finds all others written
             notify(READY)
-            with vitals.ready():
+            vitals.is_ready = True
+            try:
                 await self._alarm.wait()
+            finally:
+                vitals.is_ready = False
             notify(STOPPING)
             log.info("stopping: finishing what is in hand")
         log.info("stopped")
@@ -163,7 +162,7 @@ class _Service:
             running.callback(asyncio.create_task(looking.run(deployment)).cancel)
             self._metrics.show(standing(looking, endpoints[0].clock))
         if (listen := self._settings.metrics.listen) is not None:
-            port = running.enter_context(serving(listen, pages_of(vitals, self._registry)))
+            port = running.enter_context(serving(listen, vitals, self._registry))
             log.info("metrics and health at port %d", port)
         return vitals
 

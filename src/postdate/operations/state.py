@@ -180,6 +180,4 @@ def intervals(edges: Sequence[datetime], counts: Sequence[int]) -> list[Interval
     """Return intervals with their counts, the herds among them marked."""
     usual = mathematics.median([each for each in counts if each] or [0])
     least = max(_HERD_IS * usual, _LEAST_HERD)
-    return [
-        Interval(begin, end, count, count >= least) for begin, end, count in zip(edges, edges[1:], counts, strict=False)
-    ]
+    return [Interval(*each, herd=each[2] >= least) for each in zip(edges, edges[1:], counts, strict=False)]

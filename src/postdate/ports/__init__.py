@@ -53,6 +53,7 @@ from postdate.ports.observation import (
     Scripted as Scripted,
     ServerFacts as ServerFacts,
     Standing as Standing,
+    StoreTraffic as StoreTraffic,
 )
 from postdate.ports.scanning import (
     ARCHIVED as ARCHIVED,

@@ -204,29 +204,40 @@ class Scripted(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class FileFacts:
+class StoreTraffic:
+    """Messages that wait in a store, and who delivers them.
+
+    Args:
+        pending: messages that wait.
+        overdue: of these, past their due time.
+        oldest: when the first of them is due; ``None``: none waits.
+        processes: that use the store; ``None`` where they cannot be seen.
+        destinations: of the messages that are due next, as far as was looked.
+        zones: headers of the messages by which the store keeps time zones (:mod:`postdate.core.wall_times`).
+    """
+
+    pending: int
+    overdue: int
+    oldest: datetime | None
+    processes: Sequence[Process] | None
+    destinations: Sequence[str]
+    zones: Sequence[Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts(StoreTraffic):
     """What a look at a file found, without writing to it.
 
     Args:
         schema_version: of its tables.
         journal_mode: of SQLite; ``wal`` is what Postdate sets.
         queues: lengths by name.
-        processes: that use it.
-        pending: messages that wait.
-        overdue: of these, past their due time.
-        next_destinations: of the 10,000 messages that are due next.
-        zones: headers of the messages by which the store keeps time zones (:mod:`postdate.core.wall_times`).
         quarantined: rows of the store and of queues that cannot be read and were set aside.
     """
 
     schema_version: int
     journal_mode: str
     queues: Mapping[str, int]
-    processes: Sequence[Process]
-    pending: int
-    overdue: int
-    next_destinations: Sequence[str]
-    zones: Sequence[Mapping[str, str]]
     quarantined: int
 
 

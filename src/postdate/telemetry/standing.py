@@ -14,12 +14,7 @@ from postdate.runtime.reporting import Gauges
 
 
 def standing(looking: Refresher[Overview], clock: Clock) -> Callable[[], Gauges]:
-    """Return what gives the gauges as of the last look, in any thread, and has another look taken.
-
-    Args:
-        looking: at the store.
-        clock: of the service.
-    """
+    """Return what gives the gauges as of the last look, in any thread, and has another look taken."""
     loop = asyncio.get_running_loop()
 
     def ask() -> Gauges:
@@ -38,18 +33,11 @@ def _of_store(state: Overview) -> dict[str, Mapping[str, float]]:
     counted, first = state.statistics, state.overdue_since
     age = timedelta(0) if first is None else counted.at - first
     known = {
-        "pending": counted.pending,
-        "overdue": counted.overdue,
+        **{name: getattr(counted, name) for name in ("pending", "overdue", "claimed", "failing", "set_aside")},
         "overdue.age": age.total_seconds(),
-        "claimed": counted.claimed,
-        "failing": counted.failing,
-        "set_aside": counted.set_aside,
         "errors": state.errors,
         "services": None if counted.services is None else counted.services + 1,  # others, and this one
     }
-    due = {
-        "minute": sum(each.count for each in state.hour[:2]),
-        "hour": sum(each.count for each in state.hour),
-        "day": sum(each.count for each in state.day),
-    }
+    within = {"minute": state.hour[:2], "hour": state.hour, "day": state.day}
+    due = {name: sum(each.count for each in intervals) for name, intervals in within.items()}
     return {**{name: {"": value} for name, value in known.items() if value is not None}, "due": due}

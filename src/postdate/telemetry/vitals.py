@@ -6,8 +6,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import anyio
@@ -20,15 +19,6 @@ _STANDS_STILL_SECONDS: Final = 10.0
 """Without a beat for so long, the event loop stands still."""
 
 _SUMMARY_SECONDS: Final = 60.0
-_SAID: Final = {
-    "delivered": "delivered",
-    "stored": "stored",
-    "expired": "expired",
-    "failed": "failed attempts",
-    "retried": "given back for later",
-    "moved_to_error": "to the error queue",
-    "discarded": "discarded",
-}
 
 log = logging.getLogger("postdate.service")
 
@@ -61,15 +51,6 @@ class Vitals:
         ]
         return [*self.ill(), *breakers, *([] if self.is_ready else ["it has not started, or is stopping"])]
 
-    @contextmanager
-    def ready(self) -> Generator[None]:
-        """Be ready for the length of the block."""
-        self.is_ready = True
-        try:
-            yield
-        finally:
-            self.is_ready = False
-
     async def run(self) -> None:
         """Beat once a second, with the watchdog of the service manager; sum up each minute in the log."""
         watched, summed_up = _watchdog_seconds(), time.monotonic()
@@ -88,8 +69,8 @@ class Vitals:
         counts = Counter(self._tally.counts)
         new, self._told = counts - self._told, counts
         if new:
-            said = ", ".join(f"{new[what]:,} {words}" for what, words in _SAID.items() if new[what])
-            log.info("in the last minute: %s", said)
+            said = (f"{count:,} {what.replace('_', ' ')}" for what, count in new.items())
+            log.info("in the last minute: %s", ", ".join(said))
 
 
 def _watchdog_seconds() -> float | None:

@@ -45,12 +45,12 @@ class Actions:
     """Who may act on the page: one of the two is given.
 
     Args:
-        token: whoever has it may sign in, under a name that he gives; 16 characters at least.
+        token: whoever has it may sign in, under a name that he gives; 16 characters of ASCII at least.
         user_header: in which a server in front says who asks, such as ``X-Forwarded-User``; what browsers send under
             that name, it must take away. Requests without it may only look.
 
     Raises:
-        ConfigurationError: none of these, or both; a short token; a name that no header has.
+        ConfigurationError: none of these, or both; a token that is none; a name that no header has.
     """
 
     token: str | None = field(default=None, repr=False)
@@ -60,8 +60,10 @@ class Actions:
     def __post_init__(self) -> None:
         if (self.token is None) == (self.user_header is None):
             raise ConfigurationError("who may act? give either a token, or the header that says who asks")
-        if self.token is not None and len(self.token) < _LEAST_TOKEN:
-            raise ConfigurationError(f"the token is shorter than {_LEAST_TOKEN} characters; try: openssl rand -hex 32")
+        if self.token is not None and not (len(self.token) >= _LEAST_TOKEN and self.token.isascii()):
+            raise ConfigurationError(
+                f"the token needs {_LEAST_TOKEN} characters of ASCII at least: openssl rand -hex 32"
+            )
         if self.user_header is not None and not _HEADER.fullmatch(self.user_header):
             raise ConfigurationError(f"{self.user_header!r} is no name of a header, such as X-Forwarded-User")
 

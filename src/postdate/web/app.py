@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from starlette.applications import Starlette
-from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -67,12 +66,12 @@ def _application(
 
     pages = [
         Route("/messages", views.messages),
-        Route("/messages/{id:id}", views.message),
+        Route("/messages/{id:path}", views.message),
         Route("/errors", views.errors),
-        Route("/errors/{id:id}", views.message),
+        Route("/errors/{id:path}", views.message),
         Route("/queues", views.queues),
         Route("/sagas", views.sagas),
-        Route("/sagas/{id:id}", views.saga),
+        Route("/sagas/{id:path}", views.saga),
         Route("/doctor", views.doctor),
     ]
     return _WithSecurityHeaders(
@@ -87,15 +86,6 @@ def _application(
         exception_handlers=dict.fromkeys((PostdateError, HTTPException, Exception), views.failed),
         lifespan=lifespan,
     )
-
-
-class _Id(PathConvertor):
-    """The rest of a path, with line ends in it, too."""
-
-    regex = "(?s:.*)"
-
-
-register_url_convertor("id", _Id())
 
 
 class _WithSecurityHeaders(Starlette):

@@ -92,8 +92,8 @@ class Views:
         here = f"/{request.url.path.removeprefix(base).strip('/').partition('/')[0]}"
 
         def message_page(id_: str, page: str = "messages") -> str:
-            dots = id_ in {".", ".."}  # which browsers take out of a path
-            return f"{base}/{page}/{'?id=' if dots else ''}{_quoted(id_)}"
+            fits = id_.isprintable() and id_ not in {".", ".."}  # line ends match no path, and browsers take out dots
+            return f"{base}/{page}/{'' if fits else '?id='}{_quoted(id_)}"
 
         def age(look: Look[Any]) -> str:
             seconds = self._watcher.clock.monotonic() - look.ended
@@ -319,7 +319,7 @@ async def _seen(watcher: Watcher) -> tuple[Look[Overview] | None, str]:
             await watcher.deployment()
             look = await watcher.overview.last()
             return look, headline_of(look.found)
-    except PostdateError as error:
+    except Exception as error:  # noqa: BLE001 - what is wrong with one keeps no other from being shown
         return None, without_secrets(str(error))
     return None, "It has not answered yet."
 

@@ -172,8 +172,9 @@ def look_at(path: Path, now_microseconds: int) -> FileFacts:
                 queues=queue_lengths(connection),
                 processes=processes(connection, path),
                 pending=_one(connection, "SELECT count(*) FROM delayed_message"),
+                oldest=time_of(_one(connection, "SELECT min(due) FROM delayed_message")),
                 overdue=_one(connection, "SELECT count(*) FROM delayed_message WHERE due < ?", now_microseconds),
-                next_destinations=[name for name, _ in connection.execute(_NEXT_DESTINATIONS, (_LOOK_AHEAD,))],
+                destinations=[name for name, _ in connection.execute(_NEXT_DESTINATIONS, (_LOOK_AHEAD,))],
                 zones=[decode_headers(text) for (text,) in connection.execute(_ZONES)],
                 quarantined=_one(connection, "SELECT count(*) FROM quarantine"),
             )

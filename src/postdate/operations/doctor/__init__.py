@@ -24,15 +24,9 @@ from postdate.operations.doctor.checks import (
 )
 from postdate.operations.doctor.files import Look, file_system, look_at_files, synchronous
 from postdate.operations.doctor.servers import limits_on_server, look_at_server, service_clocks, timeouts
-from postdate.operations.doctor.traffic import (
-    Queues,
-    StoreTraffic,
-    stored_in_file,
-    stored_on_server,
-    traffic,
-)
+from postdate.operations.doctor.traffic import Queues, stored_on_server, traffic
 from postdate.operations.needs import sources
-from postdate.ports import AdministrableStore, Quarantine, TransactionMode, TransportCapabilities
+from postdate.ports import AdministrableStore, Quarantine, StoreTraffic, TransactionMode, TransportCapabilities
 from postdate.ports.backends import Place
 from postdate.wiring import (
     advice_for,
@@ -106,7 +100,7 @@ class _Looking:
         for each in facts.values():
             self._note_set_aside(each.quarantined)
         if store is not None and store[0] in facts:
-            self.stored = stored_in_file(facts[store[0]])
+            self.stored = facts[store[0]]
         if transport is not None and transport[0] in facts:
             self.lengths = facts[transport[0]].queues
 

@@ -41,7 +41,7 @@ def look_at_files(files: Mapping[Path, Look | None], now: datetime) -> tuple[lis
         checks.append(check)
         if found is not None:
             facts[path] = found
-            checks += [_write_ahead_log(found), _clock(path, found.processes, now)]
+            checks += [_write_ahead_log(found), _clock(path, found.processes or (), now)]
     return checks, facts
 
 

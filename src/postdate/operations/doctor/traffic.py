@@ -10,28 +10,15 @@ from postdate.config import Settings
 from postdate.core.wall_times import markers
 from postdate.operations.doctor.checks import Probe, Verdict
 from postdate.operations.plain import delivering, shown_count, shown_span
-from postdate.ports import AdministrableStore, FileFacts, MessageFilter, Observer, Process
+from postdate.operations.state import LOOK_AHEAD
+from postdate.ports import AdministrableStore, MessageFilter, Observer, Process, StoreTraffic
 from postdate.ports.changing import MARKERS
 
 _EXCHANGES = ("exchange:", "exchange-or-queue:")
 """Prefixes of destinations on RabbitMQ that are no queues."""
 
-_LOOK_AHEAD = 10_000
 _READ_AHEAD = 200
 """Messages read where a store cannot list destinations alone; fewer, because they come with their bodies."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoreTraffic:
-    """Messages that wait in a store; ``processes`` is ``None`` where they cannot be seen."""
-
-    pending: int
-    overdue: int
-    oldest: datetime | None
-    processes: Sequence[Process] | None
-    destinations: Sequence[str]
-    zones: Sequence[Mapping[str, str]]
-    """Headers of the markers of zones; see :mod:`postdate.core.wall_times`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +33,15 @@ class Queues:
     listable: bool = True
 
 
-def stored_in_file(facts: FileFacts) -> StoreTraffic:
-    return StoreTraffic(facts.pending, facts.overdue, None, facts.processes, facts.next_destinations, facts.zones)
-
-
 async def stored_on_server(store: AdministrableStore, view: Observer | None, now: datetime) -> StoreTraffic:
     counts = await store.statistics(now)
     processes = None if view is None else await view.processes()
-    following = None if view is None else await view.next_destinations(_LOOK_AHEAD)
+    following = None if view is None else await view.next_destinations(LOOK_AHEAD)
     if following is None:
         pending = await store.list_pending(MessageFilter(), _READ_AHEAD)
         following = {message.destination: 1 for message in pending}
-    destinations = sorted(following)
     zones = [each.headers for each in await markers(store)]
-    return StoreTraffic(counts.pending, counts.overdue, counts.next_due, processes, destinations, zones)
+    return StoreTraffic(counts.pending, counts.overdue, counts.next_due, processes, sorted(following), zones)
 
 
 # --- judging what was found ----------------------------------------------------------------------------------------
