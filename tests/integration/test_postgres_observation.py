@@ -185,7 +185,8 @@ async def test_a_process_that_died_is_told_until_somebody_noticed(place: Place) 
         "VALUES (4711, 4711, 'elsewhere', '2026-01-01T00:00:00Z', true, '{a}')"
     )
     (dead,) = await place.store.observer().processes()
-    assert (dead.pid, dead.alive, dead.delivers, dead.receives) == (4711, False, True, ("a",))
+    assert (dead.pid, dead.host, dead.alive, dead.delivers) == (4711, "elsewhere", False, True)
+    assert dead.receives == ("a",)
     place.store.database.listener().holder()
 
 

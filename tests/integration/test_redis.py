@@ -1,5 +1,6 @@
 """Redis when something breaks: its memory, its role, its scripts, its answers, and the processes that use it."""
 
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -330,6 +331,18 @@ async def test_what_a_killed_process_held_is_claimed_by_another_row_25(prefix: P
         await until(all_are_claimed)
     finally:
         await store.close()
+
+
+async def test_processes_of_other_machines_are_told_with_their_names(prefix: Prefix, store: RedisStore) -> None:
+    said = {"pid": os.getpid(), "machine": "elsewhere", "started": written(NOW), "delivers": True}
+    for holder, more in (("one", {}), ("two", {"receives": ["a"]}), ("three", {"pid": 1})):
+        prefix.client.hset(f"{prefix.login.tag}:about", holder, json.dumps({**said, **more}))
+    found = sorted(await store.observer().processes(), key=lambda each: each.pid)
+    assert [(each.pid, each.host, each.receives) for each in found] == [
+        (1, "elsewhere", ()),
+        (os.getpid(), "elsewhere", ("a",)),
+    ]
+    assert all(each.delivers and not each.alive and each.started_at == NOW for each in found)
 
 
 async def test_an_operator_sees_queues_and_who_holds(store: RedisStore, transport: RedisTransport) -> None:

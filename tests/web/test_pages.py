@@ -3,6 +3,7 @@
 import logging
 from datetime import timedelta
 from typing import Any
+from unittest.mock import AsyncMock
 from urllib.parse import urlsplit
 
 import pytest
@@ -11,7 +12,7 @@ from starlette.routing import Mount
 from tests.integration.postgres_place import now, placed
 from tests.web.conftest import MINUTE, Deployment, Page, Visit, app_of, browsing, news_of, settings_of
 
-from postdate import DelayedMessage, SqliteStore, SystemClock, TransactionMode, operations
+from postdate import DelayedMessage, PostgresStore, SqliteStore, SystemClock, TransactionMode, operations
 from postdate.core.limits import change_limits, paused
 from postdate.errors import StoreUnavailable
 from postdate.operations.plain import clean
@@ -380,15 +381,24 @@ async def test_news_are_told_as_they_come(deployment: Deployment) -> None:
     assert told == [b"id: 1\n\n", b"id: 2\nevent: newer\ndata: 2\n\n"]
 
 
-async def test_it_shows_a_store_on_postgresql(postgres_url: str) -> None:
+async def test_it_shows_a_store_on_postgresql(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = {"elsewhere:4711": timedelta(seconds=-2)}
+    monkeypatch.setattr(PostgresStore, "reported_clocks", AsyncMock(return_value=clocks))
     async with placed(postgres_url, "orders", "postdate.timeouts") as place:
         at = now()
         await place.store.store_many([place.work(n, at + (1 + n) * MINUTE, "orders") for n in range(3)], at)
+        place.run(
+            "INSERT INTO holder (holder, pid, machine, started_at, delivers) "
+            "VALUES (4711, 4711, 'elsewhere', now(), true)"
+        )
         options = {"store.schema": place.schema, "transport.schema": place.schema, "endpoint.name": "service"}
         async with browsing(app_of(postgres_url, **options)) as browser:
             overview = await browser("/")
             assert "3 messages wait, all on time" in overview.words
             assert "orders 3" in overview.words
+            assert [(await browser(f"/messages/{each}")).status for each in ("%00", "?id=a%00b", "gone")] == [404] * 3
+            assert (await browser("/messages?queue=a%00b")).status == 200
+            assert "4711 on elsewhere died delivers; clock 2s behind" in overview.words
             listed = await browser("/messages")
             assert listed.links("/messages/") == ["/messages/m-0", "/messages/m-1", "/messages/m-2"]
             assert "it waits until it is due" in (await browser("/messages/m-1")).words

@@ -94,6 +94,7 @@ class Overview:
         hour, day, month: what falls due from this minute on, by minute, hour and day of UTC.
         destinations: how many of the next 10,000 messages each gets; ``None`` where that cannot be seen.
         processes: that use the store; ``None`` where they cannot be seen.
+        clocks: how far theirs are ahead of the store's, by ``host:pid``, as far as that is known.
         errors: messages of the error queue; ``None`` where that cannot be counted.
         overdue_since: when the first was due of those that limits do not hold; ``None``: limits hold all that is due,
             as far as was looked.
@@ -108,6 +109,7 @@ class Overview:
     month: Sequence[Interval]
     destinations: Mapping[str, int] | None
     processes: Sequence[Process] | None
+    clocks: Mapping[str, timedelta]
     errors: int | None
     overdue_since: datetime | None
     overdue: Sequence[Interval]
@@ -126,7 +128,7 @@ async def overview(deployment: OpenDeployment, now: datetime, look_ahead: int = 
         NotSupported: the store answers no questions at all.
         StoreUnavailable: it does not answer. Queues that do not are not counted.
     """
-    counted, view = await statistics(deployment, now, at_a_glance=True), deployment.store_view
+    counted, view, store = await statistics(deployment, now, at_a_glance=True), deployment.store_view, deployment.store
     first = now.replace(second=0, microsecond=0)
     minutes, hours = _edges(first, first, _MINUTE, 60), _edges(first, first.replace(minute=0), _HOUR, 24)
     days = _edges(first, first.replace(hour=0, minute=0), _DAY, 30)
@@ -142,6 +144,7 @@ async def overview(deployment: OpenDeployment, now: datetime, look_ahead: int = 
         month=intervals(days, counted_between(days, dues)),
         destinations=following and {name: count for name, count in following.items() if name != MARKERS},
         processes=await users_of_store(deployment),
+        clocks=await store.reported_clocks() if store and look_ahead and store.capabilities.has_clock else {},
         errors=(counted.queues or {}).get(deployment.settings.endpoint.error_queue),
         overdue_since=await _overdue_since(deployment, counted),
         overdue=await _by_age(deployment, counted),

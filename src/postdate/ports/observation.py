@@ -60,6 +60,7 @@ class Process:
 
     Args:
         pid: the system's number of it.
+        host: the machine on which it runs, by its name; empty where only its session is known.
         started_at: UTC, on the machine's clock.
         alive: whether it still runs; claims of a dead one are free again as soon as another process looks.
         delivers: whether it delivers due messages.
@@ -67,6 +68,7 @@ class Process:
     """
 
     pid: int
+    host: str
     started_at: datetime
     alive: bool
     delivers: bool
@@ -75,7 +77,7 @@ class Process:
     def joined(self, other: Process) -> Process:
         """Return what both say of one process, which has a part for its store and another for its queues."""
         receives, delivers = tuple(sorted({*self.receives, *other.receives})), self.delivers or other.delivers
-        return Process(self.pid, min(self.started_at, other.started_at), self.alive, delivers, receives)
+        return Process(self.pid, self.host, min(self.started_at, other.started_at), self.alive, delivers, receives)
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,7 @@ class Views:
 
     async def messages(self, request: Request) -> Response:
         given, look = request.query_params, None
-        asked = {name: given.get(name, "").strip() for name in ("queue", "due_from", "due_to")}
+        asked = {name: given.get(name, "").strip().replace("\0", "") for name in ("queue", "due_from", "due_to")}
         where = Pending(asked["queue"] or None, _instant(asked["due_from"]), _instant(asked["due_to"]))
         deployment, after = await self._watcher.deployment(), given.get("after") or None
         among = None if (search := given.get("search")) == "all" else _SEARCHED_THROUGH
@@ -190,7 +190,7 @@ class Views:
     async def message(self, request: Request) -> Response:
         """Show what is known of one message, failed or not; its id is the end of the path, or the query has it."""
         id_: str = request.path_params["id"] or request.query_params.get("id", "")
-        if not id_.strip():
+        if not id_.strip() or "\0" in id_:  # which no store can keep
             raise HTTPException(HTTPStatus.NOT_FOUND, "Name the id of a message.")
         if body := request.query_params.get("body") == "shown":
             self._looked(request, "body of message", id_)

@@ -105,7 +105,7 @@ class PostgresQueueObserver(Observer):
         for holder, pid, machine, started_at, alive, delivers, receives in rows:
             if holder in ours and pid == os.getpid():
                 continue
-            process = Process(pid, started_at.astimezone(UTC), alive, delivers, tuple(receives))
+            process = Process(pid, machine, started_at.astimezone(UTC), alive, delivers, tuple(receives))
             key = (machine, pid, alive)  # a process has a holder for its store and another for its queues
             found[key] = found[key].joined(process) if key in found else process
         return list(found.values())
@@ -201,7 +201,7 @@ class PostgresObserver(PostgresQueueObserver):
         ).fetchall():
             pid = _pid_of(session)
             if pid != os.getpid() and all(each.pid != pid or not each.alive for each in known):
-                known.append(Process(pid, started_at.astimezone(UTC), alive=True, delivers=False, receives=()))
+                known.append(Process(pid, "", started_at.astimezone(UTC), alive=True, delivers=False, receives=()))
         return known
 
 

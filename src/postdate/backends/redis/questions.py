@@ -176,17 +176,16 @@ class _HolderObserver(Observer):
 
     @override
     async def processes(self) -> Sequence[Process]:
-        """Those on this machine: process numbers of another machine mean nothing here."""
-        found, tag = dict[int, Process](), self._server.login.tag
+        found, tag = dict[tuple[str, int], Process](), self._server.login.tag
         for holder, said in (await self._about()).items():
-            pid: int = said["pid"]
-            if holder == self._own.holder_now or pid == os.getpid() or said["machine"] != platform.node():
+            key = host, pid = said["machine"], said["pid"]
+            if holder == self._own.holder_now or key == (platform.node(), os.getpid()):
                 continue
             started = read_instant(str(said["started"]).encode(), "the start of a process")
             alive: list[Any] = await self._server.command("PUBSUB", "NUMSUB", f"{tag}:alive:{holder}")
             receives = tuple(sorted(said.get("receives", ())))
-            process = Process(pid, started, alive[1] > 0, bool(said.get("delivers")), receives)
-            found[pid] = process.joined(found[pid]) if pid in found else process
+            process = Process(pid, host, started, alive[1] > 0, bool(said.get("delivers")), receives)
+            found[key] = process.joined(found[key]) if key in found else process
         return list(found.values())
 
 

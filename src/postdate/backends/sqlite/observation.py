@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sqlite3
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -139,6 +140,7 @@ def processes(connection: sqlite3.Connection, path: Path, *, but: int = 0) -> li
     return [
         Process(
             pid=pid,
+            host=platform.node(),
             started_at=from_microseconds(started_at),
             alive=_is_alive(path, claimant),
             delivers=DUE in topics[claimant],
