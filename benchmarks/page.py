@@ -17,7 +17,6 @@ import html
 import json
 import os
 import re
-import secrets
 import subprocess
 import sys
 import time
@@ -27,12 +26,12 @@ from datetime import UTC, datetime
 from statistics import median, quantiles
 from threading import Event, Thread
 from typing import Any
-from urllib.parse import urlsplit
 
 import anyio
 import httpx
 import psycopg
 
+from benchmarks.handle_peers import database
 from postdate import DelayedDelivery, Endpoint, PostgresStore, PostgresTransport
 from postdate.messages import Headers, encode_headers
 from postdate.ports import TransactionMode
@@ -43,17 +42,6 @@ PAGES = [
     *("/messages/m-1000", "/messages/gone", "/errors", "/errors?exception=builtins.ValueError", "/errors/f-1"),
     *("/queues", "/doctor"),
 ]
-
-
-@contextmanager
-def database() -> Generator[str]:
-    url, name = os.environ["POSTDATE_POSTGRES_URL"], f"postdate_page_{secrets.token_hex(6)}"
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}".encode())
-        try:
-            yield urlsplit(url)._replace(path=f"/{name}").geturl()
-        finally:
-            connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
 async def set_up(url: str) -> None:
@@ -188,7 +176,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=4)
     options = parser.parse_args()
     rates: dict[str, list[float]] = {"alone": [], "watched": []}
-    with database() as url:
+    with database(os.environ["POSTDATE_POSTGRES_URL"]) as url:
         anyio.run(set_up, url)
         fill(url, options.pending, options.queued, options.failed)
         with dashboard(url) as browser:
