@@ -167,7 +167,8 @@ def __getattr__(name: str) -> object:
 
         if (extra := extra_of(error)) is None:
             raise
-        raise ImportError(f"{name} needs {error.name}: pip install 'postdate[{extra}]'", name=error.name) from error
+        how = f"{name} needs {error.name}: pip install 'postdate[{extra}]'"
+        raise ModuleNotFoundError(how, name=error.name) from error
     value = globals()[name] = getattr(module, name)
     return value
 

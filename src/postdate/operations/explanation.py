@@ -445,9 +445,9 @@ def _waiting_in(queues: Sequence[str], known: Mapping[str, int] | None) -> str:
 
 def _held(standing: Standing, processes: Sequence[Process]) -> tuple[str, list[str], list[str]]:
     """Return headline, facts and advice for a message that a process holds."""
-    holder = next((each for each in processes if each.pid == standing.held_by), None)
+    holder = next((each for each in processes if each.alive and each.pid == standing.held_by), None)
     destination = standing.message.destination
-    if holder is not None and holder.alive:
+    if holder is not None:
         return f"process {holder.pid} is delivering it to {destination!r} at this moment", [], []
     who = "a process" if standing.held_by is None else f"process {standing.held_by}"
     facts = [f"{who} held it when it ended; it is free again as soon as a service looks"]

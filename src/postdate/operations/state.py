@@ -144,7 +144,7 @@ async def overview(deployment: OpenDeployment, now: datetime, look_ahead: int = 
         month=intervals(days, counted_between(days, dues)),
         destinations=following and {name: count for name, count in following.items() if name != MARKERS},
         processes=await users_of_store(deployment),
-        clocks=await store.reported_clocks() if store and look_ahead and store.capabilities.has_clock else {},
+        clocks=await store.reported_clocks() if store and view and look_ahead and store.capabilities.has_clock else {},
         errors=(counted.queues or {}).get(deployment.settings.endpoint.error_queue),
         overdue_since=await _overdue_since(deployment, counted),
         overdue=await _by_age(deployment, counted),

@@ -110,7 +110,7 @@ def rendered(
     environment.filters |= {"duration": duration, **filters}
     # Everything is escaped but the charts, which are made here from numbers and times alone.
     drawn = {name: None if chart is None else Markup(chart) for name, chart in charts.items()}  # noqa: S704
-    look = Markup((files("postdate") / "web" / "static" / "look.css").read_text())  # noqa: S704 - ours, too
+    look = Markup((files("postdate") / "web" / "static" / "look.css").read_text("utf-8"))  # noqa: S704 - ours, too
     return environment.get_template(f"{kind}.html").render(kind=kind, title=title, look=look, **drawn, **values)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
-from http import HTTPStatus
 from socket import AF_INET, AF_INET6
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -35,7 +34,7 @@ class _Handler(WSGIRequestHandler):
 
     @override
     def handle(self) -> None:
-        with suppress(ConnectionError):  # who hangs up
+        with suppress(ConnectionError, TimeoutError):  # who hangs up, or says nothing
             super().handle()
 
     @override
@@ -51,14 +50,12 @@ def _application(vitals: Vitals, registry: Any) -> WSGIApplication:
     health = {"/healthz": vitals.ill, "/readyz": vitals.unready}
 
     def answer(asked: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        if asked["PATH_INFO"] == "/metrics":
+        if (path := asked["PATH_INFO"]) == "/metrics":
             with collecting:
-                return metrics(asked, start)
-        status, said = HTTPStatus.NOT_FOUND, ["there are /metrics, /healthz and /readyz"]
-        if (problems := health.get(asked["PATH_INFO"])) is not None:
-            said = problems()
-            status = HTTPStatus.SERVICE_UNAVAILABLE if said else HTTPStatus.OK
-        start(f"{status.value} {status.phrase}", [("Content-Type", "text/plain; charset=utf-8")])
+                return metrics({**asked, "QUERY_STRING": ""}, start)
+        said = health.get(path, lambda: ["there are /metrics, /healthz and /readyz"])()
+        status = "200 OK" if not said else "503 Service Unavailable" if path in health else "404 Not Found"
+        start(status, [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")])
         return [] if asked["REQUEST_METHOD"] == "HEAD" else [f"{each}\n".encode() for each in said or ["ok"]]
 
     return answer

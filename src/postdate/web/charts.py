@@ -1,4 +1,4 @@
-"""Drawings as SVG elements of the page: text stays text, colours and fonts are those of ``page.css``, light or dark.
+"""Drawings as SVG elements of the page: text stays text, colours and fonts are those of ``look.css``, light or dark.
 
 Lengths are units of the drawing, which the page scales to its width. What they show is in words and tables beside them,
 so readers of the screen pass them over.

@@ -319,9 +319,11 @@ async def _seen(watcher: Watcher) -> tuple[Look[Overview] | None, str]:
             await watcher.deployment()
             look = await watcher.overview.last()
             return look, headline_of(look.found)
-    except Exception as error:  # noqa: BLE001 - what is wrong with one keeps no other from being shown
+    except PostdateError as error:
         return None, without_secrets(str(error))
-    return None, "It has not answered yet."
+    except Exception:  # noqa: BLE001 - all others can be shown
+        log.exception("a deployment cannot be shown")
+    return None, "It has not answered yet, or not well: see the log."
 
 
 def headline_of(state: Overview) -> str:
