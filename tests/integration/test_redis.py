@@ -25,8 +25,8 @@ from postdate.config import Address
 from postdate.errors import (
     ClaimLost,
     ConfigurationError,
-    StoreError,
     StoreFull,
+    StoreTroubled,
     StoreUnavailable,
     StoreUnreachable,
     TransportUnreachable,
@@ -108,8 +108,8 @@ def test_an_address_that_cannot_be_is_refused(address: str) -> None:
         (ResponseError("NOREPLICAS Not enough good replicas to write."), StoreUnreachable),
         (AuthenticationError("invalid username-password pair"), StoreUnreachable),
         (ReadOnlyError("You can't write against a read only replica."), StoreUnreachable),
-        (MovedError("1 127.0.0.1:7000"), StoreError),
-        (ResponseError("WRONGTYPE Operation against a key"), StoreError),
+        (MovedError("1 127.0.0.1:7000"), StoreUnreachable),
+        (ResponseError("WRONGTYPE Operation against a key"), StoreTroubled),
         (ConnectionResetError("reset"), StoreUnreachable),
     ],
 )
