@@ -272,28 +272,45 @@ class RedisQueueObserver(_HolderObserver):
         for holder, number, queue, *fields in await self._server.run("held"):
             name = queue.decode()
             pid = about.get(holder.decode(), {}).get("pid")
-            found.append((name, int(number), _queued(name, fields, pid)))
+            found.append((name, int(number), _queued(name, fields, pid, int(number))))
         return found
 
     @override
-    async def browse(self, queue: str, limit: int) -> Sequence[Queued]:
+    async def browse(self, queue: str, limit: int, after: int = 0) -> Sequence[Queued]:
+        await self._check_exists(queue)
+        messages = {
+            number: each
+            for name, number, each in await self._held()
+            if name == queue and each is not None and number > after
+        }
+        free = 0
+        async for number, each in self._free(queue, after):
+            if free == limit:
+                break
+            messages[number] = each
+            free += 1
+        return [each for _, each in sorted(messages.items())][:limit]
+
+    @override
+    async def last_number(self, queue: str) -> int:
+        await self._check_exists(queue)
+        held = [number for name, number, _ in await self._held() if name == queue]
+        free: list[bytes] = await self._server.command(
+            "ZRANGE", f"{self._server.login.tag}:q:{queue}:ready", "0", "0", "REV"
+        )
+        return max([0, *held, *map(int, free)])
+
+    async def _check_exists(self, queue: str) -> None:
         if queue not in await self._names():
             raise QueueNotFound.of(queue)
-        held = {number: each for name, number, each in await self._held() if name == queue and each is not None}
-        free: dict[int, Queued] = {}
-        async for number, each in self._free(queue):
-            if len(free) == limit:
-                break
-            free[number] = each
-        return [each for _, each in sorted({**held, **free}.items())][:limit]
 
-    async def _free(self, queue: str) -> AsyncGenerator[tuple[int, Queued]]:
-        last = 0
+    async def _free(self, queue: str, after: int = 0) -> AsyncGenerator[tuple[int, Queued]]:
+        last = after
         while True:
             rows = await self._server.run("look", queue, last, _PAGE)
             for number, *fields in rows:
                 last = int(number)
-                if (found := _queued(queue, fields, None)) is not None:
+                if (found := _queued(queue, fields, None, last)) is not None:
                     yield last, found
             if len(rows) < _PAGE:
                 return
@@ -311,10 +328,10 @@ def _is(queued: Queued, message_id: str) -> bool:
     return message_id in {envelope.message_id, envelope.headers.get(Headers.MESSAGE_ID)}
 
 
-def _queued(queue: str, fields: Sequence[Any], held_by: int | None) -> Queued | None:
+def _queued(queue: str, fields: Sequence[Any], held_by: int | None, number: int) -> Queued | None:
     """Return a queued message; ``None`` when it cannot be read: it is quarantined when it is received."""
     try:
         envelope, failures = read_envelope(queue, fields)
     except MessageError:
         return None
-    return Queued(queue, envelope, failures, held_by)
+    return Queued(queue, envelope, failures, held_by, number)
