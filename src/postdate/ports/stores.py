@@ -493,7 +493,7 @@ class PendingPage:
 
 def place_text(due: int, number: int) -> str:
     """Return the cursor of a message in a store that numbers them; ``due`` in microseconds since 1970 UTC."""
-    return f"{due}-{number}"
+    return f"{due} {number}"
 
 
 def read_place(cursor: str) -> tuple[int, int]:
@@ -505,16 +505,18 @@ def read_place(cursor: str) -> tuple[int, int]:
     return place
 
 
-_PLACE: Final = re.compile(r"(-?[0-9]{1,19})-([0-9]{1,19})", re.ASCII)
+_PLACE: Final = re.compile(r"(-?[0-9]{1,19}) ([0-9]{1,19})", re.ASCII)
 _END_OF_NUMBERS: Final = 2**63
 """Databases keep both in 64 bits with a sign."""
 
 
 def no_cursor(cursor: object) -> InvalidMessage:
     """Return the error of a text that is no cursor of the store."""
-    return InvalidMessage(
-        f"{cursor!r:.80} is no cursor of this store: give the cursor of a message that a list returned"
-    )
+    return InvalidMessage(f"{_shown(cursor)} is no cursor of a message, as a list of this store gave it")
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:80]
 
 
 def counted_between(edges: Sequence[datetime], dues: Iterable[tuple[datetime, int]]) -> list[int]:

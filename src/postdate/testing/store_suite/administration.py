@@ -224,13 +224,13 @@ async def a_cursor_is_exact_when_its_message_has_gone(store: ClaimingStore, oper
         " ",
         "0",
         "-",
-        "--",
-        "0-",
+        " 0",
+        "0 ",
         "\0",
         "a_b",
         f"{cancelled.cursor}\n",
         "9" * 5_000,
-        "9" * 5_000 + "-1",
+        "9" * 5_000 + " 1",
         5,
     ):
         with expect_error(InvalidMessage, f"the cursor {wrong!r:.20}"):
