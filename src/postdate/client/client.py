@@ -147,10 +147,13 @@ class _Calls:
 
         return _Call(alone, lambda store, now: store.cancelling_steps(message_id, now))
 
-    def reschedule(self, message_id: str, delay: timedelta | None, deliver_at: datetime | None) -> _Call[Answer]:
+    def reschedule(
+        self, message_id: str, delay: timedelta | None, deliver_at: datetime | str | None, zone: str | None = None
+    ) -> _Call[Answer]:
         if (delay is None) == (deliver_at is None):
             raise DelayConflict("say when it is to be delivered: delay=timedelta(…), or deliver_at=datetime(…)")
-        options = SendOptions(delay=delay, deliver_at=deliver_at)
+        options = SendOptions(delay=delay, deliver_at=deliver_at, zone=zone)
+        wall_time = None if zone is None else str(options.wall_time)
         check_text(message_id, "message id", MESSAGE_ID_LIMIT)
 
         def due(now: datetime) -> datetime:
@@ -158,9 +161,12 @@ class _Calls:
 
         async def alone(opened: InUse) -> Answer:
             now = opened.clock.now()
-            return await reschedule(administrable(opened.store), message_id, due(now), now)
+            return await reschedule(administrable(opened.store), message_id, due(now), now, wall_time)
 
-        return _Call(alone, lambda store, now: store.rescheduling_steps(message_id, due(now), now))
+        def joined(store: JoiningStore, now: datetime) -> Steps[Answer]:
+            return store.rescheduling_steps(message_id, due(now), now, wall_time)
+
+        return _Call(alone, joined, frozenset({zone}))
 
     def replace(self, message: object, key: str, longest_wait: timedelta | None, options: SendOptions) -> _Call[str]:
         check_text(key, "key", MESSAGE_ID_LIMIT - len(KeyedIds("").first))
@@ -210,7 +216,12 @@ class _Calls:
         return _Call(alone, lambda store, _: first_steps(store, where, limit, after))
 
     def change(
-        self, where: Pending, change: Callable[[DelayedMessage], _Call[Answer]], *, dry_run: bool
+        self,
+        where: Pending,
+        change: Callable[[DelayedMessage], _Call[Answer]],
+        *,
+        dry_run: bool,
+        zone: str | None = None,
     ) -> _Call[Counter[Answer]]:
         """Change all that match; or count them."""
         listed = self.list(where, None)
@@ -228,7 +239,7 @@ class _Calls:
             found = yield from listed.joined(store, now)
             return (yield from change_steps(found, lambda each: change(each).joined(store, now)))
 
-        return _Call(alone, joined)
+        return _Call(alone, joined, frozenset({zone}))
 
     def cancel_where(self, where: Pending, *, dry_run: bool) -> _Call[Counter[Answer]]:
         return self.change(where, lambda each: self.cancel(each.message_id), dry_run=dry_run)
@@ -237,21 +248,22 @@ class _Calls:
         self,
         where: Pending,
         delay: timedelta | None,
-        deliver_at: datetime | None,
+        deliver_at: datetime | str | None,
         later_by: timedelta | None,
+        zone: str | None,
         *,
         dry_run: bool,
     ) -> _Call[Counter[Answer]]:
         if (delay, deliver_at, later_by).count(None) != 2:
             raise DelayConflict("say when they are to be delivered: delay=…, deliver_at=…, or later_by=timedelta(…)")
 
-        SendOptions(delay=delay, deliver_at=deliver_at)  # refuses what cannot be
+        SendOptions(delay=delay, deliver_at=deliver_at, zone=zone)  # refuses what cannot be
 
         def change(message: DelayedMessage) -> _Call[Answer]:
             at = deliver_at if later_by is None else later(message.due, later_by)
-            return self.reschedule(message.message_id, delay, at)
+            return self.reschedule(message.message_id, delay, at, zone)
 
-        return self.change(where, change, dry_run=dry_run)
+        return self.change(where, change, dry_run=dry_run, zone=None if dry_run else zone)
 
     def change_limits(
         self, destination: str, change: Callable[[Limits], Limits]
@@ -373,11 +385,16 @@ class Client(AbstractAsyncContextManager["Client"]):
         message_id: str,
         *,
         delay: timedelta | None = None,
-        deliver_at: datetime | None = None,
+        deliver_at: datetime | str | None = None,
+        zone: str | None = None,
         transaction: NativeTransaction | None = None,
     ) -> Answer:
-        """Give a waiting message another due time. Raises `InvalidMessage` if it expires before that."""
-        return await self._do(self._calls.reschedule(message_id, delay, deliver_at), transaction)
+        """Give a waiting message another due time. Raises `InvalidMessage` if it expires before that.
+
+        With ``zone``, ``deliver_at`` is what the clocks there show, as in :meth:`send`, and the message follows them
+        from now on. Without, it follows those of no zone any more.
+        """
+        return await self._do(self._calls.reschedule(message_id, delay, deliver_at, zone), transaction)
 
     async def replace(
         self,
@@ -431,18 +448,19 @@ class Client(AbstractAsyncContextManager["Client"]):
         """
         return await self._do(self._calls.cancel_where(where, dry_run=dry_run), transaction)
 
-    async def reschedule_where(
+    async def reschedule_where(  # noqa: PLR0913 - which, when, and how
         self,
         where: Pending,
         *,
         delay: timedelta | None = None,
-        deliver_at: datetime | None = None,
+        deliver_at: datetime | str | None = None,
+        zone: str | None = None,
         later_by: timedelta | None = None,
         dry_run: bool = False,
         transaction: NativeTransaction | None = None,
     ) -> Counter[Answer]:
         """Give all that match another due time, ``later_by`` each its own; see :meth:`cancel_where`."""
-        call = self._calls.reschedule_where(where, delay, deliver_at, later_by, dry_run=dry_run)
+        call = self._calls.reschedule_where(where, delay, deliver_at, later_by, zone, dry_run=dry_run)
         return await self._do(call, transaction)
 
     async def pause(self, destination: str) -> Limits:
@@ -529,11 +547,12 @@ class BlockingClient(AbstractContextManager["BlockingClient"]):
         message_id: str,
         *,
         delay: timedelta | None = None,
-        deliver_at: datetime | None = None,
+        deliver_at: datetime | str | None = None,
+        zone: str | None = None,
         transaction: NativeTransaction | None = None,
     ) -> Answer:
         """See :meth:`Client.reschedule`."""
-        return self._do(self._calls.reschedule(message_id, delay, deliver_at), transaction)
+        return self._do(self._calls.reschedule(message_id, delay, deliver_at, zone), transaction)
 
     def replace(
         self,
@@ -568,18 +587,19 @@ class BlockingClient(AbstractContextManager["BlockingClient"]):
         """See :meth:`Client.cancel_where`."""
         return self._do(self._calls.cancel_where(where, dry_run=dry_run), transaction)
 
-    def reschedule_where(
+    def reschedule_where(  # noqa: PLR0913 - which, when, and how
         self,
         where: Pending,
         *,
         delay: timedelta | None = None,
-        deliver_at: datetime | None = None,
+        deliver_at: datetime | str | None = None,
+        zone: str | None = None,
         later_by: timedelta | None = None,
         dry_run: bool = False,
         transaction: NativeTransaction | None = None,
     ) -> Counter[Answer]:
         """See :meth:`Client.reschedule_where`."""
-        call = self._calls.reschedule_where(where, delay, deliver_at, later_by, dry_run=dry_run)
+        call = self._calls.reschedule_where(where, delay, deliver_at, later_by, zone, dry_run=dry_run)
         return self._do(call, transaction)
 
     def pause(self, destination: str) -> Limits:

@@ -35,6 +35,9 @@ _LOOKED_FOR: Final = timedelta(minutes=5)
 _LIFTED_APART: Final = 10.0
 """Seconds between these looks."""
 
+_SHUT_APART: Final = 10.0
+"""Seconds between two looks at the clock while a window is shut; the store is not asked."""
+
 _EMPTY_APART: Final = 10.0
 """Seconds between looks into an empty lane: another service, which held something since, may have ended."""
 
@@ -174,7 +177,8 @@ class LimitedWork(DueWork):
         allowed = limits.allowed(kept.free_at, now) if opens <= now else 0
         if not allowed:
             then = opens if opens > now else limits.next_turn(kept.free_at)
-            return 0, max((then - now).total_seconds(), 0.001)
+            # Not until then: this pause is measured by a clock that neither suspension nor a set clock moves.
+            return 0, min(max((then - now).total_seconds(), 0.001), _SHUT_APART)
         taken = await self._dispatcher.take(now, allowed, partial(self._claim, kept, limits, now))
         return taken.count, self._pause_after(taken, kept, limits, now)
 
