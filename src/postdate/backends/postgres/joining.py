@@ -36,6 +36,7 @@ _TYPES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("id", "first", "last"), "text"),
     **dict.fromkeys(("due_from", "due_to"), "timestamptz"),
     **dict.fromkeys(("among", "limit"), "integer"),
+    "behind": "bigint",
 }
 """Of the parameters of all steps."""
 
@@ -236,7 +237,7 @@ async def _sqlalchemy_run_async(connection: Any, statement: bytes, values: Value
 
 @cache
 def _with_colons(statement: bytes) -> TextClause:
-    from sqlalchemy import TIMESTAMP, Integer, LargeBinary, SmallInteger, Text, bindparam, text
+    from sqlalchemy import TIMESTAMP, BigInteger, Integer, LargeBinary, SmallInteger, Text, bindparam, text
 
     kinds = {
         "text": Text(),
@@ -244,6 +245,7 @@ def _with_colons(statement: bytes) -> TextClause:
         "bytea": LargeBinary(),
         "smallint": SmallInteger(),
         "integer": Integer(),
+        "bigint": BigInteger(),
     }
     # SQLAlchemy would take colons in names of tables for parameters.
     rendered = _rendered(statement, ":{}".format, lambda part: _unescaped(part).replace(":", "\\:"))

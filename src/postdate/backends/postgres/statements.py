@@ -11,8 +11,9 @@ from typing_extensions import override
 from postdate.backends.postgres.access import Connection
 from postdate.backends.postgres.names import SchemaNames, looked_up, sql
 from postdate.backends.postgres.quarantine import QuarantineStatements
-from postdate.backends.postgres.rows import WAITING, in_calendar, utc
+from postdate.backends.postgres.rows import AFTER_LATEST_TIME, LISTED, WAITING, in_calendar, utc
 from postdate.backends.sql.dialect import SqlDialect, Values
+from postdate.clock import nearest_instant
 from postdate.messages import Headers
 from postdate.ports import Recording, RecordKind
 from postdate.ports.limits import LANES
@@ -272,8 +273,7 @@ class Statements:
             recorded AS ({noted("changed", "8", "'replaced'")})
             {announced("changed")}""")
         self.get = sql(f"""
-            SELECT p.number, {WAITING} FROM {pending} AS p
-                {looked_up("headers, body", content, "number = p.number", "c")}
+            SELECT {LISTED} FROM {pending} AS p {looked_up("headers, body", content, "number = p.number", "c")}
             WHERE p.number = {number_of_id}""")
 
         # --- what an operator asks
@@ -282,8 +282,8 @@ class Statements:
             return f"""
                 (SELECT * FROM (
                     SELECT * FROM {pending} WHERE {which}
-                        AND {time} >= coalesce(%(due_from)s::timestamptz, '-infinity')
-                        AND {time} < coalesce(%(due_to)s::timestamptz, 'infinity')
+                        AND ({time}, number) > (%(due_from)s::timestamptz, %(behind)s::bigint)
+                        AND {time} < coalesce(%(due_to)s::timestamptz, {AFTER_LATEST_TIME})
                     ORDER BY {time}, number LIMIT %(among)s::integer) AS looked_through
                 WHERE %(destination)s::text IS NULL OR destination = %(destination)s
                 ORDER BY {time}, number LIMIT %(limit)s)"""
@@ -291,7 +291,7 @@ class Statements:
         # Due times of most are those of their attempts, and both these and the others have an index; what is claimed is
         # in none by its due time, and is little. Content is joined to the first ones alone.
         self.list_pending = sql(f"""
-            SELECT p.number, {WAITING} FROM (
+            SELECT {LISTED} FROM (
                 {first_by("attempt_at", "attempt_at = due")}
                 UNION ALL {first_by("due", "attempt_at <> due")}
                 UNION ALL {first_by("due", "attempt_at IS NULL")}
@@ -366,6 +366,10 @@ class PostgresSqlDialect(SqlDialect):
     @override
     def time(self, instant: datetime) -> datetime:
         return instant
+
+    @override
+    def time_at(self, microseconds: int) -> datetime:
+        return nearest_instant(microseconds)
 
     @override
     def instant(self, value: datetime | None) -> datetime | None:

@@ -26,12 +26,12 @@ from postdate.errors import (
     ClaimLost,
     ConfigurationError,
     DuplicateMessage,
+    MessageTooLarge,
     PostdateError,
     QueueNotFound,
-    StoreError,
     StoreFull,
+    StoreTroubled,
     StoreUnreachable,
-    TransportError,
     TransportUnreachable,
     UnsupportedTransactionMode,
     first_line,
@@ -80,7 +80,8 @@ def script(name: str) -> Script:
 class RedisMeanings:
     """Which errors the server's answers become, for a store or for queues.
 
-    ``unreachable``: no answer, or the server says that it cannot work now; ``full``: its memory or disk is.
+    ``unreachable``: no answer, or the server says that it cannot work now; ``full``: its memory or disk is; ``other``:
+    every other answer, which may be about one key.
     """
 
     unreachable: type[PostdateError]
@@ -88,8 +89,8 @@ class RedisMeanings:
     other: type[PostdateError]
 
 
-STORE: Final = RedisMeanings(StoreUnreachable, StoreFull, StoreError)
-QUEUES: Final = RedisMeanings(TransportUnreachable, TransportUnreachable, TransportError)
+STORE: Final = RedisMeanings(StoreUnreachable, StoreFull, StoreTroubled)
+QUEUES: Final = RedisMeanings(TransportUnreachable, TransportUnreachable, TransportUnreachable)
 
 _ELSEWHERE: Final = (exceptions.MovedError, exceptions.AskError)
 _OUTAGES: Final = (
@@ -100,8 +101,12 @@ _OUTAGES: Final = (
     exceptions.MasterDownError,
     exceptions.InvalidResponse,
 )
+_TOO_LARGE: Final = re.compile("ERR (?:string exceeds maximum allowed size|Protocol error: invalid bulk length)")
+"""The only answers that are about the content of a message: our commands are constant, and Redis stores any bytes. They
+name the setting ``proto-max-bulk-len``."""
+
 _OF_ITSELF: Final = re.compile("(?!WRONGTYPE|BUSYKEY|BUSYGROUP|NOGROUP)[A-Z]{4,} ")
-"""Errors about the server begin like this; the driver has exceptions of their own for those about the command."""
+"""Errors about the server begin like this; any other may be about one key that somebody else has changed."""
 
 
 def translate(error: Exception, meanings: RedisMeanings, place: str) -> PostdateError:
@@ -112,7 +117,9 @@ def translate(error: Exception, meanings: RedisMeanings, place: str) -> Postdate
     elif isinstance(error, exceptions.NoPermissionError):
         kind, text = meanings.unreachable, f"refuses us: {said}; our user needs all commands on keys of the prefix"
     elif isinstance(error, _ELSEWHERE):
-        kind, text = meanings.other, f"is a node of a cluster, and the keys of this prefix are on another: {said}"
+        kind, text = meanings.unreachable, f"is a node of a cluster, and the keys of this prefix are on another: {said}"
+    elif _TOO_LARGE.match(said):
+        kind, text = MessageTooLarge, f"takes no value of this size (proto-max-bulk-len): {said}"
     elif isinstance(error, exceptions.OutOfMemoryError):
         kind, text = meanings.full, f"has no memory left (maxmemory) and takes nothing until there is room: {said}"
     elif said.startswith("MISCONF"):

@@ -117,6 +117,10 @@ class SqlDialect(ABC):
         """Return an instant as a column's value: whole microseconds since 1970-01-01 UTC."""
         return to_microseconds(instant)
 
+    def time_at(self, microseconds: int) -> Any:
+        """Return an instant, so long after 1970-01-01 UTC, as a column's value; it may lie outside the calendar."""
+        return microseconds
+
     def instant(self, value: Any) -> datetime | None:
         """Return the time of a column, clamped to the calendar; ``None``: it has none."""
         return nearest_instant(value) if type(value) is int else None

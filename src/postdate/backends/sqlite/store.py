@@ -7,6 +7,7 @@ one transaction, by set-based SQL: bodies never pass through Python. Source: ADR
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -19,14 +20,16 @@ from weakref import WeakSet
 from typing_extensions import override
 
 from postdate.backends.sql.limits import SqlLimits
+from postdate.backends.sql.questions import page_of
 from postdate.backends.sqlite.bulk import BulkOnFile
 from postdate.backends.sqlite.file import SqliteFile
 from postdate.backends.sqlite.observation import FileObserver
-from postdate.backends.sqlite.quarantine import FileQuarantine, looked_at
+from postdate.backends.sqlite.quarantine import FileQuarantine, looked_at_all
 from postdate.backends.sqlite.rows import (
     DUE,
     WAITING,
     WAITING_COLUMNS,
+    Row,
     SqliteSqlDialect,
     Transaction,
     claimed,
@@ -54,6 +57,7 @@ from postdate.ports import (
     MoveReport,
     MovingStore,
     Outcome,
+    PendingPage,
     Recording,
     RecordKind,
     ReplacingStore,
@@ -96,11 +100,15 @@ class _Token:
 
 
 def _first_by(time: str, which: str) -> str:
-    """Return SQL for the first messages of a list, by an index of ``time``."""
+    """Return SQL for the first messages of a page, by an index of ``time``.
+
+    In two parts, each a range of the index: compared as a pair, time and number are none.
+    """
+    listed = f"SELECT * FROM delayed_message WHERE {which} AND {time} < coalesce(:due_to, {2**63 - 1})"
     return f"""SELECT * FROM (
         SELECT * FROM (
-            SELECT * FROM delayed_message WHERE {which} AND {time} >= coalesce(:due_from, {-(2**63)})
-                AND {time} < coalesce(:due_to, {2**63 - 1})
+            {listed} AND {time} = :due_from AND seq > :behind
+            UNION ALL {listed} AND {time} > :due_from
             ORDER BY {time}, seq LIMIT coalesce(:among, -1))
         WHERE :destination IS NULL OR destination = :destination LIMIT :limit)"""
 
@@ -422,8 +430,18 @@ class SqliteStore(SqlLimits, FileQuarantine, BulkOnFile, MovingStore, ReplacingS
         return await self.file.write(change)
 
     @override
-    async def _messages(self, statement: str, values: Mapping[str, Any]) -> list[DelayedMessage]:
-        return await looked_at(self.file, WAITING, statement, values, message_of)
+    async def _page(self, statement: str, values: Mapping[str, Any]) -> PendingPage:
+        def read(row: Row) -> tuple[int, DelayedMessage]:
+            return row[0], message_of(row)
+
+        messages, rows = await looked_at_all(self.file, WAITING, statement, values, read)
+        return page_of(messages, [(_due_of(row), row[0]) for row in rows], values.get("limit"))
+
+
+def _due_of(row: Row) -> int:
+    """Return the due time of a listed row for its place in the list; others may have written one that is none."""
+    due = row[2]
+    return math.ceil(due) if isinstance(due, int | float) else 0
 
 
 def _insert_new(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> None:
