@@ -146,9 +146,10 @@ class Statements:
                 RETURNING number, message_id, due, destination),
             recorded AS ({noted("counted", "4", "%(reason)s::text")}{of_retries})
             SELECT number FROM counted""")
-        # One look-up a message, however many queues and limits there are.
+        # One look-up a message, however many queues and limits there are; none where nothing was ever limited.
         limits = f"SELECT l.limits FROM {self.limits_table} AS l WHERE l.store = %(store)s"
-        has_no_limits = f"coalesce(({limits} AND l.destination = p.destination), '') = ''"
+        has_no_limits = f"""(NOT EXISTS (SELECT 1 FROM {self.limits_table})
+            OR coalesce(({limits} AND l.destination = p.destination), '') = '')"""
         moves = f"(SELECT q.queue_id FROM {queue} AS q WHERE q.name = p.destination) IS NOT NULL AND {has_no_limits}"
         free = f"p.attempt_at >= {since} AND p.number <> ALL(%(held)s::bigint[])"
         self.next = sql(f"""
