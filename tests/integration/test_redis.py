@@ -130,6 +130,19 @@ async def test_scripts_that_the_server_forgot_are_sent_again(store: RedisStore, 
     assert len(await store.claim_due(NOW + SECOND, 10)) == 1
 
 
+async def test_a_claim_and_a_receive_have_a_bound_of_bytes(store: RedisStore, transport: RedisTransport) -> None:
+    """At most 16 MiB at once, so that no answer fills the memory."""
+    receiver = transport.receiver("done")
+    for number in range(3):
+        body = bytes(6 * 1024 * 1024)
+        await store.store(message(f"m-{number}", body=body), NOW)
+        assert await transport.send([Envelope("done", f"e-{number}", {}, body)], NOW) == [None]
+    for size in (2, 1):
+        assert len(await store.claim_due(NOW + SECOND, 10)) == size
+        assert len(await receiver.receive(10)) == size
+    await receiver.close()
+
+
 async def test_a_full_server_takes_nothing_and_loses_nothing(redis_server: Redis) -> None:
     store, transport = await prepared(RedisStore(redis_server.url)), RedisTransport(redis_server.url)
     try:

@@ -22,7 +22,7 @@ from postdate.backends.mariadb.connection import translate as translate_mariadb
 from postdate.backends.msmq.com import translate as translate_msmq
 from postdate.backends.postgres.errors import translate as translate_postgres
 from postdate.backends.rabbitmq.connection import ChannelClosed
-from postdate.backends.rabbitmq.publisher import _refusal  # pyright: ignore[reportPrivateUsage]
+from postdate.backends.rabbitmq.publisher import _refusal
 from postdate.backends.redis.server import QUEUES as REDIS_QUEUES
 from postdate.backends.redis.server import STORE as REDIS_STORE
 from postdate.backends.redis.server import translate as translate_redis

@@ -105,6 +105,7 @@ def translated(where: str, seconds: float | None = None) -> Generator[None]:
         raise StoreUnreachable(f"{where}: the answer cannot be read ({error!r})") from error
 
 
+_NO_SUCH_SAVEPOINT: Final = 1305
 _OLDEST: Final = (10, 6)
 _MARK: Final = "postdate_handler"
 _TLS: Final = frozenset({"ssl", "ssl_ca", "ssl_cert", "ssl_key"})
@@ -297,10 +298,10 @@ class MariaDbSession(ServerSession):
     def is_in(self, mark: object) -> bool:
         try:
             self.change(f"RELEASE SAVEPOINT {mark}")
-        except StoreError as error:
-            if error.transient:
-                raise
-            return False
+        except PostdateError as error:
+            if isinstance(error.__cause__, pymysql.Error) and error.__cause__.args[0] == _NO_SUCH_SAVEPOINT:
+                return False
+            raise
         return True
 
     def show_life(self) -> None:
