@@ -39,6 +39,7 @@ from postdate.ports import (
     DelegatedQuarantine,
     MessageFilter,
     Outcome,
+    PendingPage,
     Record,
     Recording,
     RecordKind,
@@ -500,7 +501,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine, fo
         return await self._opened.records.counts()
 
     @override
-    async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
+    async def read_pending(self, where: MessageFilter, limit: int) -> PendingPage:
         """A message that has failed stands at its next attempt."""
         return await self._opened.pages.pending(where, limit)
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import psycopg
 
-from postdate.backends.postgres.names import SchemaNames, sql
+from postdate.backends.postgres.names import SchemaNames, places, sql
 from postdate.ports import RecordKind
 from postdate.runtime import forks
 
@@ -107,9 +107,11 @@ class ExpiryStatements:
                 ORDER BY ends_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED),
             gone AS (DELETE FROM {queue_message} WHERE ctid = ANY (ARRAY(SELECT place FROM ended)) {removed}),
             {ending}""")
+        numbered = places(
+            "unnest(%(numbers)s::bigint[]) AS k(number)", queue_message, "queue_id = %(queue)s AND number = k.number"
+        )
         self.discard = sql(f"""
             WITH gone AS (
                 DELETE FROM {queue_message}
-                WHERE queue_id = %(queue)s AND number = ANY(%(numbers)s::bigint[]) AND holder = %(holder)s AND {hurried}
-                {removed}),
+                WHERE ctid = ANY ({numbered}) AND coalesce(holder, 0) = %(holder)s AND {hurried} {removed}),
             {ending}""")

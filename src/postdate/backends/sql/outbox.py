@@ -152,7 +152,7 @@ class SqlOutbox(OutboxStore, forks.ForkAware, ABC, Generic[C]):
         self._mark = dialect.spelled(
             f"UPDATE {table} SET dispatched_at = %(at)s, operations = NULL {one} AND dispatched_at IS NULL"
         )
-        self._remove = dialect.spelled(dialect.delete_first(table, old, "dispatched_at"))
+        self._remove = dialect.delete(table, old, "dispatched_at", "outbox_dispatched")
 
     @override
     def after_fork_in_child(self) -> None:
@@ -198,7 +198,7 @@ class SqlOutbox(OutboxStore, forks.ForkAware, ABC, Generic[C]):
     @override
     async def remove_dispatched(self, endpoint: str, before: datetime, limit: int) -> int:
         values = {"endpoint": endpoint, "before": self._dialect.time(before), "limit": limit}
-        return await self.alone(lambda session: self._dialect.change(session, self._remove, values))
+        return await self.alone(lambda session: self._dialect.delete_first(session, self._remove, values))
 
     def _key(self, endpoint: str, message_id: str) -> Values:
         known = message_id.replace("\0", "\\x00")  # a foreign id may have such, and no database takes them
