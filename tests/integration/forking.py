@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -38,7 +39,7 @@ from postdate.runtime.threads import in_thread
 from postdate.wiring import open_store
 
 HOUR: Final = timedelta(hours=1)
-WAITS_AT_MOST_SECONDS: Final = 60
+WAITS_AT_MOST_SECONDS: Final = 240
 
 
 class Place:
@@ -342,6 +343,38 @@ def the_application_has_the_file_open(place: Place) -> object:
     refused = Child(lambda: place.send(shop, "child")).came()
     own.close()
     return refused, Child(lambda: place.send(shop, "child, closed")).came(), place.waiting()
+
+
+def a_handler_with_a_transaction_forks(place: Place) -> object:
+    """While it has the outbox's connection, a child cannot use the file; afterwards it can, with the same objects."""
+    came = list[str]()
+
+    async def parent() -> None:
+        async with Sqlite(place.path) as database:
+            endpoint, done = Endpoint("sales", database, outbox=True, transaction_mode="receive_only"), asyncio.Event()
+
+            @endpoint.handler(Ping)
+            async def handle(message: Ping, context: HandlerContext) -> None:
+                connection = await context.transaction()
+                connection.execute("CREATE TABLE paid (name TEXT)")
+                connection.execute("INSERT INTO paid VALUES (?)", [message.name])
+                came.append(Child(lambda: place.send(place.connect(), "in a transaction")).came())
+                done.set()
+
+            async with endpoint:
+                await endpoint.send(Ping("lamp"))
+                await done.wait()
+            came.append(Child(lambda: asyncio.run(child(database))).came())
+            await database.sagas.setup()
+
+    async def child(database: Sqlite) -> str:
+        await database.sagas.setup()
+        await database.outbox.mark_dispatched("sales", "none", SystemClock().now())
+        return f"{await database.outbox.find('sales', 'none')}"
+
+    asyncio.run(parent())
+    with closing(sqlite3.connect(place.path)) as own:
+        return came, own.execute("SELECT name FROM paid").fetchall(), place.waiting()
 
 
 def the_child_outlives_a_killed_receiver(place: Place) -> object:

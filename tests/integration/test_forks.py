@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import pytest
 from tests.integration.test_client import client_of
-from tests.waiting import PATIENCE_SECONDS
 
+WITHIN_SECONDS: Final = 270
 PROGRAM: Final = Path(__file__).with_name("forking.py")
 
 _CHILD: Final = [f"child-{number}" for number in range(5)]
@@ -33,6 +33,7 @@ WITH_QUEUES: Final = {"a_handler_forks": [["done"], ["delayed", "end", "fork", "
 IN_A_FILE: Final = {
     "a_fork_in_c": ["StoreError", ["after", "before"]],
     "the_application_has_the_file_open": ["StoreError", "done", ["before", "child, closed"]],
+    "a_handler_with_a_transaction_forks": [["StoreError", "None"], [["lamp"]], []],
     "the_child_outlives_a_killed_receiver": ["m"],
 }
 CASES: Final = {
@@ -53,7 +54,7 @@ def _ran(cases: Sequence[str] | dict[str, Any], url: str, more: dict[str, Any]) 
     """Run cases in a process of their own, where warnings are errors, and return what they showed."""
     arguments = [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", str(PROGRAM), ",".join(cases), url]
     ran = subprocess.run(
-        [*arguments, json.dumps(more)], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+        [*arguments, json.dumps(more)], capture_output=True, text=True, timeout=WITHIN_SECONDS, check=False
     )
     assert (ran.returncode, "Exception ignored" in ran.stderr) == (0, False), ran.stderr
     return dict(map(json.loads, ran.stdout.splitlines()))

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, cast
 from weakref import WeakSet
 
 # Python asks in reverse order of registration: locks of files must be usable while other threads finish what they do.
@@ -92,6 +92,12 @@ def lock() -> threading.Lock:
 def rlock() -> threading.RLock:
     """Return a re-entrant lock that is free in the child of a fork."""
     return _renewed(threading.RLock())
+
+
+def is_owned(lock: threading.RLock) -> bool:
+    """Return whether this thread has the lock."""
+    owned: bool = cast("Any", lock)._is_owned()  # noqa: SLF001 - as threading.Condition asks its own
+    return owned
 
 
 def _renewed(made: T) -> T:

@@ -215,6 +215,7 @@ class RedisConnections(forks.ForkAware):
 
     @property
     def _opened(self) -> Callable[..., Awaitable[Any]]:
+        forks.check_process()
         if self._client is None:
             pool = BlockingConnectionPool(
                 max_connections=_CONNECTIONS,

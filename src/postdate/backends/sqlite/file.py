@@ -172,6 +172,8 @@ class SqliteFile(forks.ForkAware):
         self._no_fork_ahead = threading.Event()
         """Cleared while a thread is about to fork, which others let go first: locks are not fair."""
         self._no_fork_ahead.set()
+        self._gives_way = True
+        """Whether the turn to write is all that its thread holds; under the lock."""
         self._beside_others = False
         self._data_version = 0
         self._holds_at_most: timedelta | None = None
@@ -274,22 +276,39 @@ class SqliteFile(forks.ForkAware):
 
     @contextmanager
     def _turn(self) -> Generator[None]:
-        self._no_fork_ahead.wait(forks.QUIET_WITHIN_SECONDS)
-        if not self._writing.acquire(timeout=self._patience()):
+        is_outermost = self._let_fork()
+        if not self._writing.acquire(timeout=self._patience_seconds):
             raise StoreUnreachable(f"{self.path}: another thread of this process waits to write to it")
+        before, self._gives_way = self._gives_way, is_outermost
         try:
             yield
         finally:
+            self._gives_way = before
             self._writing.release()
 
-    def _patience(self) -> float:
-        """Return the seconds a writer waits for its turn: short while closing, as the lock may be a frozen process'.
-
-        Called while it waits, in no transaction. Raises `_ForkAhead` when it has to begin anew after a fork.
-        """
+    def _let_fork(self) -> bool:
+        """Wait until a fork that is ahead is over; return ``False``, at once, if it waits for this thread itself."""
+        forks.check_process()
+        if forks.is_owned(self._reading) or forks.is_owned(self._writing):
+            return False
         if not self._no_fork_ahead.is_set():
-            raise _ForkAhead
+            self._no_fork_ahead.wait(forks.QUIET_WITHIN_SECONDS)
+        return True
+
+    @property
+    def _patience_seconds(self) -> float:
+        """How long a writer waits for its turn: short while closing, as the lock may be a frozen process'."""
         return _PATIENCE_AT_THE_END_SECONDS if self._closing else lock_patience()
+
+    def _patience(self) -> float:
+        """Return the seconds that a writer waits; called while it does, in no transaction.
+
+        Raises:
+            _ForkAhead: it is to let a fork go first, and to begin anew.
+        """
+        if self._gives_way and not self._no_fork_ahead.is_set():
+            raise _ForkAhead
+        return self._patience_seconds
 
     def _transaction(
         self, connection: sqlite3.Connection, jobs: Sequence[Job[_Work, Any]]
@@ -373,7 +392,7 @@ class SqliteFile(forks.ForkAware):
         return await self.read(work)
 
     def read_blocking(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        self._no_fork_ahead.wait(forks.QUIET_WITHIN_SECONDS)
+        self._let_fork()
         with self._reading, translated(self.path):
             connection = self._reading_connection()
             connection.execute("BEGIN")
@@ -386,6 +405,7 @@ class SqliteFile(forks.ForkAware):
 
     def snapshot(self) -> sqlite3.Connection:
         """Return a connection in a read transaction, which the caller closes. Blocking."""
+        self._let_fork()
         with self._reading:  # no fork while it is being opened
             connection = connect(self.path, read_only=True)
             with closing_on_error(connection):
@@ -546,7 +566,6 @@ class SqliteFile(forks.ForkAware):
         return presence_folder(self.path)
 
     def _writing_connection(self) -> sqlite3.Connection:
-        forks.check_process()
         self._check_in_place()
         if self._writer is None:
             self._check_usable()
@@ -620,7 +639,6 @@ class SqliteFile(forks.ForkAware):
             raise StoreError(f"{self.path} was closed in this process; open a store or transport on it again")
 
     def _reading_connection(self) -> sqlite3.Connection:
-        forks.check_process()
         self._check_usable()
         self._check_in_place()
         if self._reader is None:
@@ -676,8 +694,10 @@ class SqliteFile(forks.ForkAware):
             self._reader.close()  # first: only a writer that closes last takes the log away
             self._reader = None
         if self._writer is not None and not self._writer.in_transaction:
-            if self._is_replaced():  # all that was committed into the file that it was committed to, wherever that is
-                with suppress(sqlite3.Error):
+            with suppress(sqlite3.Error, PostdateError):
+                if (
+                    self._is_replaced()
+                ):  # what was committed goes into the file that it was committed to, wherever that is
                     self._writer.execute("PRAGMA wal_checkpoint(truncate)")
             self._writer.close()
             self._writer = None
@@ -716,6 +736,7 @@ class SqliteFile(forks.ForkAware):
         self._reader = self._writer = self._presence = self._opened = self._next_attempt = None
         self.claimant, self._data_version, self._looked_at = 0, 0, 0.0
         self._replaced = self._has_written = self._beside_others = False
+        self._gives_way = True
         self._locked_for_fork.clear()
         self._no_fork_ahead = threading.Event()  # another thread may have had the lock of the one before
         self._no_fork_ahead.set()
