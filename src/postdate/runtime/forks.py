@@ -188,7 +188,9 @@ def _before() -> None:
 
 
 def _after_in_parent() -> None:
-    fork: _Fork = _present.fork
+    fork: _Fork | None = getattr(_present, "fork", None)
+    if fork is None:  # this module was imported while a thread forked
+        return
     for aware in fork.quiet.values():
         _guarded(lambda each: each.after_fork_in_parent(), aware)
     if fork.is_alone:

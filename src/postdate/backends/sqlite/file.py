@@ -741,6 +741,7 @@ class SqliteFile(forks.ForkAware):
         self._no_fork_ahead = threading.Event()  # another thread may have had the lock of the one before
         self._no_fork_ahead.set()
         self._when_fenced.clear()
+        forks.keep_for_ever(self._wakeups)
         self._silence, self._wakeups = Silence(), Wakeups()
 
 
