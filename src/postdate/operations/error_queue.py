@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -9,13 +10,22 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from postdate.core.expiry import discard_reason
-from postdate.errors import InvalidMessage, InvalidTimestamp, MessageNotFound, PostdateError, QueueNotFound
-from postdate.messages import Envelope, Headers, expires_at_of, new_message_id, parse_timestamp
+from postdate.core.limits import has_limits
+from postdate.core.simple_store import enlisting
+from postdate.errors import (
+    DuplicateMessage,
+    InvalidMessage,
+    InvalidTimestamp,
+    MessageNotFound,
+    PostdateError,
+    QueueNotFound,
+)
+from postdate.messages import DelayedMessage, Envelope, Headers, expires_at_of, new_message_id, parse_timestamp
 from postdate.operations.needs import queue_view
 from postdate.operations.plain import Body, Progress, body_of, unheard
 from postdate.operations.queues import walking
 from postdate.operations.set_aside import SetAsideList, list_set_aside
-from postdate.ports import End, Observer, Queued, Received, Receiver, RecordKind
+from postdate.ports import ClaimingStore, End, Observer, Queued, Received, Receiver, RecordKind
 from postdate.wiring import OpenDeployment
 
 _PAGE = 500
@@ -299,12 +309,21 @@ async def edit(
         over = (expires_at := expires_at_of(own)) is not None and expires_at < now
         name = Headers.EXPIRES_AT if over else Headers.TIME_TO_BE_RECEIVED
         raise InvalidMessage(f"it {reason} and would be discarded there; have it end later: --header {name}=…")
-    (error,) = await deployment.transport.send(
-        [replace(copy, message_id=new_id, headers=own, body=copy.body if change.body is None else change.body)], now
-    )
+    edited = replace(copy, message_id=new_id, headers=own, body=copy.body if change.body is None else change.body)
+    if deployment.store is not None and await has_limits(deployment.store, copy.destination):
+        await deployment.store.store(_stored_copy(edited, new_id, now), now)
+        return Returned(new_id, done=True, queue=copy.destination)
+    (error,) = await deployment.transport.send([edited], now)
     if error is not None:
         raise error
     return Returned(new_id, done=True, queue=copy.destination)
+
+
+def _stored_copy(copy: Envelope, own_id: str, now: datetime) -> DelayedMessage:
+    """Return the message that the store lets through as soon as limits allow; its sender's id stays in its header."""
+    headers = {Headers.MESSAGE_ID: copy.message_id, **copy.headers}
+    expires_at = None if copy.expires_at is None or copy.expires_at < now else copy.expires_at
+    return DelayedMessage(own_id, now, copy.destination, headers, copy.body, expires_at)
 
 
 def _returned_to(failed: Envelope, to: str | None) -> str:
@@ -457,8 +476,26 @@ class _Returning:
 
     async def _move(self, received: Received) -> Returned:
         queue, end = _end_of(received.envelope, self.queue, self.now, self.how)
+        if end.outgoing and await has_limits(self.deployment.store, queue):
+            end = await self._held(received.envelope, end)
         await self.receiver.commit(received, self.now, end)
         return Returned(received.envelope.message_id, done=True, queue=queue)
+
+    async def _held(self, failed: Envelope, end: End) -> End:
+        """Return the end of a message whose destination has limits: the store lets it through (ADR 39).
+
+        A message that is stored and cannot be taken off the error queue has the same id when it is returned again.
+        """
+        store, (copy,) = self.deployment.store, end.outgoing
+        assert isinstance(store, ClaimingStore)  # it has limits
+        failed_at = failed.headers.get(Headers.TIME_OF_FAILURE, "")
+        own_id = uuid.uuid5(uuid.NAMESPACE_OID, f"{failed.message_id}\n{failed_at}\n{copy.destination}")
+        message = _stored_copy(copy, str(own_id), self.now)
+        if (moving := enlisting(store, self.deployment.transport)) is not None:
+            return replace(end, outgoing=[], work=[moving.storing([message], self.now)])
+        with suppress(DuplicateMessage):
+            await store.store(message, self.now)
+        return replace(end, outgoing=[])
 
     def _stays(self, message_id: str, remark: str) -> Returned:
         return Returned(message_id, done=False, queue=self.queue, remark=remark)

@@ -64,7 +64,7 @@ from postdate.ports import (
     Work,
 )
 from postdate.ports.changing import KeyedIds, Making
-from postdate.ports.limits import LANES, KeptLimits
+from postdate.ports.limits import LANE_WIDTH, LANES, KeptLimits
 
 _REPLACE_IN_HEADERS: Final = """
     UPDATE content SET headers = replace(headers, ?, ?)
@@ -105,6 +105,17 @@ def _first_by(time: str, which: str) -> str:
         WHERE :destination IS NULL OR destination = :destination LIMIT :limit)"""
 
 
+_LANES: Final = to_microseconds(LANES)
+_LANE_WIDTH: Final = LANE_WIDTH // timedelta(microseconds=1)
+
+
+def _next_lane(lane: str) -> str:
+    """Return SQL for the number of the first lane from ``lane`` on that has messages."""
+    return f"""
+        SELECT (min(d.attempt_at) - {_LANES}) / {_LANE_WIDTH} FROM delayed_message AS d
+        WHERE d.attempt_at >= {_LANES} + ({lane}) * {_LANE_WIDTH}"""
+
+
 class _Questions:
     """An operator's questions about waiting messages, answered from indexes; see :class:`SqlQuestions`."""
 
@@ -114,13 +125,13 @@ class _Questions:
             SELECT min(attempt_at) AS first FROM delayed_message
             UNION ALL SELECT min(due) FROM delayed_message WHERE failures > 0
             UNION ALL SELECT min(due) FROM delayed_message WHERE attempt_at IS NULL
-            UNION ALL SELECT min(due) FROM delayed_message WHERE attempt_at > {to_microseconds(LANES)})"""
+            UNION ALL SELECT min(due) FROM delayed_message WHERE attempt_at > {_LANES})"""
     statistics: Final = f"""
         SELECT (SELECT count(*) FROM delayed_message),
             (SELECT count(*) FROM delayed_message WHERE attempt_at < :at)
                 + (SELECT count(*) FROM delayed_message WHERE failures > 0 AND attempt_at >= :at AND due < :at)
                 + (SELECT count(*) FROM delayed_message
-                    WHERE failures = 0 AND attempt_at > {to_microseconds(LANES)} AND due < :at),
+                    WHERE failures = 0 AND attempt_at > {_LANES} AND due < :at),
             (SELECT count(*) FROM delayed_message WHERE attempt_at IS NULL),
             (SELECT count(*) FROM delayed_message WHERE failures > 0),
             ({next_due}), (SELECT count(*) FROM quarantine WHERE place = '')"""
@@ -130,7 +141,7 @@ class _Questions:
             SELECT due AS at, 1 AS count FROM delayed_message WHERE failures > 0
             UNION ALL SELECT due, 1 FROM delayed_message WHERE failures = 0 AND attempt_at IS NULL
             UNION ALL SELECT due, 1 FROM delayed_message
-                WHERE failures = 0 AND attempt_at > {to_microseconds(LANES)}
+                WHERE failures = 0 AND attempt_at > {_LANES}
             UNION ALL SELECT attempt_at, -1 FROM delayed_message WHERE failures > 0)
         WHERE at >= :first AND at < :end GROUP BY 1"""
     record_counts: Final = "SELECT kind, count(*) FROM record GROUP BY kind ORDER BY kind"
@@ -143,6 +154,16 @@ class _Questions:
         SELECT {WAITING_COLUMNS} FROM delayed_message
         WHERE seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = :id)"""
     limits_table: Final = "destination_limit"
+    # From each lane with messages to the next one: a look into the index for each, however many lanes are empty.
+    limits_of_held: Final = f"""
+        WITH RECURSIVE
+        last(lane) AS (SELECT max(lane) FROM destination_limit),
+        held(lane) AS (
+            SELECT ({_next_lane("0")})
+            UNION ALL
+            SELECT ({_next_lane("h.lane + 1")}) FROM held AS h WHERE h.lane < (SELECT lane FROM last))
+        SELECT l.destination, l.lane, l.limits, l.free_at
+        FROM held AS h JOIN destination_limit AS l ON l.lane = h.lane"""
     history: Final = (
         "SELECT kind, message_id, at, due, destination, detail FROM record WHERE message_id = :id ORDER BY seq"
     )
@@ -509,15 +530,18 @@ def _find(tx: Transaction, message_id: str, *, free: bool = False) -> tuple[int,
 
 # --- moving due messages to their queues inside the file, by a few statements a batch ------------------------------
 
+# Asked for each message by the unique index: the limits of other destinations are not read, however many there are.
+_HAS_NO_LIMITS: Final = """NOT EXISTS (
+            SELECT 1 FROM destination_limit AS l
+            WHERE l.store = 0 AND l.destination = d.destination AND l.limits <> '')"""
+
 # The batch goes into a table first, so that every later statement works on exactly these rows. An expiry that is no
 # number ends nothing, here and in the queue: the receiver of the message quarantines it.
-_TAKE_BATCH: Final = """
+_TAKE_BATCH: Final = f"""
     INSERT INTO temp.batch (seq, queue_id, expired)
     SELECT d.seq, q.queue_id, typeof(d.expires_at) = 'integer' AND d.expires_at < :now
     FROM delayed_message AS d INDEXED BY delayed_message_attempt CROSS JOIN queue AS q ON q.name = d.destination
-    WHERE d.attempt_at < :now
-        AND (NOT EXISTS (SELECT 1 FROM destination_limit WHERE limits <> '')
-            OR d.destination NOT IN (SELECT destination FROM destination_limit WHERE limits <> ''))
+    WHERE d.attempt_at < :now AND (NOT EXISTS (SELECT 1 FROM destination_limit) OR {_HAS_NO_LIMITS})
     ORDER BY d.attempt_at LIMIT :limit"""
 _SEND_BATCH: Final = """
     INSERT INTO queue_message (queue_id, message_id, due, expires_at, ends_at, dead_letter, content)
@@ -549,9 +573,9 @@ _SENT_TO: Final = """
     CROSS JOIN queue AS q ON q.queue_id = b.queue_id"""
 _REMOVE_BATCH: Final = """
     DELETE FROM delayed_message WHERE seq IN (SELECT seq FROM temp.batch)"""
-_HEAD_DOES_NOT_MOVE: Final = """
+_HEAD_DOES_NOT_MOVE: Final = f"""
     SELECT NOT EXISTS (SELECT 1 FROM queue AS q WHERE q.name = d.destination)
-        OR EXISTS (SELECT 1 FROM destination_limit AS l WHERE l.destination = d.destination AND l.limits <> '')
+        OR NOT {_HAS_NO_LIMITS}
     FROM delayed_message AS d INDEXED BY delayed_message_attempt
     WHERE d.attempt_at < :now ORDER BY d.attempt_at LIMIT 1"""
 
