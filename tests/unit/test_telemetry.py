@@ -248,6 +248,30 @@ async def test_the_log_sums_up_each_minute_in_which_something_happened(
     ]
 
 
+@pytest.mark.parametrize(
+    ("microseconds", "process", "pause"),
+    [
+        ("300000", "", 0.15),  # half of what the service manager waits, so that one beat may come late
+        ("300000", "own", 0.15),
+        ("300000", "another", 1.0),  # the service manager watches another process
+        ("20000000", "own", 1.0),  # a beat a second is more often than every ten
+        ("", "", 1.0),
+    ],
+)
+async def test_the_watchdog_is_told_twice_within_its_time(
+    microseconds: str, process: str, pause: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def sleep(seconds: float) -> None:
+        assert seconds == pause
+        raise EOFError
+
+    monkeypatch.setattr(vitals.anyio, "sleep", sleep)
+    monkeypatch.setenv("WATCHDOG_USEC", microseconds)
+    monkeypatch.setenv("WATCHDOG_PID", {"own": f"{os.getpid()}", "another": "1"}.get(process, ""))
+    with pytest.raises(EOFError):
+        await Vitals(CountedMetrics(), list).run()
+
+
 async def test_the_service_manager_hears_of_it_while_it_is_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

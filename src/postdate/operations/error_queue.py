@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import sys
 import uuid
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from postdate.core.expiry import discard_reason
 from postdate.core.limits import has_limits
+from postdate.core.receive.settling import is_stored
 from postdate.core.simple_store import enlisting
 from postdate.errors import (
     DuplicateMessage,
@@ -207,9 +210,15 @@ async def list_errors(deployment: OpenDeployment, queue: str, limit: int, where:
     Raises NotSupported where queues cannot be browsed.
     """
     view = queue_view(deployment, "list failed messages")
-    found = await _browsed(view, queue, where, limit)
-    total = len(found) if where != ANY_FAILED else await _length(deployment, queue)
-    return ErrorList(queue, total, [_line(each) for each in found[:limit]], await list_set_aside(deployment, limit))
+    if where == ANY_FAILED:
+        lines = [_line(each) for each in await view.browse(queue, limit)]
+        total = await _length(deployment, queue)
+    else:
+        lines, total = list[ErrorLine](), 0
+        async for page in _pages(view, queue, where):
+            total += len(page)
+            lines += [_line(each) for each in page[: limit - len(lines)]]
+    return ErrorList(queue, total, lines, await list_set_aside(deployment, limit))
 
 
 async def _length(deployment: OpenDeployment, queue: str) -> int:
@@ -217,11 +226,19 @@ async def _length(deployment: OpenDeployment, queue: str) -> int:
     return (await deployment.transport.lengths_of([queue]) or {}).get(queue, 0)
 
 
-async def _browsed(view: Observer, queue: str, where: ErrorFilter, limit: int | None) -> Sequence[Queued]:
-    """Return all that match; of all messages of the queue, the first ``limit``."""
-    if limit is None or where != ANY_FAILED:
-        limit = max((await view.queue_lengths()).get(queue, 0), 1)
-    return [each for each in await view.browse(queue, limit) if where.matches(each.envelope)]
+async def _pages(
+    view: Observer, queue: str, where: ErrorFilter = ANY_FAILED, limit: int | None = None
+) -> AsyncGenerator[Sequence[Queued]]:
+    """Yield those of the messages in a queue now that match, the oldest first, a page at a time.
+
+    Messages that come meanwhile are left out: while the cause of failures is there, returned messages come back, and a
+    reader that takes these as well never ends. ``limit``: how many messages are looked at; ``None``: all.
+    """
+    last, after, remaining = await view.last_number(queue), 0, sys.maxsize if limit is None else limit
+    while after < last and remaining > 0 and (page := await view.browse(queue, min(_PAGE, remaining), after)):
+        after = page[-1].number
+        remaining -= len(page)
+        yield [each for each in page if each.number <= last and where.matches(each.envelope)]
 
 
 async def group_errors(deployment: OpenDeployment, queue: str, limit: int | None = None) -> ErrorGroups:
@@ -231,12 +248,13 @@ async def group_errors(deployment: OpenDeployment, queue: str, limit: int | None
     """
     view = queue_view(deployment, "group failed messages")
     lines = defaultdict[tuple[str | None, str | None], list[ErrorLine]](list)
-    there = await _browsed(view, queue, ANY_FAILED, limit)
-    for each in there:
-        line = _line(each)
-        lines[line.exception_type, line.failed_queue].append(line)
+    count = 0
+    async for page in _pages(view, queue, limit=limit):
+        for line in map(_line, page):
+            lines[line.exception_type, line.failed_queue].append(line)
+        count += len(page)
     groups = [_group(kind, where, found) for (kind, where), found in lines.items()]
-    total = await _length(deployment, queue) if len(there) == limit else len(there)
+    total = await _length(deployment, queue) if count == limit else count
     return ErrorGroups(queue, total, sorted(groups, key=lambda group: -group.count))
 
 
@@ -372,38 +390,36 @@ async def return_all(
     how: Treatment = RETURN,
     progress: Progress = unheard,
 ) -> list[Returned]:
-    """Return, or discard, every message that is in the error queue now and matches; what cannot be returned stays."""
+    """Return, or discard, every message that is in the error queue now and matches, each once.
+
+    What cannot be returned stays, and so does what comes meanwhile: also what was returned and failed again.
+    """
     if deployment.queue_view is None:
         return await _in_order(deployment, queue, now, where, how, progress)
-    if how.dry_run:
-        there = await _browsed(deployment.queue_view, queue, where, None)
-        once = {each.envelope.message_id: each for each in there}
-        return [_would_be(each.envelope, queue, now, how, each.held_by) for each in once.values()]
-    seen: set[str] = set()
     results: list[Returned] = []
-    stuck = 0
-    while True:
-        found = await deployment.queue_view.browse(queue, _PAGE + stuck)
-        fresh = {each.envelope.message_id: each for each in found if each.envelope.message_id not in seen}
-        if not fresh:
-            return results
-        seen.update(fresh)
-        wanted = [id_ for id_, each in fresh.items() if where.matches(each.envelope)]
-        page = await return_messages(deployment, queue, wanted, now, how)
-        stuck += len(fresh) - sum(each.done for each in page)
-        results += page
+    async for page in _pages(deployment.queue_view, queue, where):
+        if how.dry_run:
+            results += [_would_be(each.envelope, queue, now, how, each.held_by) for each in page]
+            continue
+        results += await return_messages(deployment, queue, [each.envelope.message_id for each in page], now, how)
         progress(len(results))
+    return results
 
 
 async def _in_order(
     deployment: OpenDeployment, queue: str, now: datetime, where: ErrorFilter, how: Treatment, progress: Progress
 ) -> list[Returned]:
-    """Deal with the queue's messages as they come."""
+    """Deal with as many messages as are in the queue now, as they come.
+
+    Where they cannot be counted, the first one that failed after ``now`` ends it: those behind it came meanwhile, too.
+    """
     results: list[Returned] = []
     async with walking(deployment, queue, now) as walk:
         returning = _Returning(deployment, walk.receiver, queue, now, how)
         async for page in walk.pages():
             for received in page:
+                if not walk.is_counted and (_failed_at(received.envelope.headers) or now) > now:
+                    return results
                 if not where.matches(received.envelope):
                     continue
                 if how.dry_run:
@@ -488,13 +504,16 @@ class _Returning:
         """
         store, (copy,) = self.deployment.store, end.outgoing
         assert isinstance(store, ClaimingStore)  # it has limits
-        failed_at = failed.headers.get(Headers.TIME_OF_FAILURE, "")
-        own_id = uuid.uuid5(uuid.NAMESPACE_OID, f"{failed.message_id}\n{failed_at}\n{copy.destination}")
+        failed_at, digest = failed.headers.get(Headers.TIME_OF_FAILURE, ""), hashlib.sha256(copy.body).hexdigest()
+        own_id = uuid.uuid5(uuid.NAMESPACE_OID, f"{failed.message_id}\n{failed_at}\n{copy.destination}\n{digest}")
         message = _stored_copy(copy, str(own_id), self.now)
         if (moving := enlisting(store, self.deployment.transport)) is not None:
             return replace(end, outgoing=[], work=[moving.storing([message], self.now)])
-        with suppress(DuplicateMessage):
+        try:
             await store.store(message, self.now)
+        except DuplicateMessage:
+            if not await is_stored(store, message):
+                raise
         return replace(end, outgoing=[])
 
     def _stays(self, message_id: str, remark: str) -> Returned:

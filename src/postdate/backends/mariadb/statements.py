@@ -40,6 +40,10 @@ class MariaDbStatements(RowLockStatements):
         "after": "SELECT p.attempt_at FROM {attempt} WHERE p.attempt_at > %(from)s",
         "known": "FROM {record} AS r JOIN {pending} AS p ON p.number = r.number",
         "scheduled": "r.message_id = %(id)s AND r.store_id = %(store)s AND r.once = 1",
+        "listed": (
+            "{pending} AS w FORCE INDEX (due) WHERE (%(destination)s IS NULL OR w.destination = %(destination)s) "
+            "AND w.due < COALESCE(%(due_to)s, 9223372036854775807)"
+        ),
         "given_back": "holder = NULL, attempt_at = COALESCE(%(attempt_at)s, due)",
     }
 
@@ -111,11 +115,14 @@ class MariaDbStatements(RowLockStatements):
         f"WHERE l.store = %(store)s"
     )
     due_count = "SELECT COUNT(*) FROM {pending} FORCE INDEX (due) WHERE due >= %(first)s AND due < %(end)s"
+    # In two parts, each a range of the index: compared as a pair, due time and number are none.
     list_pending = (
-        "SELECT p.number, {row} FROM {pending} AS p FORCE INDEX (due) "
-        "WHERE (%(destination)s IS NULL OR p.destination = %(destination)s) "
-        "AND p.due >= COALESCE(%(due_from)s, -9223372036854775807) "
-        "AND p.due < COALESCE(%(due_to)s, 9223372036854775807) ORDER BY p.due, p.number LIMIT %(limit)s"
+        "SELECT p.number, {row} FROM ("
+        "(SELECT w.due, w.number FROM {listed} AND w.due = %(due_from)s AND w.number > %(behind)s "
+        "ORDER BY w.number LIMIT %(limit)s) UNION ALL "
+        "(SELECT w.due, w.number FROM {listed} AND w.due > %(due_from)s ORDER BY w.due, w.number LIMIT %(limit)s) "
+        "ORDER BY due, number LIMIT %(limit)s) AS listed "
+        "JOIN {pending} AS p ON p.number = listed.number ORDER BY listed.due, listed.number"
     )
     get = "SELECT p.number, {row} {known} WHERE {scheduled}"
     now = "SELECT {time}"
@@ -174,5 +181,10 @@ class MariaDbSqlDialect(ServerSqlDialect):
             return False
 
     @override
-    def delete_first(self, table: str, where: str, order: str) -> str:
-        return f"DELETE FROM {table} WHERE {where} ORDER BY {order} LIMIT %(limit)s"
+    def delete(self, table: str, where: str, order: str, index: str) -> str:
+        """Tables have the primary key ``number``. A DELETE of one table takes no hint which index to use."""
+        first = f"SELECT number FROM {table} FORCE INDEX ({index}) WHERE {where} ORDER BY {order} LIMIT %(limit)s"
+        return (
+            f"DELETE FROM {table} USING ({first}) AS oldest STRAIGHT_JOIN {table} FORCE INDEX (PRIMARY) "
+            f"ON {table}.number = oldest.number"
+        )
