@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
+import uuid
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
@@ -10,13 +12,23 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from postdate.core.expiry import discard_reason
-from postdate.errors import InvalidMessage, InvalidTimestamp, MessageNotFound, PostdateError, QueueNotFound
-from postdate.messages import Envelope, Headers, expires_at_of, new_message_id, parse_timestamp
+from postdate.core.limits import has_limits
+from postdate.core.receive.settling import is_stored
+from postdate.core.simple_store import enlisting
+from postdate.errors import (
+    DuplicateMessage,
+    InvalidMessage,
+    InvalidTimestamp,
+    MessageNotFound,
+    PostdateError,
+    QueueNotFound,
+)
+from postdate.messages import DelayedMessage, Envelope, Headers, expires_at_of, new_message_id, parse_timestamp
 from postdate.operations.needs import queue_view
 from postdate.operations.plain import Body, Progress, body_of, unheard
 from postdate.operations.queues import walking
 from postdate.operations.set_aside import SetAsideList, list_set_aside
-from postdate.ports import End, Observer, Queued, Received, Receiver, RecordKind
+from postdate.ports import ClaimingStore, End, Observer, Queued, Received, Receiver, RecordKind
 from postdate.wiring import OpenDeployment
 
 _PAGE = 500
@@ -319,11 +331,12 @@ async def edit(
             async for (received,) in walk.pages():
                 if message_id in _ids_of(received.envelope):
                     edited, marked = _edited(received.envelope, queue, now, change)
+                    end = await _end_of_edited(deployment, edited, marked, now)
                     # One after the other: without transactions the mark would stay where the other cannot be sent.
-                    (error,) = await deployment.transport.send([edited], now)
-                    if error is not None:
-                        raise error
-                    await walk.receiver.commit(received, now, End(record=None, outgoing=[marked]))
+                    errors = await deployment.transport.send([each for each in end.outgoing if each is edited], now)
+                    if any(errors):
+                        raise next(filter(None, errors))
+                    await walk.receiver.commit(received, now, replace(end, outgoing=[marked]))
                     walk.ended([received])
                     return Returned(edited.message_id, done=True, queue=edited.destination)
         raise MessageNotFound(_not_there(queue, message_id))
@@ -334,7 +347,7 @@ async def edit(
             raise MessageNotFound(f"message {message_id!r} cannot be edited: {why_not}")
         try:
             edited, marked = _edited(received.envelope, queue, now, change)
-            await receiver.commit(received, now, End(record=None, outgoing=[edited, marked]))
+            await receiver.commit(received, now, await _end_of_edited(deployment, edited, marked, now))
         except PostdateError:
             await receiver.roll_back(received, failed=False)
             raise
@@ -354,6 +367,28 @@ def _edited(failed: Envelope, queue: str, now: datetime, change: Edit) -> tuple[
     edited = replace(copy, message_id=new_id, headers=own, body=copy.body if change.body is None else change.body)
     marked = replace(failed, destination=queue, headers={**failed.headers, Headers.EDITED_AS: new_id})
     return edited, marked
+
+
+async def _end_of_edited(deployment: OpenDeployment, edited: Envelope, marked: Envelope, now: datetime) -> End:
+    """Return the end of the failed message: the edited one goes out, the marked one back into the error queue.
+
+    Where the destination has limits, the store lets the edited one through (ADR 39).
+    """
+    store = deployment.store
+    if store is None or not await has_limits(store, edited.destination):
+        return End(record=None, outgoing=[edited, marked])
+    message = _stored_copy(edited, edited.message_id, now)
+    if (moving := enlisting(store, deployment.transport)) is not None:
+        return End(record=None, outgoing=[marked], work=[moving.storing([message], now)])
+    await store.store(message, now)
+    return End(record=None, outgoing=[marked])
+
+
+def _stored_copy(copy: Envelope, own_id: str, now: datetime) -> DelayedMessage:
+    """Return the message that the store lets through as soon as limits allow; its sender's id stays in its header."""
+    headers = {Headers.MESSAGE_ID: copy.message_id, **copy.headers}
+    expires_at = None if copy.expires_at is None or copy.expires_at < now else copy.expires_at
+    return DelayedMessage(own_id, now, copy.destination, headers, copy.body, expires_at)
 
 
 def _returned_to(failed: Envelope, to: str | None) -> str:
@@ -524,8 +559,29 @@ class _Returning:
 
     async def _move(self, received: Received) -> Returned:
         queue, end = _end_of(received.envelope, self.queue, self.now, self.how)
+        if end.outgoing and await has_limits(self.deployment.store, queue):
+            end = await self._held(received.envelope, end)
         await self.receiver.commit(received, self.now, end)
         return Returned(received.envelope.message_id, done=True, queue=queue)
+
+    async def _held(self, failed: Envelope, end: End) -> End:
+        """Return the end of a message whose destination has limits: the store lets it through (ADR 39).
+
+        A message that is stored and cannot be taken off the error queue has the same id when it is returned again.
+        """
+        store, (copy,) = self.deployment.store, end.outgoing
+        assert isinstance(store, ClaimingStore)  # it has limits
+        failed_at, digest = failed.headers.get(Headers.TIME_OF_FAILURE, ""), hashlib.sha256(copy.body).hexdigest()
+        own_id = uuid.uuid5(uuid.NAMESPACE_OID, f"{failed.message_id}\n{failed_at}\n{copy.destination}\n{digest}")
+        message = _stored_copy(copy, str(own_id), self.now)
+        if (moving := enlisting(store, self.deployment.transport)) is not None:
+            return replace(end, outgoing=[], work=[moving.storing([message], self.now)])
+        try:
+            await store.store(message, self.now)
+        except DuplicateMessage:
+            if not await is_stored(store, message):
+                raise
+        return replace(end, outgoing=[])
 
     def _stays(self, message_id: str, remark: str) -> Returned:
         return Returned(message_id, done=False, queue=self.queue, remark=remark)

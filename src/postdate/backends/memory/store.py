@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -35,7 +35,7 @@ from postdate.ports import (
     counted_between,
 )
 from postdate.ports.changing import KeyedIds, Making
-from postdate.ports.limits import KeptLimits, LimitingStore
+from postdate.ports.limits import LANES, NONE_IN_USE, KeptLimits, LimitingStore, LimitsInUse
 from postdate.ports.stores import place_text, read_place
 
 
@@ -227,8 +227,22 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         return newest
 
     @override
-    async def kept_limits(self) -> Sequence[KeptLimits]:
-        return sorted(self._limits.values(), key=lambda kept: kept.destination)
+    async def kept_limits(self, destinations: Collection[str] | None = None) -> Sequence[KeptLimits]:
+        wanted = self._limits.keys() if destinations is None else self._limits.keys() & set(destinations)
+        return [self._limits[each] for each in sorted(wanted)]
+
+    @override
+    async def limits_in_use(self) -> LimitsInUse:
+        if not self._limits:
+            return NONE_IN_USE
+        times = sorted(each.claimed_from or each.attempt_at or LANES for each in self._entries.values())
+
+        def has_messages(kept: KeptLimits) -> bool:
+            place = bisect_left(times, kept.begin)
+            return place < len(times) and times[place] < kept.end
+
+        held = [each for each in self._limits.values() if has_messages(each)]
+        return LimitsInUse(any(each.limits for each in self._limits.values()), held)
 
     @override
     async def keep_limits(self, destination: str, limits: str, free_at: datetime, before: str = "") -> bool:

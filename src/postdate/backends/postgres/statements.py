@@ -16,7 +16,7 @@ from postdate.backends.sql.dialect import SqlDialect, Values
 from postdate.clock import nearest_instant
 from postdate.messages import Headers
 from postdate.ports import Recording, RecordKind
-from postdate.ports.limits import LANES
+from postdate.ports.limits import LANE_WIDTH, LANES
 
 _RECORD_INTO = "(at, due, store_id, kind, message_id, destination, detail)"
 
@@ -162,6 +162,24 @@ class Statements:
             (SELECT min(due) FROM {pending} WHERE attempt_at > {lanes}))"""
         first_due = f"SELECT {in_calendar('first.due')} FROM (SELECT {earliest} AS due) AS first"
         self.next_due = sql(first_due)
+
+        # From each lane with messages to the next one: a look into the index for each, however many lanes are empty.
+        width = f"interval '{LANE_WIDTH.total_seconds():.0f} seconds'"
+
+        def next_lane(lane: str) -> str:
+            lane_of = f"floor(extract(epoch FROM min(p.attempt_at) - {lanes}) / extract(epoch FROM {width}))::bigint"
+            ours = f"p.attempt_at >= {lanes} + ({lane}) * {width}"
+            within = f"p.attempt_at < {lanes} + ((SELECT lane FROM last) + 1) * {width}"
+            return f"SELECT {lane_of} FROM {pending} AS p WHERE {ours} AND {within}"
+
+        self.limits_of_held = sql(f"""
+            WITH RECURSIVE
+            last AS MATERIALIZED (SELECT max(lane) AS lane FROM {self.limits_table}),
+            held (lane) AS (
+                SELECT ({next_lane("0")})
+                UNION ALL SELECT ({next_lane("h.lane + 1")}) FROM held AS h WHERE h.lane IS NOT NULL)
+            SELECT l.destination, l.lane, l.limits, l.free_at
+            FROM held AS h JOIN {self.limits_table} AS l ON l.lane = h.lane WHERE l.store = %(store)s""")
 
         # --- moving: one statement. The batch is written down first, so that every part works on exactly these rows.
         # A row that was changed while the statement ran is locked in its new version, which the removal cannot see:

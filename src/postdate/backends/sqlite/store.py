@@ -68,7 +68,7 @@ from postdate.ports import (
     Work,
 )
 from postdate.ports.changing import KeyedIds, Making
-from postdate.ports.limits import LANES, KeptLimits
+from postdate.ports.limits import LANE_WIDTH, LANES, KeptLimits
 
 _REPLACE_IN_HEADERS: Final = """
     UPDATE content SET headers = replace(headers, ?, ?)
@@ -113,6 +113,17 @@ def _first_by(time: str, which: str) -> str:
         WHERE :destination IS NULL OR destination = :destination LIMIT :limit)"""
 
 
+_LANES: Final = to_microseconds(LANES)
+_LANE_WIDTH: Final = LANE_WIDTH // timedelta(microseconds=1)
+
+
+def _next_lane(lane: str) -> str:
+    """Return SQL for the number of the first lane from ``lane`` on that has messages."""
+    return f"""
+        SELECT (min(d.attempt_at) - {_LANES}) / {_LANE_WIDTH} FROM delayed_message AS d
+        WHERE d.attempt_at >= {_LANES} + ({lane}) * {_LANE_WIDTH}"""
+
+
 class _Questions:
     """An operator's questions about waiting messages, answered from indexes; see :class:`SqlQuestions`."""
 
@@ -122,13 +133,13 @@ class _Questions:
             SELECT min(attempt_at) AS first FROM delayed_message
             UNION ALL SELECT min(due) FROM delayed_message WHERE failures > 0
             UNION ALL SELECT min(due) FROM delayed_message WHERE attempt_at IS NULL
-            UNION ALL SELECT min(due) FROM delayed_message WHERE attempt_at > {to_microseconds(LANES)})"""
+            UNION ALL SELECT min(due) FROM delayed_message WHERE attempt_at > {_LANES})"""
     statistics: Final = f"""
         SELECT (SELECT count(*) FROM delayed_message),
             (SELECT count(*) FROM delayed_message WHERE attempt_at < :at)
                 + (SELECT count(*) FROM delayed_message WHERE failures > 0 AND attempt_at >= :at AND due < :at)
                 + (SELECT count(*) FROM delayed_message
-                    WHERE failures = 0 AND attempt_at > {to_microseconds(LANES)} AND due < :at),
+                    WHERE failures = 0 AND attempt_at > {_LANES} AND due < :at),
             (SELECT count(*) FROM delayed_message WHERE attempt_at IS NULL),
             (SELECT count(*) FROM delayed_message WHERE failures > 0),
             ({next_due}), (SELECT count(*) FROM quarantine WHERE place = '')"""
@@ -138,7 +149,7 @@ class _Questions:
             SELECT due AS at, 1 AS count FROM delayed_message WHERE failures > 0
             UNION ALL SELECT due, 1 FROM delayed_message WHERE failures = 0 AND attempt_at IS NULL
             UNION ALL SELECT due, 1 FROM delayed_message
-                WHERE failures = 0 AND attempt_at > {to_microseconds(LANES)}
+                WHERE failures = 0 AND attempt_at > {_LANES}
             UNION ALL SELECT attempt_at, -1 FROM delayed_message WHERE failures > 0)
         WHERE at >= :first AND at < :end GROUP BY 1"""
     record_counts: Final = "SELECT kind, count(*) FROM record GROUP BY kind ORDER BY kind"
@@ -151,6 +162,16 @@ class _Questions:
         SELECT {WAITING_COLUMNS} FROM delayed_message
         WHERE seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = :id)"""
     limits_table: Final = "destination_limit"
+    # From each lane with messages to the next one: a look into the index for each, however many lanes are empty.
+    limits_of_held: Final = f"""
+        WITH RECURSIVE
+        last(lane) AS (SELECT max(lane) FROM destination_limit),
+        held(lane) AS (
+            SELECT ({_next_lane("0")})
+            UNION ALL
+            SELECT ({_next_lane("h.lane + 1")}) FROM held AS h WHERE h.lane < (SELECT lane FROM last))
+        SELECT l.destination, l.lane, l.limits, l.free_at
+        FROM held AS h JOIN destination_limit AS l ON l.lane = h.lane"""
     history: Final = (
         "SELECT kind, message_id, at, due, destination, detail FROM record WHERE message_id = :id ORDER BY seq"
     )
