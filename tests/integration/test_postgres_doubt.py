@@ -25,7 +25,7 @@ async def test_a_message_rescheduled_while_it_is_being_moved_is_delivered_once(p
         lock = f"{place.store.database.names.lock_class}, -1"
         waits = f"(p.message_id <> 'm-0' OR pg_advisory_xact_lock({lock}) IS NOT NULL)"
         sql.move_few = (
-            quick.decode().replace("WHERE p.destination NOT", f"WHERE {waits} AND p.destination NOT", 1).encode()
+            quick.decode().replace("WHERE (NOT EXISTS", f"WHERE {waits} AND (NOT EXISTS", 1).encode()
         )
         async with anyio.create_task_group() as tasks:
             with place.connect() as connection:

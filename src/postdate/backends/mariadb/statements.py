@@ -161,5 +161,10 @@ class MariaDbSqlDialect(ServerSqlDialect):
             return False
 
     @override
-    def delete_first(self, table: str, where: str, order: str) -> str:
-        return f"DELETE FROM {table} WHERE {where} ORDER BY {order} LIMIT %(limit)s"
+    def delete(self, table: str, where: str, order: str, index: str) -> str:
+        """Tables have the primary key ``number``. A DELETE of one table takes no hint which index to use."""
+        first = f"SELECT number FROM {table} FORCE INDEX ({index}) WHERE {where} ORDER BY {order} LIMIT %(limit)s"
+        return (
+            f"DELETE FROM {table} USING ({first}) AS oldest STRAIGHT_JOIN {table} FORCE INDEX (PRIMARY) "
+            f"ON {table}.number = oldest.number"
+        )

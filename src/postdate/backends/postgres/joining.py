@@ -165,16 +165,17 @@ async def _psycopg_ready_async(connection: Any) -> Any:
 
 
 def _psycopg_run(connection: Any, statement: bytes, values: Values) -> Rows:
-    # A plain cursor: the application's factory may give one with other parameters or rows.
+    # A plain cursor: the application's factory may give one with other parameters or rows. Nothing is prepared: the
+    # session has the planner's usual settings, and must not keep a plan that was made while the tables were small.
     with psycopg.Cursor[Any](connection, row_factory=tuple_row) as cursor:
         cursor.adapters.register_loader("timestamptz", TimestamptzLoader)  # Django's may leave out the time zone
-        return cursor.execute(sql(_with_names(statement)), values).fetchall()
+        return cursor.execute(sql(_with_names(statement)), values, prepare=False).fetchall()
 
 
 async def _psycopg_run_async(connection: Any, statement: bytes, values: Values) -> Rows:
     async with psycopg.AsyncCursor[Any](connection, row_factory=tuple_row) as cursor:
         cursor.adapters.register_loader("timestamptz", TimestamptzLoader)
-        await cursor.execute(sql(_with_names(statement)), values)
+        await cursor.execute(sql(_with_names(statement)), values, prepare=False)
         return await cursor.fetchall()
 
 

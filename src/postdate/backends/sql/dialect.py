@@ -98,8 +98,16 @@ class SqlDialect(ABC):
         return self.change(session, statement, values) == 1
 
     @abstractmethod
-    def delete_first(self, table: str, where: str, order: str) -> str:
-        """Return the statement that deletes up to ``limit`` rows, the first by ``order``."""
+    def delete(self, table: str, where: str, order: str, index: str) -> Any:
+        """Return the statement of :meth:`delete_first`.
+
+        ``index`` has the rows in that order. It is named wherever the server would look for another one: with
+        statistics from when there were few rows it would read and sort all that ``where`` matches.
+        """
+
+    def delete_first(self, session: Any, statement: Any, values: Mapping[str, Any]) -> int:
+        """Delete up to ``limit`` rows, the first by their order; return how many."""
+        return self.change(session, statement, values)
 
     def first_rows(self, query: str) -> str:
         """Return a query, with its order, for up to ``limit`` rows."""

@@ -534,8 +534,8 @@ _TAKE_BATCH: Final = """
     SELECT d.seq, q.queue_id, typeof(d.expires_at) = 'integer' AND d.expires_at < :now
     FROM delayed_message AS d INDEXED BY delayed_message_attempt CROSS JOIN queue AS q ON q.name = d.destination
     WHERE d.attempt_at < :now
-        AND (NOT EXISTS (SELECT 1 FROM destination_limit WHERE limits <> '')
-            OR d.destination NOT IN (SELECT destination FROM destination_limit WHERE limits <> ''))
+        AND (NOT EXISTS (SELECT 1 FROM destination_limit) OR coalesce((
+            SELECT l.limits FROM destination_limit AS l WHERE l.store = 0 AND l.destination = d.destination), '') = '')
     ORDER BY d.attempt_at LIMIT :limit"""
 _SEND_BATCH: Final = """
     INSERT INTO queue_message (queue_id, message_id, due, expires_at, ends_at, dead_letter, content)
@@ -551,9 +551,8 @@ _RECORD_BATCH: Final = """
 _LIST_BATCH: Final = """
     SELECT d.message_id, d.due, d.destination, b.expired
     FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq ORDER BY b.position"""
-_DROP_EXPIRED_CONTENT: Final = """
-    DELETE FROM content WHERE seq IN (
-        SELECT d.content FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq WHERE b.expired)"""
+_CONTENT_OF_EXPIRED: Final = """
+    SELECT d.content FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq WHERE b.expired"""
 _FIRST_DUE: Final = """
     SELECT d.due FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq
     WHERE NOT b.expired ORDER BY b.position LIMIT 1"""
@@ -569,7 +568,8 @@ _REMOVE_BATCH: Final = """
     DELETE FROM delayed_message WHERE seq IN (SELECT seq FROM temp.batch)"""
 _HEAD_DOES_NOT_MOVE: Final = """
     SELECT NOT EXISTS (SELECT 1 FROM queue AS q WHERE q.name = d.destination)
-        OR EXISTS (SELECT 1 FROM destination_limit AS l WHERE l.destination = d.destination AND l.limits <> '')
+        OR EXISTS (SELECT 1 FROM destination_limit AS l
+            WHERE l.store = 0 AND l.destination = d.destination AND l.limits <> '')
     FROM delayed_message AS d INDEXED BY delayed_message_attempt
     WHERE d.attempt_at < :now ORDER BY d.attempt_at LIMIT 1"""
 
@@ -608,7 +608,7 @@ def _move_batch(tx: Transaction, now: int, taken: int) -> Counter[str]:
     delivered = tx.execute(_SEND_BATCH, values).rowcount
     tx.execute(_RECORD_BATCH, {"now": now})
     if delivered < taken:
-        tx.execute(_DROP_EXPIRED_CONTENT)
+        tx.executemany("DELETE FROM content WHERE seq = ?", tx.execute(_CONTENT_OF_EXPIRED).fetchall())
     tx.execute(_REMOVE_BATCH)
     one = tx.execute(_ONE_QUEUE).fetchone()
     to = Counter[str]({one[0]: delivered} if one else dict(tx.execute(_SENT_TO).fetchall()))

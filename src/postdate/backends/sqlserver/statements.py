@@ -225,8 +225,9 @@ class SqlServerSqlDialect(ServerSqlDialect):
         return query.replace("SELECT", "SELECT TOP (%(limit)s)", 1)
 
     @override
-    def delete_first(self, table: str, where: str, order: str) -> str:
+    def delete(self, table: str, where: str, order: str, index: str) -> str:
+        hints = f"INDEX ([{index}]), READPAST, ROWLOCK, READCOMMITTEDLOCK"
         return (
-            f"WITH oldest AS (SELECT TOP (%(limit)s) * FROM {table} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK) "
+            f"WITH oldest AS (SELECT TOP (%(limit)s) * FROM {table} WITH ({hints}) "
             f"WHERE {where} ORDER BY {order}) DELETE FROM oldest"
         )
