@@ -499,6 +499,7 @@ async def test_what_comes_through_a_queue_goes_by_the_rules_of_the_service(tmp_p
     async with endpoint:
         found = await until(lambda: store.get("m"))
         assert found.due == datetime(2999, 7, 1, 8, tzinfo=UTC)
+        assert found.headers[Headers.WALL_TIME] == f"2999-07-01T09:00:00 {PARIS}"
         assert [each.headers["zone"] for each in await wall_times.markers(store)] == [PARIS]
     await store.close()
 

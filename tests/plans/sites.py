@@ -63,6 +63,11 @@ class Site(ABC):
     def open(self) -> Any:
         """Return the database object, measured."""
 
+    @contextmanager
+    def application(self) -> Generator[Any]:
+        """Open a connection of an application, measured; ``None`` where its transactions have no messages."""
+        yield None
+
     @abstractmethod
     def fill(self, rows: int) -> None:
         """Put rows into every table that the work uses, which are none of its own."""
@@ -148,8 +153,16 @@ class PostgresSite(Site):
                 drop_schema(self._url, self._schema)
 
     def open(self) -> Postgres:
-        options = quote(f"{AUTO_EXPLAIN} -c plan_cache_mode={self._plans}")
-        return Postgres(f"{self._url}?options={options}", schema=self._schema)
+        return Postgres(f"{self._url}?options={quote(self._options)}", schema=self._schema)
+
+    @property
+    def _options(self) -> str:
+        return f"{AUTO_EXPLAIN} -c plan_cache_mode={self._plans}"
+
+    @contextmanager
+    def application(self) -> Generator[Any]:
+        with psycopg.connect(self._url, options=self._options, autocommit=True) as connection:
+            yield connection
 
     def _run(self, *statements: str) -> None:
         with psycopg.connect(self._url, autocommit=True) as connection:
@@ -339,12 +352,14 @@ async def measure(site: Site, statistics: Statistics) -> Meter:
         site.tell(statistics)
         async with site.open() as database:
             await set_up(database)
-            for turn in ("a", "b"):  # plans are made, and kept
-                await work(database, site.meter, turn)
-            if statistics is not Statistics.MILLION:
-                site.fill(BESIDE)
-            await work(database, site.meter, "d")
+            with site.application() as application:
+                for turn in ("a", "b"):  # plans are made, and kept
+                    await work(database, site.meter, turn, application)
+                if statistics is not Statistics.MILLION:
+                    site.fill(BESIDE)
+                await work(database, site.meter, "d", application)
         async with site.open() as database:
             await set_up(database)
-            await work(database, site.meter, "e")
+            with site.application() as application:
+                await work(database, site.meter, "e", application)
     return site.meter

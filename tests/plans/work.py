@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import anyio
@@ -33,16 +35,21 @@ async def set_up(database: Any) -> None:
     await database.timeouts.setup()
 
 
-async def work(database: Any, meter: Meter, turn: str) -> None:
-    """Do each kind of work once, with ids that begin with ``turn``; a step is measured as one."""
+async def work(database: Any, meter: Meter, turn: str, application: Any) -> None:
+    """Do each kind of work once, with ids that begin with ``turn``; a step is measured as one.
+
+    ``application`` is an application's own connection, if its transactions may have messages in them.
+    """
     now = SystemClock().now()
     await _store(database.store, meter, turn, now)
     if hasattr(database, "queues"):
         await _queues(database, meter, turn, now)
     await _sagas(database.sagas, meter, turn)
-    await _outbox(database.outbox, meter, turn, now)
+    await _outbox(database, meter, turn, now)
     await _timeouts(database.timeouts, meter, turn, now)
     await _prune(database.store, meter, now)
+    if application is not None:
+        await anyio.to_thread.run_sync(_join, database.store, meter, turn, now, application)
 
 
 def _message(id_: str, due: datetime) -> DelayedMessage:
@@ -63,7 +70,7 @@ async def _store(store: Any, meter: Meter, turn: str, now: datetime) -> None:
         await store.remove(f"{turn}-0", now)
     for _ in range(2):
         with meter.step("replace"):
-            await store.replace(f"{turn}-key", lambda id_, _: _message(id_, now + HOUR), now)
+            await store.replace(f"{turn}-key", partial(_keyed, now), now)
     for _ in range(2):
         with meter.step("next attempt"):
             await store.next_attempt()
@@ -152,16 +159,26 @@ async def _sagas(sagas: Any, meter: Meter, turn: str) -> None:
         await change(SagaFate.COMPLETED, 2)
 
 
-async def _outbox(outbox: Any, meter: Meter, turn: str, now: datetime) -> None:
+async def _outbox(database: Any, meter: Meter, turn: str, now: datetime) -> None:
+    outbox, sagas = database.outbox, database.sagas
     ids = [f"{turn}-{each}" for each in range(BATCH)]
 
     async def add(id_: str) -> None:
         await outbox.transaction(ENDPOINT, id_).commit([Envelope("done", id_)], now)
 
     async def add_by_handler(id_: str) -> None:
+        """Commit what a handler does in its transaction: with sagas, too, where that is one database."""
         transaction = outbox.transaction(ENDPOINT, id_)
         await transaction.begin()
-        await transaction.commit([], now)
+        changes = [SagaChange(SagaFate.CREATED, SagaRecord(str(uuid.uuid4()), "Order", Correlation("id", id_), "{}"))]
+        with_sagas = outbox.database == sagas.capabilities.database
+        await transaction.commit([], now, [sagas.applying(changes)] if with_sagas else [])
+        found: Any = await sagas.find("Order", Correlation("id", id_)) if with_sagas else None
+        for fate in (SagaFate.UPDATED, SagaFate.COMPLETED) if found else ():
+            transaction = outbox.transaction(ENDPOINT, f"{id_}-{fate.value}")
+            await transaction.begin()
+            await transaction.commit([], now, [sagas.applying([SagaChange(fate, found)])])
+            found = replace(found, version=found.version + 1)
 
     async def mark(id_: str) -> None:
         await outbox.mark_dispatched(ENDPOINT, id_, now)
@@ -200,6 +217,22 @@ async def _timeouts(timeouts: Any, meter: Meter, turn: str, now: datetime) -> No
         await timeouts.next_chunk(now - 4 * HOUR, now, BATCH)
     with meter.step("remove the timeouts of a saga"):
         await timeouts.remove_by_saga(saga)
+
+
+def _join(store: Any, meter: Meter, turn: str, now: datetime, application: Any) -> None:
+    """Change messages in transactions of an application, often enough that its driver would prepare statements."""
+    for each in range(8):
+        id_ = f"{turn}-joined-{each}"
+        with application.transaction(), meter.step("in a transaction of an application"):
+            store.join_blocking(application, store.storing_steps([_message(id_, now + HOUR)], now))
+            store.join_blocking(application, store.getting_steps(id_))
+            store.join_blocking(application, store.rescheduling_steps(id_, now + 2 * HOUR, now))
+            store.join_blocking(application, store.replacing_steps(f"{id_}-key", partial(_keyed, now), now))
+            store.join_blocking(application, store.cancelling_steps(id_, now))
+
+
+def _keyed(now: datetime, id_: str, _: datetime | None) -> DelayedMessage:
+    return _message(id_, now + HOUR)
 
 
 async def _prune(store: Any, meter: Meter, now: datetime) -> None:

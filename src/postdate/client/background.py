@@ -9,23 +9,26 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
-import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, TypeVar
+
+from typing_extensions import override
 
 from postdate.clock import Clock, SystemClock
 from postdate.config import Settings
 from postdate.core.guard import calling_store
 from postdate.core.store_clock import FollowingClock, clock_of_store
 from postdate.core.wall_times import KeptZones
-from postdate.errors import ConfigurationError, PostdateError, StoreUnavailable
+from postdate.errors import ConfigurationError, PostdateError, StoreUnavailable, StoreUnreachable
 from postdate.ports import ClaimingStore, TransactionMode
+from postdate.runtime import forks
 from postdate.runtime.threads import Alarm
 from postdate.wiring import naming, open_store, store_settings
 
@@ -34,6 +37,7 @@ log = logging.getLogger("postdate.client")
 T = TypeVar("T")
 
 _CLOSES_WITHIN: Final = 5.0
+_ENDS_WITHIN: Final = 5.0
 _READ_AGAIN_AFTER: Final = timedelta(minutes=10)
 
 
@@ -55,20 +59,19 @@ class InUse:
                 await self.clock.read()
 
 
-class Background:
+class Background(forks.ForkAware):
     """Opens the store of ``settings`` at first use in each process; ``create``: its tables, too."""
 
     def __init__(self, settings: Settings, *, create: bool) -> None:
         self._settings, self._create = settings, create
         self._running: _Running | None = None
-        self._left: list[_Running | None] = []
-        """What belongs to parents: kept, as the end of its connections would be the end of theirs."""
-        self._lock, self._pid = threading.Lock(), os.getpid()
+        self._lock = forks.lock()
+        forks.register(self)
         _known.add(self)
 
     def submit(self, work: Callable[[InUse], Awaitable[T]]) -> Future[T]:
         """Do ``work`` with the open store, in its loop."""
-        self._check_process()
+        forks.check_process()
         with self._lock:
             if self._running is None:
                 self._running = _Running(self._settings, create=self._create)
@@ -86,20 +89,17 @@ class Background:
 
     def close(self) -> None:
         """Close the store, if it is open; the next use opens it again. Blocks."""
-        self._check_process()
+        forks.check_process()
         with self._lock:
             running, self._running = self._running, None
         if running is not None:
             running.close()
 
-    def _check_process(self) -> None:
-        if self._pid != os.getpid():  # of a fork that Python was not told of, as uWSGI does it
-            self.leave_to_parent()
-
-    def leave_to_parent(self) -> None:
-        """In the child of a fork: forget what is the parent's."""
-        self._lock, self._pid = threading.Lock(), os.getpid()  # another thread of the parent may have held it
-        self._left.append(self._running)
+    @override
+    def after_fork_in_child(self) -> None:
+        """Leave what is open to the parent: the end of its connections would be the end of the parent's."""
+        if self._running is not None:
+            self._running.leave_to_parent()
         self._running = None
 
 
@@ -109,15 +109,26 @@ class _Running:
         self._open: InUse | None = None
         self._opening: asyncio.Task[InUse] | None = None
         self._tasks = set[asyncio.Task[Any]]()
+        self._futures = weakref.WeakSet[Future[Any]]()
+        """What callers wait for."""
         self._is_closing = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="postdate-client", daemon=True)
         self._thread.start()
 
+    def leave_to_parent(self) -> None:
+        """In the child of a fork: have the inherited loop change nothing in what the parent's waits for."""
+        forks.keep_for_ever(self)
+        selector: Any = getattr(self._loop, "_selector", None)
+        if hasattr(selector, "fileno"):  # as of epoll: child and parent share what is registered there
+            forks.blank(selector.fileno())
+
     def submit(self, work: Callable[[InUse], Awaitable[T]]) -> Future[T]:
         if threading.current_thread() is self._thread:
             raise ConfigurationError("a client cannot be waited for by what it calls itself, such as a handler of logs")
-        return asyncio.run_coroutine_threadsafe(self._do(work), self._loop)
+        future = asyncio.run_coroutine_threadsafe(self._do(work), self._loop)
+        self._futures.add(future)
+        return future
 
     async def _do(self, work: Callable[[InUse], Awaitable[T]]) -> T:
         if self._is_closing:
@@ -130,6 +141,10 @@ class _Running:
             with calling_store(opened.store):
                 await opened.now_known()
                 return await work(opened)
+        except asyncio.CancelledError:
+            if self._is_closing:
+                raise _closed_meanwhile() from None
+            raise
         finally:
             self._tasks.discard(task)
 
@@ -138,7 +153,8 @@ class _Running:
         if self._open is not None:
             return self._open
         if self._opening is None:
-            self._opening = asyncio.ensure_future(self._to_open())
+            # In a context of its own: what it starts outlives the first caller, and must not keep that one's trace.
+            self._opening = self._loop.create_task(self._to_open(), context=Context())
         opening = self._opening
         try:
             self._open = found = await asyncio.shield(opening)
@@ -178,9 +194,12 @@ class _Running:
             log.warning("the store was not closed within %g s", 2 * _CLOSES_WITHIN)
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(_CLOSES_WITHIN)
+            self._thread.join(_ENDS_WITHIN)
             if not self._thread.is_alive():
                 self._loop.close()
+            for each in list(self._futures):  # of calls that do not end: nothing else would wake who waits for them
+                with suppress(InvalidStateError):
+                    each.set_exception(_closed_meanwhile())
 
     async def _close(self) -> None:
         self._is_closing = True
@@ -195,12 +214,11 @@ class _Running:
             await opened.store.close()
 
 
+def _closed_meanwhile() -> StoreUnreachable:
+    return StoreUnreachable("the client was closed before this call ended: it may have been done, or not")
+
+
 _known: weakref.WeakSet[Background] = weakref.WeakSet()
-
-
-def _forked() -> None:
-    for each in list(_known):
-        each.leave_to_parent()
 
 
 def _at_exit() -> None:
@@ -209,5 +227,4 @@ def _at_exit() -> None:
             each.close()
 
 
-os.register_at_fork(after_in_child=_forked)
 atexit.register(_at_exit)

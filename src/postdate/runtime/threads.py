@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar, TypeVarTuple, Unpack
 from weakref import WeakKeyDictionary
@@ -18,6 +19,7 @@ from anyio import to_thread
 from anyio.lowlevel import RunVar, current_token
 
 from postdate.errors import StoreUnreachable
+from postdate.runtime.forks import check_process
 
 T = TypeVar("T")
 W = TypeVar("W")
@@ -39,6 +41,7 @@ def our_threads() -> anyio.CapacityLimiter:
 
 async def in_thread(function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
     """Call a blocking function in one of our threads; a cancelled caller waits for its end."""
+    check_process()
     return await to_thread.run_sync(function, *arguments, limiter=our_threads())
 
 
@@ -169,7 +172,7 @@ class GroupCommit(Generic[W, T]):
         """Do the jobs of a turn, wake their callers, and have the first that came meanwhile lead the next turn."""
         self._led, self._next = True, None
         try:
-            await in_thread(self._do, do, turn)
+            await in_thread(Context().run, self._do, do, turn)
         except BaseException:
             # By asyncio's own means a task is cancelled although it waits for a thread.
             if not turn.taken.acquire(blocking=False):
@@ -185,6 +188,7 @@ class GroupCommit(Generic[W, T]):
                 self._next.begin.set()
 
     def _do(self, do: Callable[[Sequence[Job[W, T]]], None], turn: _Turn[W, T]) -> None:
+        """Do the jobs in a context of its own: they belong to many callers, and to none of their traces."""
         if not turn.taken.acquire(blocking=False):
             return
         try:

@@ -105,6 +105,9 @@ class VirtualStream:
     resolution_ms: int = 250
     keep_ms: int | None = None
     now_ms: int = START_MS
+    executor_ahead_ms: int = 0
+    """How far the clock of executors, which pack the rows, is ahead of the time of the micro-batch."""
+
     gone: list[tuple[str, int, int]] = field(default_factory=list)
     """Id, due time in microseconds, and the micro-batch in which the row went."""
 
@@ -139,15 +142,14 @@ class VirtualStream:
             if self.cancelling:
                 arrays.append(pa.array([0] * len(rows), pa.int32()))
             batch = pa.RecordBatch.from_arrays(arrays, names=[*ROWS.names, packing_module.SLOT][: len(arrays)])
-            yield from packing_module._packages(self.packing, batch, 0, self.now_ms)
+            yield from packing_module._packages(self.packing, batch, 0, self.now_ms + self.executor_ahead_ms)
 
     def cancels(self, ids: list[str]) -> Iterator[tuple[Any, ...]]:
         if ids:
-            columns = {"id": pa.array(ids), "cancelled_at_ms": pa.array([self.now_ms] * len(ids), pa.int64())}
-            yield 0, CANCELS, 0, to_content(pa.RecordBatch.from_pydict(columns))
+            yield 0, CANCELS, 0, to_content(pa.RecordBatch.from_pydict({"id": pa.array(ids)}))
 
     def opened(self, content: bytes) -> list[dict[str, Any]]:
-        return packing_module.from_content(content, self.packing.packed_schema).to_pylist()
+        return packing_module.from_content(content, self.packing.kept_schema).to_pylist()
 
     def next_timer(self) -> int | None:
         return min(self.handle.listTimers(), default=None)
@@ -213,15 +215,68 @@ def test_rows_that_are_due_already_go_in_the_micro_batch_that_brings_them() -> N
     assert stream.gone[-1][0] == "soon"
 
 
+executor_clocks = st.one_of(st.integers(0, 10 * MINUTE), st.integers(-400 * DAY, 400 * DAY))
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What one micro-batch brings: rows (id, delay in milliseconds), ids to cancel; and the time until the next."""
+
+    rows: list[tuple[str, int]]
+    cancels: list[str]
+    pause_ms: int
+
+
+ids = st.sampled_from("abcdefgh")
+arrivals = st.lists(
+    st.builds(
+        Arrival,
+        st.lists(st.tuples(ids, spread_delays), max_size=20),
+        st.lists(ids, max_size=3),
+        st.integers(1, 10 * MINUTE),
+    ),
+    max_size=4,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(arrivals, executor_clocks, st.sampled_from([None, 0, HOUR]))
+def test_each_micro_batch_gives_the_same_rows_whatever_the_executors_clocks_show(
+    arriving: list[Arrival], ahead_ms: int, keep_ms: int | None
+) -> None:
+    """A repeated micro-batch has its rows, its state and its time in common with the first attempt, and no clock.
+
+    A sink that takes each batch id once, as Spark documents for ``foreachBatch``, would else have rows twice or never.
+    """
+    first, again = VirtualStream(keep_ms=keep_ms), VirtualStream(keep_ms=keep_ms, executor_ahead_ms=ahead_ms)
+    for arrival in arriving:
+        for stream in (first, again):
+            rows = [(row, stream.now_ms * 1_000 + delay_ms * 1_000) for row, delay_ms in arrival.rows]
+            stream.batch(rows, arrival.cancels if keep_ms is not None else [])
+            stream.now_ms += arrival.pause_ms
+    for stream in (first, again):
+        stream.run()
+    assert Counter(first.gone) == Counter(again.gone)
+
+
 def test_a_row_that_is_due_by_the_executors_clock_only_waits_for_the_drivers() -> None:
-    stream = VirtualStream()
-    stream.now_ms += 10 * SECOND  # the executor's
-    packages = list(stream.rows([("m", due_in(5_000))]))
-    stream.now_ms -= 10 * SECOND
-    stream.rows = lambda rows: iter(packages)
-    assert not stream.batch([("m", 0)])
+    stream = VirtualStream(executor_ahead_ms=10 * SECOND)
+    assert not stream.batch([("m", due_in(5_000))])
     stream.run()
     assert [(row, now_ms) for row, _, now_ms in stream.gone] == [("m", START_MS + 5_001)]
+
+
+def test_rows_that_are_overdue_do_not_wait_for_those_that_fell_due_before_the_micro_batch_was_repeated() -> None:
+    stream = VirtualStream(executor_ahead_ms=5 * MINUTE)
+    rows = [("overdue", due_in(-5 * SECOND)), ("due meanwhile", due_in(MINUTE)), ("later", due_in(HOUR))]
+    assert stream.batch(rows) == ["overdue"]
+    stream.run()
+    assert [row for row, _, _ in stream.gone] == ["overdue", "due meanwhile", "later"]
+
+
+def test_a_row_is_cancelled_by_its_own_micro_batch_though_the_executor_packed_it_later() -> None:
+    stream = VirtualStream(keep_ms=0, executor_ahead_ms=HOUR)
+    assert stream.batch([("a", due_in(0)), ("b", due_in(0))], cancel=["a"]) == ["b"]
 
 
 def test_a_herd_that_is_due_at_one_instant_goes_at_once() -> None:

@@ -50,6 +50,7 @@ from postdate.ports import (
     TransactionMode,
     Wake,
 )
+from postdate.runtime import forks
 from postdate.runtime.next_due import NextDue
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ NEAR: Final = timedelta(seconds=5)
 log = logging.getLogger("postdate.stores.azure_table")
 
 
-class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
+class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine, forks.ForkAware):
     """Keeps delayed messages in a table of Azure Storage; the process with the lease dispatches them.
 
     Args:
@@ -114,6 +115,15 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         self._next_due, self._back_off = NextDue[int](), BackOff(self.polling)
         self._services: tuple[TableServiceClient, BlobServiceClient] | None = None
         self._rooms: _Rooms | None = None
+        self._claiming = anyio.Lock()
+        forks.register(self)
+
+    @override
+    def after_fork_in_child(self) -> None:
+        """Leave connections and lease to the parent: with the parent's lease, two processes would dispatch."""
+        forks.keep_for_ever((self._rooms, self._services))
+        self._rooms = self._services = None
+        self._holding.forget()
         self._claiming = anyio.Lock()
 
     def __repr__(self) -> str:

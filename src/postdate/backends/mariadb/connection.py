@@ -39,6 +39,7 @@ from postdate.errors import (
     StoreTroubled,
     StoreUnreachable,
 )
+from postdate.runtime import forks
 
 
 class LockedTooLong(Conflict):
@@ -177,6 +178,7 @@ class MariaDbServer(DatabaseServer["MariaDbSession"]):
                 ssl_disabled=self._tls is None,
             )
             connection.connect(connected((self.address.host, self.address.port), CONNECT_WITHIN_SECONDS))
+            forks.own(connection)  # with TLS it has another socket than the one that was connected
             session = MariaDbSession(connection, self.where, self._silence_seconds)
         with closing_on_error(session):
             session.check()
@@ -200,6 +202,9 @@ class _Connection(pymysql.Connection[Any] if TYPE_CHECKING else pymysql.Connecti
 
     _sock: socket.socket | None
     largest_packet = 2**30
+
+    def fileno(self) -> int:
+        return -1 if self._sock is None else self._sock.fileno()
 
     @property
     def seconds(self) -> float:

@@ -6,7 +6,6 @@ counts ignore it. Source: specification 2.2, 2.5.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Hashable
 from typing import Any, Final
@@ -15,6 +14,7 @@ import psycopg
 
 from postdate.backends.postgres.names import SchemaNames, places, sql
 from postdate.ports import RecordKind
+from postdate.runtime import forks
 
 Connection = psycopg.Connection[Any]
 
@@ -33,7 +33,7 @@ class Turns:
     """Which of a process' listener threads looks next, and when: one per database and schema. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._next = dict[Hashable, float]()
 
     def take(self, subject: Hashable, now_seconds: float) -> bool:

@@ -32,6 +32,7 @@ from postdate.backends.postgres.expiring import Reaper
 from postdate.backends.postgres.names import SchemaNames, sql
 from postdate.backends.postgres.sessions import carries
 from postdate.errors import ConfigurationError, PostdateError, StoreUnavailable, StoreUnreachable
+from postdate.runtime import forks
 from postdate.runtime.reporting import OutageLog
 
 Connection = psycopg.Connection[Any]
@@ -125,7 +126,7 @@ class Listener:
         self._watched = Watched()
         _HERE.add(self)
         self._ears: list[Heard] = []
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._waking, self._wake = os.pipe()
         self._users = 2
         self._stopping = self._renewing = False
@@ -166,6 +167,13 @@ class Listener:
             if not self._users:
                 os.close(self._waking)
                 os.close(self._wake)
+
+    def leave_to_parent(self) -> None:
+        """In the child of a fork: neither wake the thread, which is the parent's, nor count its number as ours."""
+        _HERE.discard(self)
+        os.close(self._waking)
+        os.close(self._wake)
+        forks.keep_for_ever(self)
 
     def renew(self) -> None:
         """Take another number, which frees all claims under the present one.

@@ -18,6 +18,7 @@ from redis.asyncio.connection import BlockingConnectionPool, Connection, SSLConn
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, OutOfMemoryError, ReadOnlyError, RedisError
+from typing_extensions import override
 
 from postdate.backends.redis.layout import Part, size_of
 from postdate.backends.redis.login import RedisLogin
@@ -38,6 +39,7 @@ from postdate.errors import (
 )
 from postdate.messages import DelayedMessage, Envelope
 from postdate.ports import Claim, ServerFacts
+from postdate.runtime import forks
 
 # --- scripts: files of ``lua``, each after the functions of ``common.lua`` --------------------------------------------
 
@@ -149,7 +151,28 @@ ANSWERS_WITHIN: Final = timedelta(seconds=30)
 T = TypeVar("T")
 
 
-class RedisConnections:
+class _OfThisProcess:
+    """A connection of the driver that the child of a fork cannot use."""
+
+    _writer: asyncio.StreamWriter | None
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        forks.own(self)
+
+    def fileno(self) -> int:
+        return -1 if self._writer is None else self._writer.get_extra_info("socket").fileno()
+
+
+class _PlainConnection(_OfThisProcess, Connection):
+    pass
+
+
+class _EncryptedConnection(_OfThisProcess, SSLConnection):
+    pass
+
+
+class RedisConnections(forks.ForkAware):
     """A pool of connections to one database of a server, opened at first use, in the event loop of the first caller.
 
     Raises the driver's errors, as a store and queues may share it; :class:`RedisServer` translates them.
@@ -159,6 +182,13 @@ class RedisConnections:
         self.login = login
         self.answers_within = answers_within or ANSWERS_WITHIN
         self._client: Redis | None = None
+        forks.register(self)
+
+    @override
+    def after_fork_in_child(self) -> None:
+        """Leave the connections to the parent; the next use opens others."""
+        forks.keep_for_ever(self._client)
+        self._client = None
 
     async def run(self, name: str, *arguments: Part) -> Any:
         """Run a script, which is atomic. After a lost connection it may have run, or may run yet."""
@@ -185,6 +215,7 @@ class RedisConnections:
 
     @property
     def _opened(self) -> Callable[..., Awaitable[Any]]:
+        forks.check_process()
         if self._client is None:
             pool = BlockingConnectionPool(
                 max_connections=_CONNECTIONS,
@@ -198,7 +229,7 @@ class RedisConnections:
 
     @property
     def _kind(self) -> type[Connection]:
-        return SSLConnection if self.login.tls else Connection
+        return _EncryptedConnection if self.login.tls else _PlainConnection
 
     def _settings(self) -> dict[str, Any]:
         login = self.login

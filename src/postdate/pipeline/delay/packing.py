@@ -7,6 +7,9 @@ within a decade. Before a wide bucket begins, its rows are spread over narrower 
 
 A call from Python into Spark's state costs some 100 µs however much it carries, and a timer costs more. So the rows of
 a task are gathered, sorted by slot and place, and each run of them becomes one Arrow record batch, without its schema.
+
+The clock of an executor is another one in each attempt at a micro-batch. So the places here only group rows that
+probably belong together: the processor places each row anew, by the time of the micro-batch.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -78,7 +81,7 @@ class Wheel:
 
         Args:
             due_us: due times in microseconds.
-            now_ms: decides how far off a row is, and so only its level: a wrong clock costs time, never a row.
+            now_ms: decides which rows are due, and the level of the others.
             below: the level whose bucket is being spread; rows go to lower ones.
         """
         top = self.top if below is None else below - 1
@@ -90,10 +93,6 @@ class Wheel:
         # Level 0 lets rows go at the end of their bucket, so due times are rounded up; the others begin before them.
         buckets = np.where(levels == 0, -(-due_us // widths_us), due_us // widths_us)
         return np.where(due_us <= now_ms * 1000, OVERDUE, buckets * _PLACES_PER_BUCKET + levels)
-
-    def place_near(self, due_us: int) -> int:
-        """Return the place at level 0."""
-        return -(-due_us // (self.resolution_ms * 1000)) * _PLACES_PER_BUCKET
 
     def level(self, place: int) -> int:
         return place % _PLACES_PER_BUCKET
@@ -133,15 +132,16 @@ _PACKED_ARROW = pa.schema(
     [("slot", pa.int32()), ("place", pa.int64()), ("last_due_us", pa.int64()), ("content", pa.binary())]
 )
 PACKED = spark_schema(_PACKED_ARROW)
-"""One row a package. ``place`` is a place of :class:`Wheel`, or one of the negative constants."""
+"""One row a package. ``place`` is one of :class:`Wheel`, by the executor's clock, or one of the negative constants."""
 
 CANCELS, HELLO = -2, -3
 """Places of packages without rows: ids to cancel; and empty ones that make every slot compare its options."""
 
 SLOT, ARRIVED = "postdate_slot", "postdate_arrived_ms"
-"""Columns added to the rows while they wait; only in jobs with cancels."""
+"""Columns added to the rows, only in jobs with cancels: the slot until they are packed, and the time of the
+micro-batch that brought them while they wait.
+"""
 
-CANCELS_SCHEMA_NAMES = ("id", "cancelled_at_ms")
 PACKAGE_BYTES = 1 << 20
 _GATHERED_ROWS, _GATHERED_BYTES = 500_000, 32 << 20
 _UNPACKED_ROWS = 10_000
@@ -154,7 +154,7 @@ class Packing:
     """How rows become packages; pickled to executors.
 
     ``schema`` lacks the columns added here; ``slots`` are the keys of the state; with ``cancelling``, rows come with
-    their slot in :data:`SLOT`, and get their time of arrival.
+    their slot in :data:`SLOT`, and the processor adds their time of arrival.
     """
 
     wheel: Wheel
@@ -165,8 +165,8 @@ class Packing:
     cancelling: bool
 
     @property
-    def packed_schema(self) -> pa.Schema:
-        """The columns in a package of rows."""
+    def kept_schema(self) -> pa.Schema:
+        """The columns of a package in the state, and of one that goes; packages that arrive have ``schema``."""
         return self.schema.append(pa.field(ARRIVED, pa.int64())) if self.cancelling else self.schema
 
 
@@ -183,8 +183,7 @@ def pack_cancels(slots: Sequence[int], batches: Batches) -> Batches:
     hello = [(slot, HELLO, 0, b"") for slot in slots]
     for gathered in _gathered(batches):
         named = gathered.filter(pc.is_valid(gathered.column(0)))
-        at = pa.array(np.full(named.num_rows, now_ms(), dtype=np.int64))
-        ids = pa.RecordBatch.from_arrays([named.column(0), at], names=list(CANCELS_SCHEMA_NAMES))
+        ids = pa.RecordBatch.from_arrays([named.column(0)], names=["id"])
         numbers = _int64(named.column(1))
         packages = [
             (slots[number], CANCELS, 0, to_content(part))
@@ -198,7 +197,7 @@ def pack_cancels(slots: Sequence[int], batches: Batches) -> Batches:
 def unpack(packing: Packing, batches: Batches) -> Batches:
     """Unpack the due packages of a task into their rows."""
     for batch in batches:
-        opened = [from_content(content.as_py(), packing.packed_schema) for content in batch.column(0)]
+        opened = [from_content(content.as_py(), packing.kept_schema) for content in batch.column(0)]
         if opened:
             rows = pa.Table.from_batches(opened).select(packing.schema.names)
             yield from rows.combine_chunks().to_batches(max_chunksize=_UNPACKED_ROWS)
@@ -247,17 +246,17 @@ def due_us(batch: pa.RecordBatch, due: str) -> NDArray[np.int64]:
 
 
 def _packages(
-    packing: Packing, rows: pa.RecordBatch, share: int, arrived_ms: int
+    packing: Packing, rows: pa.RecordBatch, share: int, near_ms: int
 ) -> Iterator[tuple[int, int, int, bytes]]:
+    """Yield the packages of a batch, grouped by the place that the rows have at ``near_ms``, about now."""
     rows = _with_due_times(packing, rows)
     if not rows.num_rows:
         return
     due = due_us(rows, packing.due)
-    places = packing.wheel.places(due, arrived_ms)
+    places = packing.wheel.places(due, near_ms)
     content = pa.RecordBatch.from_arrays(rows.columns[: len(packing.schema)], schema=packing.schema)
     if packing.cancelling:
         numbers = _int64(rows.column(rows.schema.get_field_index(SLOT)))
-        content = content.append_column(ARRIVED, pa.array(np.full(rows.num_rows, arrived_ms, dtype=np.int64)))
     else:
         # Computed only from values that stay the same when Spark repeats a task with its rows in another order: a row
         # that changed its slot between two attempts could be lost or doubled.

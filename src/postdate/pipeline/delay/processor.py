@@ -2,6 +2,10 @@
 
 Spark passes the packages that arrived, then the timers that expired by the time of the micro-batch, which is the
 driver's. A timer of level 0 releases its rows; a timer above it spreads them over narrower buckets.
+
+What goes, what waits and what is cancelled depends on the state, the rows and the time of the micro-batch, and on no
+other clock. Spark keeps that time in the checkpoint, so a repeated micro-batch releases the same rows: a sink that
+takes each batch id once gets each row once.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -13,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyarrow.lib import concat_batches
@@ -25,6 +30,7 @@ from pyspark.sql.streaming.stateful_processor import (
 from pyspark.sql.types import BinaryType, LongType
 
 from postdate.pipeline.delay.packing import (
+    ARRIVED,
     CANCELS,
     HELLO,
     OVERDUE,
@@ -115,23 +121,38 @@ class Delaying(StatefulProcessor):
         """Do nothing: the state is Spark's."""
 
     def _arriving(self, slot: Slot, frames: Iterator[Any], now_ms: int) -> Iterator[bytes]:
-        """Keep packages that wait and add cancels; yield packages that are due already."""
+        """Keep rows that wait and add cancels; yield the rows that are due already."""
         indexes: dict[int, _Index] = {}
         for frame in frames:
             for _, place, last_due_us, content in frame.itertuples(index=False):
                 if place == HELLO:
                     continue
                 if place == CANCELS:
-                    slot.cancel(content)
+                    slot.cancel(content, now_ms)
                     continue
                 slot.latest_due_us = max(slot.latest_due_us, int(last_due_us))
-                if last_due_us <= now_ms * 1000:
-                    yield content
-                else:
-                    # Due by the executor's clock, but not yet by the driver's: it waits at the next place.
-                    kept_in = self._wheel.place_near(int(last_due_us)) if place == OVERDUE else int(place)
-                    self._keep(indexes, kept_in, content)
+                for row_place, part in self._placed(content, int(place), now_ms):
+                    if row_place == OVERDUE:
+                        yield part
+                    else:
+                        self._keep(indexes, row_place, part)
         self._save(indexes)
+
+    def _placed(self, content: bytes, place: int, now_ms: int) -> Iterator[tuple[int, bytes]]:
+        """Yield the rows of a package that arrives, by their place at the time of the micro-batch.
+
+        The executor grouped them by its own clock into ``place``, which nearly always is right for all of them: then
+        the package is kept as it is.
+        """
+        rows = from_content(content, self._packing.schema)
+        places = self._wheel.places(due_us(rows, self._packing.due), now_ms)
+        if self._packing.cancelling:
+            rows = rows.append_column(ARRIVED, pa.array(np.full(rows.num_rows, now_ms, dtype=np.int64)))
+        elif (places == place).all():
+            yield place, content
+            return
+        for (row_place,), part in spread(rows, places):
+            yield row_place, to_content(part)
 
     # --- slots -----------------------------------------------------------------------------------------------------
 
@@ -232,4 +253,4 @@ class Delaying(StatefulProcessor):
             self._indexes.removeKey((place,))
 
     def _opened(self, content: bytes) -> pa.RecordBatch:
-        return from_content(content, self._packing.packed_schema)
+        return from_content(content, self._packing.kept_schema)

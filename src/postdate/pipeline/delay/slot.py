@@ -1,7 +1,7 @@
 """One slot of the state without its packages: the options it was written with, and the cancelled ids.
 
 A cancel removes rows that wait when it arrives, and rows that arrive within ``keep_ms`` after it. So it is kept until
-that time is over and every row that had arrived by then has been due.
+that time is over and every row that had arrived by then has been due. All times are those of micro-batches.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow.lib import concat_batches
@@ -22,7 +23,7 @@ from pyspark.sql.streaming.stateful_processor import MapState, ValueState
 from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructField, StructType
 
 from postdate.errors import PipelineError
-from postdate.pipeline.delay.packing import ARRIVED, CANCELS_SCHEMA_NAMES, Packing, from_content, to_content
+from postdate.pipeline.delay.packing import ARRIVED, Packing, from_content, to_content
 
 CHUNK_IDS = 4_096
 """Ids in one value, about; a value is rewritten in each micro-batch with cancels until it is full."""
@@ -100,19 +101,22 @@ class Slot:
 
     # --- cancelled ids ---------------------------------------------------------------------------------------------
 
-    def cancel(self, content: bytes) -> None:
-        """Keep ids to cancel, in the last chunk as long as that has room and may still concern rows that arrive."""
+    def cancel(self, content: bytes, now_ms: int) -> None:
+        """Keep ids to cancel, in the last chunk as long as that has room and may still concern rows that arrive.
+
+        ``content`` is a record batch of ids; they are cancelled at ``now_ms``, the time of the micro-batch.
+        """
         schema = self._schema
-        added = from_content(content, schema)
-        newest = int(pc.max(added.column(1)).as_py())
+        ids = from_content(content, pa.schema([schema.field("id")]))
+        added = ids.append_column("cancelled_at_ms", pa.array(np.full(ids.num_rows, now_ms, dtype=np.int64)))
         number = max(self._chunks, default=-1)
         last = self._chunks.get(number)
         if last is not None and last.hold_until_ms is None:
             held = from_content(last.content, schema)
             if held.num_rows + added.num_rows <= CHUNK_IDS:
-                self._put(number, Chunk(to_content(concat_batches([held, added])), max(newest, last.newest_ms)))
+                self._put(number, Chunk(to_content(concat_batches([held, added])), max(now_ms, last.newest_ms)))
                 return
-        self._put(number + 1, Chunk(bytes(content), newest))
+        self._put(number + 1, Chunk(to_content(added), now_ms))
 
     def forget(self, now_ms: int) -> None:
         """Forget cancels that can concern no row any more.
@@ -142,7 +146,7 @@ class Slot:
         """Return a package without its cancelled rows; ``None`` if no row is left."""
         if self._cancelling is None or self._first == self._next:
             return content
-        rows, known = from_content(content, self._packing.packed_schema), self._known()
+        rows, known = from_content(content, self._packing.kept_schema), self._known()
         ids = rows.column(rows.schema.get_field_index(self._cancelling.id_column))
         found = pc.index_in(ids, value_set=known.column("id"))
         if found.null_count == rows.num_rows:
@@ -161,7 +165,7 @@ class Slot:
     @property
     def _schema(self) -> pa.Schema:
         id_type = self._packing.schema.field(self._how.id_column).type
-        return pa.schema(list(zip(CANCELS_SCHEMA_NAMES, (id_type, pa.int64()), strict=True)))
+        return pa.schema([("id", id_type), ("cancelled_at_ms", pa.int64())])
 
     @property
     def _chunks(self) -> dict[int, Chunk]:
