@@ -1,43 +1,35 @@
 """Files of rows, as a table or as a stream, by the same rules: columns are matched by name, and wrong names refused.
 
 A CSV file begins with a line of names, the same and in the same order as in the first file or the schema.
-A quote inside quotes is written twice, or the file is refused, and a line may break inside them. JSON has one object a
-line. The files of a folder of Parquet need not have the same columns, only the same types. Runs on the driver.
+A quote inside quotes is written twice, or the file is refused, and so is one with a quote that is never closed; a line
+may break inside quotes. JSON has one object a line. The files of a folder of Parquet need not have the same columns,
+only the same types. Texts are in UTF-8, or in the encoding that is named. Runs on the driver.
+
+No setting of the session is changed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from datetime import timedelta
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from pyspark.sql import Column, DataFrame, SparkSession
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from postdate.errors import PipelineError
 from postdate.pipeline.failures import told_in_one_line
-from postdate.pipeline.rows import quoted
+from postdate.pipeline.rows import Batches, quoted
+from postdate.pipeline.texts import CsvFile, Encoding, Row, header_names, json_object, read_header, to_table
 
 MALFORMED: Final = "_corrupt_record"
-"""Spark's name of the column that holds the whole of a malformed line, and is null in rows."""
+"""The column that holds all bytes of what is no row, and is null in rows."""
 
-_RULES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
-    {
-        "csv": {
-            "header": True,
-            "enforceSchema": False,
-            "multiLine": True,
-            "escape": '"',
-            "unescapedQuoteHandling": "RAISE_ERROR",  # as Spark's own writer leaves them: backslashes would stay
-        },
-        "json": {"primitivesAsString": True},
-        "parquet": {"mergeSchema": True},
-    }
-)
+_FORMATS: Final = ("csv", "json", "parquet")
 _JSON_LINES = frozenset({"jsonl", "ndjson"})
 
 _ANY_AGE = "1000000d"
@@ -49,31 +41,34 @@ _NANOSECONDS: Final = re.compile(r"(timestamp_[ln]tz)\([789]\)", re.IGNORECASE)
 """Spark's types of times below a microsecond, which only its Java knows."""
 
 
-def read_input(spark: SparkSession, path: str, input_format: str | None = None) -> DataFrame:
-    """Read a file or directory of messages; all columns of CSV and of JSON are texts, :data:`MALFORMED` among them.
+def read_input(spark: SparkSession, path: str, input_format: str | None = None, encoding: str = "UTF-8") -> DataFrame:
+    """Read a file or directory of messages; all columns of CSV and of JSON are texts, but for :data:`MALFORMED`.
+
+    A value of JSON that is no text becomes its JSON text, as it is written.
 
     Args:
         spark: any session.
         path: of a file or directory.
         input_format: ``csv``, ``json`` (one object a line) or ``parquet``; by default from the name's ending.
+        encoding: of CSV and JSON, for example ``cp1252`` or ``UTF-16``. A row with other bytes is malformed.
 
     Raises:
-        PipelineError: the format is unknown, or the files do not agree on a type. A CSV file with other columns than
-            the first fails only when it is read.
+        PipelineError: the format or the encoding is unknown, or the files do not agree on a type. A CSV file with other
+            columns than the first, or with a quote that is never closed, fails only when it is read.
     """
     name = input_format or Path(path).name.removesuffix(".gz").rpartition(".")[2].lower()
     name = "json" if name in _JSON_LINES else name
-    if name not in _RULES:
+    if name not in _FORMATS:
         raise PipelineError(f"cannot tell the format of {path!r}; say csv, json or parquet")
-    _know_nanoseconds(spark)
-    reader = spark.read.format(name).options(**_RULES[name], columnNameOfCorruptRecord=MALFORMED)
+    chosen = _checked(Encoding(encoding), name)
     with told_in_one_line(f"cannot read {path!r}"):
-        rows = reader.load(path)
-        if name == "csv":  # of JSON Spark looks at all lines, and has the column where it is needed
-            # Spark changes names that are empty or there twice: they would differ from those of their own file.
-            reader = reader.option("enforceSchema", len(rows.inputFiles()) == 1)
-            rows = reader.schema(StructType([*rows.schema, StructField(MALFORMED, StringType())])).load(path)
-        return _in_microseconds(rows)
+        match name:
+            case "csv":
+                return _csv_rows(spark, _csv_records(spark.read, path, chosen), path, chosen)
+            case "json":
+                return _json_rows(spark, _lines(spark.read, path), path, chosen)
+            case _:
+                return _in_microseconds(_parquet(spark, path))
 
 
 def read_directory(
@@ -82,6 +77,7 @@ def read_directory(
     schema: str,
     format: str = "json",  # noqa: A002 - Spark's word
     files_at_once: int = 100,
+    encoding: str = "UTF-8",
 ) -> DataFrame:
     """Return the stream of a directory's files: existing ones, then new ones, whatever their times.
 
@@ -92,30 +88,220 @@ def read_directory(
         path: of the directory.
         schema: a Spark schema, such as ``id string, due timestamp``. The header line of a CSV file must have these
             names in this order. Times that Parquet has in nanoseconds are ``timestamp_ltz(9)``, or ``timestamp_ntz(9)``
-            without a zone; they are rounded up to microseconds.
+            without a zone; they are rounded up to microseconds. Such a stream belongs to a session of its own, with the
+            present settings of ``spark``.
         format: ``json`` (one object a line), ``csv`` or ``parquet``.
         files_at_once: how many files a micro-batch takes at most, which bounds the memory it needs.
+        encoding: of CSV and JSON. A row with other bytes, or that is malformed, fails the query.
 
     Raises:
-        PipelineError: the directory is missing, or the format or the schema is invalid.
+        PipelineError: the directory is missing, or the format, the encoding or the schema is invalid.
     """
-    if format not in _RULES:
+    if format not in _FORMATS:
         raise PipelineError(f"rows are read from json, csv or parquet, not {format!r}")
     if files_at_once < 1:
         raise PipelineError(f"files_at_once={files_at_once} is below 1")
-    _know_nanoseconds(spark)
-    # A value that is malformed must not become a null that looks like a row without a due time.
-    reader = spark.readStream.options(maxFilesPerTrigger=files_at_once, maxFileAge=_ANY_AGE, mode="FAILFAST")
+    chosen = _checked(Encoding(encoding), format)
+    if format == "parquet" and _NANOSECONDS.search(schema):
+        spark = _knowing_nanoseconds(spark)
     with told_in_one_line(f"cannot read {path!r} with the schema {schema!r}"):
-        return _in_microseconds(reader.options(**_RULES[format]).schema(schema).format(format).load(path))
+        reader = spark.readStream.options(maxFilesPerTrigger=files_at_once, maxFileAge=_ANY_AGE)
+        if format == "parquet":
+            # A value that is malformed must not become a null that looks like a row without a due time.
+            return _in_microseconds(reader.options(mode="FAILFAST").schema(schema).format(format).load(path))
+        columns: StructType = spark.range(0).select(F.from_json(F.lit("{}"), schema).alias("row")).schema[0].dataType  # type: ignore[assignment]
+        if format == "csv":
+            texts = _csv_records(reader, path, chosen).mapInArrow(
+                partial(_csv_texts, columns.fieldNames(), chosen), "text string"
+            )
+            row = F.from_csv("text", schema, {"mode": "FAILFAST", "escape": '"', "multiLine": "true"})
+        else:
+            texts = _lines(reader, path).mapInArrow(partial(_json_texts, chosen), "text string")
+            row = F.from_json("text", schema, {"mode": "FAILFAST"})
+        return texts.select(row.alias("row")).select("row.*")
 
 
-# --- nanoseconds, which pandas writes by default ---------------------------------------------------------------------
+def _checked(encoding: Encoding, name: str) -> Encoding:
+    if name == "json" and not encoding.keeps_ascii:
+        raise PipelineError(f"JSON is not read in {encoding.name}; convert it to UTF-8")
+    return encoding
 
 
-def _know_nanoseconds(spark: SparkSession) -> None:
-    """Switch on a preview of Spark 4.3; for as long as the session lives, because plans are made later."""
-    spark.conf.set("spark.sql.timestampNanosTypes.enabled", "true")
+# --- CSV: Spark cuts files into records, which need not have the columns of a schema ----------------------------------
+
+_MOST_CELLS: Final = 511
+_RECORD: Final = StructType(
+    [
+        *(StructField(f"c{number}", StringType()) for number in range(_MOST_CELLS + 1)),
+        StructField("record", StringType()),
+    ]
+)
+"""More cells than any record has: so each is malformed for Spark, which then gives it whole."""
+
+
+def _csv_records(reader: Any, path: str, encoding: Encoding) -> DataFrame:
+    """Return the records of files as they are, without empty lines, and the columns that the names of folders tell."""
+    rows = (
+        reader.format("csv")
+        .options(multiLine=True, escape='"', unescapedQuoteHandling="RAISE_ERROR", encoding=encoding.of_spark)
+        .options(maxColumns=_MOST_CELLS, columnNameOfCorruptRecord="record", mode="PERMISSIVE")
+        .schema(_RECORD)
+        .load(path)
+    )
+    folders = [name for name in rows.columns if name not in set(_RECORD.fieldNames())]
+    # Spark does not give a malformed record alone.
+    return rows.select(F.col("_metadata.file_path").alias("_file"), "record", "c0", *map(quoted, folders))
+
+
+def _csv_rows(spark: SparkSession, files: DataFrame, path: str, encoding: Encoding) -> DataFrame:
+    first = files.select("_file", "record", "c0").take(1)
+    if not first:
+        raise PipelineError(f"{path!r} has no line of names")
+    header = read_header(first[0]["_file"], first[0]["record"], encoding)
+    names = header_names(header, case_sensitive=_is_case_sensitive(spark))
+    schema = _schema_of(names, files)
+    return files.mapInArrow(partial(_parse_csv, header, encoding), schema)
+
+
+def _schema_of(names: list[str], files: DataFrame) -> StructType:
+    """Return the columns of rows: those of the files, what is malformed, and those that the names of folders tell."""
+    if MALFORMED in names:
+        raise PipelineError(f"a column must not have the name {MALFORMED!r}; rename it")
+    folders = [field for field in files.schema if field.name not in {"_file", "record", "c0"}]
+    return StructType(
+        [*(StructField(name, StringType()) for name in names), StructField(MALFORMED, BinaryType()), *folders]
+    )
+
+
+def _parse_csv(header: list[str | None], encoding: Encoding, batches: Batches) -> Batches:
+    for batch, origins, rows in _csv_file_rows(header, encoding, batches):
+        yield to_table(rows, origins, batch, len(header), skipped=3)
+
+
+def _csv_texts(names: list[str], encoding: Encoding, batches: Batches) -> Batches:
+    """Return the records of a stream, checked, each as one text."""
+    for _, _, rows in _csv_file_rows(list(names), encoding, batches):
+        for _, malformed in rows:
+            if malformed is not None:
+                raise PipelineError(
+                    f"a record has other cells than the header line, or is no {encoding.name}: {malformed[:200]!r}"
+                )
+        texts = [",".join(map(_in_csv, cells)) for cells, _ in rows]
+        yield pa.record_batch([pa.array(texts, pa.string())], names=["text"])
+
+
+def _in_csv(cell: str | None) -> str:
+    return "" if cell is None else '"' + cell.replace('"', '""') + '"'
+
+
+def _csv_file_rows(
+    header: list[str | None], encoding: Encoding, batches: Batches
+) -> Iterator[tuple[pa.RecordBatch, list[int], list[Row]]]:
+    """Yield the rows of each batch, with the positions of their records in it; a task has whole files, in order."""
+    file: CsvFile | None = None
+    for batch in batches:
+        rows, origins = list[Row](), list[int]()
+        paths, contents = _column(batch, 0), _column(batch, 1)
+        for position, (path, record) in enumerate(zip(paths, contents, strict=True)):
+            if file is None or file.path != path:
+                file = CsvFile(path, header, encoding)
+            if record is None:
+                raise PipelineError(f"{path} has a record of {_MOST_CELLS + 1} cells; at most {_MOST_CELLS} are read")
+            for row in file.rows(record):
+                rows.append(row)
+                origins.append(position)
+        yield batch, origins, rows
+
+
+def _column(batch: pa.RecordBatch, number: int) -> list[Any]:
+    return cast("list[Any]", batch.column(number).to_pylist())
+
+
+# --- JSON: one object a line ------------------------------------------------------------------------------------------
+
+
+def _lines(reader: Any, path: str) -> DataFrame:
+    rows = reader.format("text").load(path)
+    folders = [name for name in rows.columns if name != "value"]
+    return rows.select(F.col("value").cast("binary").alias("line"), *map(quoted, folders))
+
+
+def _json_rows(spark: SparkSession, lines: DataFrame, path: str, encoding: Encoding) -> DataFrame:
+    case_sensitive = _is_case_sensitive(spark)
+    as_written = partial(json_object, encoding=encoding, case_sensitive=True)
+    seen = lines.select("line").mapInArrow(partial(_json_names, as_written), "name string").distinct().collect()
+    columns = dict[str, str]()  # by the name in lower case, unless case tells names apart
+    for name in sorted((row["name"] for row in seen), key=str.swapcase):
+        columns.setdefault(name if case_sensitive else name.lower(), name)
+    if MALFORMED in columns:
+        raise PipelineError(f"{path!r} has the name {MALFORMED!r} in it; rename it")
+    folders = [field for field in lines.schema if field.name != "line"]
+    cells = [StructField(name, StringType()) for name in columns.values()]
+    schema = StructType([*cells, StructField(MALFORMED, BinaryType()), *folders])
+    parse = partial(json_object, encoding=encoding, case_sensitive=case_sensitive)
+    return lines.mapInArrow(partial(_parse_json, parse, list(columns)), schema)
+
+
+def _json_names(parse: Callable[[bytes], Mapping[str, str | None] | None], batches: Batches) -> Batches:
+    names = set[str]()
+    for batch in batches:
+        for line in _column(batch, 0):
+            names.update(parse(line) or () if line.strip() else ())
+    yield pa.record_batch([pa.array(sorted(names), pa.string())], names=["name"])
+
+
+def _parse_json(
+    parse: Callable[[bytes], Mapping[str, str | None] | None], names: list[str], batches: Batches
+) -> Batches:
+    for batch in batches:
+        rows, origins = list[Row](), list[int]()
+        for position, line in enumerate(_column(batch, 0)):
+            if line.strip():
+                values = parse(line)
+                rows.append(([None] * len(names), line) if values is None else ([*map(values.get, names)], None))
+                origins.append(position)
+        yield to_table(rows, origins, batch, len(names), skipped=1)
+
+
+def _json_texts(encoding: Encoding, batches: Batches) -> Batches:
+    """Return the lines of a stream, checked, as texts."""
+    for batch in batches:
+        lines = [line for line in _column(batch, 0) if line.strip()]
+        for line in lines:
+            if json_object(line, encoding, case_sensitive=True) is None:
+                raise PipelineError(f"a line is no JSON object in {encoding.name}, or has a name twice: {line[:200]!r}")
+        texts = [(encoding.decode(line) or "").removeprefix("\ufeff") for line in lines]
+        yield pa.record_batch([pa.array(texts, pa.string())], names=["text"])
+
+
+def _is_case_sensitive(spark: SparkSession) -> bool:
+    return spark.conf.get("spark.sql.caseSensitive") == "true"
+
+
+# --- Parquet, and nanoseconds, which pandas writes by default ---------------------------------------------------------
+
+
+def _parquet(spark: SparkSession, path: str) -> DataFrame:
+    try:
+        return spark.read.options(mergeSchema=True).parquet(path)
+    except Exception as error:
+        if "nanos" not in str(error).lower():  # of the setting, or of the type
+            raise
+        return _knowing_nanoseconds(spark).read.options(mergeSchema=True).parquet(path)
+
+
+def _knowing_nanoseconds(spark: SparkSession) -> SparkSession:
+    """Return a session with the settings of another one, and a preview of Spark 4.3 that knows nanoseconds.
+
+    Its frames need the setting whenever they are planned, and it would change what others read: so it is not set in
+    the session of the user.
+    """
+    session = spark.newSession()
+    for name, value in spark.conf.getAll.items():
+        if session.conf.isModifiable(name):
+            session.conf.set(name, value)
+    session.conf.set("spark.sql.timestampNanosTypes.enabled", "true")
+    return session
 
 
 def _in_microseconds(rows: DataFrame) -> DataFrame:
@@ -124,15 +310,16 @@ def _in_microseconds(rows: DataFrame) -> DataFrame:
     types = {row["col_name"]: row["data_type"] for row in described}
     if not any(map(_NANOSECONDS.search, types.values())):
         return rows
-    return rows.select(*(_rounded_up(name, kind).alias(name) for name, kind in types.items()))
+    return rows.selectExpr(*(f"{_rounded_up(quoted(name), kind)} AS {quoted(name)}" for name, kind in types.items()))
 
 
-def _rounded_up(name: str, kind: str) -> Column:
-    column = F.col(quoted(name))
+def _rounded_up(column: str, kind: str) -> str:
+    """Return a column in SQL, which is parsed by the settings of its frame's session, and not by those of the user."""
     if not _NANOSECONDS.search(kind):
         return column
-    microseconds = column.cast(_NANOSECONDS.sub(r"\1", kind))
+    rounded_down = _NANOSECONDS.sub(r"\1", kind)
+    microseconds = f"CAST({column} AS {rounded_down})"
     if not _NANOSECONDS.fullmatch(kind):  # a time inside something else is none of a message
         return microseconds
-    later = microseconds + F.lit(timedelta(microseconds=1))
-    return F.when(microseconds.cast(kind) < column, later).otherwise(microseconds)
+    later = f"{microseconds} + INTERVAL '0.000001' SECOND"
+    return f"CASE WHEN CAST({microseconds} AS {kind}) < {column} THEN {later} ELSE {microseconds} END"

@@ -2,10 +2,11 @@
 
 Pages of a store become batches of the columns of :func:`arrow_schema`. Rows that become messages for a store have the
 columns of :data:`MESSAGE_SCHEMA`, in any order; ``expires_at``, ``headers`` and ``body`` may be missing or null.
-Headers are a map, or text that is a JSON object of texts.
+Headers are a map, or text that is a JSON object. A value in it that is no text becomes its JSON text, as it is written.
 
 Most rows never become Python objects: Arrow decides for a whole batch which rows are surely messages. The others,
-good or bad, are checked one by one, by the message itself. Runs on executors.
+good or bad, are checked one by one, by the message itself. A row becomes a message unchanged or none at all: text that
+is no UTF-8, and headers with a name twice, are refused. Runs on executors.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -13,7 +14,6 @@ good or bad, are checked one by one, by the message itself. Runs on executors.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,7 +28,7 @@ import pyarrow.compute
 from pyarrow.lib import concat_batches
 
 from postdate.clock import EARLIEST, LATEST, from_microseconds, to_microseconds
-from postdate.errors import InvalidTimestamp, PostdateError
+from postdate.errors import InvalidHeaders, InvalidTimestamp, PostdateError
 from postdate.messages import (
     DESTINATION_LIMIT,
     MESSAGE_ID_LIMIT,
@@ -37,6 +37,7 @@ from postdate.messages import (
     encode_headers,
     size_in_bytes,
 )
+from postdate.pipeline.texts import json_pairs
 from postdate.ports import RecordKind
 from postdate.ports.scanning import SCANNED, TIMES, WRITTEN, check_scanned
 
@@ -70,6 +71,7 @@ _SPARK_TYPES: Mapping[pa.DataType, str] = MappingProxyType(
         pa.int64(): "long",
         INSTANT: "timestamp",
         _HEADERS: "map<string,string>",
+        pa.map_(pa.string(), pa.binary()): "map<string,binary>",
     }
 )
 
@@ -129,12 +131,15 @@ def _seen(field: pa.Field[Any], column: pa.Array[Any]) -> pa.Array[Any]:
 
 def _maps(texts: pa.Array[Any]) -> pa.Array[Any]:
     """Return JSON objects as maps, parsed as one list, which creates no tuple for each pair."""
+    return _map_array(_decoded(texts))
+
+
+def _decoded(texts: pa.Array[Any]) -> list[dict[str, str]]:
     whole = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts), ",")[0]
     try:
-        headers = _DECODE_ALL(b"[" + whole.as_buffer().to_pybytes() + b"]")
+        return _DECODE_ALL(b"[" + whole.as_buffer().to_pybytes() + b"]")
     except (msgspec.MsgspecError, ValueError):  # not even the number of objects is known then; one of them will say so
-        headers = [decode_headers(text) for text in cast("list[str]", texts.to_pylist())]
-    return _map_array(headers)
+        return [decode_headers(text) for text in cast("list[str]", texts.to_pylist())]
 
 
 def _map_array(headers: Sequence[Mapping[str, str]]) -> pa.Array[Any]:
@@ -170,6 +175,10 @@ MESSAGE_COLUMNS: Final = pa.schema(
 
 _BEYOND_DOUBT_NOT_BLANK: Final = r"[!-~\p{L}\p{N}]"
 _NUL: Final = r"\x00"
+NOT_UTF8: Final = "not_utf8"
+"""Code of rows with a text that is no UTF-8."""
+_TEXT_COLUMNS: Final = ("message_id", "destination", "headers", "body")
+"""Columns that may be texts."""
 _CHARACTER: Final = r'(?:[^"\\\x00-\x1f]|\\["\\bfnrt])'
 _HEADER: Final = f'"{_CHARACTER}+":"{_CHARACTER}*"'
 _HEADERS_WRITTEN: Final = rf"^\{{(?:{_HEADER}(?:,{_HEADER})*)?\}}\z"
@@ -204,13 +213,12 @@ def restored(batch: pa.RecordBatch) -> list[DelayedMessage]:
 def checked(batch: pa.RecordBatch, largest_message_bytes: int) -> tuple[pa.RecordBatch, list[BadRow]]:
     """Return the messages of a batch as columns, and the rows that are none, as :func:`sort_out` finds them.
 
-    Headers are text. Checks of whole batches miss a header that is there twice: an optional column ``doubtful`` marks
-    rows that must be checked one by one.
+    Headers are text.
     """
     columns = pa.record_batch([_column(batch, field) for field in MESSAGE_COLUMNS], schema=MESSAGE_COLUMNS)
-    doubt = _doubt(columns, largest_message_bytes)
-    if "doubtful" in batch.schema.names:
-        doubt = pc.or_(doubt, pc.fill_null(batch.column("doubtful"), fill_value=False))
+    not_utf8 = pa.array([bool(names) for names in texts_not_utf8(batch)], pa.bool_())
+    doubt = pc.or_(_doubt(columns, largest_message_bytes), not_utf8)
+    doubt = pc.or_(doubt, _names_twice(columns.column("headers"), doubt))
     if not pc.any(doubt).as_py():
         return columns, []
     positions = cast("list[int]", pc.indices_nonzero(doubt).to_pylist())
@@ -239,7 +247,11 @@ def to_columns(messages: Sequence[DelayedMessage]) -> pa.RecordBatch:
 def sort_out(batch: pa.RecordBatch, largest_message_bytes: int) -> tuple[list[DelayedMessage], list[BadRow]]:
     """Return the messages of a batch, and the rows that are none, each checked by itself."""
     messages, bad = list[DelayedMessage](), list[BadRow]()
+    not_utf8 = texts_not_utf8(batch)
     for position, row in enumerate(_rows(batch)):
+        if names := not_utf8[position]:
+            bad.append(BadRow(position, NOT_UTF8, f"{' and '.join(names)}: the text is no UTF-8"))
+            continue
         try:
             message = _message(row)
         except PostdateError as error:
@@ -261,6 +273,63 @@ def _size(message: DelayedMessage, limit: int) -> int:
     # JSON writes a character in at most 6 bytes, and puts 6 around a pair.
     at_most = len(message.body) + 6 * (len("".join(headers)) + len("".join(headers.values())) + len(headers)) + 2
     return at_most if at_most <= limit else size_in_bytes(encode_headers(headers), message.body)
+
+
+def texts_not_utf8(batch: pa.RecordBatch) -> list[tuple[str, ...]]:
+    """Return for each row the names of its columns whose texts are no UTF-8; Spark checks no bytes of a text."""
+    names: list[tuple[str, ...]] = [()] * batch.num_rows
+    for name in _TEXT_COLUMNS:
+        position = batch.schema.get_field_index(name)
+        if position >= 0 and _is_text(batch.column(position).type) and not _is_valid(batch.column(position)):
+            for row, content in enumerate(_as_bytes(batch.column(position)).to_pylist()):
+                if content is not None and not _is_utf8(content):
+                    names[row] = (*names[row], name)
+    return names
+
+
+def in_texts(batch: pa.RecordBatch) -> list[dict[str, str | None]]:
+    r"""Return the columns of messages that a batch has as texts, for setting rows aside.
+
+    Bytes that are no UTF-8 become ``\xff``, times ISO 8601.
+    """
+    names = [name for name in WRITTEN if name in batch.schema.names]
+    columns = [map(_in_text, _values(batch, name), [name] * batch.num_rows) for name in names]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _in_text(value: Any, name: str) -> str | None:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if value is None or name not in TIMES:
+        return value
+    try:
+        return from_microseconds(value).isoformat()
+    except OverflowError:
+        return f"{value:,} microseconds since 1970"
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _is_valid(column: pa.Array[Any]) -> bool:
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _is_utf8(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _as_bytes(column: pa.Array[Any]) -> pa.Array[Any]:
+    return column.cast(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())
 
 
 # --- whole batches ----------------------------------------------------------------------------------------------------
@@ -295,6 +364,22 @@ def _text_doubt(texts: pa.Array[Any], limit: int) -> _Mask:
     return pc.fill_null(pc.or_(pc.or_(too_long, blank), pc.match_substring_regex(texts, _NUL)), fill_value=True)
 
 
+def _names_twice(headers: pa.Array[Any], doubt: _Mask) -> _Mask:
+    """Return a mask of headers that may have a name twice; those in doubt already are left out.
+
+    Between each name and its value stands ``":"``. Inside a text it can stand only where its quotes are those around a
+    text of a colon, so it is there as often as there are pairs, or more often.
+    """
+    separators = pc.count_substring(headers, '":"')
+    several = pc.and_(pc.greater(separators, 1), pc.invert(doubt))
+    positions = cast("list[int]", pc.indices_nonzero(several).to_pylist())
+    if not positions:
+        return several
+    names = [len(each) for each in _decoded(headers.filter(several))]
+    twice = pc.not_equal(pa.array(names, pa.int64()), pc.cast(separators.filter(several), pa.int64()))
+    return pc.replace_with_mask(several, several, twice)
+
+
 def _outside(microseconds: pa.Array[Any]) -> _Mask:
     return pc.or_(pc.less(microseconds, CALENDAR[0]), pc.greater(microseconds, CALENDAR[1]))
 
@@ -312,6 +397,9 @@ def _values(batch: pa.RecordBatch, name: str) -> Sequence[Any]:
     if position < 0:
         return [None] * batch.num_rows
     column = batch.column(position)
+    if _is_text(column.type) and not _is_valid(column):  # those rows are refused before their texts are looked at
+        texts = _as_bytes(column).to_pylist()
+        return [None if text is None else text.decode("utf-8", "backslashreplace") for text in texts]
     return (pc.cast(pc.cast(column, INSTANT), pa.int64()) if name in TIMES else column).to_pylist()
 
 
@@ -340,11 +428,17 @@ def _instant(microseconds: int | None) -> datetime:
 def _headers(given: _Headers | None) -> Mapping[str, str]:
     if not given:
         return {}
-    if not isinstance(given, str):
-        return dict(given)
+    pairs = given if not isinstance(given, str) else _pairs(given)
+    headers = dict(pairs)
+    if len(headers) < len(pairs):
+        repeated = next(name for number, (name, _) in enumerate(pairs) if name in dict(pairs[:number]))
+        raise InvalidHeaders(f"the header {repeated!r} is there twice; only one of them could be kept")
+    return headers
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    # A value of null stays None: the message itself refuses it, in the same words as everywhere.
     try:
-        found = json.loads(given)
-    except ValueError:
-        found = None
-    # An object is checked by the message itself, in the same words as everywhere.
-    return cast("Mapping[str, str]", found) if isinstance(found, dict) else decode_headers(given)
+        return cast("list[tuple[str, str]]", json_pairs(text))
+    except ValueError as error:
+        raise InvalidHeaders(f"headers must be a JSON object of texts, not {text[:80]!r}: {error}") from error

@@ -1,8 +1,11 @@
 """Any table of messages into a store: millions of rows, idempotent by message id, bad rows set aside with the reason.
 
 The input is read twice: once for ids with differing content, which only the whole input can tell, and once to store.
-Rows are checked by Spark SQL where it can (times, headers), then by Arrow in whole batches; only doubtful ones are
+Rows are checked by Spark SQL where it can (times, texts), then by Arrow in whole batches; only doubtful ones are
 checked row by row. A store that takes columns gets them as they are.
+
+A row is stored unchanged or set aside whole: a text that is no UTF-8, or headers that JSON cannot keep as they are, are
+never altered. The rows of the input are counted apart from what became of them, and the sums are compared.
 
 Nothing is half-done after a failure: every batch is a transaction, ids stored before are left as they are, so the same
 job is simply run again.
@@ -10,37 +13,57 @@ job is simply run again.
 
 from __future__ import annotations
 
+import difflib
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
-from pyspark.sql.types import BinaryType, MapType, StringType
+from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType
 
 from postdate.errors import PipelineError
+from postdate.messages import Headers
 from postdate.pipeline.files import MALFORMED
 from postdate.pipeline.frames import kept
 from postdate.pipeline.lapsing import end_of_time_to_be_received
 from postdate.pipeline.local_time import LocalTimes, read_time
 from postdate.pipeline.plain import plain
-from postdate.pipeline.rows import BadRow, Batches, checked, pc, quoted, spark_schema
+from postdate.pipeline.rows import (
+    MESSAGE_COLUMNS,
+    NOT_UTF8,
+    BadRow,
+    Batches,
+    checked,
+    in_texts,
+    pc,
+    quoted,
+    spark_schema,
+)
 from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import OpenStore, StoreSpec, opened
 from postdate.ports.scanning import WRITTEN
 
 _SHOWN = (*WRITTEN, "row")
 _TEXTS = ("reason", "detail", *_SHOWN)
+_BYTES: pa.DataType = pa.map_(pa.string(), pa.binary())
 _OUTCOME_ARROW = pa.schema(
-    [("stored", pa.int64()), ("already_there", pa.int64()), *((name, pa.string()) for name in _TEXTS)]
+    [
+        ("stored", pa.int64()),
+        ("already_there", pa.int64()),
+        *((name, pa.string()) for name in _TEXTS),
+        ("bytes", _BYTES),
+    ]
 )
+_CONTENT = spark_schema(MESSAGE_COLUMNS)
 _REPORT_SCHEMA = "outcome string, reason string, rows long"
 _BEGINNING_CHARACTERS = 1_000
 _REJECTED_FORMATS = frozenset({"json", "parquet"})
@@ -55,7 +78,8 @@ class ColumnMapping:
         due: timestamp, or text in ISO 8601.
         destination: a column; or a fixed queue for all rows, written ``=queue``.
         body: text (stored as UTF-8) or binary; ``None`` for messages without one.
-        headers: map of texts, or text that is a JSON object of texts; ``None`` for messages without headers.
+        headers: map of texts, or text that is a JSON object; ``None`` for messages without headers. A value that is no
+            text becomes its JSON text, exactly as it is written.
         expires_at: like ``due``; ``None`` for messages that never expire.
     """
 
@@ -67,9 +91,33 @@ class ColumnMapping:
     expires_at: str | None = "expires_at"
 
     @classmethod
-    def found_in(cls, columns: list[str]) -> ColumnMapping:
-        """Return the default names, without the optional columns that are missing."""
-        return replace(cls(), **{name: None for name in ("body", "headers", "expires_at") if name not in columns})
+    def found_in(
+        cls, columns: Sequence[str], unused: Collection[str] = (), *, case_sensitive: bool = False, **named: Any
+    ) -> ColumnMapping:
+        """Return ``named`` and the default names of other columns, without the optional columns that are missing.
+
+        Args:
+            columns: names of the input's columns.
+            unused: columns that may look like an optional one, and are not meant by it.
+            case_sensitive: whether names that differ in case differ, as ``spark.sql.caseSensitive`` says.
+            named: columns by field, instead of the default names.
+
+        Raises:
+            PipelineError: an optional column is missing, and another one looks like it, but for a slip: its content
+                would be dropped.
+        """
+        mapping = cls(**named)
+        for name in sorted(_OPTIONAL - named.keys()):
+            if _resolved(name, columns, case_sensitive=case_sensitive):
+                continue
+            near = [column for column in columns if column not in {*unused, *asdict(mapping).values()}]
+            if close := _nearest(name, near):
+                raise PipelineError(
+                    f"the input has no column {name!r}, but {close!r}: rename it, or name it as {name}, or name it as "
+                    f"unused if it is none of the message"
+                )
+            mapping = replace(mapping, **{name: None})
+        return mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +127,8 @@ class Rejects:
     Args:
         path: of a directory, which must not exist yet.
         format: ``json`` or ``parquet``. Columns: ``reason`` (a stable code), ``detail``, and the row as texts; a
-            malformed line of a file is written whole, as ``row``.
+            malformed line of a file is written whole, as ``row``. ``bytes`` has the bytes of the texts that are no
+            UTF-8, by column; in JSON as base64.
     """
 
     path: Path
@@ -97,13 +146,14 @@ class ScheduleResult:
     """Result of a schedule job. ``read`` is the sum of ``accepted``, ``already_there`` and all of ``set_aside``.
 
     Args:
-        read: rows of the input.
+        read: rows of the input, counted apart from what became of them.
         accepted: messages that are new in the store.
         already_there: rows whose id was stored before, by this job (equal rows count once) or an earlier one.
         set_aside: rows by reason.
         rejected_to: directory of these rows; ``None`` when there are none, or when none was named.
         seconds: from the start to the last commit.
         reported_to: directory of the validation report; ``None`` when none was named.
+        unused: columns of the input of which nothing was stored.
     """
 
     read: int
@@ -113,6 +163,7 @@ class ScheduleResult:
     rejected_to: str | None = None
     seconds: float = 0.0
     reported_to: str | None = None
+    unused: tuple[str, ...] = ()
 
     @property
     def rows_per_second(self) -> float:
@@ -136,6 +187,8 @@ class ScheduleJob:
         batch: messages stored in one transaction; by default a good number for the store.
         report: directory, which must not exist yet, for a Parquet table of results: ``outcome``
             (``accepted``, ``already_there`` or ``set_aside``), ``reason`` (null unless set aside), ``rows``.
+        unused: columns that may look like an optional one of the usual names, and are not meant by it; without this
+            such an input is refused.
     """
 
     store: StoreSpec
@@ -145,6 +198,7 @@ class ScheduleJob:
     rejects: Rejects | None = None
     batch: int | None = None
     report: Path | None = None
+    unused: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.report is not None and self.report.exists():
@@ -164,76 +218,119 @@ def schedule(messages: DataFrame, job: ScheduleJob) -> ScheduleResult:
         Counts of all rows. When Spark repeats a task, messages that its first attempt stored count as already there.
 
     Raises:
-        PipelineError: a column is missing or of a wrong type; nothing was stored.
+        PipelineError: a column is missing, misspelt or of a wrong type; nothing was stored. Or the input gave other
+            rows when it was read again; what was stored by then stays.
         StoreError: the store failed; messages stored by then stay, and the job can be run again.
     """
     started = time.perf_counter()
     require_utc(messages.sparkSession)
-    columns = job.columns or ColumnMapping.found_in(messages.columns)
-    _require_columns(messages, columns)
+    messages, columns, unused = _with_columns(messages, job)
     with opened(job.store, create=True) as store:
         store.setup()
         limit = store.largest_message_bytes
     rows = _checked(messages, columns, job.local_times, limit)
     with ExitStack() as stack:
-        candidates = kept(stack, _candidates(messages, columns))
+        checksums = kept(stack, _checksums(messages, columns))
+        read = sum(row["rows"] for row in checksums.where("id_checksum IS NULL").collect())
+        candidates = checksums.where("id_checksum IS NOT NULL").select("id_checksum")
         if candidates.count():
-            rows = _without_conflicts(rows, candidates)
+            rows = _without_conflicts(rows, candidates, limit)
         storing = partial(_store_all, job.store, job.now, job.batch)
         outcomes = kept(stack, rows.mapInArrow(storing, spark_schema(_OUTCOME_ARROW)), StorageLevel.DISK_ONLY)
-        return _result(outcomes, job, started)
+        result = replace(_result(outcomes, job, started), unused=unused)
+    if result.read != read:
+        raise PipelineError(
+            f"the input had {read:,} rows when they were counted, and {result.read:,} when they were stored: it gives "
+            f"other rows each time it is read. What was stored stays; cache the input, and run the job again"
+        )
+    return result
 
 
 # --- checks in Spark SQL ----------------------------------------------------------------------------------------------
 
 
 def _checked(messages: DataFrame, columns: ColumnMapping, local_times: LocalTimes | None, limit: int) -> DataFrame:
-    """Return the columns of a message, ``reason`` (null for good rows), and in ``shown`` a bad row in texts.
+    """Return the columns of a message, ``reason`` (null for good rows), and in ``shown`` the bytes of a bad row.
 
-    Headers become text, a JSON object; ``doubtful`` says that a name may be twice in it. A body
-    over ``limit`` bytes goes no further than this: a few of them would fill the memory of every later step.
+    Headers become text, if they are a map; what is in a text is checked later, with all it may be that Spark would
+    alter. A body over ``limit`` bytes goes no further than this: a few of them would fill the memory of every later
+    step.
     """
     types = {column.name: column.dataType for column in messages.schema}
     due = read_time(F.col(quoted(columns.due)), types[columns.due], local_times)
-    reasons = [*_missing(columns), due.problem]
+    not_utf8 = _not_utf8(messages, columns)
+    reasons = [F.when(not_utf8, F.lit(NOT_UTF8)), *_missing(columns), due.problem]
     expires_at: Column = F.lit(None).cast("timestamp")
     if columns.expires_at is not None:
         expiry = read_time(F.col(quoted(columns.expires_at)), types[columns.expires_at], local_times)
         expires_at = expiry.instant
         reasons.append(F.when(expiry.problem.isNotNull(), F.concat(F.lit("expiry_"), expiry.problem)))
-    headers, headers_problem = _headers(messages, columns.headers)
+    headers = _headers(messages, columns.headers)
     body = _body(messages, columns.body)
     too_large = F.octet_length(body) > limit
     # The time to be received counts from the time sent and not from when it is due: such a message would never be
     # handled (specification row 75). One with a malformed end is accepted, and fails with its receiver.
-    lapses = end_of_time_to_be_received(headers) < due.instant
+    lapses = end_of_time_to_be_received(_expiring(headers)) < due.instant
     reasons += [
-        headers_problem,
         F.when(too_large, F.lit("message_too_large")),
         F.when(lapses, F.lit("lapses_before_due")),
     ]
     if MALFORMED in messages.columns:
-        reasons.insert(0, F.when(F.col(MALFORMED).isNotNull(), F.lit("malformed_row")))
+        is_text = F.is_valid_utf8(F.col(MALFORMED).cast("string"))
+        malformed = F.when(is_text, F.lit("malformed_row")).otherwise(F.lit(NOT_UTF8))
+        reasons.insert(0, F.when(F.col(MALFORMED).isNotNull(), malformed))
     reason = F.coalesce(*reasons)
+    good = reason.isNull()
     return messages.select(
-        F.col(quoted(columns.message_id)).cast("string").alias("message_id"),
-        _destination(columns.destination).alias("destination"),
+        F.when(good, F.col(quoted(columns.message_id)).cast("string")).alias("message_id"),
+        F.when(good, _destination(columns.destination)).alias("destination"),
         due.instant.alias("due"),
         expires_at.alias("expires_at"),
-        F.to_json(headers).alias("headers"),
-        (F.size(F.array_distinct(F.map_keys(headers))) < F.size(headers)).alias("doubtful"),
-        F.when(~too_large, body).alias("body"),
+        F.when(good, headers).alias("headers"),
+        F.when(good, body).alias("body"),
         reason.alias("reason"),
         F.when(reason.isNotNull(), _shown(messages, columns, too_large)).alias("shown"),
     )
 
 
-def _require_columns(messages: DataFrame, columns: ColumnMapping) -> None:
-    named = [name for name in asdict(columns).values() if name is not None and not name.startswith("=")]
-    missing = [name for name in named if name not in messages.columns]
-    if missing:
-        names = [name for name in messages.columns if name != MALFORMED]
-        raise PipelineError(f"the input has no column {missing[0]!r}; it has {', '.join(names)}")
+_OPTIONAL = frozenset({"body", "headers", "expires_at"})
+_NEAR = 0.75
+"""How alike two names are of which one is the other with a slip: a letter changed in four, or two swapped."""
+
+
+def _with_columns(messages: DataFrame, job: ScheduleJob) -> tuple[DataFrame, ColumnMapping, tuple[str, ...]]:
+    """Return the input, the names of its columns, and of those that are not used.
+
+    Columns are resolved as Spark does: without regard to case, unless the session says otherwise.
+    """
+    case_sensitive = messages.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
+    names = [name for name in messages.columns if name != MALFORMED]
+    columns = job.columns or ColumnMapping.found_in(names, job.unused, case_sensitive=case_sensitive)
+    resolved = dict[str, Any]()
+    for field_name, wanted in asdict(columns).items():
+        if wanted is None or wanted.startswith("="):
+            resolved[field_name] = wanted
+            continue
+        matches = _resolved(wanted, names, case_sensitive=case_sensitive)
+        if not matches:
+            raise PipelineError(f"the input has no column {wanted!r}; it has {', '.join(names)}")
+        if len(matches) > 1:
+            raise PipelineError(f"the input has several columns {wanted!r}: {', '.join(matches)}; rename one")
+        resolved[field_name] = matches[0]
+    unused = tuple(name for name in names if name not in resolved.values())
+    return messages, ColumnMapping(**resolved), unused
+
+
+def _resolved(name: str, columns: Sequence[str], *, case_sensitive: bool) -> list[str]:
+    """Return the columns that a name means."""
+    return [each for each in columns if each == name or (not case_sensitive and each.lower() == name.lower())]
+
+
+def _nearest(name: str, columns: Sequence[str]) -> str | None:
+    """Return the column whose name is another one only by a slip: spaces, case, separators, or a letter."""
+    plain_names = {re.sub(r"[\W_]", "", column).lower(): column for column in columns}
+    close = difflib.get_close_matches(name.replace("_", ""), plain_names, n=1, cutoff=_NEAR)
+    return plain_names[close[0]] if close else None
 
 
 def _destination(name: str) -> Column:
@@ -249,61 +346,98 @@ def _missing(columns: ColumnMapping) -> list[Column]:
     return [F.when(column.isNull() | (F.trim(column) == ""), F.lit(reason)) for reason, column in required.items()]
 
 
-def _headers(messages: DataFrame, name: str | None) -> tuple[Column, Column]:
-    """Return the headers as a map, and the reason for null in invalid ones."""
-    no_problem = F.lit(None).cast("string")
+def _not_utf8(messages: DataFrame, columns: ColumnMapping) -> Column:
+    """Return whether a text of a row is no UTF-8; Spark's own functions would alter it."""
+    not_utf8 = F.lit(False)
+    for name in asdict(columns).values():
+        if name is None or name.startswith("="):
+            continue
+        column, data_type = F.col(quoted(name)), messages.schema[name].dataType
+        if isinstance(data_type, StringType):
+            not_utf8 |= F.coalesce(~F.is_valid_utf8(column), F.lit(False))
+        elif isinstance(data_type, MapType):
+            if isinstance(data_type.keyType, StringType):
+                not_utf8 |= F.coalesce(F.exists(F.map_keys(column), _is_not_utf8), F.lit(False))
+            if isinstance(data_type.valueType, StringType):
+                not_utf8 |= F.coalesce(F.exists(F.map_values(column), _is_not_utf8), F.lit(False))
+    return not_utf8
+
+
+def _is_not_utf8(text: Column) -> Column:
+    return ~F.is_valid_utf8(text)
+
+
+def _headers(messages: DataFrame, name: str | None) -> Column:
+    """Return the headers as text, a JSON object."""
     if name is None:
-        return F.lit(None).cast("map<string,string>"), no_problem
+        return F.lit(None).cast("string")
     column, data_type = F.col(quoted(name)), messages.schema[name].dataType
-    if isinstance(data_type, MapType):
-        return column.cast("map<string,string>"), no_problem
     if isinstance(data_type, StringType):
-        parsed = F.from_json(column, "map<string,string>")
-        return parsed, F.when(column.isNotNull() & (F.trim(column) != "") & parsed.isNull(), F.lit("invalid_headers"))
-    raise PipelineError(f"headers must be a map or a text, not {data_type.simpleString()}")
+        return F.when(F.trim(column) != "", column)
+    if not isinstance(data_type, MapType):
+        raise PipelineError(f"headers must be a map or a text, not {data_type.simpleString()}")
+    value = data_type.valueType
+    if isinstance(value, BinaryType) or isinstance(data_type.keyType, (BinaryType, *_NESTED)):
+        raise PipelineError(f"headers must be texts, not {data_type.simpleString()}; convert them first")
+    if isinstance(value, _NESTED):
+        column = F.transform_values(column, lambda _, nested: F.to_json(nested, {"ignoreNullFields": "false"}))
+    return F.to_json(column.cast("map<string,string>"))
+
+
+_NESTED = (ArrayType, MapType, StructType)
+
+
+def _expiring(headers: Column) -> Column:
+    """Return headers that may say when their message expires as a map; null for all others, which nearly all are."""
+    may = headers.contains(Headers.TIME_TO_BE_RECEIVED) | headers.contains("\\u")
+    return F.when(may, F.from_json(headers, "map<string,string>"))
 
 
 def _body(messages: DataFrame, name: str | None) -> Column:
     if name is None:
         return F.lit(None).cast("binary")
     column, data_type = F.col(quoted(name)), messages.schema[name].dataType
-    if isinstance(data_type, BinaryType):
-        return column
-    if isinstance(data_type, StringType):
-        return F.encode(column, "UTF-8")
+    if isinstance(data_type, BinaryType | StringType):
+        return column.cast("binary")
     raise PipelineError(f"a body must be binary or a text, not {data_type.simpleString()}")
 
 
 def _shown(messages: DataFrame, columns: ColumnMapping, too_large: Column) -> Column:
-    """Return a row as texts, unchanged, for setting it aside; only the beginning of a body that is too large."""
-    named = {name: F.lit(None).cast("string") for name in _SHOWN}
+    """Return the bytes of a row as it came, for setting it aside; only the beginning of a body that is too large."""
+    named = {name: F.lit(None).cast("binary") for name in _SHOWN}
     for name, column in asdict(columns).items():
         if column is not None and column.startswith("="):
-            named[name] = F.lit(column[1:])
+            named[name] = F.lit(column[1:]).cast("binary")
         elif column is not None:
-            is_map, value = isinstance(messages.schema[column].dataType, MapType), F.col(quoted(column))
-            named[name] = F.to_json(value) if is_map else value.cast("string")
+            data_type, value = messages.schema[column].dataType, F.col(quoted(column))
+            text = value.cast("string")  # of a map with bytes that are no UTF-8, too, which JSON cannot have
+            if isinstance(data_type, MapType):
+                text = F.when(F.is_valid_utf8(text), F.to_json(value)).otherwise(text)
+            named[name] = value if isinstance(data_type, BinaryType) else text.cast("binary")
     if MALFORMED in messages.columns:
-        named["row"] = F.col(MALFORMED)
-    beginning = F.make_valid_utf8(F.substring(named["body"], 1, _BEGINNING_CHARACTERS))
-    named["body"] = F.when(too_large, F.concat(beginning, F.lit("…")))  # others need not be UTF-8: Python shows them
+        named["row"] = F.col(MALFORMED).cast("binary")
+    beginning = F.make_valid_utf8(F.substring(named["body"].cast("string"), 1, _BEGINNING_CHARACTERS))
+    cut = F.concat(beginning, F.lit("…")).cast("binary")
+    named["body"] = F.when(F.coalesce(too_large, F.lit(False)), cut).otherwise(named["body"])
     return F.struct(*(named[name].alias(name) for name in _SHOWN))
 
 
-def _candidates(messages: DataFrame, columns: ColumnMapping) -> DataFrame:
-    """Return the checksums of ids that may be in the input more than once; nearly always none.
+def _checksums(messages: DataFrame, columns: ColumnMapping) -> DataFrame:
+    """Return the number of all rows, with no ``id_checksum``, and the checksums of ids that may be there repeatedly.
 
-    Only the column of ids is read, and eight bytes of each are shuffled.
+    The latter are nearly always none. Only the column of ids is read, and eight bytes of each are shuffled.
     """
     id_ = F.col(quoted(columns.message_id)).cast("string")
-    checksums = messages.where(id_.isNotNull()).select(F.xxhash64(id_).alias("id_checksum"))
-    return checksums.groupBy("id_checksum").count().where("count > 1").select("id_checksum")
+    checksum = F.coalesce(F.xxhash64(id_), F.lit(0)).alias("id_checksum")
+    counted = messages.select(checksum).rollup("id_checksum").agg(F.count("*").alias("rows"))
+    return counted.where("id_checksum IS NULL OR rows > 1")
 
 
-def _without_conflicts(rows: DataFrame, candidates: DataFrame) -> DataFrame:
+def _without_conflicts(rows: DataFrame, candidates: DataFrame, limit: int) -> DataFrame:
     """Set the reason ``conflicting_rows`` for all rows whose id is in the input with differing content.
 
-    None of them can be preferred. Only good rows count, and only ids and checksums are shuffled, never bodies.
+    None of them can be preferred. Only good rows count, as they will be stored; only ids and checksums are shuffled,
+    never bodies.
     """
     headers = F.array_sort(F.map_entries(F.from_json("headers", "map<string,string>")))
     parts = [*map(F.col, ("due", "destination", "expires_at")), headers, F.col("body")]
@@ -312,6 +446,8 @@ def _without_conflicts(rows: DataFrame, candidates: DataFrame) -> DataFrame:
         rows.where(F.col("reason").isNull())
         .withColumn("id_checksum", F.xxhash64("message_id"))
         .join(candidates, "id_checksum", "left_semi")
+        .select(*MESSAGE_COLUMNS.names)
+        .mapInArrow(partial(_good, limit), _CONTENT)
         .select("message_id", content.alias("content"))
         .groupBy("message_id")
         .agg(F.min("content").alias("least"), F.max("content").alias("greatest"))
@@ -321,6 +457,12 @@ def _without_conflicts(rows: DataFrame, candidates: DataFrame) -> DataFrame:
     return rows.join(F.broadcast(conflicting), "message_id", "left").withColumn(
         "reason", F.coalesce("reason", "conflict")
     )
+
+
+def _good(limit: int, batches: Batches) -> Batches:
+    """Return the rows that are messages, with their headers in the one way in which they are stored."""
+    for batch in batches:
+        yield checked(batch, limit)[0]
 
 
 # --- storing: on the executors ---------------------------------------------------------------------------------------
@@ -347,30 +489,38 @@ def _store(store: OpenStore, batch: pa.RecordBatch, now: datetime) -> pa.RecordB
 
 
 def _set_aside(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return the rows that Spark SQL found a reason against; conflicting ones have no ``shown`` texts."""
+    """Return the rows that Spark SQL knows a reason against; conflicting ones have no ``shown`` bytes."""
     rows = list[dict[str, Any]]()
-    for row in batch.to_pylist():
-        shown: Mapping[str, str | None] = row["shown"] or {}
-        texts = {**_in_texts(row), **{name: text for name, text in shown.items() if text is not None}}
-        rows.append({"reason": row["reason"], "detail": _DETAILS.get(row["reason"], ""), **texts})
+    reasons = cast("list[str]", batch.column("reason").to_pylist())
+    contents = cast("list[Any]", batch.column("shown").to_pylist())
+    for reason, shown, texts in zip(reasons, contents, in_texts(batch), strict=True):
+        row_contents: Mapping[str, bytes | None] = shown or {}
+        given = {name: content for name, content in row_contents.items() if content is not None}
+        decoded = {name: content.decode("utf-8", "backslashreplace") for name, content in given.items()}
+        row = {"reason": reason, "detail": _DETAILS.get(reason, ""), **texts, **decoded}
+        rows.append({**row, "bytes": _not_utf8_bytes(given)})
     return rows
 
 
 def _refused(batch: pa.RecordBatch, bad: list[BadRow]) -> list[dict[str, Any]]:
-    return [
-        {"reason": row.code, "detail": row.detail, **_in_texts(batch.slice(row.position, 1).to_pylist()[0])}
-        for row in bad
-    ]
+    rows = list[dict[str, Any]]()
+    for row in bad:
+        one = batch.slice(row.position, 1)
+        body = cast("bytes | None", one.column("body")[0].as_py())
+        given: dict[str, bytes] = {} if body is None else {"body": body}
+        rows.append({"reason": row.code, "detail": row.detail, **in_texts(one)[0], "bytes": _not_utf8_bytes(given)})
+    return rows
 
 
-def _in_texts(row: Mapping[str, Any]) -> dict[str, str | None]:
-    return {name: _in_text(row[name]) for name in WRITTEN}
-
-
-def _in_text(value: str | datetime | bytes | None) -> str | None:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
+def _not_utf8_bytes(contents: Mapping[str, bytes]) -> list[tuple[str, bytes]] | None:
+    """Return the contents that are no UTF-8, which a text cannot hold."""
+    kept_bytes = list[tuple[str, bytes]]()
+    for name, content in contents.items():
+        try:
+            content.decode()
+        except UnicodeDecodeError:
+            kept_bytes.append((name, content))
+    return kept_bytes or None
 
 
 _DETAILS_OF_TIMES: Mapping[str, str] = {
@@ -388,7 +538,7 @@ _DETAILS: Mapping[str, str] = {
     "missing_due": "the due time is missing or blank",
     "missing_destination": "the destination is missing or blank",
     "conflicting_rows": "this id stands in the input with differing content",
-    "invalid_headers": "the headers are no JSON object",
+    NOT_UTF8: "a text of the row is no UTF-8; bytes has it as it is. Say which encoding a file has, or mend the row",
     "lapses_before_due": "its time to be received, which counts from its time sent, ends before it is due",
     "message_too_large": "the body is larger than the store takes; keep it elsewhere and send a reference",
 }
@@ -408,7 +558,9 @@ def _result(outcomes: DataFrame, job: ScheduleJob, started: float) -> ScheduleRe
     set_aside = {reason: row["rows"] for reason, row in sorted(rows.items())}
     written, rejects = None, job.rejects
     if set_aside and rejects is not None:
-        outcomes.where(F.col("reason").isNotNull()).select(*_TEXTS).write.format(rejects.format).save(str(rejects.path))
+        outcomes.where(F.col("reason").isNotNull()).select(*_TEXTS, "bytes").write.format(rejects.format).save(
+            str(rejects.path)
+        )
         written = str(rejects.path)
     result = ScheduleResult(
         read=accepted + already_there + sum(set_aside.values()),

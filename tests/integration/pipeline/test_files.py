@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from postdate.errors import PipelineError
@@ -130,6 +131,45 @@ def test_what_spark_writes_is_refused_by_name_unless_it_is_told_to_write_quotes_
     assert [tuple(row.values()) for row in sorted(stream, key=lambda row: row["message_id"])] == written
 
 
+@pytest.mark.parametrize("column", ["message_id", "body"])
+def test_a_quote_that_is_never_closed_is_refused_by_file_and_line_before_anything_is_stored(
+    spark: SparkSession, store: StoreSpec, now: datetime, rows: Path, tmp_path: Path, column: str
+) -> None:
+    """The cell would take in the rest of the file, and the counts would add up."""
+    lines = [f"m{n},{DUE},orders,hello" for n in range(50)]
+    lines[10] = f'"m10,{DUE},orders,hello' if column == "message_id" else f'm10,{DUE},orders,"hello'
+    put(rows, "1.csv", "message_id,due,destination,body\n" + "\n".join(lines) + "\n")
+    said = r"1\.csv has a quote in line 12 .* never closed"
+    with pytest.raises(PipelineError, match=said), told_in_one_line("the job has failed"):
+        schedule(read_input(spark, str(rows), "csv"), ScheduleJob(store, now))
+    assert stored(store, "message_id") == []
+    if column == "body":
+        schema = "message_id string, due string, destination string, body string"
+        with pytest.raises(PipelineError, match=said):
+            streamed(read_directory(spark, str(rows), schema, "csv"), tmp_path)
+
+
+def test_a_file_in_another_encoding_is_read_when_it_is_named_and_else_set_aside_with_its_bytes(
+    spark: SparkSession, store: StoreSpec, now: datetime, rows: Path, tmp_path: Path
+) -> None:
+    text = f"message_id,due,destination,body\na,{DUE},orders,Müller\nb,{DUE},orders,plain\n"
+    for name, encoding in (("1.csv", "latin-1"), ("2.csv", "utf-16"), ("3.csv", "utf-8-sig")):
+        (rows / name).write_bytes(text.replace("\na,", f"\na{name[0]},").encode(encoding))
+    latin, wide, marked = (str(rows / f"{number}.csv") for number in (1, 2, 3))
+    result = schedule(read_input(spark, latin), ScheduleJob(store, now, rejects=Rejects(tmp_path / "r", "parquet")))
+    assert (result.read, result.accepted, result.set_aside) == (2, 1, {"not_utf8": 1})
+    (row,) = spark.read.parquet(str(tmp_path / "r")).collect()
+    assert {name: bytes(content) for name, content in row["bytes"].items()} == {
+        "row": f"a1,{DUE},orders,Müller".encode("latin-1")
+    }
+    with pytest.raises(PipelineError, match=r"looks like UTF-16 .* say encoding UTF-16"):
+        read_input(spark, wide)
+    for path, encoding in ((latin, "cp1252"), (wide, "UTF-16"), (marked, "UTF-8")):
+        assert schedule(read_input(spark, path, encoding=encoding), ScheduleJob(store, now)).set_aside == {}
+    bodies = stored(store, "message_id", "body")
+    assert bodies == [(f"a{n}", "Müller".encode()) for n in (1, 2, 3)] + [("b", b"plain")]
+
+
 def test_a_file_alone_may_have_names_twice_and_empty_ones(spark: SparkSession, rows: Path) -> None:
     """As spreadsheets write them, often at the end of the line."""
     file = put(rows, "1.csv", "id,text,text,\na,x,y,\n")
@@ -214,6 +254,16 @@ def test_nanoseconds_are_rounded_up_so_that_nothing_is_early(
     stream = read_directory(spark, str(rows), schema, "parquet")
     came = streamed(stream.selectExpr("message_id", "unix_micros(due) AS due"), tmp_path)
     assert {row["message_id"]: row["due"] for row in came} == at
+
+
+def test_no_setting_of_the_session_is_changed_by_reading(spark: SparkSession, rows: Path) -> None:
+    before = dict(spark.conf.getAll)
+    put_table(rows, "1.parquet", message_id=pa.array(["a"]), due=pa.array([1], pa.timestamp("ns", "UTC")))
+    assert read_input(spark, str(rows), "parquet").count() == 1
+    read_directory(spark, str(rows), "message_id string, due timestamp_ltz(9)", "parquet")
+    assert dict(spark.conf.getAll) == before
+    with pytest.raises(AnalysisException, match=r"FEATURE_NOT_ENABLED|PARQUET_TYPE_ILLEGAL"):  # as without Postdate
+        spark.read.parquet(str(rows)).count()
 
 
 def test_a_stream_says_what_is_in_nanoseconds_and_how_to_declare_it(

@@ -38,6 +38,7 @@ def cluster(databases: list[str]) -> Iterator[SparkCluster]:
 def driver(cluster: SparkCluster) -> Iterator[SparkDriver]:
     conf = {
         **java.SMALL_DATA,
+        **java.PATIENCE,
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": (cluster.directory / "events").as_uri(),
         "spark.eventLog.compress": "false",

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,7 +19,7 @@ from postdate.errors import PipelineError
 from postdate.messages import encode_headers
 from postdate.pipeline.frames import held_snapshot, scan_frame, scan_parts
 from postdate.pipeline.rows import INSTANT, sort_out
-from postdate.pipeline.schedule import Rejects, ScheduleJob, _store_all, schedule
+from postdate.pipeline.schedule import ColumnMapping, Rejects, ScheduleJob, _store_all, schedule
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import Scan, ScanFilter
 
@@ -89,11 +90,131 @@ def test_spark_and_arrow_accept_what_the_message_accepts(
         assert by_id[ids[row.position]]["detail"] == row.detail or row.code == "message_too_large"
 
 
-def test_headers_with_a_name_twice_keep_the_last(spark: SparkSession, postgres: StoreSpec, now: datetime) -> None:
-    row = ("a", "2026-04-01T12:00:00Z", "q", '{"k": "first", "é": 1, "k": "last"}')
-    rows = spark.createDataFrame([row], ["message_id", "due", "destination", "headers"])
+def test_headers_are_stored_as_they_are_written_or_set_aside(
+    spark: SparkSession, postgres: StoreSpec, now: datetime
+) -> None:
+    """What Spark's own reading of JSON alters in silence: numbers, what follows an object, and names there twice."""
+    stored = {
+        "number": '{"k": "v", "é": 12300000000000000000, "f": 1.10, "big": 1e400}',
+        "nested": '{"k": {"a": [1, 2.50, {"b": null}]}, "t": true}',
+        "escaped": r'{"k": "\ud83d\ude00\u0041"}',
+        "blank": " ",
+    }
+    refused = {
+        "twice": '{"k": "first", "k": "last"}',
+        "twice though written otherwise": r'{"k": "first", "\u006b": "last"}',
+        "text after": '{"k": "v"} and more',
+        "second object": '{"k": "v"} {"k": "w"}',
+        "half a pair": r'{"k": "\ud800"}',
+        "null": '{"k": null}',
+        "not a number": '{"k": NaN}',
+        "single quotes": "{'k': 'v'}",
+        "a list": '["k", "v"]',
+        "deep": '{"k": ' + "[" * 5_000 + "]" * 5_000 + "}",
+    }
+    given = [(id_, "2026-04-01T12:00:00Z", "q", headers) for id_, headers in {**stored, **refused}.items()]
+    rows = spark.createDataFrame(given, ["message_id", "due", "destination", "headers"])
+    result = schedule(rows, ScheduleJob(postgres, now))
+    assert (result.read, result.set_aside) == (len(given), {"invalid_headers": len(refused)})
+    assert texts_of(postgres) == {
+        "number": '{"k":"v","é":"12300000000000000000","f":"1.10","big":"1e400"}',
+        "nested": r'{"k":"{\"a\": [1, 2.50, {\"b\": null}]}","t":"true"}',
+        "escaped": '{"k":"😀A"}',
+        "blank": "{}",
+    }
+
+
+def test_maps_of_headers_are_stored_as_json_or_refused(spark: SparkSession, postgres: StoreSpec, now: datetime) -> None:
+    rows = spark.sql(
+        "SELECT 'a' message_id, timestamp '2026-04-01 12:00:00Z' due, 'q' destination, "
+        "map('k', named_struct('n', 1, 'none', cast(null AS string), 's', array('z'))) headers"
+    )
     assert schedule(rows, ScheduleJob(postgres, now)).accepted == 1
-    assert texts_of(postgres) == {"a": '{"k":"last","é":"1"}'}
+    assert texts_of(postgres) == {"a": r'{"k":"{\"n\":1,\"none\":null,\"s\":[\"z\"]}"}'}
+    with pytest.raises(PipelineError, match=r"headers must be texts, not map<string,binary>"):
+        schedule(rows.selectExpr("* EXCEPT (headers)", "map('k', X'FF') headers"), ScheduleJob(postgres, now))
+
+
+def test_texts_that_are_no_utf8_are_set_aside_with_their_bytes(
+    spark: SparkSession, postgres: StoreSpec, now: datetime, tmp_path: Path
+) -> None:
+    """Spark does not look at the bytes of a text; its functions make U+FFFD of them, and Python fails at them."""
+    columns = {
+        "message_id": "'good'",
+        "destination": "'q'",
+        "due": "'2026-04-01T12:00:00Z'",
+        "headers": """'{"k":"é"}'""",
+        "body": "'é'",
+    }
+    rows = [", ".join(f"{value} {name}" for name, value in columns.items())]
+    for bad in columns:
+        values = {**columns, "message_id": f"'bad {bad}'"}
+        values[bad] = f"cast(concat(cast({values[bad]} AS binary), X'EDA080FF') AS string)"
+        rows.append(", ".join(f"{value} {name}" for name, value in values.items()))
+    table = spark.sql(" UNION ALL ".join(f"SELECT {row}" for row in rows)).coalesce(1)
+    rejects = Rejects(tmp_path / "rejected", "parquet")
+    result = schedule(table, ScheduleJob(postgres, now, rejects=rejects))
+    assert (result.read, result.accepted, result.set_aside) == (6, 1, {"not_utf8": 5})
+    assert texts_of(postgres) == {"good": '{"k":"é"}'}
+    written = spark.read.parquet(str(rejects.path)).collect()
+    contents = {name: bytes(content) for row in written for name, content in row["bytes"].items()}
+    assert contents.keys() == columns.keys()
+    assert all(content.endswith(b"\xed\xa0\x80\xff") for content in contents.values())
+    assert {row["message_id"] for row in written} >= {"bad body", "bad due"}
+
+
+@pytest.mark.parametrize("name", ["Body", "BODY"])
+def test_columns_are_resolved_as_spark_does(spark: SparkSession, postgres: StoreSpec, now: datetime, name: str) -> None:
+    rows = spark.createDataFrame(
+        [("a", "2026-04-01T12:00:00Z", "q", "x", "y")], ["MESSAGE_ID", "Due", "destination", name, "note"]
+    )
+    result = schedule(rows, ScheduleJob(postgres, now))
+    assert (result.accepted, result.unused) == (1, ("note",))
+    with opened(postgres) as store:
+        scannable = store.scannable()
+        (part,) = scannable.scan_parts("pending", 1)
+        assert [row for page in scannable.scan(Scan("pending", ("body",)), part, 10) for row in page] == [(b"x",)]
+
+
+@pytest.mark.parametrize("near", ["body ", "bodi", "expiresAt", "Expires-At", "header", "hedaers", "expire_at"])
+def test_a_column_that_is_another_only_by_a_slip_is_refused_unless_it_is_allowed(near: str) -> None:
+    columns = ["message_id", "due", "destination", near]
+    with pytest.raises(PipelineError, match=f"but '{near}': rename it"):
+        ColumnMapping.found_in(columns)
+    allowed = ColumnMapping.found_in(columns, unused=[near])
+    assert (allowed.body, allowed.headers, allowed.expires_at) == (None, None, None)
+    meant = {"b": "body", "h": "headers"}.get(near[0], "expires_at")
+    named: dict[str, Any] = {meant: near}
+    assert getattr(ColumnMapping.found_in(columns, **named), meant) == near
+
+
+def test_case_tells_columns_apart_only_where_spark_says_so() -> None:
+    columns = ["message_id", "due", "destination", "Body"]
+    assert ColumnMapping.found_in(columns).body == "body"
+    with pytest.raises(PipelineError, match="but 'Body'"):
+        ColumnMapping.found_in(columns, case_sensitive=True)
+
+
+@pytest.mark.parametrize("far", ["payload", "customer", "text", "code", "header_id_of_page", "due_date"])
+def test_a_column_of_another_name_is_no_slip(far: str) -> None:
+    assert ColumnMapping.found_in(["message_id", "due", "destination", far]).body is None
+
+
+def test_rows_that_change_between_the_passes_are_told(
+    spark: SparkSession, postgres: StoreSpec, now: datetime, tmp_path: Path
+) -> None:
+    """The rows are counted apart from what became of them."""
+    marker = tmp_path / "read before"
+
+    def other_rows(batches: Any) -> Any:
+        again = marker.exists()
+        marker.touch()
+        for batch in batches:
+            yield batch.slice(1 if again else 0)
+
+    rows = table(spark, ("a", None, "x"), ("b", None, "y")).coalesce(1)
+    with pytest.raises(PipelineError, match="had 2 rows when they were counted, and 1 when they were stored"):
+        schedule(rows.mapInArrow(other_rows, rows.schema), ScheduleJob(postgres, now))
 
 
 def table(spark: SparkSession, *bodies: tuple[str, str | None, str | None]) -> DataFrame:

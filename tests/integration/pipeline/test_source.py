@@ -17,12 +17,14 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 from tests.postgres_subjects import drop_schema, fresh_schema
 
 from postdate import LocalTransport
-from postdate.messages import decode_headers
+from postdate.errors import PipelineError
+from postdate.pipeline.failures import told_in_one_line
 from postdate.pipeline.frames import held_snapshot
 from postdate.pipeline.java import STARTUP_OPTIONS, find_java_home, runnable_java_home
 from postdate.pipeline.rows import MESSAGE_SCHEMA
 from postdate.pipeline.source.writing import with_headers_as_text
 from postdate.pipeline.stores import StoreSpec, opened
+from postdate.pipeline.texts import json_pairs
 
 DUE = datetime(2026, 3, 1, 12, 0, 0, 123_456, tzinfo=UTC)
 
@@ -169,9 +171,21 @@ def test_maps_of_headers_become_the_same_headers_as_text(maps: list[list[tuple[s
         {"message_id": pa.array([str(n) for n in range(len(maps))], pa.string()), "headers": column}
     )
     found = with_headers_as_text(batch.slice(first)).column("headers").to_pylist()
-    assert [None if text is None else decode_headers(text) for text in found] == [
-        None if pairs is None else dict(pairs) for pairs in maps[first:]
-    ]
+    assert [None if text is None else json_pairs(text) for text in found] == maps[first:]
+
+
+@pytest.mark.parametrize("column", ["message_id", "destination", "headers", "body", "map"])
+def test_a_row_with_a_text_that_is_no_utf8_fails_the_job_in_a_sentence(
+    spark: SparkSession, store: StoreSpec, column: str
+) -> None:
+    """And is not stored altered."""
+    broken = "cast(X'61FF' AS string)"
+    values = {"message_id": "'a'", "destination": "'q'", "headers": "'{}'", "body": "'x'"}
+    values |= {"headers": f"map('k', {broken})"} if column == "map" else {column: broken}
+    rows = spark.sql(f"SELECT timestamp '2030-05-01 12:00:00' due, {', '.join(f'{v} {n}' for n, v in values.items())}")
+    with pytest.raises(PipelineError, match="the text is no UTF-8"), told_in_one_line("the job has failed"):
+        write(rows, store)
+    assert read(spark, store).count() == 0
 
 
 # --- found by its name, secrets not found -----------------------------------------------------------------------------

@@ -12,7 +12,21 @@ from typing import Any
 from typing_extensions import override
 
 from postdate.backends.rowlocks.parts import DuplicateKey
-from postdate.backends.rowlocks.statements import RowLockStatements, ServerSqlDialect
+from postdate.backends.rowlocks.statements import (
+    LANE_MICROSECONDS,
+    LANES_BEGIN,
+    RowLockStatements,
+    ServerSqlDialect,
+)
+from postdate.ports.changing import KEYED
+
+
+def _next_lane(lane: str) -> str:
+    """Return SQL for the number of the first lane from ``lane`` on that has messages."""
+    return (
+        f"SELECT (p.attempt_at - {LANES_BEGIN}) DIV {LANE_MICROSECONDS} FROM {{attempt}} "
+        f"WHERE p.attempt_at >= {LANES_BEGIN} + ({lane}) * {LANE_MICROSECONDS} ORDER BY p.attempt_at LIMIT 1"
+    )
 
 
 class MariaDbStatements(RowLockStatements):
@@ -64,8 +78,8 @@ class MariaDbStatements(RowLockStatements):
     find = "SELECT p.number {known} WHERE {scheduled}"
     lock = "SELECT {waiting} FROM {pending} AS p WHERE p.number = %(number)s FOR UPDATE WAIT 1"
     reschedule = (
-        "UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s, headers = REPLACE(headers, %(was)s, %(is)s) "
-        "WHERE number = %(number)s"
+        "UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s, failures = 0, "
+        "headers = REPLACE(headers, %(was)s, %(is)s) WHERE number = %(number)s"
     )
 
     newest = (
@@ -73,10 +87,12 @@ class MariaDbStatements(RowLockStatements):
         "FROM {record} AS r LEFT JOIN {pending} AS p ON p.number = r.number "
         "WHERE r.store_id = %(store)s AND r.once = 1 AND r.message_id BETWEEN %(first)s AND %(last)s "
         "AND CHAR_LENGTH(r.message_id) = CHAR_LENGTH(%(first)s) AND RIGHT(r.message_id, 8) REGEXP '^[0-9]*$' "
+        f"AND r.detail = '{KEYED}' "
         "ORDER BY r.message_id DESC LIMIT 1"
     )
+    keep_key = f"UPDATE {{record}} SET detail = '{KEYED}' WHERE {{of_id}} AND once = 1 AND detail IS NULL"
     replace = (
-        "UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s, destination = %(destination)s, "
+        "UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s, failures = 0, destination = %(destination)s, "
         "expires_at = %(expires_at)s, headers = %(headers)s, body = %(body)s WHERE number = %(number)s"
     )
 
@@ -93,6 +109,13 @@ class MariaDbStatements(RowLockStatements):
         "(SELECT COUNT(*) AS locked FROM {attempt} WHERE p.attempt_at > %(from)s AND p.attempt_at < %(at)s "
         "AND (%(free_number)s IS NULL OR p.attempt_at < %(free_at)s "
         "OR (p.attempt_at = %(free_at)s AND p.number < %(free_number)s))) AS x"
+    )
+    # From each lane with messages to the next one: a look into the index for each, however many lanes are empty.
+    limits_of_held = (
+        f"WITH RECURSIVE held (lane) AS (SELECT ({_next_lane('0')}) UNION ALL "
+        f"SELECT ({_next_lane('h.lane + 1')}) FROM held AS h WHERE h.lane < (SELECT MAX(lane) FROM {{limits}})) "
+        f"SELECT l.destination, l.lane, l.limits, l.free_at FROM held AS h JOIN {{limits}} AS l ON l.lane = h.lane "
+        f"WHERE l.store = %(store)s"
     )
     due_count = "SELECT COUNT(*) FROM {pending} FORCE INDEX (due) WHERE due >= %(first)s AND due < %(end)s"
     # In two parts, each a range of the index: compared as a pair, due time and number are none.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -35,7 +35,7 @@ from postdate.ports import (
     counted_between,
 )
 from postdate.ports.changing import KeyedIds, Making
-from postdate.ports.limits import KeptLimits, LimitingStore
+from postdate.ports.limits import LANES, NONE_IN_USE, KeptLimits, LimitingStore, LimitsInUse
 from postdate.ports.stores import place_text, read_place
 
 
@@ -78,6 +78,8 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         """The places of all entries, in order."""
         self._numbers = itertools.count(1)
         self._known: set[str] = set()
+        self._newest: dict[str, str] = {}
+        """By key: the id of the last message that was stored under it."""
         self._records: list[Record] = []
         self._tokens = itertools.count(1)
         self._wakes: list[Wake] = []
@@ -209,15 +211,16 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
 
     @override
     async def replace(self, key: str, make: Making, now: datetime) -> str:
-        ids = KeyedIds(key)
-        newest = max(filter(ids.has, self._known), default="")
+        ids, newest = KeyedIds(key), self._newest.get(key, "")
         entry = self._entries.get(newest)
         if entry is None or entry.token is not None:
-            message = make(ids.after(newest), None)
+            candidates = (ids.after(newest, refused) for refused in itertools.count())
+            message = make(next(each for each in candidates if each not in self._known), None)
             await self.store(message, now)
+            await self.keep_keys([message.message_id])
             return message.message_id
         stored = next(each.at for each in self._records if each.message_id == newest)
-        message = with_failures(make(newest, stored), entry.message.number_of_failures)
+        message = make(newest, stored)
         self._leave(entry)
         entry.message, entry.attempt_at = message, message.due
         self._enter(entry)
@@ -227,8 +230,27 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         return newest
 
     @override
-    async def kept_limits(self) -> Sequence[KeptLimits]:
-        return sorted(self._limits.values(), key=lambda kept: kept.destination)
+    async def keep_keys(self, message_ids: Sequence[str]) -> None:
+        for each in sorted(message_ids):
+            self._newest[each[: -len(KeyedIds("").first)]] = each
+
+    @override
+    async def kept_limits(self, destinations: Collection[str] | None = None) -> Sequence[KeptLimits]:
+        wanted = self._limits.keys() if destinations is None else self._limits.keys() & set(destinations)
+        return [self._limits[each] for each in sorted(wanted)]
+
+    @override
+    async def limits_in_use(self) -> LimitsInUse:
+        if not self._limits:
+            return NONE_IN_USE
+        times = sorted(each.claimed_from or each.attempt_at or LANES for each in self._entries.values())
+
+        def has_messages(kept: KeptLimits) -> bool:
+            place = bisect_left(times, kept.begin)
+            return place < len(times) and times[place] < kept.end
+
+        held = [each for each in self._limits.values() if has_messages(each)]
+        return LimitsInUse(any(each.limits for each in self._limits.values()), held)
 
     @override
     async def keep_limits(self, destination: str, limits: str, free_at: datetime, before: str = "") -> bool:

@@ -16,7 +16,8 @@ from postdate.backends.sql.dialect import SqlDialect, Values
 from postdate.clock import nearest_instant
 from postdate.messages import Headers
 from postdate.ports import Recording, RecordKind
-from postdate.ports.limits import LANES
+from postdate.ports.changing import KEYED
+from postdate.ports.limits import LANE_WIDTH, LANES
 
 _RECORD_INTO = "(at, due, store_id, kind, message_id, destination, detail)"
 
@@ -163,6 +164,24 @@ class Statements:
         first_due = f"SELECT {in_calendar('first.due')} FROM (SELECT {earliest} AS due) AS first"
         self.next_due = sql(first_due)
 
+        # From each lane with messages to the next one: a look into the index for each, however many lanes are empty.
+        width = f"interval '{LANE_WIDTH.total_seconds():.0f} seconds'"
+
+        def next_lane(lane: str) -> str:
+            lane_of = f"floor(extract(epoch FROM min(p.attempt_at) - {lanes}) / extract(epoch FROM {width}))::bigint"
+            ours = f"p.attempt_at >= {lanes} + ({lane}) * {width}"
+            within = f"p.attempt_at < {lanes} + ((SELECT lane FROM last) + 1) * {width}"
+            return f"SELECT {lane_of} FROM {pending} AS p WHERE {ours} AND {within}"
+
+        self.limits_of_held = sql(f"""
+            WITH RECURSIVE
+            last AS MATERIALIZED (SELECT max(lane) AS lane FROM {self.limits_table}),
+            held (lane) AS (
+                SELECT ({next_lane("0")})
+                UNION ALL SELECT ({next_lane("h.lane + 1")}) FROM held AS h WHERE h.lane IS NOT NULL)
+            SELECT l.destination, l.lane, l.limits, l.free_at
+            FROM held AS h JOIN {self.limits_table} AS l ON l.lane = h.lane WHERE l.store = %(store)s""")
+
         # --- moving: one statement. The batch is written down first, so that every part works on exactly these rows.
         # A row that was changed while the statement ran is locked in its new version, which the removal cannot see:
         # then the statement fails (division by zero, see errors.is_conflict) and is run again.
@@ -241,7 +260,7 @@ class Statements:
         self.reschedule = sql(f"""
             WITH {target("p.holder IS NULL AND (p.expires_at IS NULL OR p.expires_at >= %(due)s)")},
             moved AS (
-                UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s
+                UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s, failures = 0
                 WHERE number = (SELECT number FROM target) RETURNING number, message_id, due, destination),
             retimed AS (
                 UPDATE {content} SET headers = replace(headers, {said("(SELECT due FROM target)")}, {said("%(due)s")})
@@ -256,7 +275,10 @@ class Statements:
             FROM {record} AS r
             WHERE r.kind = 1 AND r.store_id = %(store)s AND r.message_id BETWEEN %(first)s AND %(last)s
                 AND char_length(r.message_id) = char_length(%(first)s) AND right(r.message_id, 8) ~ '^[0-9]{{8}}$'
+                AND r.detail = '{KEYED}'
             ORDER BY r.message_id DESC LIMIT 1""")
+        self.keep_key = sql(f"""
+            UPDATE {record} AS r SET detail = '{KEYED}' WHERE {scheduled} AND r.detail IS NULL RETURNING r.number""")
         self.replace = sql(f"""
             WITH target AS (
                 SELECT p.number FROM {pending} AS p WHERE p.holder IS NULL AND p.number = (
@@ -264,8 +286,8 @@ class Statements:
                     WHERE r.message_id = %(message_id)s AND r.store_id = %(store)s AND r.kind = 1)
                 FOR UPDATE OF p SKIP LOCKED),
             changed AS (
-                UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s, expires_at = %(expires_at)s::timestamptz,
-                    destination = %(destination)s
+                UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s, failures = 0,
+                    expires_at = %(expires_at)s::timestamptz, destination = %(destination)s
                 WHERE number = (SELECT number FROM target) RETURNING number, message_id, due, destination),
             written AS (
                 UPDATE {content} SET headers = %(headers)s, body = %(body)s

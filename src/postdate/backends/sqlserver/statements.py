@@ -15,7 +15,12 @@ from collections.abc import Iterable, Sequence
 
 from typing_extensions import override
 
-from postdate.backends.rowlocks.statements import RowLockStatements, ServerSqlDialect
+from postdate.backends.rowlocks.statements import (
+    LANE_MICROSECONDS,
+    LANES_BEGIN,
+    RowLockStatements,
+    ServerSqlDialect,
+)
 
 
 class SqlServerStatements(RowLockStatements):
@@ -89,8 +94,8 @@ class SqlServerStatements(RowLockStatements):
     release = "UPDATE p SET {given_back} {held}"
     lock = "SELECT {waiting} FROM {pending} AS p WITH (READPAST, {locked_hints}) WHERE p.number = {known}"
     reschedule = (
-        "UPDATE p SET due = %(due)s, attempt_at = %(due)s, headers = REPLACE(headers, %(was)s, %(is)s) "
-        "{by_number} WHERE p.number = %(number)s"
+        "UPDATE p SET due = %(due)s, attempt_at = %(due)s, failures = 0, "
+        "headers = REPLACE(headers, %(was)s, %(is)s) {by_number} WHERE p.number = %(number)s"
     )
 
     next_attempt = "{after} ORDER BY p.attempt_at"
@@ -112,6 +117,12 @@ class SqlServerStatements(RowLockStatements):
         "(SELECT COUNT(*) AS locked FROM {attempt} WHERE p.attempt_at > %(from)s AND p.attempt_at < %(at)s "
         "AND (%(free_number)s IS NULL OR p.attempt_at < %(free_at)s "
         "OR (p.attempt_at = %(free_at)s AND p.number < %(free_number)s))) AS x"
+    )
+    # A recursion may not look for the first row here, so that each lane is looked into.
+    limits_of_held = (
+        "SELECT l.destination, l.lane, l.limits, l.free_at FROM {limits} AS l WHERE l.store = %(store)s AND EXISTS "
+        f"(SELECT 1 FROM {{attempt}} WHERE p.attempt_at >= {LANES_BEGIN} + l.lane * {LANE_MICROSECONDS} "
+        f"AND p.attempt_at < {LANES_BEGIN} + (l.lane + 1) * {LANE_MICROSECONDS})"
     )
     due_count = "SELECT COUNT_BIG(*) FROM {pending} WITH (INDEX ([due])) WHERE due >= %(first)s AND due < %(end)s"
     # In two parts, each a range of the index: compared as a pair, due time and number are none.

@@ -23,6 +23,7 @@ def delay(
     schema: Annotated[str, option("--schema", "Columns of the source, as in 'id string, due timestamp, text string'.")],
     due: Annotated[str, option("--due", "Due times.", metavar="COLUMN")] = "due",
     source_format: Annotated[str, option("--format", "Of the source: json, csv or parquet.")] = "json",
+    encoding: Annotated[str, option("--encoding", "Of CSV and JSON, as in cp1252.", metavar="NAME")] = "UTF-8",
     target_format: Annotated[str, option("--to-format", "Of the target: json or parquet.")] = "json",
     id_column: Annotated[str | None, option("--id", "What --cancels refers to; of both.", metavar="COLUMN")] = None,
     cancels: Annotated[
@@ -58,7 +59,7 @@ def delay(
     def go_on(spark: SparkSession) -> None:
         from postdate.pipeline.failures import watched
 
-        rows = read_directory(spark, source, schema, source_format)
+        rows = read_directory(spark, source, schema, source_format, encoding=encoding)
         ids = None
         if cancels is not None:
             assert id_column is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -53,6 +52,11 @@ def schedule(
     report: Annotated[
         Path | None, option("--report", "New folder for the counts, as a Parquet table.", metavar="DIR")
     ] = None,
+    encoding: Annotated[str, option("--encoding", "Of CSV and JSON, as in cp1252.", metavar="NAME")] = "UTF-8",
+    unused: Annotated[
+        list[str] | None,
+        option("--unused", "A column that looks like one of a message and is none; repeatable.", metavar="COLUMN"),
+    ] = None,
     *,
     cluster: SparkOptions,
 ) -> None:
@@ -81,9 +85,10 @@ def schedule(
         from postdate.pipeline.files import read_input
         from postdate.pipeline.local_time import Ambiguous, LocalTimes, Nonexistent
 
-        messages = read_input(spark, source, input_format)
+        messages = read_input(spark, source, input_format, encoding)
         named = {name: column for name, column in given.items() if column is not None}
-        columns = replace(scheduling.ColumnMapping.found_in(messages.columns), **named)
+        sensitive = spark.conf.get("spark.sql.caseSensitive") == "true"
+        columns = scheduling.ColumnMapping.found_in(messages.columns, unused or (), case_sensitive=sensitive, **named)
         rejects = None if rejected is None else scheduling.Rejects(rejected)
         times = None if zone is None else LocalTimes(zone, Ambiguous(ambiguous), Nonexistent(nonexistent))
         return scheduling.schedule(
@@ -113,6 +118,7 @@ def _print_scheduled(result: ScheduleResult, store: StoreSpec) -> None:
             "set aside": set_aside,
             **{f"  {reason}": count for reason, count in result.set_aside.items()},
             "set aside in": result.rejected_to,
+            "columns not used": ", ".join(result.unused) or None,
             "report": result.reported_to,
             "took": f"{result.seconds:.1f} s, {result.rows_per_second:,.1f} rows/s",
         }

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
 
-import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -22,7 +22,7 @@ from pyspark.sql.types import DataType, DateType, StringType, StructType, Timest
 from postdate.clock import SystemClock, to_microseconds
 from postdate.errors import PipelineError
 from postdate.pipeline.dispatching import SweepSpec, drain_due
-from postdate.pipeline.rows import INSTANT, Batches, checked, pc
+from postdate.pipeline.rows import INSTANT, Batches, checked, in_texts, pc
 from postdate.pipeline.source.options import DEFAULT_BATCH, PENDING, QUEUED, SourceOptions
 from postdate.pipeline.stores import OpenStore, StoreSpec, opened
 from postdate.ports.scanning import TIMES, WRITTEN
@@ -161,14 +161,11 @@ class StreamStoreWriter(DataSourceStreamArrowWriter):
 
 
 def _store_part(store: OpenStore, part: pa.RecordBatch, now: datetime, first_row: int) -> None:
-    rows, position = with_headers_as_text(part), part.schema.get_field_index("body")
-    if position >= 0:
-        rows = rows.set_column(position, "body", rows.column(position).cast(pa.binary()))
-    messages, bad = checked(rows, store.largest_message_bytes)
+    messages, bad = checked(with_headers_as_text(part), store.largest_message_bytes)
     if bad:
         first, context = min(bad, key=lambda row: row.position), TaskContext.get()
         partition = "" if context is None else f" of partition {context.partitionId()}"
-        message_id = part.column("message_id")[first.position].as_py()
+        message_id = in_texts(part.select(["message_id"]).slice(first.position, 1))[0]["message_id"]
         raise PipelineError(
             f"row {first_row + first.position}{partition} (message id {message_id!r}) is no message: {first.detail}. "
             f"The rows of its batch were not stored; postdate.pipeline.schedule.schedule sets such rows aside"
@@ -194,18 +191,31 @@ def _texts(maps: Any) -> pa.Array[Any]:
     first, last = maps.offsets[0].as_py(), maps.offsets[-1].as_py()
     offsets: Any = pc.subtract(maps.offsets, first)  # a slice has the pairs of its neighbours behind it
     keys, values = (each.slice(first, last - first) for each in (maps.keys, maps.items))
-    if _needs_care(offsets, keys, values):
-        encoded = [None if pairs is None else msgspec.json.encode(dict(pairs)).decode() for pairs in maps.to_pylist()]
-        return pa.array(encoded, pa.string())
-    # No text becomes a Python object: pairs are put together in their column, and then joined by the rows' offsets.
-    pairs = pc.binary_join_element_wise('"', keys, '":"', values, '"', "")
+    if _needs_care(keys, values):
+        pairs = _escaped_pairs(keys, values)
+    else:  # no text becomes a Python object: pairs are put together in their column
+        pairs = pc.binary_join_element_wise('"', keys, '":"', values, '"', "")
     joined = pc.binary_join(pa.ListArray.from_arrays(offsets, pairs), ",")
     return pc.if_else(maps.is_null(), pa.scalar(None, pa.string()), pc.binary_join_element_wise("{", joined, "}", ""))
 
 
-def _needs_care(offsets: Any, keys: pa.Array[Any], values: pa.Array[Any]) -> bool:
-    """Return whether a name has no value, or is twice in a row, or JSON escapes a character."""
-    if values.null_count or any(pc.any(pc.match_substring_regex(each, _ESCAPED)).as_py() for each in (keys, values)):
-        return True
-    flat = pa.table({"row": pc.list_parent_indices(pa.ListArray.from_arrays(offsets, keys)), "name": keys})
-    return flat.group_by(["row", "name"]).aggregate([]).num_rows < flat.num_rows
+def _needs_care(keys: pa.Array[Any], values: pa.Array[Any]) -> bool:
+    """Return whether a name has no value, or JSON escapes a character."""
+    return bool(values.null_count) or any(
+        pc.any(pc.match_substring_regex(each, _ESCAPED)).as_py() for each in (keys, values)
+    )
+
+
+def _escaped_pairs(keys: pa.Array[Any], values: pa.Array[Any]) -> pa.Array[Any]:
+    """Return each pair as JSON; bytes that are no UTF-8 stay, so that the row is refused for them."""
+    names: list[Any] = keys.cast(pa.binary()).to_pylist()
+    texts: list[Any] = values.cast(pa.binary()).to_pylist()
+    pairs = [
+        f"{_in_json(name)}:{'null' if text is None else _in_json(text)}".encode("utf-8", "surrogateescape")
+        for name, text in zip(names, texts, strict=True)
+    ]
+    return pa.array(pairs, pa.binary()).view(pa.string())
+
+
+def _in_json(text: bytes) -> str:
+    return json.dumps(text.decode("utf-8", "surrogateescape"), ensure_ascii=False)

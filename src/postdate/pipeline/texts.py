@@ -1,0 +1,272 @@
+"""CSV and JSON as bytes in, rows out: each row as it is written, or malformed with all its bytes.
+
+Spark only cuts files into records (CSV) or lines (JSON). What is in them is read here, because Spark's own readers
+alter rows in silence: a quote that is never closed takes in the rest of a file, bytes that are no text become U+FFFD,
+numbers are written anew, what follows an object is dropped, and the last of two equal names wins. Runs on executors.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# Arrow's stubs make arrays generic in a type that only the running program knows.
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from postdate.errors import PipelineError
+
+Row = tuple[Sequence[str | None], bytes | None]
+"""The cells of a row, or none of them and the bytes of what is no row."""
+
+_BOM: Final = "\ufeff"
+_NOT_DECODED: Final = "\ufffd"
+_QUOTED: Final = re.compile(r'"([^"]*+(?:""[^"]*+)*+)"[ \t]*')
+_PLAIN: Final = re.compile(r"[^,\n]*+")
+SAME_COLUMNS: Final = "all files of a folder, and the schema if there is one, have the same columns in the same order"
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """The encoding of files.
+
+    Args:
+        name: as Python or Java know it.
+
+    Raises:
+        PipelineError: there is no such encoding.
+    """
+
+    name: str = "UTF-8"
+
+    def __post_init__(self) -> None:
+        try:
+            codecs.lookup(self.name)
+        except (LookupError, ValueError) as error:
+            raise PipelineError(
+                f"there is no encoding {self.name!r}; names look like UTF-8, Latin-1, cp1252"
+            ) from error
+
+    @property
+    def keeps_ascii(self) -> bool:
+        """Whether commas, quotes and line breaks are the bytes of ASCII, so that files can be cut before decoding."""
+        return '",{}\r\n'.encode(self.name) == b'",{}\r\n'
+
+    @property
+    def of_spark(self) -> str:
+        """The encoding in which Spark reads: one in which each byte is a character, if it need not decode."""
+        return "ISO-8859-1" if self.keeps_ascii else self.name
+
+    def decode(self, content: bytes) -> str | None:
+        """Return the text, or ``None`` if the bytes are none in this encoding."""
+        try:
+            return content.decode(self.name)
+        except UnicodeDecodeError:
+            return None
+
+
+# --- CSV --------------------------------------------------------------------------------------------------------------
+
+
+class UnclosedQuoteError(Exception):
+    """A quote opens at ``position`` of a text and is never closed."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__(f"a quote at {position} is never closed")
+        self.position = position
+
+
+def records(text: str) -> Iterator[list[str | None] | None]:
+    """Yield the cells of each record of a text; ``None`` for a record with text behind a quoted cell.
+
+    Empty cells are ``None``. Raises UnclosedQuoteError.
+    """
+    if '"' not in text and "\n" not in text:
+        yield [cell or None for cell in text.split(",")]
+        return
+    position, cells, is_malformed = 0, list[str | None](), False
+    while True:
+        if text.startswith('"', position):
+            quoted = _QUOTED.match(text, position)
+            if quoted is None:
+                raise UnclosedQuoteError(position)
+            cells.append(quoted[1].replace('""', '"') or None)
+            position = quoted.end()
+            rest = _PLAIN.match(text, position)
+            assert rest is not None, "the pattern matches no text, too"
+            is_malformed = is_malformed or rest[0] not in ("", "\r")
+        else:
+            rest = _PLAIN.match(text, position)
+            assert rest is not None, "the pattern matches no text, too"
+            cells.append(rest[0].removesuffix("\r") or None if text.startswith("\n", rest.end()) else rest[0] or None)
+        position = rest.end()
+        if text.startswith(",", position):
+            position += 1
+            continue
+        yield None if is_malformed else cells
+        if position >= len(text):
+            return
+        position, cells, is_malformed = position + 1, [], False
+
+
+def header_names(cells: Sequence[str | None], *, case_sensitive: bool) -> list[str]:
+    """Return the names of columns as Spark makes them: names that are empty or there twice get their number."""
+    folded = [name if case_sensitive or name is None else name.lower() for name in cells]
+    return [
+        f"_c{number}" if name is None else f"{name}{number}" if folded.count(folded[number]) > 1 else name
+        for number, name in enumerate(cells)
+    ]
+
+
+@dataclass(slots=True)
+class CsvFile:
+    """One file that is read record by record.
+
+    Args:
+        path: for errors.
+        header: cells of its first line, which all files have in common.
+        encoding: of the file.
+        lines: read so far, without empty lines, which Spark drops.
+    """
+
+    path: str
+    header: Sequence[str | None]
+    encoding: Encoding
+    lines: int = 0
+
+    def rows(self, record: str) -> Iterator[Row]:
+        """Yield the rows of one record of Spark's, which may be several where line breaks are mixed.
+
+        Raises:
+            PipelineError: a quote is never closed, or the header line is another one.
+        """
+        content = record.encode("latin-1") if self.encoding.keeps_ascii else record.encode()
+        text = self.encoding.decode(content) if self.encoding.keeps_ascii else record
+        first_line, self.lines = self.lines + 1, self.lines + 1 + content.count(b"\n")
+        # Quotes and commas are where they are, whatever the other bytes mean.
+        shape = record if text is None or (_NOT_DECODED in text and not self.encoding.keeps_ascii) else text
+        try:
+            parsed = list(records(shape.removeprefix(_BOM) if first_line == 1 else shape))
+        except UnclosedQuoteError as error:
+            line = first_line + shape[: error.position].count("\n")
+            raise PipelineError(
+                f"{self.path} has a quote in line {line} (empty lines are not counted) that is never closed: all that "
+                f"follows it in the file would be one cell"
+            ) from error
+        if first_line == 1:
+            self._check_header(text, parsed[0])
+            parsed = parsed[1:]
+        if text is None or shape is not text:
+            yield [None] * len(self.header), content
+            return
+        for cells in parsed:
+            is_row = cells is not None and len(cells) == len(self.header)
+            yield (cells or [], None) if is_row else ([None] * len(self.header), content)
+
+    def _check_header(self, text: str | None, cells: Sequence[str | None] | None) -> None:
+        if text is None or cells is None:
+            raise PipelineError(f"the first line of {self.path} is no {self.encoding.name}; say which encoding it has")
+        if list(cells) != list(self.header):
+            raise PipelineError(
+                f"{self.path} has the columns {_named(cells)}, and others are read as {_named(self.header)}: "
+                f"{SAME_COLUMNS}"
+                if len(cells) == len(self.header)
+                else f"{self.path} has {len(cells)} columns, and others are read as {len(self.header)}: {SAME_COLUMNS}"
+            )
+
+
+def _named(cells: Sequence[str | None]) -> str:
+    return ", ".join(cell or "" for cell in cells)
+
+
+def read_header(path: str, record: str, encoding: Encoding) -> list[str | None]:
+    """Return the cells of a file's first line.
+
+    Raises:
+        PipelineError: it is in another encoding, or a quote is never closed.
+    """
+    if encoding.keeps_ascii and (record.startswith(("\xff\xfe", "\xfe\xff")) or "\0" in record):
+        raise PipelineError(f"{path} looks like UTF-16 and is read as {encoding.name}: say encoding UTF-16")
+    content = record.encode("latin-1") if encoding.keeps_ascii else record.encode()
+    text = encoding.decode(content) if encoding.keeps_ascii else record
+    if text is None:
+        raise PipelineError(f"the first line of {path} is no {encoding.name}; say which encoding it has")
+    try:
+        cells = next(records(text.removeprefix(_BOM)))
+    except UnclosedQuoteError as error:
+        raise PipelineError(f"{path} has a quote in line 1 that is never closed") from error
+    if cells is None:
+        raise PipelineError(f"the first line of {path} has text behind a quoted name")
+    return cells
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+_decode_values: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_text: Final = msgspec.json.Decoder(str).decode
+
+
+def json_pairs(text: str) -> list[tuple[str, str | None]]:
+    """Return the pairs of a JSON object, each as often as it is there, with their values as texts.
+
+    A value that is no text becomes its JSON text, as it is written, and null ``None``.
+
+    Raises:
+        ValueError: the text is no JSON object and nothing else, or has half of a pair of surrogates.
+    """
+    try:
+        values = {name: _text_of(bytes(value)) for name, value in _decode_values(text).items()}
+        names: Any = json.loads(text, object_pairs_hook=_names, parse_int=str, parse_float=str, parse_constant=str)
+        "".join((*values, *(value or "" for value in values.values()))).encode()
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    return [(name, values[name]) for name in names]
+
+
+def _names(pairs: list[tuple[str, Any]]) -> list[str]:
+    return [name for name, _ in pairs]
+
+
+def _text_of(value: bytes) -> str | None:
+    if value.startswith(b'"'):
+        return _decode_text(value)
+    return None if value == b"null" else value.decode()
+
+
+def json_object(line: bytes, encoding: Encoding, *, case_sensitive: bool) -> dict[str, str | None] | None:
+    """Return the values of a line by name, in lower case unless ``case_sensitive``.
+
+    ``None`` if the line is no JSON object in the encoding, or has a name twice.
+    """
+    text = encoding.decode(line)
+    try:
+        pairs = json_pairs((text or "").removeprefix(_BOM))
+    except ValueError:
+        return None
+    values = {name if case_sensitive else name.lower(): value for name, value in pairs}
+    return values if len(values) == len(pairs) else None
+
+
+# --- Arrow ------------------------------------------------------------------------------------------------------------
+
+
+def to_table(
+    rows: Sequence[Row], origins: Sequence[int], batch: pa.RecordBatch, width: int, skipped: int
+) -> pa.RecordBatch:
+    """Return rows as a batch: their cells, what is malformed, and columns of ``batch`` behind the first ``skipped``.
+
+    ``origins`` are the positions in ``batch`` from which the rows are; ``width`` is the number of cells.
+    """
+    columns = zip(*(cells for cells, _ in rows), strict=True) if rows else [()] * width
+    arrays: list[Any] = [pa.array(column, pa.string()) for column in columns]
+    arrays.append(pa.array([malformed for _, malformed in rows], pa.binary()))
+    positions = pa.array(origins, pa.int64())
+    arrays += [column.take(positions) for column in batch.columns[skipped:]]
+    return pa.RecordBatch.from_arrays(arrays, names=[str(number) for number in range(len(arrays))])

@@ -1,0 +1,137 @@
+"""CSV and JSON from bytes: each row as another reader has it, or malformed with all its bytes; nothing in between."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from postdate.errors import PipelineError
+from postdate.pipeline.texts import CsvFile, Encoding, Row, header_names, json_object, json_pairs, read_header, records
+
+CELLS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\r"), max_size=6) | st.sampled_from(
+    ['"', '""', "\n", ",", "a\n\nb", '"a",\n', " x ", "Müller", "\\", "🕰"]
+)
+ENCODINGS = ["UTF-8", "latin-1", "cp1252", "utf-16"]
+
+
+def rows_of(content: bytes, header: Sequence[str], encoding: str = "UTF-8") -> list[Row]:
+    """Read a file as Spark hands it over: in characters of one byte each, or decoded where that cannot be."""
+    chosen = Encoding(encoding)
+    text = content.decode("latin-1" if chosen.keeps_ascii else encoding)
+    return list(CsvFile("file.csv", header, chosen).rows(text.removesuffix("\n")))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.lists(CELLS, min_size=2, max_size=2), max_size=5), st.sampled_from(ENCODINGS))
+@example([["a", 'x "y",\nz'], ["", ""]], "UTF-8")
+def test_the_rows_are_those_that_another_reader_has(rows: list[list[str]], encoding: str) -> None:
+    """Python's own writer and reader are the independent count."""
+    written = io.StringIO()
+    csv.writer(written, lineterminator="\n").writerows([["id", "body"], *rows])
+    content = written.getvalue().encode(encoding, "replace")
+    expected = list(csv.reader(io.StringIO(content.decode(encoding), newline="")))[1:]
+    came = rows_of(content, ["id", "body"], encoding)
+    assert [[cell or "" for cell in cells] for cells, _ in came] == expected
+    assert all(malformed is None for _, malformed in came)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=30))
+def test_any_bytes_are_rows_or_malformed_or_refused(content: bytes) -> None:
+    file = CsvFile("file.csv", ["id", "body"], Encoding())
+    list(file.rows("id,body"))
+    try:
+        came = list(file.rows(content.decode("latin-1")))
+    except PipelineError as error:
+        assert "is never closed" in str(error)  # noqa: PT017 - refused, or read
+        return
+    assert came
+    for cells, malformed in came:
+        assert malformed in (None, content)
+        assert malformed is None or list(cells) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("record", "line"), [('a,"never\nc,y\nd,z', 2), ('"a,never\nc,y', 2), ('a,x\nb,"y', 3), ('a,"x\ny",', None)]
+)
+def test_a_quote_that_is_never_closed_is_refused_by_file_and_line(record: str, line: int | None) -> None:
+    file = CsvFile("orders.csv", ["id", "body"], Encoding())
+    list(file.rows("id,body"))
+    if line is None:
+        assert [malformed is None for _, malformed in file.rows(record)] == [False]
+        return
+    with pytest.raises(PipelineError, match=rf"orders\.csv has a quote in line {line} .* never closed"):
+        list(file.rows(record))
+
+
+def test_bytes_in_another_encoding_are_malformed_whole() -> None:
+    content = "id,body\na,Müller\nb,plain".encode("latin-1")
+    assert rows_of(content, ["id", "body"], "latin-1") == [(["a", "Müller"], None), (["b", "plain"], None)]
+    file = CsvFile("file.csv", ["id", "body"], Encoding())
+    came = [row for line in content.decode("latin-1").split("\n") for row in file.rows(line)]
+    assert came == [([None, None], "a,Müller".encode("latin-1")), (["b", "plain"], None)]
+
+
+def test_a_mark_of_the_encoding_is_none_of_the_name() -> None:
+    assert read_header("f", "\xef\xbb\xbfid,body", Encoding()) == ["id", "body"]
+    with pytest.raises(PipelineError, match=r"looks like UTF-16 .* say encoding UTF-16"):
+        read_header("f", "id,body".encode("utf-16").decode("latin-1"), Encoding())
+    with pytest.raises(PipelineError, match="no encoding 'utf-9'"):
+        Encoding("utf-9")
+
+
+def test_names_are_those_that_spark_makes() -> None:
+    assert header_names(["id", "text", "text", None], case_sensitive=False) == ["id", "text1", "text2", "_c3"]
+    assert header_names(["a", "A"], case_sensitive=True) == ["a", "A"]
+    assert header_names(["a", "A"], case_sensitive=False) == ["a0", "A1"]
+
+
+def test_text_behind_a_quoted_cell_is_no_record() -> None:
+    assert list(records('"a"x,b')) == [None]
+    assert list(records('"a" ,b')) == [["a", "b"]]
+    assert list(records('a "q",b')) == [['a "q"', "b"]]
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"a": 1} x',
+        b'{"a": 1} {"a": 2}',
+        b'{"a": 1, "a": 2}',
+        b'{"a": 1, "A": 2}',
+        b"[1]",
+        b"1",
+        b"",
+        b'{"a": NaN}',
+        b'{"a": "\xfc"}',
+        rb'{"a": "\ud800"}',
+        b"{'a': 1}",
+        b'{"a": ' + b"[" * 5_000 + b"]" * 5_000 + b"}",
+    ],
+)
+def test_a_line_that_is_more_or_less_than_an_object_is_malformed(line: bytes) -> None:
+    assert json_object(line, Encoding(), case_sensitive=False) is None
+
+
+def test_values_are_texts_as_they_are_written() -> None:
+    line = '\ufeff{"id": 12300000000000000000, "Due": "é\\u0041", "f": 1e400, "o": {"b": [1.50, null]}, "n": null}'
+    assert json_object(line.encode(), Encoding(), case_sensitive=False) == {
+        "id": "12300000000000000000",
+        "due": "éA",
+        "f": "1e400",
+        "o": '{"b": [1.50, null]}',
+        "n": None,
+    }
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(st.text(max_size=5), st.text(max_size=5) | st.none(), max_size=4), st.booleans())
+def test_pairs_are_those_that_another_reader_has(values: dict[str, str | None], ascii_only: bool) -> None:
+    assert dict(json_pairs(json.dumps(values, ensure_ascii=ascii_only))) == values
