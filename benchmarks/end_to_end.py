@@ -1,15 +1,18 @@
 """From due to handled: delayed messages through `postdate run` and one endpoint, with the defaults.
 
     eval "$(scripts/services env --durable)"
-    .venv/bin/python -m benchmarks.end_to_end --queues postgres --n 20000 --rounds 5 [--tree BEFORE] [--handler sends]
+    .venv/bin/python -m benchmarks.end_to_end --queues postgres --rounds 5 [--tree BEFORE] [--handler sends]
 
 All messages are stored beforehand, by the application, and are due at one instant, at which both processes have been
 running and idle for a while; with ``--rate`` they are due one after the other. The time ends when the last was handled
-and the queue of the endpoint is empty. With ``--tree`` another checkout of Postdate, with its own environment, takes
-turns with this one. With ``--queues rabbitmq`` the messages wait in a file of SQLite.
+and the queue of the endpoint is empty. Each ``--backlog`` is a run of its own: what a message costs must not depend on
+how many wait beside it. PostgreSQL's statistics are made while the tables are empty, as an idle service leaves them.
+With ``--tree`` another checkout of Postdate, with its own environment, takes turns with this one. With
+``--queues rabbitmq`` the messages wait in a file of SQLite.
 
-Prints a line a round, and medians: messages a second; processor time a message of service, endpoint and server in µs;
-how late the handler was called, in ms; and how many messages were lost, handled twice, or early.
+Prints a line a round, medians, and the rate at the largest backlog as a part of that at the smallest: messages a
+second; processor time a message of service, endpoint and server in µs; how late the handler was called, in ms; and how
+many messages were lost, handled twice, or early.
 """
 
 from __future__ import annotations
@@ -23,9 +26,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,6 +44,7 @@ from postdate.bench.system import cpu_seconds, family_cpu_seconds, listening_pid
 
 HERE = Path(__file__).parents[1]
 GIVES_UP_SECONDS = 600.0
+BACKLOGS = [20_000, 200_000]
 _IDLE_SECONDS = 3.0
 
 Found = dict[str, Any]
@@ -53,11 +58,13 @@ class Place:
         store: address.
         queues: address; empty: with the store.
         server: the process that serves them, its children included; ``None``: there is none.
+        analyze: has the server make statistics of the tables.
     """
 
     store: str
     queues: str
     server: int | None
+    analyze: Callable[[], None] = lambda: None
 
 
 @contextmanager
@@ -69,8 +76,8 @@ def place(kind: str) -> Generator[Place]:
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}".encode())
             try:
-                port = urlsplit(url).port or 5432
-                yield Place(urlsplit(url)._replace(path=f"/{name}").geturl(), "", listening_pid(port))
+                port, address = urlsplit(url).port or 5432, urlsplit(url)._replace(path=f"/{name}").geturl()
+                yield Place(address, "", listening_pid(port), partial(_analyze, address))
             finally:
                 connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
         return
@@ -93,6 +100,11 @@ def place(kind: str) -> Generator[Place]:
         yield Place(file, url, listening_pid(urlsplit(url).port or 5672))
 
 
+def _analyze(address: str) -> None:
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute("ANALYZE")
+
+
 def _server(variable: str) -> str:
     url = os.environ.get(variable)
     if not url:
@@ -100,14 +112,14 @@ def _server(variable: str) -> str:
     return url
 
 
-def run(tree: Path, kind: str, given: argparse.Namespace) -> Found:
+def run(tree: Path, kind: str, backlog: int, given: argparse.Namespace) -> Found:
     """Run once with the Postdate of a tree."""
     with place(kind) as where, ExitStack() as running, tempfile.TemporaryDirectory() as folder:
         tally = running.enter_context(SharedCount(Path(folder) / "handled"))
         environment = {**os.environ, "POSTDATE_STORE__ADDRESS": where.store, "PYTHONPATH": str(HERE)}
         environment |= {"POSTDATE_TRANSPORT__ADDRESS": where.queues} if where.queues else {}
         python = tree / ".venv" / "bin" / "python"
-        job = {"store": where.store, "queues": where.queues, "n": given.n, "handler": given.handler}
+        job = {"store": where.store, "queues": where.queues, "n": backlog, "handler": given.handler}
         job |= {"tally": str(tally.path), "concurrency": given.concurrency}
 
         def start(*command: object) -> subprocess.Popen[str]:
@@ -130,16 +142,17 @@ def run(tree: Path, kind: str, given: argparse.Namespace) -> Found:
 
         endpoint = worker("handle")
         service = start(python, "-m", "postdate.cli", "run", "--log-level", "warning")
-        begins = time.time() + 2.0 + given.n / 8_000 + _IDLE_SECONDS
+        begins = time.time() + 2.0 + backlog / 8_000 + _IDLE_SECONDS
         storing = worker("store", due=begins, rate=given.rate)
-        storing.communicate()
+        where.analyze()
+        storing.communicate("store\n")
         if time.time() > begins - 1.0:
             raise SystemExit("storing took so long that the messages were due before the processes were idle")
         pids = {"service": service.pid, "endpoint": endpoint.pid}
         time.sleep(max(begins - time.time() - 0.05, 0))
         before = {name: cpu_seconds(pid) for name, pid in pids.items()}
         server = 0.0 if where.server is None else family_cpu_seconds(where.server)
-        ended = _wait(tally, given.n, endpoint)
+        ended = _wait(tally, backlog, endpoint)
         after = {name: cpu_seconds(pid) for name, pid in pids.items()}
         server_used = 0.0 if where.server is None else family_cpu_seconds(where.server) - server
         service.send_signal(signal.SIGTERM)
@@ -148,8 +161,8 @@ def run(tree: Path, kind: str, given: argparse.Namespace) -> Found:
         found: Found = json.loads(told)
         used = {name: after[name] - before[name] for name in pids} | {"server": server_used}
         return {
-            "rate": given.n / (ended - begins),
-            **{f"{name}_us": seconds / given.n * 1e6 for name, seconds in used.items()},
+            "rate": backlog / (ended - begins),
+            **{f"{name}_us": seconds / backlog * 1e6 for name, seconds in used.items()},
             **found,
         }
 
@@ -168,21 +181,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--queues", choices=["postgres", "sqlite", "redis", "rabbitmq"], default="postgres")
     parser.add_argument("--handler", choices=sorted(HANDLERS), default="empty")
-    parser.add_argument("--n", type=int, default=20_000)
+    parser.add_argument(
+        "--backlog", type=int, nargs="+", default=BACKLOGS, metavar="N", help="messages that are due; each is a run"
+    )
     parser.add_argument("--rate", type=float, default=0.0, help="messages a second; 0: all are due at once")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--concurrency", type=int, default=0, help="of the endpoint; 0: its default")
     parser.add_argument("--tree", type=Path, help="another checkout, with an environment of its own")
     given = parser.parse_args()
     trees = [HERE, *([given.tree] if given.tree else [])]
-    runs: dict[Path, list[Found]] = {tree: [] for tree in trees}
+    runs: dict[tuple[Path, int], list[Found]] = {(tree, each): [] for tree in trees for each in given.backlog}
     for number in range(given.rounds):
-        for tree in trees if number % 2 else reversed(trees):
-            found = run(tree, given.queues, given)
-            runs[tree].append(found)
-            print(f"{tree.name:10} {_shown(found)}", flush=True)
-    for tree, found in runs.items():
-        print(f"median of {tree.name:10} {_shown({key: median(each[key] for each in found) for key in found[0]})}")
+        for tree, backlog in runs if number % 2 else reversed(runs):
+            found = run(tree, given.queues, backlog, given)
+            runs[tree, backlog].append(found)
+            print(f"{tree.name:10} {backlog:9,} {_shown(found)}", flush=True)
+    medians = {place: {key: median(each[key] for each in found) for key in found[0]} for place, found in runs.items()}
+    for (tree, backlog), found in medians.items():
+        print(f"median of {tree.name:10} {backlog:9,} {_shown(found)}")
+    for tree in trees if len(given.backlog) > 1 else ():
+        small, large = (medians[tree, which(given.backlog)]["rate"] for which in (min, max))
+        print(f"{tree.name:10} {max(given.backlog):,} : {min(given.backlog):,} = {large / small:.2f}")
     faults = [each[name] for found in runs.values() for each in found for name in ("lost", "doubled", "early")]
     return int(any(faults))
 

@@ -82,12 +82,13 @@ HANDLERS = handlers()
 
 
 async def store(job: dict[str, Any]) -> None:
-    """Store the messages, as an application does that has many."""
+    """Store the messages, as an application does that has many, when a line comes."""
     place = open_store(job["store"])
     await place.initialize("postdate", next(iter(place.capabilities.transaction_modes)))
     await place.setup()
     begins, rate = datetime.fromtimestamp(job["due"], UTC), job["rate"]
     print("ready", flush=True)
+    await anyio.to_thread.run_sync(sys.stdin.readline)
     for first in range(0, job["n"], _STORED_AT_ONCE):
         batch = [
             DelayedMessage(

@@ -48,6 +48,7 @@ class Headers:
     EXPIRES_AT = "Postdate.ExpiresAt"
     WALL_TIME = "Postdate.WallTime"
     EDIT_OF = "Postdate.EditOf"
+    EDITED_AS = "Postdate.EditedAs"
     TRACE_PARENT = "traceparent"
     START_NEW_TRACE = "NServiceBus.OpenTelemetry.StartNewTrace"
     MAY_REPEAT_SINCE = "Postdate.MayRepeatSince"
@@ -328,6 +329,8 @@ class DelayedMessage:
         expires_at: instant after which it is no longer wanted: then it is recorded as expired and not delivered;
             ``None`` means never. Not before ``due``.
         number_of_failures: failed dispatch attempts so far; written by stores only.
+        cursor: where a list goes on behind this message: ``client.list(…, after=message.cursor)``. It stays right when
+            the message has gone. Written by stores only, for lists; no part of what makes two messages equal.
 
     Raises:
         InvalidMessage, InvalidTimestamp, InvalidHeaders: when built from wrong values.
@@ -342,6 +345,7 @@ class DelayedMessage:
     body: bytes = b""
     expires_at: datetime | None = None
     number_of_failures: int = 0
+    cursor: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_text(self.message_id, "message id", MESSAGE_ID_LIMIT)
@@ -363,11 +367,6 @@ class DelayedMessage:
 
     def __hash__(self) -> int:
         return hash((self.message_id, self.due, self.destination, self.body))
-
-    @property
-    def cursor(self) -> str:
-        """Where a list goes on behind this message: ``client.list(…, after=message.cursor)``."""
-        return f"{format_timestamp(self.due)} {self.message_id}"
 
     @classmethod
     def restored(  # noqa: PLR0913 - the fields
@@ -395,7 +394,13 @@ class DelayedMessage:
         put(message, "body", body)
         put(message, "expires_at", expires_at)
         put(message, "number_of_failures", number_of_failures)
+        put(message, "cursor", "")
         return message
+
+    def listed(self, cursor: str) -> Self:
+        """Note where a list goes on behind this message, and return it. For stores only, of what they have restored."""
+        object.__setattr__(self, "cursor", cursor)
+        return self
 
 
 @dataclass(frozen=True, slots=True)

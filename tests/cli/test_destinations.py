@@ -53,3 +53,19 @@ def test_what_cannot_be_is_refused_in_a_sentence(cli, arguments, said) -> None:
     assert found.status == 2
     assert said in found.err
     assert cli.ok("destinations", "list").out == "no queue has limits\n"
+
+
+@pytest.mark.parametrize("change", [["pause"], ["resume"], ["limit", "--per-second", "5"]])
+def test_a_queue_that_does_not_exist_is_refused_unless_asked_for(cli, change) -> None:
+    cli.ok("setup", "--queue", "orders")
+    refused = cli("destinations", change[0], "ordres", *change[1:])
+    assert refused.status == 1
+    assert "there is no queue 'ordres'; did you mean 'orders'?" in refused.err
+    assert cli.ok("destinations", "list").out == "no queue has limits\n"
+    cli.ok("destinations", change[0], "ordres", *change[1:], "--missing-ok")
+
+
+def test_limits_of_a_queue_that_does_not_exist_are_lifted(cli) -> None:
+    cli.ok("setup", "--queue", "orders")
+    cli.ok("destinations", "pause", "ordres", "--missing-ok")
+    assert cli.ok("destinations", "resume", "ordres").out == "ordres: no limits\n"

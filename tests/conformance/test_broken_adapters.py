@@ -1,6 +1,6 @@
 """A suite that lets a broken adapter pass proves nothing: each defect is caught by the check named beside it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -52,7 +52,7 @@ from postdate.ports import (
     counted_between,
 )
 from postdate.ports.changing import Making
-from postdate.ports.limits import KeptLimits
+from postdate.ports.limits import KeptLimits, LimitsInUse
 from postdate.testing import ConformanceFailure, StoreSubject, TransportSubject, store_checks, transport_checks
 
 MICROSECOND = timedelta(microseconds=1)
@@ -285,8 +285,8 @@ class ReplacesNothing(MemoryStore):
 
 
 class ForgetsLanes(MemoryStore):
-    async def kept_limits(self) -> Sequence[KeptLimits]:
-        return [replace(each, lane=1) for each in await super().kept_limits()]
+    async def kept_limits(self, destinations: Collection[str] | None = None) -> Sequence[KeptLimits]:
+        return [replace(each, lane=1) for each in await super().kept_limits(destinations)]
 
 
 class ChangesWhatItHasNotSeen(MemoryStore):
@@ -296,8 +296,18 @@ class ChangesWhatItHasNotSeen(MemoryStore):
 
 
 class ForgetsWhatIsLifted(MemoryStore):
-    async def kept_limits(self) -> Sequence[KeptLimits]:
-        return [each for each in await super().kept_limits() if each.limits]
+    async def kept_limits(self, destinations: Collection[str] | None = None) -> Sequence[KeptLimits]:
+        return [each for each in await super().kept_limits(destinations) if each.limits]
+
+
+class ReadsTheLimitsOfAll(MemoryStore):
+    async def kept_limits(self, destinations: Collection[str] | None = None) -> Sequence[KeptLimits]:
+        return await super().kept_limits()
+
+
+class LooksIntoNoLane(MemoryStore):
+    async def limits_in_use(self) -> LimitsInUse:
+        return replace(await super().limits_in_use(), held=())
 
 
 class GivesATurnToAll(MemoryStore):
@@ -511,6 +521,8 @@ BROKEN_STORES: Broken = {
     ),
     "forgets lanes": (ForgetsLanes, "limiting.limits_are_kept"),
     "changes what it has not seen": (ChangesWhatItHasNotSeen, "limiting.limits_of_before_are_changed_once"),
+    "reads the limits of all": (ReadsTheLimitsOfAll, "limiting.limits_are_read_by_destination"),
+    "looks into no lane": (LooksIntoNoLane, "limiting.lanes_with_messages_are_in_use"),
     "forgets what is lifted": (ForgetsWhatIsLifted, "limiting.lifted_limits_are_kept_as_lifted"),
     "gives a turn to all": (GivesATurnToAll, "limiting.one_of_many_takes_a_turn"),
     "claims every lane": (ClaimsEveryLane, "limiting.what_is_held_is_claimed_by_its_lane_alone"),

@@ -1,5 +1,6 @@
 """Random calls of clients beside two services: each answer is true, and nothing is both cancelled and delivered."""
 
+import json
 import os
 import random
 import subprocess
@@ -8,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ AT_ONCE = 12
 SPAN_SECONDS = 0.3
 """Messages fall due, and calls are made about them, within this."""
 ENDED = {Answer.CANCELLED, Answer.DELIVERED}
+
+
+Shown = tuple[dict[str, tuple[bool, bool, Any]], list[str], dict[str, int]]
 
 
 @dataclass
@@ -54,8 +58,8 @@ class Told:
 class Race:
     """Calls on messages that fall due meanwhile, by as many tasks, each with a connection of its own."""
 
-    def __init__(self, client: Client, url: str, chance: random.Random) -> None:
-        self._client, self._url, self._random = client, url, chance
+    def __init__(self, client: Client, url: str, chance: random.Random, name: str = "m") -> None:
+        self._client, self._url, self._random, self._name = client, url, chance, name
         self.told = dict[str, Told]()
         self.keyed = set[str]()
         self.calls = Counter[str]()
@@ -72,7 +76,7 @@ class Race:
             if transactions:
                 own = await stack.enter_async_context(await psycopg.AsyncConnection.connect(self._url))
             for number in numbers:
-                await self._one(f"m-{number}", own)
+                await self._one(f"{self._name}-{number}", own)
 
     async def _one(self, id_: str, own: Any) -> None:
         client, told = self._client, self.told.setdefault(id_, Told())
@@ -132,6 +136,20 @@ class Race:
         await (own.commit() if kind == "committed" else own.rollback())
         return found if kind == "committed" else None
 
+    def shown(self) -> Shown:
+        """Return what a process of its own tells of its calls; see :meth:`add`."""
+        told = {id_: (each.sent, each.cancelled, each.not_before) for id_, each in self.told.items()}
+        return told, sorted(self.keyed), dict(self.calls)
+
+    def add(self, shown: Shown) -> None:
+        """Add the calls of another process."""
+        told, keyed, calls = shown
+        for id_, (sent, cancelled, not_before) in told.items():
+            then = None if not_before is None else datetime.fromisoformat(not_before)
+            self.told[id_] = Told(sent, cancelled, not_before=then)
+        self.keyed.update(keyed)
+        self.calls.update(calls)
+
     async def check(self, transport: Any) -> None:
         """Wait until nothing waits any more, and compare what came with what was told."""
 
@@ -181,7 +199,13 @@ async def services(environment: dict[str, str], folder: Path, count: int) -> Asy
             each.wait()
 
 
-async def race(kind: str, request: pytest.FixtureRequest, messages: int, chance: random.Random) -> Counter[str]:
+async def race(
+    kind: str, request: pytest.FixtureRequest, messages: int, chance: random.Random, workers: int = 0
+) -> Counter[str]:
+    """Make random calls about so many messages, and check what came of them; return the calls.
+
+    ``workers``: that many processes make them, forked from one that makes calls, too; see `racing_workers`.
+    """
     folder: Path = request.getfixturevalue("tmp_path")
     with client_of(kind, request) as (maker, url, more):
         queues = f"local:///{folder / 'queues.db'}" if kind == "mariadb" else url
@@ -196,7 +220,16 @@ async def race(kind: str, request: pytest.FixtureRequest, messages: int, chance:
         await transport.create_queues([QUEUE])
         racing = Race(client, url, chance)
         async with services(environment, folder, 2):
-            await racing.run(messages, transactions=kind == "postgres")
+            if workers:
+                (told := folder / "told").mkdir()
+                share, seed = messages // (workers + 1), str(chance.random())
+                arguments = [url, json.dumps(more), str(share), str(workers), seed, str(told)]
+                await anyio.run_process([sys.executable, "-m", PROGRAM, *arguments], cwd=ROOT, stderr=None)
+                for each in told.iterdir():
+                    racing.add(json.loads(each.read_text()))
+                assert len(racing.told) == share * (workers + 1)
+            else:
+                await racing.run(messages, transactions=kind == "postgres")
             await racing.check(transport)
         await transport.close()
         await client.close()
@@ -204,6 +237,8 @@ async def race(kind: str, request: pytest.FixtureRequest, messages: int, chance:
         return racing.calls
 
 
+PROGRAM = "tests.integration.racing_workers"
+ROOT = Path(__file__).parents[2]
 STORES = ["sqlite", "postgres", "mariadb", "redis"]
 
 
@@ -212,6 +247,14 @@ async def test_each_answer_is_true_beside_two_services(
     kind: str, request: pytest.FixtureRequest, chance: random.Random
 ) -> None:
     calls = await race(kind, request, 200, chance)
+    assert calls.total() > 300
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_each_answer_is_true_in_workers_that_are_forked(
+    kind: str, request: pytest.FixtureRequest, chance: random.Random
+) -> None:
+    calls = await race(kind, request, 200, chance, workers=3)
     assert calls.total() > 300
 
 
@@ -225,5 +268,19 @@ async def test_twenty_thousand_answers_are_true(
     kind: str, request: pytest.FixtureRequest, chance: random.Random
 ) -> None:
     calls = await race(kind, request, 11_000, chance)
+    print(f"{kind}: {calls.total():,} calls: {dict(calls)}")  # noqa: T201
+    assert calls.total() > 20_000
+
+
+@pytest.mark.soak(
+    "twenty thousand calls",
+    part="random",
+    proven_by="tests/integration/test_client_races.py::test_each_answer_is_true_in_workers_that_are_forked",
+)
+@pytest.mark.parametrize("kind", STORES)
+async def test_twenty_thousand_answers_are_true_in_workers_that_are_forked(
+    kind: str, request: pytest.FixtureRequest, chance: random.Random
+) -> None:
+    calls = await race(kind, request, 11_000, chance, workers=10)
     print(f"{kind}: {calls.total():,} calls: {dict(calls)}")  # noqa: T201
     assert calls.total() > 20_000

@@ -24,9 +24,7 @@ async def test_a_message_rescheduled_while_it_is_being_moved_is_delivered_once(p
         # At the first row it waits for us, so that the others are changed after the statement has its snapshot.
         lock = f"{place.store.database.names.lock_class}, -1"
         waits = f"(p.message_id <> 'm-0' OR pg_advisory_xact_lock({lock}) IS NOT NULL)"
-        sql.move_few = (
-            quick.decode().replace("WHERE p.destination NOT", f"WHERE {waits} AND p.destination NOT", 1).encode()
-        )
+        sql.move_few = quick.decode().replace("WHERE (NOT EXISTS", f"WHERE {waits} AND (NOT EXISTS", 1).encode()
         async with anyio.create_task_group() as tasks:
             with place.connect() as connection:
                 connection.execute(f"SELECT pg_advisory_lock({lock})".encode())

@@ -15,6 +15,8 @@ from postdate.backends.postgres.names import sql
 from postdate.backends.postgres.outbox import PostgresOutbox
 from postdate.backends.postgres.queues import QueueStatements
 from postdate.backends.postgres.sagas import PostgresSagaStore
+from postdate.clock import EARLIEST
+from postdate.ports import MessageFilter
 
 DAY = timedelta(days=1)
 
@@ -281,10 +283,11 @@ async def test_a_list_is_by_due_time_and_reads_what_it_shows(postgres_url: str) 
         for number, attempt_at in ((3, "NULL"), (5, "due + interval '1 day'"), (7, "due - interval '1 day'")):
             place.run(f'UPDATE "service.timeouts" SET attempt_at = {attempt_at} WHERE number = {number}')
         place.run('ANALYZE "service.timeouts"')
+        begin = {"due_from": EARLIEST, "behind": -1, "due_to": None, "limit": 50}
         found: list[dict[str, Any]] = [
-            {"destination": None, "due_from": None, "due_to": None, "among": None, "limit": 50},
-            {"destination": "done", "due_from": None, "due_to": None, "among": 60, "limit": 50},
-            {"destination": "nowhere", "due_from": None, "due_to": None, "among": 60, "limit": 50},
+            {**begin, "destination": None, "among": None},
+            {**begin, "destination": "done", "among": 60},
+            {**begin, "destination": "nowhere", "among": 60},
         ]
         with place.store.database.connect() as connection:
             connection.execute("SET plan_cache_mode = force_generic_plan")
@@ -293,3 +296,24 @@ async def test_a_list_is_by_due_time_and_reads_what_it_shows(postgres_url: str) 
                 assert [row[0] for row in rows] == ([] if values["destination"] == "nowhere" else [*range(1, 51)])
                 steps = prepared_plan(connection, place.store._sql.list_pending, values)
                 assert rows_read(steps, "service.timeouts") <= (values["among"] or 50) + 1  # that is attempted earlier
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["analyzed", "planned while empty"])
+async def test_a_page_in_a_herd_reads_what_it_shows(postgres_url: str, *, told: bool) -> None:
+    """Twenty thousand are due at one instant, and a page begins in their midst."""
+    async with placed(postgres_url) as place:
+        with place.store.database.connect() as connection:
+            connection.execute("SET plan_cache_mode = force_generic_plan")
+            values = {"destination": None, "due_to": None, "among": None, "limit": 50}
+            list_pending, begin = place.store._sql.list_pending, {"due_from": EARLIEST, "behind": -1}
+            prepared_plan(connection, list_pending, {**begin, **values})
+            fill(place, 0, 20_000)
+            place.run("UPDATE \"service.timeouts\" SET due = date_trunc('day', now()) + interval '9 h'")
+            place.run('UPDATE "service.timeouts" SET attempt_at = due')
+            if told:
+                place.run('VACUUM ANALYZE "service.timeouts"')
+            (first,) = await place.store.list_pending(MessageFilter(), 1)
+            values |= {"due_from": first.due, "behind": 9_000}
+            rows = connection.execute(list_pending, values).fetchall()
+            assert [row[0] for row in rows] == [*range(9_001, 9_051)]
+            assert rows_read(prepared_plan(connection, list_pending, values), "service.timeouts") <= 51

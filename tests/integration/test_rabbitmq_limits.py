@@ -29,7 +29,8 @@ from postdate.config import load_settings
 from postdate.errors import ConfigurationError, MessageNotFound, TransportError, TransportUnreachable
 from postdate.operations import Treatment, queues, return_messages, show_error
 from postdate.operations.doctor.checks import Verdict
-from postdate.operations.doctor.servers import limits_on_server
+from postdate.operations.doctor.servers import intake_bindings, limits_on_server
+from postdate.ports import DelayExchange
 from postdate.wiring import OpenDeployment
 
 pytest_plugins = ["tests.integration.rabbitmq_fixtures"]
@@ -353,6 +354,77 @@ async def test_limits_that_cannot_be_read_are_said_to_be_unknown(
             await receiver.close()
 
 
+# --- what is bound to the exchange of other programs' messages --------------------------------------------------------
+
+
+def bound(channel: BlockingChannel, exchange: str, queue: str) -> dict[str, str]:
+    """Bind a queue as an application does that came from the plugin; return what the management interface says."""
+    channel.queue_declare(queue, durable=True)
+    channel.queue_bind(queue, exchange, "mail.*")
+    return {"destination": queue, "destination_type": "queue", "routing_key": "mail.*", "source": exchange}
+
+
+async def expect_bindings_are_refused(
+    url: str,
+    exchange: DelayExchange,
+    channel: BlockingChannel,
+    told: list[dict[str, str]],
+    log: pytest.LogCaptureFixture,
+) -> None:
+    """Create the intake with nothing else bound to it, then bind a queue: the next start, doctor and log name it."""
+    name = f"app-{exchange.name}"
+    async with transport_at(url) as transport:
+        await transport.create_intake(exchange)
+        assert "not known whether queues" not in log.text
+        (check,) = await intake_bindings(transport, exchange)
+        assert check.result is Verdict.OK
+
+        told.append(bound(channel, exchange.name, name))
+        try:
+            with pytest.raises(
+                ConfigurationError, match=rf"queue '{name}' .*'mail\.\*': bound to .* again when it is due"
+            ):
+                await transport.create_intake(exchange)
+            (check,) = await intake_bindings(transport, exchange)
+            assert (check.result, f"queue {name!r}" in check.found) == (Verdict.FAIL, True)
+            receiver = transport.intake_queues(exchange)[0].receiver
+            await receiver.receive(1, wait=False)
+            assert [each.levelname for each in log.records if f"queue {name!r}" in each.message] == ["ERROR"]
+            await receiver.close()
+        finally:
+            channel.queue_delete(name)
+
+
+async def test_a_queue_that_is_bound_to_the_intake_exchange_is_refused(
+    rabbitmq_url: str, channel: BlockingChannel, caplog: pytest.LogCaptureFixture
+) -> None:
+    exchange = DelayExchange(f"intake-{uuid.uuid4().hex[:12]}")
+    own = {"destination": f"{exchange.name}.intake", "destination_type": "queue", "routing_key": ""}
+    bindings = [own]
+    with management({f"/api/exchanges/%2F/{exchange.name}/bindings/source": bindings}) as port:
+        url = f"{rabbitmq_url}?management={port}"
+        await expect_bindings_are_refused(url, exchange, channel, bindings, caplog)
+    for queue in (f"{exchange.name}.intake", f"{exchange.name}.intake.expired"):
+        channel.queue_delete(queue)
+    for each in (exchange.name, f"{exchange.name}.due", f"{exchange.name}.intake.expired"):
+        channel.exchange_delete(each)
+
+
+async def test_where_the_broker_does_not_tell_bindings_start_and_doctor_warn(
+    rabbitmq_url: str, channel: BlockingChannel, caplog: pytest.LogCaptureFixture
+) -> None:
+    exchange = DelayExchange(f"intake-{uuid.uuid4().hex[:12]}")
+    async with transport_at(f"{rabbitmq_url}?management=0") as transport:
+        await transport.create_intake(exchange)
+        assert "not known whether queues of applications are bound" in caplog.text
+        (check,) = await intake_bindings(transport, exchange)
+        assert (check.result, "management=15672" in check.found) == (Verdict.WARN, True)
+    for queue in (f"{exchange.name}.intake", f"{exchange.name}.intake.expired"):
+        channel.queue_delete(queue)
+    for each in (exchange.name, f"{exchange.name}.due", f"{exchange.name}.intake.expired"):
+        channel.exchange_delete(each)
+
+
 class Managed(RabbitMQ):
     """A broker with its management interface."""
 
@@ -369,9 +441,10 @@ class Managed(RabbitMQ):
     proven_by=(
         "tests/integration/test_rabbitmq_limits.py::test_a_message_leaves_before_a_delivery_limit_by_a_policy_drops_it",
         "tests/integration/test_rabbitmq_limits.py::test_the_limits_of_queues_are_said",
+        "tests/integration/test_rabbitmq_limits.py::test_a_queue_that_is_bound_to_the_intake_exchange_is_refused",
     ),
 )
-async def test_a_broker_tells_its_limits_by_policy_and_by_argument(server_folder: Path) -> None:
+async def test_a_broker_tells_its_limits_and_bindings(server_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with started(Managed(server_folder / "rabbitmq")) as server:
         policy = json.dumps({"delivery-limit": 4, "max-length": 10})
         await anyio.to_thread.run_sync(server.control, "set_policy", "limits", "^orders", policy)
@@ -386,6 +459,7 @@ async def test_a_broker_tells_its_limits_by_policy_and_by_argument(server_folder
 
                 await until(are_told)
                 await expect_it_leaves(server.url, url, channel, "orders")
+                await expect_bindings_are_refused(url, DelayExchange("reminders"), channel, [], caplog)
 
 
 @pytest.mark.parametrize(

@@ -91,8 +91,23 @@ async def test_delayed_messages_outlive_a_read_only_store_with_queues_elsewhere(
     await queues.close()
 
 
-OF_ITSELF = ["25006", "28P01", "42501", "42P01", "40001", "53100", "53200", "53300", "55006", "57P01", "58030", "XX001"]
-ABOUT_WHAT_WAS_ASKED = ["22P02", "23514", "42601", "54000", "P0001"]
+OF_ITSELF = [
+    "42601",
+    "0A000",
+    "25006",
+    "28P01",
+    "42501",
+    "42P01",
+    "40001",
+    "53100",
+    "53200",
+    "53300",
+    "55006",
+    "57P01",
+    "58030",
+    "XX001",
+]
+ABOUT_WHAT_WAS_ASKED = ["22P02", "23514", "25P02", "54000", "P0001"]
 
 
 @pytest.mark.parametrize("state", [*OF_ITSELF, *ABOUT_WHAT_WAS_ASKED])

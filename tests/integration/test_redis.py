@@ -25,8 +25,8 @@ from postdate.config import Address
 from postdate.errors import (
     ClaimLost,
     ConfigurationError,
-    StoreError,
     StoreFull,
+    StoreTroubled,
     StoreUnavailable,
     StoreUnreachable,
     TransportUnreachable,
@@ -108,8 +108,8 @@ def test_an_address_that_cannot_be_is_refused(address: str) -> None:
         (ResponseError("NOREPLICAS Not enough good replicas to write."), StoreUnreachable),
         (AuthenticationError("invalid username-password pair"), StoreUnreachable),
         (ReadOnlyError("You can't write against a read only replica."), StoreUnreachable),
-        (MovedError("1 127.0.0.1:7000"), StoreError),
-        (ResponseError("WRONGTYPE Operation against a key"), StoreError),
+        (MovedError("1 127.0.0.1:7000"), StoreUnreachable),
+        (ResponseError("WRONGTYPE Operation against a key"), StoreTroubled),
         (ConnectionResetError("reset"), StoreUnreachable),
     ],
 )
@@ -128,6 +128,19 @@ async def test_scripts_that_the_server_forgot_are_sent_again(store: RedisStore, 
     await store.store(message(), NOW)
     prefix.client.script_flush()
     assert len(await store.claim_due(NOW + SECOND, 10)) == 1
+
+
+async def test_a_claim_and_a_receive_have_a_bound_of_bytes(store: RedisStore, transport: RedisTransport) -> None:
+    """At most 16 MiB at once, so that no answer fills the memory."""
+    receiver = transport.receiver("done")
+    for number in range(3):
+        body = bytes(6 * 1024 * 1024)
+        await store.store(message(f"m-{number}", body=body), NOW)
+        assert await transport.send([Envelope("done", f"e-{number}", {}, body)], NOW) == [None]
+    for size in (2, 1):
+        assert len(await store.claim_due(NOW + SECOND, 10)) == size
+        assert len(await receiver.receive(10)) == size
+    await receiver.close()
 
 
 async def test_a_full_server_takes_nothing_and_loses_nothing(redis_server: Redis) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -33,7 +33,7 @@ from postdate.ports import (
     Wake,
     Work,
 )
-from postdate.ports.limits import KeptLimits, LimitingStore
+from postdate.ports.limits import KeptLimits, LimitingStore, LimitsInUse
 
 
 class SimulatedStore(ClaimingStore):
@@ -180,8 +180,16 @@ class SimulatedLimits(SimulatedStore, LimitingStore):
     """A store that keeps limits of queues, too."""
 
     @override
-    async def kept_limits(self) -> Sequence[KeptLimits]:
-        return await self._connection.call("kept_limits", lambda: list(self._site.limits.values()))
+    async def kept_limits(self, destinations: Collection[str] | None = None) -> Sequence[KeptLimits]:
+        def read() -> list[KeptLimits]:
+            kept = self._site.limits.values()
+            return [each for each in kept if destinations is None or each.destination in destinations]
+
+        return await self._connection.call("kept_limits", read)
+
+    @override
+    async def limits_in_use(self) -> LimitsInUse:
+        return await self._connection.call("limits_in_use", self._site.limits_in_use)
 
     @override
     async def keep_limits(self, destination: str, limits: str, free_at: datetime, before: str = "") -> bool:

@@ -27,7 +27,7 @@ from postdate.errors import (
 )
 from postdate.messages import DelayedMessage, Envelope, Headers, to_envelope, with_failures
 from postdate.ports import Claim, End, MoveReport, Outcome, Received, RecordKind, StoreReport, Wake, Work
-from postdate.ports.limits import KeptLimits
+from postdate.ports.limits import LANES, KeptLimits, LimitsInUse
 
 HOLDS_AT_MOST: Final = timedelta(seconds=60)
 HEARD_WITHIN_SECONDS: Final = 1.5
@@ -260,6 +260,12 @@ class Site:
     def claim_held(self, session: SiteSession, kept: KeptLimits, limit: int) -> Sequence[Claim]:
         """See :meth:`postdate.ports.limits.LimitingStore.claim_held`."""
         return self._claim(session, [row for row in self._due(kept.end) if row.attempt_at >= kept.begin][:limit])
+
+    def limits_in_use(self) -> LimitsInUse:
+        """See :meth:`postdate.ports.limits.LimitingStore.limits_in_use`."""
+        times = [row.attempt_at for row in self.rows.values() if row.session is None and row.attempt_at > LANES]
+        held = [each for each in self.limits.values() if any(each.begin <= at < each.end for at in times)]
+        return LimitsInUse(any(each.limits for each in self.limits.values()), held)
 
     def _claim(self, session: SiteSession, rows: Sequence[Row]) -> Sequence[Claim]:
         claims: list[Claim] = []

@@ -27,6 +27,7 @@ from postdate.errors import (
     MessageTooLarge,
     PostdateError,
     QueueNotFound,
+    StoreError,
     StoreNotSetUp,
     StoreUnreachable,
     TransportError,
@@ -434,7 +435,8 @@ def _answer(status: int, code: str = "", **headers: str) -> HttpResponseError:
         (_answer(429), TransportUnreachable, StoreUnreachable),
         (_answer(200), TransportUnreachable, StoreUnreachable),
         (ServiceRequestError("no connection"), TransportUnreachable, StoreUnreachable),
-        (_answer(400, "InvalidQueryParameterValue"), TransportError, None),
+        (_answer(400, "InvalidQueryParameterValue"), DestinationUnavailable, None),
+        (_answer(400, "InvalidXmlDocument"), TransportError, StoreError),
     ],
 )
 def test_each_answer_has_a_meaning(

@@ -14,7 +14,8 @@ from tests.waiting import until
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, MemoryStore, MemoryTransport, Sqlite
 from postdate.core.dispatcher import Dispatcher
 from postdate.core.letting_through import due_work, free_lanes
-from postdate.core.limits import change_limits, limited, paused, resumed
+from postdate.core.limits import Limits, change_limits, limited, paused, resumed
+from postdate.endpoint.outgoing import through_queue
 from postdate.errors import DestinationUnavailable, PostdateError, TransportUnavailable
 from postdate.ports import ClaimingStore, RecordKind, Transport
 from postdate.ports.limits import LimitingStore
@@ -286,3 +287,53 @@ async def test_lanes_are_freed_where_no_service_does_it() -> None:
         await change_limits(store, "q", change, now)
         await free_lanes(store, now)
         assert len(await store.claim_due(now + SECOND, 9)) == expected
+
+
+async def test_what_has_expired_takes_no_turns(services: Running) -> None:
+    """Whether it expired while it was held, or before it could be."""
+    async with services() as shop:
+        await change_limits(shop.limits, "q", lambda _: Limits(paused=True, per_second=10), shop.clock.now())
+        end = shop.start + 20 * SECOND
+        old = [DelayedMessage(f"old-{n}", shop.start + SECOND, "q", expires_at=end) for n in range(150)]
+        late = [DelayedMessage(f"late-{n}", shop.start + SECOND, "q", expires_at=end + SECOND) for n in range(50)]
+        await shop.store.store_many([*old, *late], shop.clock.now())
+        await shop.pass_time(25)
+        await shop.store.store_many([DelayedMessage(f"q-{n:05}", shop.clock.now(), "q") for n in range(5)], shop.start)
+        resumed_at = shop.clock.now()
+        await change_limits(shop.limits, "q", resumed, resumed_at)
+        await shop.all_arrive(5)
+        assert (await shop.delivered_at(5))[-1] <= resumed_at + 5 * SECOND
+
+
+async def test_limits_of_queues_without_messages_are_neither_read_nor_looked_into(services: Running) -> None:
+    async with services() as shop:
+        for number in range(50):
+            await change_limits(shop.limits, f"idle-{number}", limited(10, ()), shop.clock.now())
+        kept_limits, claim_held = shop.limits.kept_limits, shop.limits.claim_held
+        read, looked_into = list[object](), list[object]()
+
+        async def reading(destinations=None):
+            read.append(destinations)
+            return await kept_limits(destinations)
+
+        async def looking(kept, now, limit):
+            looked_into.append(kept.destination)
+            return await claim_held(kept, now, limit)
+
+        shop.limits.kept_limits, shop.limits.claim_held = reading, looking
+        await shop.send(3, "free")
+        await shop.pass_time(60)
+        assert await shop.arrived("free") == 3
+        assert set().union(*(set(each) for each in read)) <= {"free"}
+        assert looked_into == []
+
+
+async def test_what_is_due_already_in_the_timeouts_queue_is_held(services: Running) -> None:
+    async with services() as shop:
+        await change_limits(shop.limits, "q", paused, shop.clock.now())
+        due = [DelayedMessage(f"{queue}-1", shop.start - SECOND, queue) for queue in ("q", "free")]
+        await shop.transport.send([through_queue(each, "shop.timeouts") for each in due], shop.clock.now())
+        await shop.pass_time(30)
+        assert (await shop.arrived("free"), await shop.arrived()) == (1, 0)
+        await change_limits(shop.limits, "q", resumed, shop.clock.now())
+        await shop.all_arrive(1)

@@ -115,9 +115,10 @@ def error(code, inside=None, strerror="Exception occurred."):
         (0x800706BA, TransportUnreachable),
         (0xC00E0027, DestinationUnavailable),
         (0xC00E001B, DestinationUnavailable),
-        (0xC00E0025, TransportError),
-        (0xC00E0050, TransportError),
-        (0xC00E00FF, TransportError),
+        (0xC00E0025, DestinationUnavailable),
+        (0xC00E0050, DestinationUnavailable),
+        (0xC00E00FF, DestinationUnavailable),
+        (0xC00E0018, TransportError),
     ],
 )
 @pytest.mark.parametrize("wrapped", [True, False])

@@ -4,7 +4,7 @@ import logging
 from datetime import timedelta
 from typing import Any
 from unittest.mock import AsyncMock
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
 from starlette.applications import Starlette
@@ -17,7 +17,7 @@ from postdate.core.limits import change_limits, paused
 from postdate.errors import StoreUnavailable
 from postdate.operations.plain import clean
 from postdate.web.views import SECURITY_HEADERS
-from postdate.web.watching import Watcher
+from postdate.web.watching import LISTED, Watcher
 from postdate.wiring import opened
 
 HOSTILE = (
@@ -55,6 +55,25 @@ async def test_the_overview_says_what_waits_and_what_is_due_when(deployment: Dep
     assert "bills 1,517" in hour.words
     for page, name in ((hour, "hour"), (day, "day"), (month, "month")):
         assert [each["href"] for each in page.all("a") if each.get("aria-current") == "true"] == [f"/?due={name}"]
+
+
+@pytest.mark.parametrize("path", ["/messages?due_from={}", "/messages/{}", "/{}", "/errors?exception={}&queue={}"])
+async def test_an_address_that_is_too_long_is_refused_and_not_repeated(visit: Visit, path: str) -> None:
+    async with visit() as browser:
+        for word in ("a" * 30_000, "%C3%A4" * 1_500, "a" * 8_192):
+            page = await browser(path.replace("{}", word))
+            assert (page.status, "at most 8,192 characters" in page.words) == (414, True)
+            assert len(page.answer.text) < 8_192
+        assert (await browser(path.replace("{}", "a" * 4_000))).status < 500
+
+
+async def test_links_to_the_longest_names_are_short_enough(deployment: Deployment, visit: Visit) -> None:
+    id_, queue = "\U0001f570" * 250, "\U0001f570" * 200
+    await deployment.store(*(deployment.waiting(f"{n}{id_}"[:250], 10, queue) for n in range(LISTED + 1)))
+    async with visit() as browser:
+        (further,) = set((await browser(f"/messages?queue={quote(queue)}&search=all")).links("/messages?queue="))
+        assert (await browser(further)).status == 200
+        assert (await browser(f"/messages/{quote(f'0{id_}'[:250])}")).status == 200
 
 
 async def test_a_bar_leads_to_its_messages(deployment: Deployment, visit: Visit) -> None:

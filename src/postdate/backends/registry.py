@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import logging
 import pkgutil
-import threading
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 import postdate.backends as backends_folder
 from postdate.errors import ConfigurationError
 from postdate.ports.backends import Backend, Place
+from postdate.runtime import forks
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -33,7 +33,7 @@ class _Registry:
     """The backends, found once per process."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = forks.rlock()
         self._ours: tuple[Backend, ...] = ()
         self._all: tuple[Backend, ...] = ()
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 from postdate.cli.command import Queue, Use, command, group, option
 from postdate.cli.output import clean, print_table
-from postdate.core.limits import Limits, change_limits, limited, limiting, limits_of, paused, resumed
+from postdate.core.limits import Limits, limited, limiting, limits_of, paused, resumed
+from postdate.operations.destinations import change_destination
 
 app = group("destinations", "Pause queues, and limit how much they are sent, and when.")
 
@@ -26,16 +27,19 @@ def list_(use: Use) -> None:
     use.report({"destinations": found}, lines)
 
 
+MissingOk = Annotated[bool, option("--missing-ok", "The queue need not exist yet.")]
+
+
 @command(app, "pause")
-def pause(use: Use, queue: Queue) -> None:
+def pause(use: Use, queue: Queue, missing_ok: MissingOk = False) -> None:
     """Hold what is due for a queue, until it is resumed."""
-    _change(use, queue, paused)
+    _change(use, queue, paused, missing_ok=missing_ok)
 
 
 @command(app, "resume")
-def resume(use: Use, queue: Queue) -> None:
+def resume(use: Use, queue: Queue, missing_ok: MissingOk = False) -> None:
     """Let a paused queue have what was held; its other limits stay."""
-    _change(use, queue, resumed)
+    _change(use, queue, resumed, missing_ok=missing_ok)
 
 
 @command(app, "limit")
@@ -47,11 +51,15 @@ def limit(
         list[str] | None,
         option("--window", "Only then: 'mon-fri 09:00-17:00 Europe/Paris'; may be repeated.", metavar="WINDOW"),
     ] = None,
+    missing_ok: MissingOk = False,
 ) -> None:
     """Limit what a queue is sent, instead of the limits that it had. Without options: lift them."""
-    _change(use, queue, limited(per_second, windows or ()))
+    _change(use, queue, limited(per_second, windows or ()), missing_ok=missing_ok)
 
 
-def _change(use: Use, queue: str, change: Callable[[Limits], Limits]) -> None:
-    limits = use.work(lambda deployment, now: change_limits(limiting(deployment.store), queue, change, now))
-    use.report({"destination": queue, "limits": limits}, lambda: print(f"{clean(queue)}: {limits}"))
+def _change(use: Use, queue: str, change: Callable[[Limits], Limits], *, missing_ok: bool) -> None:
+    limits, is_there = use.work(
+        lambda deployment, now: change_destination(deployment, queue, change, now, must_exist=not missing_ok)
+    )
+    unknown = "" if is_there is not None else " (whether that queue exists cannot be seen from here)"
+    use.report({"destination": queue, "limits": limits}, lambda: print(f"{clean(queue)}: {limits}{unknown}"))

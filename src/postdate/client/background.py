@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
-import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
@@ -19,6 +18,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
+from typing_extensions import override
+
 from postdate.clock import Clock, SystemClock
 from postdate.config import Settings
 from postdate.core.guard import calling_store
@@ -26,6 +27,7 @@ from postdate.core.store_clock import FollowingClock, clock_of_store
 from postdate.core.wall_times import KeptZones
 from postdate.errors import ConfigurationError, PostdateError, StoreUnavailable
 from postdate.ports import ClaimingStore, TransactionMode
+from postdate.runtime import forks
 from postdate.runtime.threads import Alarm
 from postdate.wiring import naming, open_store, store_settings
 
@@ -55,20 +57,19 @@ class InUse:
                 await self.clock.read()
 
 
-class Background:
+class Background(forks.ForkAware):
     """Opens the store of ``settings`` at first use in each process; ``create``: its tables, too."""
 
     def __init__(self, settings: Settings, *, create: bool) -> None:
         self._settings, self._create = settings, create
         self._running: _Running | None = None
-        self._left: list[_Running | None] = []
-        """What belongs to parents: kept, as the end of its connections would be the end of theirs."""
-        self._lock, self._pid = threading.Lock(), os.getpid()
+        self._lock = forks.lock()
+        forks.register(self)
         _known.add(self)
 
     def submit(self, work: Callable[[InUse], Awaitable[T]]) -> Future[T]:
         """Do ``work`` with the open store, in its loop."""
-        self._check_process()
+        forks.check_process()
         with self._lock:
             if self._running is None:
                 self._running = _Running(self._settings, create=self._create)
@@ -86,20 +87,17 @@ class Background:
 
     def close(self) -> None:
         """Close the store, if it is open; the next use opens it again. Blocks."""
-        self._check_process()
+        forks.check_process()
         with self._lock:
             running, self._running = self._running, None
         if running is not None:
             running.close()
 
-    def _check_process(self) -> None:
-        if self._pid != os.getpid():  # of a fork that Python was not told of, as uWSGI does it
-            self.leave_to_parent()
-
-    def leave_to_parent(self) -> None:
-        """In the child of a fork: forget what is the parent's."""
-        self._lock, self._pid = threading.Lock(), os.getpid()  # another thread of the parent may have held it
-        self._left.append(self._running)
+    @override
+    def after_fork_in_child(self) -> None:
+        """Leave what is open to the parent: the end of its connections would be the end of the parent's."""
+        if self._running is not None:
+            self._running.leave_to_parent()
         self._running = None
 
 
@@ -113,6 +111,13 @@ class _Running:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="postdate-client", daemon=True)
         self._thread.start()
+
+    def leave_to_parent(self) -> None:
+        """In the child of a fork: have the inherited loop change nothing in what the parent's waits for."""
+        forks.keep_for_ever(self)
+        selector: Any = getattr(self._loop, "_selector", None)
+        if hasattr(selector, "fileno"):  # as of epoll: child and parent share what is registered there
+            forks.blank(selector.fileno())
 
     def submit(self, work: Callable[[InUse], Awaitable[T]]) -> Future[T]:
         if threading.current_thread() is self._thread:
@@ -198,16 +203,10 @@ class _Running:
 _known: weakref.WeakSet[Background] = weakref.WeakSet()
 
 
-def _forked() -> None:
-    for each in list(_known):
-        each.leave_to_parent()
-
-
 def _at_exit() -> None:
     for each in list(_known):
         with suppress(Exception):  # nobody is left to be told
             each.close()
 
 
-os.register_at_fork(after_in_child=_forked)
 atexit.register(_at_exit)

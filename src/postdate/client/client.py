@@ -25,6 +25,8 @@ from postdate.core.changing import (
     cancel,
     change_all,
     change_steps,
+    count_of,
+    count_steps,
     first_of,
     first_steps,
     reschedule,
@@ -215,15 +217,15 @@ class _Calls:
         where.check_says_something()
 
         async def alone(opened: InUse) -> Counter[Answer]:
-            found = await listed.alone(opened)
             if dry_run:
-                return Counter({Answer.DONE: len(found)})
+                return Counter({Answer.DONE: await count_of(administrable(opened.store), where)})
+            found = await listed.alone(opened)
             return await change_all(found, lambda each: change(each).alone(opened))
 
         def joined(store: JoiningStore, now: datetime) -> Steps[Counter[Answer]]:
-            found = yield from listed.joined(store, now)
             if dry_run:
-                return Counter({Answer.DONE: len(found)})
+                return Counter({Answer.DONE: (yield from count_steps(store, where))})
+            found = yield from listed.joined(store, now)
             return (yield from change_steps(found, lambda each: change(each).joined(store, now)))
 
         return _Call(alone, joined)
@@ -414,8 +416,8 @@ class Client(AbstractAsyncContextManager["Client"]):
     ) -> list[DelayedMessage]:
         """Return waiting messages that match, the first due first. Of headers and bodies the client reads all.
 
-        ``after``: go on behind the last one of a list before, by its :attr:`~postdate.DelayedMessage.cursor`; if that
-        message has gone, those that are due at its instant come again. Raises `InvalidMessage`: it is no cursor.
+        ``after``: go on behind the last one of a list before, by its :attr:`~postdate.DelayedMessage.cursor`, also when
+        that message has gone. Raises `InvalidMessage`: it is no cursor.
         """
         return await self._do(self._calls.list(where or Pending(), limit, after), transaction)
 

@@ -11,9 +11,10 @@ from postdate.errors import ConfigurationError
 from postdate.ports.backends import Place
 from postdate.ports.settings import referred
 
-_SECRET_PARAMETER: Final = re.compile(r"(?i)(\w*(?:password|passwd|pwd|secret|token|key)|sig)=([^;&\s]+)")
-# Up to the last @ of the word: an unescaped password may contain one, and hiding too much does no harm.
-_SECRET_IN_TEXT: Final = re.compile(r"(://[^\s:/@]*):\S*@")
+# Only the end of a parameter's name: with what may stand before it, the search of a long word would be quadratic.
+_SECRET_PARAMETER: Final = re.compile(r"(?i)(password|passwd|pwd|secret|token|key|sig)=([^;&\s]+)")
+_WORD: Final = re.compile(r"\S+")
+_USER: Final = re.compile(r"://[^\s:/@]*:")
 
 _REFERENCES: Final = frozenset({"env", "file"})
 _HOST: Final = re.compile(r"(?:\[[^\[\]@]*\]|[^:\[\]@]*)(?::(?P<port>[^:]*))?")
@@ -105,7 +106,18 @@ def _fault(rest: str) -> str:
 
 def without_secrets(text: str) -> str:
     """Return any text, such as a driver's message, without the passwords of the addresses in it."""
-    return _SECRET_PARAMETER.sub(r"\1=***", _SECRET_IN_TEXT.sub(r"\1:***@", text))
+    return _SECRET_PARAMETER.sub(r"\1=***", _WORD.sub(_without_password, text))
+
+
+def _without_password(word: re.Match[str]) -> str:
+    """Return a word without the password of an address in it.
+
+    It ends at the last @ of the word: an unescaped password may contain one, and hiding too much does no harm.
+    """
+    text = word[0]
+    at = text.rfind("@")
+    user = _USER.search(text, 0, at) if at >= 0 else None
+    return text if user is None else f"{text[: user.end()]}***{text[at:]}"
 
 
 def resolved(address: str, environment: Mapping[str, str]) -> Address:

@@ -21,7 +21,7 @@ _UNIT_MICROSECONDS: Final = {
     "ms": 1_000,
     "us": 1,
 }
-_DURATION_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|us|[wdhms])")
+_DURATION_PART: Final = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)(ms|us|[wdhms])")
 _NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 
@@ -30,9 +30,12 @@ def parse_duration(text: str) -> timedelta:
     compact = text.strip().replace(" ", "").lower()
     if _NUMBER.fullmatch(compact):
         compact += "s"
-    parts = _DURATION_PART.findall(compact)
+    parts, end = list[tuple[str, str]](), 0
+    while part := _DURATION_PART.match(compact, end):
+        parts.append((part[1], part[2]))
+        end = part.end()
     units = [unit for _, unit in parts]
-    if not parts or "".join(number + unit for number, unit in parts) != compact or len(set(units)) < len(units):
+    if not parts or end < len(compact) or len(set(units)) < len(units):
         raise InvalidTimestamp(
             f"{text!r} is no duration; write a number with a unit (w d h m s ms us), as in 30s, 1m30s, 2h or 1d12h, "
             f"or a plain number of seconds"

@@ -10,14 +10,15 @@ from typing import Final
 
 import anyio
 
-from postdate.errors import InvalidMessage, InvalidTimestamp, NotSupported
-from postdate.messages import DelayedMessage, Headers, aware_utc, check_headers, parse_timestamp
+from postdate.errors import InvalidMessage, NotSupported
+from postdate.messages import DelayedMessage, Headers, aware_utc, check_headers
 from postdate.ports import (
     AdministrableStore,
     Answer,
     ClaimingStore,
     JoiningStore,
     MessageFilter,
+    PendingPage,
     Record,
     RecordKind,
     Steps,
@@ -27,7 +28,6 @@ from postdate.ports.changing import MARKERS
 
 _PAGE: Final = 500
 _AT_ONCE: Final = 16
-_TIMESTAMP_LENGTH: Final = 28
 
 
 def administrable(store: ClaimingStore) -> AdministrableStore:
@@ -119,83 +119,41 @@ class Pending:
         )
 
 
-def _read_cursor(cursor: str) -> tuple[datetime, str]:
-    """Return due time and id of the message whose cursor it is. Raises `InvalidMessage`."""
-    try:
-        return parse_timestamp(cursor[:_TIMESTAMP_LENGTH]), cursor[_TIMESTAMP_LENGTH + 1 :]
-    except (InvalidTimestamp, TypeError):
-        raise InvalidMessage(f"{cursor!r} is no cursor of a message, as a list before gave it") from None
-
-
-def _brief(message: DelayedMessage) -> DelayedMessage:
-    headers = {Headers.WALL_TIME: message.headers[Headers.WALL_TIME]} if Headers.WALL_TIME in message.headers else {}
-    return replace(message, headers=headers, body=b"")
-
-
 class PendingPages:
-    """Reads what matches, the first due first, a page at a time: :meth:`ask` the store, :meth:`take` what it says.
+    """Reads what matches, the first due first: :meth:`ask` the store for a page, :meth:`take` what matches of it.
+
+    Nothing that was passed is read again, and no page is kept. What is stored meanwhile, due before what was read, is
+    not met; a message that gets a later due time meanwhile may be met twice.
 
     Args:
         wanted: which.
-        limit: how many; ``None``: all, without bodies and most headers, as there may be millions.
-        after: the cursor of the message behind which the list goes on. Has that gone, all that is due at its instant is
-            read again.
-        among: where so many were looked through in vain, reading is over; ``None``: when nothing is left.
-
-    What is due at one instant is read again for each page, so pages grow where a herd is. What is stored meanwhile, due
-    before what was read, is not found.
+        limit: how many; ``None``: all.
+        after: the cursor of the message behind which the list goes on.
+        among: where so many were read, reading is over; ``None``: when nothing is left.
     """
 
     def __init__(self, wanted: Pending, limit: int | None, after: str | None = None, among: int | None = None) -> None:
-        is_read_here = replace(wanted, destination=None, due_from=None, due_to=None).says_something
-        self._page = _PAGE if limit is None or is_read_here else min(limit, _PAGE)
-        self._wanted, self._limit, self._here = wanted, limit, set[str]()
-        self._where = MessageFilter(wanted.destination, wanted.due_from, wanted.due_to, among)
-        self._found, self.is_over = dict[str, DelayedMessage](), limit == 0
-        self._after = None if after is None else _read_cursor(after)
-        self._unsure = list[DelayedMessage]()
-        if self._after is not None and (wanted.due_from is None or wanted.due_from < self._after[0]):
-            self._where = replace(self._where, due_from=self._after[0])
-
-    @property
-    def found(self) -> list[DelayedMessage]:
-        """What was found so far."""
-        return list(self._found.values())[: self._limit]
+        self._wanted, self._missing, self._readable = wanted, limit, among
+        self._where = MessageFilter(wanted.destination, wanted.due_from, wanted.due_to, among, after)
+        # Most often all messages of the first page match. Where they do not, few of the next ones may.
+        self._page = _PAGE if limit is None else min(limit, _PAGE)
+        self.is_over = limit == 0
 
     def ask(self) -> tuple[MessageFilter, int]:
-        return self._where, self._page + 2 * len(self._here)
+        return self._where, self._page
 
-    def take(self, page: Sequence[DelayedMessage]) -> list[DelayedMessage]:
-        """Note what matches of the answer, and return it."""
-        fresh = [each for each in page if each.message_id not in self._here]
-        wanted = [each for each in self._behind(fresh) if self._wanted.matches(each)]
-        found = wanted if self._limit else [_brief(each) for each in wanted]
-        for each in found:  # one that moves meanwhile is met again
-            self._found.setdefault(each.message_id, each)
-        is_enough = self._limit is not None and len(self._found) >= self._limit
-        # A page may be short of rows that cannot be read, or of those that are not among the first.
-        is_last = self._where.among is not None and self._after is None and len(page) < self.ask()[1]
-        self.is_over = not fresh or is_enough or is_last
-        if fresh:
-            last = page[-1].due
-            self._here = {each.message_id for each in page if each.due == last}
-            self._where = replace(self._where, due_from=last)
-        return found
-
-    def _behind(self, fresh: Sequence[DelayedMessage]) -> Sequence[DelayedMessage]:
-        """Leave out those up to the one whose cursor was given."""
-        if self._after is None:
-            return fresh
-        places = [(each.due, each.message_id) for each in fresh]  # its message may be there, due later by now
-        if self._after in places:
-            behind = fresh[places.index(self._after) + 1 :]
-        else:
-            self._unsure += filter(self._wanted.matches, fresh)
-            if fresh and fresh[-1].due == self._after[0]:
-                return ()
-            behind = self._unsure
-        self._after = None
-        return behind
+    def take(self, page: PendingPage) -> list[DelayedMessage]:
+        """Return what matches of a page, no more than is missing, and note where the next one begins."""
+        messages = [each for each in page.messages if self._wanted.matches(each)][: self._missing]
+        self.is_over = page.after is None
+        if self._missing is not None:
+            self._missing -= len(messages)
+            self.is_over |= self._missing == 0
+        if self._readable is not None:
+            self._readable -= self._page
+            self.is_over |= self._readable <= 0
+        self._where, self._page = replace(self._where, after=page.after), _PAGE
+        return messages
 
 
 async def first_of(
@@ -206,20 +164,47 @@ async def first_of(
     among: int | None = None,
 ) -> list[DelayedMessage]:
     """Return up to ``limit`` that match, the first due first; ``None``: all, without bodies and most headers."""
-    reading = PendingPages(wanted, limit, after, among)
-    while not reading.is_over:
-        reading.take(await store.list_pending(*reading.ask()))
-    return reading.found
+    pages, messages = PendingPages(wanted, limit, after, among), dict[str, DelayedMessage]()
+    while not pages.is_over:
+        _keep(messages, pages.take(await store.read_pending(*pages.ask())), limit)
+    return list(messages.values())
 
 
 def first_steps(
     store: JoiningStore, wanted: Pending, limit: int | None, after: str | None = None
 ) -> Steps[list[DelayedMessage]]:
     """:func:`first_of` in a transaction of the application."""
-    reading = PendingPages(wanted, limit, after)
-    while not reading.is_over:
-        reading.take((yield from store.listing_steps(*reading.ask())))
-    return reading.found
+    pages, messages = PendingPages(wanted, limit, after), dict[str, DelayedMessage]()
+    while not pages.is_over:
+        _keep(messages, pages.take((yield from store.reading_steps(*pages.ask()))), limit)
+    return list(messages.values())
+
+
+def _keep(messages: dict[str, DelayedMessage], page: Sequence[DelayedMessage], limit: int | None) -> None:
+    """Add the messages of a page by their ids, each once: one that moves meanwhile may be met again."""
+    for each in page:
+        messages.setdefault(each.message_id, each if limit is not None else _without_content(each))
+
+
+def _without_content(message: DelayedMessage) -> DelayedMessage:
+    headers = {Headers.WALL_TIME: message.headers[Headers.WALL_TIME]} if Headers.WALL_TIME in message.headers else {}
+    return replace(message, headers=headers, body=b"", cursor="")
+
+
+async def count_of(store: AdministrableStore, wanted: Pending) -> int:
+    """Return how many match; none of them is kept."""
+    pages, count = PendingPages(wanted, None), 0
+    while not pages.is_over:
+        count += len(pages.take(await store.read_pending(*pages.ask())))
+    return count
+
+
+def count_steps(store: JoiningStore, wanted: Pending) -> Steps[int]:
+    """:func:`count_of` in a transaction of the application."""
+    pages, count = PendingPages(wanted, None), 0
+    while not pages.is_over:
+        count += len(pages.take((yield from store.reading_steps(*pages.ask()))))
+    return count
 
 
 async def change_all(

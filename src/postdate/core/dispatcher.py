@@ -22,7 +22,7 @@ from postdate.core.expiry import is_expired
 from postdate.core.finishing import NO_JOURNAL, Doomed, Finisher, GivingBack, Journal
 from postdate.core.guard import ANSWERS_WITHIN, Guard, calling_store
 from postdate.core.in_flight import HANGS_AFTER, Batch, Group, InFlight, within
-from postdate.core.limits import SeenLimits
+from postdate.core.limits import LimitsCache
 from postdate.core.outages import ANOTHER_SECONDS, Outages
 from postdate.core.poller import PollResult
 from postdate.core.recoverability import (
@@ -94,7 +94,7 @@ class Dispatcher:
         self.asking = Guard.of_store(store, clock, answers_within)
         """Makes the calls of the store, also those of a mover; hurried when it stops."""
         self._sending = Guard.of_transport(transport, clock, answers_within)
-        self.limits = SeenLimits(store, self.asking, clock)
+        self.limits = LimitsCache(store, self.asking, clock)
         self.finisher = Finisher(store, self.asking, clock, failure_rate, journal)
         self._outages, self._doomed = Outages(), Doomed(_CLAIMED_AT_ONCE)
         self._enlisting = enlisting(store, transport)
@@ -155,7 +155,7 @@ class Dispatcher:
         wanted = self.finisher.meet(claims)
         if len(wanted) < len(claims):
             await self.finisher.again()
-        wanted = await self._without_those_that_wait(wanted, began, are_held=claim_held is not None)
+        wanted = await self._without_those_that_wait(wanted, now, began, are_held=claim_held is not None)
         if wanted:
             batch = Batch(wanted, now, began, is_probe=is_probe)
             self._outages.probe(began)
@@ -172,8 +172,17 @@ class Dispatcher:
         return PollResult(len(wanted), more=False, next_attempt=self.finisher.next_attempt(next_attempt))
 
     async def _claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
-        await self.limits.look()
-        return await self.asking.call(lambda: self._store.claim_due(now, limit), self.give_back_late)
+        await self.limits.refresh()
+        claims = await self.asking.call(lambda: self._store.claim_due(now, limit), self.give_back_late)
+        if not (claims and self.limits.any):
+            return claims
+        try:
+            await self.limits.learn({claim.message.destination for claim in claims})
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.finisher.give_back([GivingBack(claim, None) for claim in claims])
+            raise
+        return claims
 
     def _paused(self, count: int, pause: float) -> PollResult:
         """Return the result of a look: no claims for ``pause`` seconds, but outcomes may be written earlier."""
@@ -191,12 +200,13 @@ class Dispatcher:
             self._wake()
 
     async def _without_those_that_wait(
-        self, claims: Sequence[Claim], seconds: float, *, are_held: bool
+        self, claims: Sequence[Claim], now: datetime, seconds: float, *, are_held: bool
     ) -> Sequence[Claim]:
         """Give back claims of destinations that take nothing now, and of messages being sent; return the rest.
 
         A message being sent was claimed again because its first claim became void: sent again, it would arrive twice.
-        Where limits have held a message, they have let it through by now.
+        Where limits have held a message, they have let it through by now. What has expired by ``now`` is not sent, so
+        limits do not hold it.
         """
         being_sent = self._in_flight.among([claim.message.message_id for claim in claims])
         if not self._outages.has_destinations and not being_sent and (are_held or not self.limits.any):
@@ -204,7 +214,10 @@ class Dispatcher:
         wanted, waiting = list[Claim](), list[GivingBack]()
         for claim in claims:
             is_being_sent = claim.message.message_id in being_sent
-            if not are_held and not is_being_sent and (place := self.limits.holds(claim)) is not None:
+            if self.limits.any and not is_being_sent and is_expired(claim.message, now):
+                wanted.append(claim)
+                continue
+            if not are_held and not is_being_sent and (place := self.limits.hold(claim)) is not None:
                 waiting.append(GivingBack(claim, place))  # before it counts as the probe of a destination
                 continue
             wait = self._outages.wait_for(claim.message.destination, seconds)

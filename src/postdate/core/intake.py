@@ -11,7 +11,8 @@ from typing import Final
 
 from postdate.clock import Clock
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
-from postdate.core.guard import OF_STORES, CallWatch
+from postdate.core.guard import OF_STORES, CallWatch, Guard
+from postdate.core.limits import LimitsCache
 from postdate.core.outages import Suspects
 from postdate.core.receive.outcomes import AttemptsRecovery, Failed, StepOutcome, StoreOutage, attempts
 from postdate.core.receive.settling import RepeatableStoring, is_stored, to_be_stored
@@ -102,6 +103,7 @@ class Intake:
     ) -> None:
         self._read, self._watch, self._store, self._clock, self._metrics = read, watch, store, clock, metrics
         self._enlisting, self._zones = enlisting(store, transport), KeptZones(store)
+        self._limits = LimitsCache(store, Guard.of_store(store, clock), clock)
         said = f"cannot store the delayed messages of {settings.timeouts_queue}"
         self.outage = StoreOutage(clock, OutageLog(log, said, f"{type(store).__name__} is"), breaker)
         self._storing = AttemptsRecovery(
@@ -112,6 +114,7 @@ class Intake:
             errors=settings.errors,
             clock=clock,
             policy=attempts(max(1, settings.number_of_retries), MessageError, QueueNotFound, DuplicateMessage),
+            metrics=metrics,
         )
         self._sending = replace(
             self._storing,
@@ -124,6 +127,8 @@ class Intake:
     async def handle(self, received: Received) -> StepOutcome:
         """Store the message, now or with its end; or send it on when it is due already (row 36).
 
+        What limits of its destination hold is stored although it is due: from there it is let through (ADR 39).
+
         A message that is stored already was left by an attempt that could not take it off the queue: it is done. So one
         that comes again is not sent from here, though it may be due by now: the store knows whether it was sent.
         """
@@ -132,7 +137,8 @@ class Intake:
             message = self._read(received.envelope, now)
             if (wall := WallTime.of(message.headers)) is not None:
                 message = await self._by_clocks(message, wall, now)
-            if received.failures == received.tries == 0 and message.due < now:
+            is_first_try = received.failures == received.tries == 0
+            if is_first_try and message.due < now and not await self._limits.apply_to(message.destination):
                 sent = [to_envelope(to_be_stored(message))]
                 done = [partial(self._ended, self._sending, id_, message)]
                 return StepOutcome(End(record=None, outgoing=sent), self._sending, done)
@@ -168,6 +174,9 @@ class Intake:
         await recovery.ended_well(received_id)
         if recovery is self._storing:
             self._metrics.count("stored", 1)
+        else:
+            late = (self._clock.now() - message.due).total_seconds()
+            self._metrics.delivered({message.destination: 1}, [late])
         if log.isEnabledFor(logging.DEBUG):
             done = "stored, for" if recovery is self._storing else "was due already and is sent to"
             log.debug("message %s %s %s, due %s", message.message_id, done, message.destination, message.due)

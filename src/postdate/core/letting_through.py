@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
@@ -18,6 +18,7 @@ import anyio
 
 from postdate.clock import Clock, later
 from postdate.core.dispatcher import Dispatcher
+from postdate.core.expiry import is_expired
 from postdate.core.finishing import NO_JOURNAL, GivingBack, Journal
 from postdate.core.limits import AT_ONCE, NO_LIMITS, SAME_FOR, Limits
 from postdate.core.poller import DueWork, PollResult
@@ -29,14 +30,11 @@ from postdate.runtime.reporting import NO_METRICS, Metrics
 _MOVED_AT_ONCE: Final = 1_000
 _LEFT_BEHIND_AT_ONCE: Final = 25
 
-_LOOKED_FOR: Final = timedelta(minutes=5)
-"""After limits were lifted, services are looked for that had not heard of it, and held messages still."""
-
-_LIFTED_APART: Final = 10.0
-"""Seconds between these looks."""
-
 _EMPTY_APART: Final = 10.0
 """Seconds between looks into an empty lane: another service, which held something since, may have ended."""
+
+_LOOKS_LAST: Final = 0.05
+"""Seconds for which lanes are looked into, one after the other, before other due messages have their turn."""
 
 _LOST_TURN: Final = 0.02
 """Seconds after which one looks again who was late for a turn."""
@@ -62,7 +60,7 @@ async def free_lanes(store: ClaimingStore, now: datetime) -> None:
     """Have all that is held without limits go the way of all others, where no service does it."""
     if not isinstance(store, LimitingStore):
         return
-    for kept in await store.kept_limits():
+    for kept in (await store.limits_in_use()).held:
         while not kept.limits and (claims := await store.claim_held(kept, now, AT_ONCE)):
             await store.release(claims, max(claim.message.due for claim in claims))
 
@@ -125,19 +123,50 @@ class Mover:
         return await self._dispatcher.listen(wake)
 
 
+@dataclass(slots=True)
+class _Lane:
+    """What is known of the lane of one destination.
+
+    Args:
+        limits: of the destination, as text.
+        look_at: when to look into it again (monotonic seconds).
+        expired: how many messages of the last claim had expired; the next claim is larger by twice as many.
+    """
+
+    limits: str
+    look_at: float = -math.inf
+    expired: int = 0
+
+
+@dataclass(slots=True)
+class _Look:
+    """One look into a lane: how many messages may be sent, and what became of the claim."""
+
+    kept: KeptLimits
+    limits: Limits
+    now: datetime
+    allowed: int
+    is_lost: bool = True
+    """No messages were claimed, or another service took the turns."""
+    expired: int = 0
+    sent: int = 0
+
+
 class LimitedWork(DueWork):
     """Due work; after each look, what limits let through of the messages that they hold.
 
-    Each destination has a time at which its lane is looked into again: with the next turn of its rate, when a window
-    opens, some seconds after nothing was found, and at once when this service has held something. Nothing is looked at
-    while the limits allow nothing, and no lane without limits but for some minutes.
+    Only lanes with messages are looked into. Each has a time for that: with the next turn of its rate, when a window
+    opens, some seconds after nothing could be claimed, and at once when this service has held something.
     """
 
     def __init__(self, work: DueWork, dispatcher: Dispatcher, store: LimitingStore, clock: Clock) -> None:
         self._work, self._dispatcher, self._store, self._clock = work, dispatcher, store, clock
         self._finisher = dispatcher.finisher
-        self._looks = dict[str, tuple[str, float]]()
-        """Of each destination: its limits as text, and when its lane is looked into again (monotonic)."""
+        self._lanes = dict[str, _Lane]()
+        self._version = -1
+        """Of the limits, when ``_lanes`` were brought up to date."""
+        self._look_at = -math.inf
+        """When the first lane is to be looked into (monotonic seconds)."""
 
     def running(self) -> AbstractAsyncContextManager[None]:
         return self._work.running()
@@ -147,26 +176,52 @@ class LimitedWork(DueWork):
 
     async def take(self, now: datetime) -> PollResult:
         taken = await self._work.take(now)
-        seen = self._dispatcher.limits
-        await seen.look()
-        count, pauses = 0, [SAME_FOR] if seen.any else list[float]()
-        for destination, (kept, limits) in list(seen.kept.items()):
-            known, look_at = self._looks.get(destination, (None, 0.0))
-            is_new = destination in seen.held or known != kept.limits
-            if is_new or look_at <= self._clock.monotonic():
-                seen.held.discard(destination)
-                found, pause = await self._look_into(kept, limits)
-                count, look_at = count + found, self._clock.monotonic() + pause
-            self._looks[destination] = (kept.limits, look_at)
-            pauses.append(max(look_at - self._clock.monotonic(), 0.0))
-        pause = min(pauses, default=math.inf)
+        cache = self._dispatcher.limits
+        await cache.refresh()
+        count = 0
+        if cache.version != self._version:
+            self._update_lanes()
+        if self._look_at <= self._clock.monotonic():
+            count = await self._look_into_lanes()
+        pause = max(self._look_at - self._clock.monotonic(), 0.0)
+        if cache.any or cache.lanes:
+            pause = min(pause, SAME_FOR)
         attempts = [] if taken.next_attempt is None else [taken.next_attempt]
         if pause < math.inf:
             attempts.append(later(self._clock.now(), timedelta(seconds=pause)))
         return PollResult(taken.count + count, taken.more or pause == 0, min(attempts, default=None))
 
-    async def _look_into(self, kept: KeptLimits, limits: Limits) -> tuple[int, float]:
-        """Return how many messages were let through, and after how many seconds to look again; 0: there may be more."""
+    def _update_lanes(self) -> None:
+        """Forget lanes that are empty, and look at once into those that have new messages or other limits."""
+        cache, lanes = self._dispatcher.limits, dict[str, _Lane]()
+        for destination, (kept, _) in cache.lanes.items():
+            lane = self._lanes.get(destination)
+            is_new = lane is None or lane.limits != kept.limits or destination in cache.new
+            lanes[destination] = _Lane(kept.limits) if lane is None or is_new else lane
+        cache.new.clear()
+        self._lanes, self._version = lanes, cache.version
+        self._look_at = min((each.look_at for each in lanes.values()), default=math.inf)
+
+    async def _look_into_lanes(self) -> int:
+        """Look into the lanes whose time has come, the longest overdue first; return how many messages went on.
+
+        It ends after :data:`_LOOKS_LAST`, so that many lanes do not delay the messages of other destinations.
+        """
+        cache, count, began = self._dispatcher.limits, 0, self._clock.monotonic()
+        overdue = sorted(
+            (each.look_at, destination) for destination, each in self._lanes.items() if each.look_at <= began
+        )
+        for _, destination in overdue:
+            lane, (kept, limits) = self._lanes[destination], cache.lanes[destination]
+            number, pause = await self._look_into(lane, kept, limits)
+            count, lane.look_at = count + number, self._clock.monotonic() + pause
+            if self._clock.monotonic() - began > _LOOKS_LAST:
+                break
+        self._look_at = min((each.look_at for each in self._lanes.values()), default=math.inf)
+        return count
+
+    async def _look_into(self, lane: _Lane, kept: KeptLimits, limits: Limits) -> tuple[int, float]:
+        """Return how many messages went on, and after how many seconds to look again; 0: there may be more."""
         now = self._clock.now()
         if limits == NO_LIMITS:
             return await self._free(kept, now)
@@ -175,45 +230,64 @@ class LimitedWork(DueWork):
         if not allowed:
             then = opens if opens > now else limits.next_turn(kept.free_at)
             return 0, max((then - now).total_seconds(), 0.001)
-        taken = await self._dispatcher.take(now, allowed, partial(self._claim, kept, limits, now))
-        return taken.count, self._pause_after(taken, kept, limits, now)
+        look = _Look(kept, limits, now, allowed)
+        size = min(allowed + 2 * lane.expired, AT_ONCE)
+        taken = await self._dispatcher.take(now, size, partial(self._claim, look))
+        lane.expired = look.expired
+        return taken.count, self._pause_after(look)
 
-    def _pause_after(self, taken: PollResult, kept: KeptLimits, limits: Limits, now: datetime) -> float:
-        seen = self._dispatcher.limits
-        if seen.is_forgotten or (taken.more and not taken.count):  # somebody else was first, or there was no room
+    def _pause_after(self, look: _Look) -> float:
+        if look.is_lost:
             return _LOST_TURN
-        free_at = seen.kept.get(kept.destination, (kept, limits))[0].free_at
-        if free_at == kept.free_at:  # nothing was held
-            return _EMPTY_APART
-        if limits.per_second is None:
+        if look.expired and look.sent < look.allowed:  # there may be others behind these
             return 0.0
-        return max((limits.next_turn(free_at) - now).total_seconds(), 0.001)
+        if not look.sent:
+            return _EMPTY_APART
+        if look.limits.per_second is None:
+            return 0.0
+        free_at = look.limits.after(look.sent, look.kept.free_at, look.now)
+        return max((look.limits.next_turn(free_at) - look.now).total_seconds(), 0.001)
 
-    async def _claim(self, kept: KeptLimits, limits: Limits, now: datetime, limit: int) -> Sequence[Claim]:
-        """Claim what is held, and take turns for it: so what was paused meanwhile stays."""
-        claims, is_ours = await self._held(kept, limit, now), False
-        if not claims:
-            return ()
-        free_at = limits.after(len(claims), kept.free_at, now)
+    async def _claim(self, look: _Look, limit: int) -> Sequence[Claim]:
+        """Claim what is held, and take turns for what is sent of it: so what was paused meanwhile stays.
+
+        What has expired is not sent and takes no turns. It is claimed together with the messages behind it.
+        """
+        look.is_lost = False
+        claims, wanted = await self._held(look.kept, limit, look.now), list[Claim]()
+        expired = [each for each in claims if is_expired(each.message, look.now)]
         try:
-            is_ours = await self._dispatcher.asking.call(lambda: self._store.take_turns(kept, free_at))
+            if fresh := [each for each in claims if not is_expired(each.message, look.now)][: look.allowed]:
+                free_at = look.limits.after(len(fresh), look.kept.free_at, look.now)
+                is_ours = await self._dispatcher.asking.call(lambda: self._store.take_turns(look.kept, free_at))
+                if not is_ours:
+                    look.is_lost = True
+                    fresh = []
+                    self._dispatcher.limits.forget()
+            wanted = [*expired, *fresh]
         finally:
-            if not is_ours:
-                self._dispatcher.limits.forget()
+            tokens = {id(each) for each in wanted}
+            if surplus := [each for each in claims if id(each) not in tokens]:
+                if not wanted:
+                    self._dispatcher.limits.forget()
                 with anyio.CancelScope(shield=True):
-                    await self._finisher.give_back([GivingBack(each, kept.place(each.message.due)) for each in claims])
-        if is_ours:
-            self._dispatcher.limits.note(replace(kept, free_at=free_at))
-        return claims if is_ours else ()
+                    await self._finisher.give_back(
+                        [GivingBack(each, look.kept.place(each.message.due)) for each in surplus]
+                    )
+        look.expired, look.sent = len(expired), len(wanted) - len(expired)
+        if look.sent:
+            self._dispatcher.limits.note(replace(look.kept, free_at=free_at), look.limits)
+            self._version = self._dispatcher.limits.version
+        return wanted
 
     async def _free(self, kept: KeptLimits, now: datetime) -> tuple[int, float]:
         """Have what was held go the way of all others."""
         claims = await self._held(kept, AT_ONCE, now)
-        if claims:
-            at_once = max(claim.message.due for claim in claims)  # one call
-            await self._finisher.give_back([GivingBack(claim, at_once) for claim in claims])
-            return len(claims), 0.0
-        return 0, _LIFTED_APART if now < later(kept.free_at, _LOOKED_FOR) else math.inf
+        if not claims:
+            return 0, _EMPTY_APART
+        at_once = max(claim.message.due for claim in claims)  # one call
+        await self._finisher.give_back([GivingBack(claim, at_once) for claim in claims])
+        return len(claims), 0.0
 
     async def _held(self, kept: KeptLimits, limit: int, now: datetime) -> Sequence[Claim]:
         """Claim what is held; a message that is due in the far year of the lane by itself is none of these."""

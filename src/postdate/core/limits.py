@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
+from functools import partial
 from typing import Any, Final, Self
 
 import msgspec
@@ -24,6 +25,7 @@ from postdate.errors import InvalidMessage, InvalidTimestamp, NotSupported, Post
 from postdate.messages import DESTINATION_LIMIT, check_text
 from postdate.ports import Claim, ClaimingStore
 from postdate.ports.limits import KeptLimits, LimitingStore
+from postdate.runtime.bounded import Bounded
 
 AT_ONCE: Final = 1_000
 SAME_FOR: Final = 1.0
@@ -35,6 +37,9 @@ _TURN: Final = 0.1
 _MADE_UP_FOR: Final = 2.0
 _MADE_UP_FOR_ONE_BY_ONE: Final = 1.5
 """So many turns may go at once after a late look, or after nothing was held; where they are of one message, one."""
+
+_DECODED: Final = 10_000
+"""Destinations of which the decoded limits are kept."""
 
 _AHEAD: Final = timedelta(minutes=1)
 """An instant so far ahead was set by a clock that is wrong: it counts as now. Nearer ones are waited for."""
@@ -204,6 +209,13 @@ async def limits_of(store: LimitingStore) -> dict[str, Limits]:
     return {each.destination: limits_in(each) for each in await store.kept_limits() if each.limits}
 
 
+async def has_limits(store: object, destination: str) -> bool:
+    """Return whether limits of a destination are in force, so that only the store may let messages through to it."""
+    if not isinstance(store, LimitingStore):
+        return False
+    return any(each.limits for each in await store.kept_limits([destination]))
+
+
 async def change_limits(
     store: LimitingStore, destination: str, change: Callable[[Limits], Limits], now: datetime
 ) -> Limits:
@@ -216,7 +228,7 @@ async def change_limits(
     """
     check_text(destination, "destination", DESTINATION_LIMIT)
     while True:
-        kept = next((each for each in await store.kept_limits() if each.destination == destination), None)
+        kept = next(iter(await store.kept_limits([destination])), None)
         before = NO_LIMITS if kept is None else _read(kept.limits) or NO_LIMITS
         limits = change(before)
         text = "" if limits == NO_LIMITS else msgspec.json.encode(limits).decode()
@@ -245,51 +257,96 @@ def limited(per_second: float | None, windows: str | Sequence[str]) -> Callable[
 # --- in a service -----------------------------------------------------------------------------------------------------
 
 
-class SeenLimits:
-    """The limits of a store as a service has seen them, not long ago."""
+class LimitsCache:
+    """What a service knows of the limits of its store, at most :data:`SAME_FOR` old.
+
+    It asks for the limits of destinations that have messages: those of a claimed batch, and those whose lanes are not
+    empty. So limits of destinations without messages cost nothing, however many there are.
+    """
 
     def __init__(self, store: ClaimingStore, asking: Guard, clock: Clock) -> None:
         self._store = store if isinstance(store, LimitingStore) else None
         self._asking, self._clock = asking, clock
-        self.kept = dict[str, tuple[KeptLimits, Limits]]()
-        """By destination; with lifted ones."""
-        self._until = -math.inf
         self.any = False
-        """Whether limits are in force."""
-        self.held = set[str]()
-        """Destinations for which something was held since this was emptied."""
+        """Whether limits are in force for any destination."""
+        self.lanes = dict[str, tuple[KeptLimits, Limits]]()
+        """The limits of destinations whose lanes have messages, lifted ones included."""
+        self.new = set[str]()
+        """Destinations whose lanes have got messages from this service. Whoever looks into a lane removes it here."""
+        self.version = 0
+        """Changes whenever ``lanes`` or ``new`` do."""
+        self._of_destinations = dict[str, tuple[KeptLimits, Limits] | None]()
+        self._until = -math.inf
+        self._decoded = Bounded[str, tuple[str, Limits]](_DECODED)
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether the next look asks the store."""
+        """Whether the next call of :meth:`refresh` asks the store."""
         return self._until == -math.inf
 
     def forget(self) -> None:
-        """See anew at the next look."""
+        """Have the next call of :meth:`refresh` ask the store."""
         self._until = -math.inf
 
-    def note(self, kept: KeptLimits) -> None:
-        """Note what this service has changed."""
-        if kept.destination in self.kept:
-            self.kept[kept.destination] = (kept, self.kept[kept.destination][1])
+    def note(self, kept: KeptLimits, limits: Limits) -> None:
+        """Remember limits that this service has changed, or that hold a message that it gave back."""
+        self.lanes[kept.destination] = (kept, limits)
+        self.version += 1
 
-    async def look(self) -> None:
-        """See what the store has, unless that was a moment ago. Raises `PostdateError`."""
+    async def refresh(self) -> None:
+        """Ask the store which limits are in use, unless that was a moment ago. Raises `PostdateError`."""
         if self._store is None or self._clock.monotonic() < self._until:
             return
-        found = await self._asking.call(self._store.kept_limits)
+        in_use = await self._asking.call(self._store.limits_in_use)
         self._until = self._clock.monotonic() + SAME_FOR
-        before, self.kept = self.kept, dict[str, tuple[KeptLimits, Limits]]()
-        for kept in found:
-            known = before.get(kept.destination)
-            limits = known[1] if known is not None and known[0].limits == kept.limits else limits_in(kept)
-            self.kept[kept.destination] = (kept, limits)
-        self.any = any(kept.limits for kept in found)
+        self._of_destinations.clear()
+        self.any, self.lanes = in_use.any, {each.destination: (each, self._decode(each)) for each in in_use.held}
+        self.version += 1
 
-    def holds(self, claim: Claim) -> datetime | None:
-        """Return with which attempt time a message is given back that its destination's limits hold."""
-        kept, limits = self.kept.get(claim.message.destination, (None, NO_LIMITS))
-        if kept is None or limits == NO_LIMITS:
+    async def learn(self, destinations: Collection[str]) -> None:
+        """Ask the store for the limits of destinations, for :meth:`of`, unless that was a moment ago.
+
+        Raises:
+            PostdateError: nothing was learnt.
+        """
+        await self.refresh()
+        if self._store is None or not self.any:
+            return
+        if unknown := set(destinations) - self._of_destinations.keys():
+            kept = await self._asking.call(partial(self._store.kept_limits, unknown))
+            self._of_destinations |= dict.fromkeys(unknown)
+            self._of_destinations |= {each.destination: (each, self._decode(each)) for each in kept}
+
+    def of(self, destination: str) -> tuple[KeptLimits, Limits] | None:
+        """Return the limits in force of a destination that was learnt; ``None``: it has none."""
+        found = self._of_destinations.get(destination)
+        return None if found is None or found[1] == NO_LIMITS else found
+
+    async def apply_to(self, destination: str) -> bool:
+        """Return whether limits of a destination are in force, so that only the store may let messages through to it.
+
+        Raises:
+            PostdateError: the store does not answer.
+        """
+        await self.learn([destination])
+        return self.of(destination) is not None
+
+    def hold(self, claim: Claim) -> datetime | None:
+        """Return the attempt time with which a claim is given back because of limits; ``None``: it may be sent."""
+        if (found := self.of(claim.message.destination)) is None:
             return None
-        self.held.add(kept.destination)
+        kept, limits = found
+        if kept.destination not in self.lanes:
+            self.note(kept, limits)
+        if kept.destination not in self.new:
+            self.new.add(kept.destination)
+            self.version += 1
         return kept.place(claim.message.due)
+
+    def _decode(self, kept: KeptLimits) -> Limits:
+        """Decode limits once for each text: what cannot be read is logged, and windows take a while."""
+        text, limits = self._decoded.get(kept.destination, (None, NO_LIMITS))
+        if text != kept.limits:
+            limits = limits_in(kept)
+            self._decoded[kept.destination] = (kept.limits, limits)
+        return limits

@@ -266,7 +266,7 @@ def wall_times(store: Keeping, clock: Clock) -> Daily:
         """Return how many messages were moved, and how many could not be as somebody holds them."""
         reading, told = PendingPages(Pending(zone=zone), None), {True: 0, False: 0}
         while not reading.is_over and await daily.pause(0):
-            for message in reading.take(await daily.ask(partial(store.list_pending, *reading.ask()))):
+            for message in reading.take(await daily.ask(partial(store.read_pending, *reading.ask()))):
                 wall = WallTime.of(message.headers)
                 if wall is not None and (due := _moves_to(message, wall, rules)) is not None:
                     with suppress(InvalidMessage):  # it expires before that

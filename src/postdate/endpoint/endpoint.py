@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar, Unpack, cast
 import anyio
 from anyio.abc import TaskGroup
 from anyio.from_thread import BlockingPortal, start_blocking_portal
+from typing_extensions import override
 
 from postdate.clock import Clock
 from postdate.core.poller import LONGEST_SLEEP
@@ -48,13 +49,14 @@ from postdate.endpoint.settings import (
 from postdate.endpoint.timeout_manager import checked_timeout_manager
 from postdate.errors import ConfigurationError
 from postdate.ports import NativeTransaction, SagaStore, TransactionMode, Transport
+from postdate.runtime import forks
 from postdate.runtime.reporting import NO_METRICS, Metrics
 
 M = TypeVar("M")
 H = TypeVar("H", bound=Handler | PlainHandler)
 
 
-class Endpoint:
+class Endpoint(forks.ForkAware):
     """A named party that sends, handles and delays messages.
 
     Use it as an asynchronous context manager: it starts on entering, which returns when it has begun to receive from
@@ -179,6 +181,13 @@ class Endpoint:
         self._running: AsyncExitStack | None = None
         self._tasks: TaskGroup | None = None
         self._following: anyio.CancelScope | None = None
+        forks.register(self)
+
+    @override
+    def after_fork_in_child(self) -> None:
+        """Run no more: only the parent does. This process may send, and start the endpoint for itself."""
+        forks.keep_for_ever((self._running, self._tasks, self._following))
+        self._running = self._tasks = self._following = self._critical_errors.tasks = None
 
     # --- configuration ------------------------------------------------------------------------------------------
 
@@ -392,7 +401,7 @@ class Endpoint:
         return outgoing.message_id
 
 
-class BlockingEndpoint:
+class BlockingEndpoint(forks.ForkAware):
     """Runs an endpoint in an event loop of its own, in another thread. Use it as a context manager.
 
     Handlers run in that thread, in one event loop; a handler that blocks delays the others.
@@ -405,6 +414,13 @@ class BlockingEndpoint:
         self._endpoint = endpoint
         self._stack = ExitStack()
         self._portal: BlockingPortal | None = None
+        forks.register(self)
+
+    @override
+    def after_fork_in_child(self) -> None:
+        """Run no more: the thread of the event loop is the parent's. This process may start it for itself."""
+        forks.keep_for_ever((self._stack, self._portal))
+        self._stack, self._portal = ExitStack(), None
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:

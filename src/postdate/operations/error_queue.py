@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
+import sys
+import uuid
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from postdate.core.expiry import discard_reason
-from postdate.errors import InvalidMessage, InvalidTimestamp, MessageNotFound, PostdateError, QueueNotFound
-from postdate.messages import Envelope, Headers, expires_at_of, new_message_id, parse_timestamp
+from postdate.core.limits import has_limits
+from postdate.core.receive.settling import is_stored
+from postdate.core.simple_store import enlisting
+from postdate.errors import (
+    DuplicateMessage,
+    InvalidMessage,
+    InvalidTimestamp,
+    MessageNotFound,
+    PostdateError,
+    QueueNotFound,
+)
+from postdate.messages import DelayedMessage, Envelope, Headers, expires_at_of, new_message_id, parse_timestamp
 from postdate.operations.needs import queue_view
 from postdate.operations.plain import Body, Progress, body_of, unheard
 from postdate.operations.queues import walking
 from postdate.operations.set_aside import SetAsideList, list_set_aside
-from postdate.ports import End, Observer, Queued, Received, Receiver, RecordKind
+from postdate.ports import ClaimingStore, End, Observer, Queued, Received, Receiver, RecordKind
 from postdate.wiring import OpenDeployment
 
 _PAGE = 500
@@ -38,6 +51,7 @@ _FAILURE_HEADERS = frozenset(
         Headers.DELAYED_RETRIES,
         Headers.DELAYED_RETRIES_TIMESTAMP,
         Headers.IMMEDIATE_RETRIES,
+        Headers.EDITED_AS,
     }
 )
 
@@ -197,9 +211,15 @@ async def list_errors(deployment: OpenDeployment, queue: str, limit: int, where:
     Raises NotSupported where queues cannot be browsed.
     """
     view = queue_view(deployment, "list failed messages")
-    found = await _browsed(view, queue, where, limit)
-    total = len(found) if where != ANY_FAILED else await _length(deployment, queue)
-    return ErrorList(queue, total, [_line(each) for each in found[:limit]], await list_set_aside(deployment, limit))
+    if where == ANY_FAILED:
+        lines = [_line(each) for each in await view.browse(queue, limit)]
+        total = await _length(deployment, queue)
+    else:
+        lines, total = list[ErrorLine](), 0
+        async for page in _pages(view, queue, where):
+            total += len(page)
+            lines += [_line(each) for each in page[: limit - len(lines)]]
+    return ErrorList(queue, total, lines, await list_set_aside(deployment, limit))
 
 
 async def _length(deployment: OpenDeployment, queue: str) -> int:
@@ -207,11 +227,19 @@ async def _length(deployment: OpenDeployment, queue: str) -> int:
     return (await deployment.transport.lengths_of([queue]) or {}).get(queue, 0)
 
 
-async def _browsed(view: Observer, queue: str, where: ErrorFilter, limit: int | None) -> Sequence[Queued]:
-    """Return all that match; of all messages of the queue, the first ``limit``."""
-    if limit is None or where != ANY_FAILED:
-        limit = max((await view.queue_lengths()).get(queue, 0), 1)
-    return [each for each in await view.browse(queue, limit) if where.matches(each.envelope)]
+async def _pages(
+    view: Observer, queue: str, where: ErrorFilter = ANY_FAILED, limit: int | None = None
+) -> AsyncGenerator[Sequence[Queued]]:
+    """Yield those of the messages in a queue now that match, the oldest first, a page at a time.
+
+    Messages that come meanwhile are left out: while the cause of failures is there, returned messages come back, and a
+    reader that takes these as well never ends. ``limit``: how many messages are looked at; ``None``: all.
+    """
+    last, after, remaining = await view.last_number(queue), 0, sys.maxsize if limit is None else limit
+    while after < last and remaining > 0 and (page := await view.browse(queue, min(_PAGE, remaining), after)):
+        after = page[-1].number
+        remaining -= len(page)
+        yield [each for each in page if each.number <= last and where.matches(each.envelope)]
 
 
 async def group_errors(deployment: OpenDeployment, queue: str, limit: int | None = None) -> ErrorGroups:
@@ -221,12 +249,13 @@ async def group_errors(deployment: OpenDeployment, queue: str, limit: int | None
     """
     view = queue_view(deployment, "group failed messages")
     lines = defaultdict[tuple[str | None, str | None], list[ErrorLine]](list)
-    there = await _browsed(view, queue, ANY_FAILED, limit)
-    for each in there:
-        line = _line(each)
-        lines[line.exception_type, line.failed_queue].append(line)
+    count = 0
+    async for page in _pages(view, queue, limit=limit):
+        for line in map(_line, page):
+            lines[line.exception_type, line.failed_queue].append(line)
+        count += len(page)
     groups = [_group(kind, where, found) for (kind, where), found in lines.items()]
-    total = await _length(deployment, queue) if len(there) == limit else len(there)
+    total = await _length(deployment, queue) if count == limit else count
     return ErrorGroups(queue, total, sorted(groups, key=lambda group: -group.count))
 
 
@@ -289,22 +318,77 @@ async def edit(
 ) -> Returned:
     """Send a failed message to the queue where it failed, or elsewhere, with another body or other headers.
 
-    What is sent is another message, which names the one it was made of; that stays in the error queue. Raises
-    `InvalidMessage` if the other one would be past its use.
+    What is sent is another message, which names the one it was made of. That stays in the error queue, and says in a
+    header that it was edited, so that it is not returned with all others. Both are one transaction, where the queues
+    have these.
+
+    Raises:
+        InvalidMessage: the other one would be past its use.
+        MessageNotFound: no such message is there, or a process has it in hand.
     """
-    failed = (await _find(deployment, queue, message_id, now)).envelope
+    if not deployment.transport.capabilities.takes_by_id:
+        async with walking(deployment, queue, now) as walk:
+            async for (received,) in walk.pages():
+                if message_id in _ids_of(received.envelope):
+                    edited, marked = _edited(received.envelope, queue, now, change)
+                    end = await _end_of_edited(deployment, edited, marked, now)
+                    # One after the other: without transactions the mark would stay where the other cannot be sent.
+                    errors = await deployment.transport.send([each for each in end.outgoing if each is edited], now)
+                    if any(errors):
+                        raise next(filter(None, errors))
+                    await walk.receiver.commit(received, now, replace(end, outgoing=[marked]))
+                    walk.ended([received])
+                    return Returned(edited.message_id, done=True, queue=edited.destination)
+        raise MessageNotFound(_not_there(queue, message_id))
+    receiver = deployment.transport.receiver(queue)
+    try:
+        received, why_not = await _Returning(deployment, receiver, queue, now, RETURN).take(message_id)
+        if received is None:
+            raise MessageNotFound(f"message {message_id!r} cannot be edited: {why_not}")
+        try:
+            edited, marked = _edited(received.envelope, queue, now, change)
+            await receiver.commit(received, now, await _end_of_edited(deployment, edited, marked, now))
+        except PostdateError:
+            await receiver.roll_back(received, failed=False)
+            raise
+    finally:
+        await receiver.close()
+    return Returned(edited.message_id, done=True, queue=edited.destination)
+
+
+def _edited(failed: Envelope, queue: str, now: datetime, change: Edit) -> tuple[Envelope, Envelope]:
+    """Return the edited message, and the failed one with the mark with which it goes back to the error queue."""
     copy, new_id = returned_copy(failed, _returned_to(failed, change.to)), new_message_id()
     own = {**copy.headers, **change.headers, Headers.MESSAGE_ID: new_id, Headers.EDIT_OF: failed.message_id}
     if (reason := _past_its_use(own, now)) is not None:
         over = (expires_at := expires_at_of(own)) is not None and expires_at < now
         name = Headers.EXPIRES_AT if over else Headers.TIME_TO_BE_RECEIVED
         raise InvalidMessage(f"it {reason} and would be discarded there; have it end later: --header {name}=…")
-    (error,) = await deployment.transport.send(
-        [replace(copy, message_id=new_id, headers=own, body=copy.body if change.body is None else change.body)], now
-    )
-    if error is not None:
-        raise error
-    return Returned(new_id, done=True, queue=copy.destination)
+    edited = replace(copy, message_id=new_id, headers=own, body=copy.body if change.body is None else change.body)
+    marked = replace(failed, destination=queue, headers={**failed.headers, Headers.EDITED_AS: new_id})
+    return edited, marked
+
+
+async def _end_of_edited(deployment: OpenDeployment, edited: Envelope, marked: Envelope, now: datetime) -> End:
+    """Return the end of the failed message: the edited one goes out, the marked one back into the error queue.
+
+    Where the destination has limits, the store lets the edited one through (ADR 39).
+    """
+    store = deployment.store
+    if store is None or not await has_limits(store, edited.destination):
+        return End(record=None, outgoing=[edited, marked])
+    message = _stored_copy(edited, edited.message_id, now)
+    if (moving := enlisting(store, deployment.transport)) is not None:
+        return End(record=None, outgoing=[marked], work=[moving.storing([message], now)])
+    await store.store(message, now)
+    return End(record=None, outgoing=[marked])
+
+
+def _stored_copy(copy: Envelope, own_id: str, now: datetime) -> DelayedMessage:
+    """Return the message that the store lets through as soon as limits allow; its sender's id stays in its header."""
+    headers = {Headers.MESSAGE_ID: copy.message_id, **copy.headers}
+    expires_at = None if copy.expires_at is None or copy.expires_at < now else copy.expires_at
+    return DelayedMessage(own_id, now, copy.destination, headers, copy.body, expires_at)
 
 
 def _returned_to(failed: Envelope, to: str | None) -> str:
@@ -353,39 +437,50 @@ async def return_all(
     how: Treatment = RETURN,
     progress: Progress = unheard,
 ) -> list[Returned]:
-    """Return, or discard, every message that is in the error queue now and matches; what cannot be returned stays."""
+    """Return, or discard, every message that is in the error queue now and matches, each once.
+
+    What cannot be returned stays, and so does what comes meanwhile: also what was returned and failed again.
+    """
     if deployment.queue_view is None:
         return await _in_order(deployment, queue, now, where, how, progress)
-    if how.dry_run:
-        there = await _browsed(deployment.queue_view, queue, where, None)
-        once = {each.envelope.message_id: each for each in there}
-        return [_would_be(each.envelope, queue, now, how, each.held_by) for each in once.values()]
-    seen: set[str] = set()
     results: list[Returned] = []
-    stuck = 0
-    while True:
-        found = await deployment.queue_view.browse(queue, _PAGE + stuck)
-        fresh = {each.envelope.message_id: each for each in found if each.envelope.message_id not in seen}
-        if not fresh:
-            return results
-        seen.update(fresh)
-        wanted = [id_ for id_, each in fresh.items() if where.matches(each.envelope)]
-        page = await return_messages(deployment, queue, wanted, now, how)
-        stuck += len(fresh) - sum(each.done for each in page)
-        results += page
+    async for page in _pages(deployment.queue_view, queue, where):
+        edited = [] if how.discard else [each for each in page if Headers.EDITED_AS in each.envelope.headers]
+        results += [_stays_edited(each.envelope, queue) for each in edited]
+        others = [each for each in page if each not in edited] if edited else page
+        if how.dry_run:
+            results += [_would_be(each.envelope, queue, now, how, each.held_by) for each in others]
+            continue
+        results += await return_messages(deployment, queue, [each.envelope.message_id for each in others], now, how)
         progress(len(results))
+    return results
+
+
+def _stays_edited(envelope: Envelope, queue: str) -> Returned:
+    """Return the result of a message that only its own id returns: an edited one was sent in its place."""
+    id_, edited_as = envelope.message_id, envelope.headers[Headers.EDITED_AS]
+    remark = f"it was edited, and sent as {edited_as}; to return it as well, name it: postdate errors return {id_}"
+    return Returned(id_, done=False, queue=queue, remark=remark)
 
 
 async def _in_order(
     deployment: OpenDeployment, queue: str, now: datetime, where: ErrorFilter, how: Treatment, progress: Progress
 ) -> list[Returned]:
-    """Deal with the queue's messages as they come."""
+    """Deal with as many messages as are in the queue now, as they come.
+
+    Where they cannot be counted, the first one that failed after ``now`` ends it: those behind it came meanwhile, too.
+    """
     results: list[Returned] = []
     async with walking(deployment, queue, now) as walk:
         returning = _Returning(deployment, walk.receiver, queue, now, how)
         async for page in walk.pages():
             for received in page:
+                if not walk.is_counted and (_failed_at(received.envelope.headers) or now) > now:
+                    return results
                 if not where.matches(received.envelope):
+                    continue
+                if Headers.EDITED_AS in received.envelope.headers and not how.discard:
+                    results.append(_stays_edited(received.envelope, queue))
                     continue
                 if how.dry_run:
                     results.append(_would_be(received.envelope, queue, now, how))
@@ -435,18 +530,25 @@ class _Returning:
     how: Treatment
 
     async def put_back(self, message_id: str) -> Returned:
-        """Move a message by its id in the queue, or by its sender's id: a retry has a new one in the queue."""
-        receiver = self.receiver
-        received = await receiver.take(message_id)
+        """Move a message; see :meth:`take`."""
+        received, why_not = await self.take(message_id)
         if received is None:
-            free, why_not = await self._by_header(message_id)
-            received = await receiver.take(free[0]) if len(free) == 1 else None
-            if received is None:
-                return self._stays(message_id, why_not)
+            return self._stays(message_id, why_not)
         result = await self.try_to_move(received)
         if not result.done:
             await self.receiver.roll_back(received, failed=False)
         return replace(result, message_id=message_id)
+
+    async def take(self, message_id: str) -> tuple[Received | None, str]:
+        """Receive a message by its id in the queue, or by its sender's id: a retry has a new one in the queue.
+
+        Without one, the text says why.
+        """
+        received = await self.receiver.take(message_id)
+        if received is not None:
+            return received, ""
+        free, why_not = await self._by_header(message_id)
+        return (await self.receiver.take(free[0]) if len(free) == 1 else None), why_not
 
     async def try_to_move(self, received: Received) -> Returned:
         """Move a message; if that fails, it is still held."""
@@ -457,8 +559,29 @@ class _Returning:
 
     async def _move(self, received: Received) -> Returned:
         queue, end = _end_of(received.envelope, self.queue, self.now, self.how)
+        if end.outgoing and await has_limits(self.deployment.store, queue):
+            end = await self._held(received.envelope, end)
         await self.receiver.commit(received, self.now, end)
         return Returned(received.envelope.message_id, done=True, queue=queue)
+
+    async def _held(self, failed: Envelope, end: End) -> End:
+        """Return the end of a message whose destination has limits: the store lets it through (ADR 39).
+
+        A message that is stored and cannot be taken off the error queue has the same id when it is returned again.
+        """
+        store, (copy,) = self.deployment.store, end.outgoing
+        assert isinstance(store, ClaimingStore)  # it has limits
+        failed_at, digest = failed.headers.get(Headers.TIME_OF_FAILURE, ""), hashlib.sha256(copy.body).hexdigest()
+        own_id = uuid.uuid5(uuid.NAMESPACE_OID, f"{failed.message_id}\n{failed_at}\n{copy.destination}\n{digest}")
+        message = _stored_copy(copy, str(own_id), self.now)
+        if (moving := enlisting(store, self.deployment.transport)) is not None:
+            return replace(end, outgoing=[], work=[moving.storing([message], self.now)])
+        try:
+            await store.store(message, self.now)
+        except DuplicateMessage:
+            if not await is_stored(store, message):
+                raise
+        return replace(end, outgoing=[])
 
     def _stays(self, message_id: str, remark: str) -> Returned:
         return Returned(message_id, done=False, queue=self.queue, remark=remark)

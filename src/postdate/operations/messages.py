@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -281,6 +280,9 @@ async def _changed(
     dry_run: bool,
 ) -> ManyChanged:
     where.check_says_something()
+    if dry_run:
+        count = await changing.count_of(store, where)
+        return ManyChanged({Answer.DONE.value: count} if count else {}, dry_run)
     found, so_far = await first_of(store, where, None), itertools.count(1)
 
     async def counted(message: DelayedMessage) -> Answer:
@@ -289,7 +291,7 @@ async def _changed(
         finally:
             progress(next(so_far))
 
-    told = Counter({Answer.DONE: len(found)} if found else {}) if dry_run else await changing.change_all(found, counted)
+    told = await changing.change_all(found, counted)
     return ManyChanged({answer.value: count for answer, count in told.items()}, dry_run)
 
 

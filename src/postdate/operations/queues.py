@@ -62,6 +62,7 @@ class Walk:
 
     def __init__(self, receiver: Receiver, now: datetime, counted: int | None) -> None:
         self.receiver, self._now, self._counted = receiver, now, counted
+        self.is_counted = counted is not None
         self._held: list[Received] = []
 
     async def pages(self, at_once: int = 1) -> AsyncGenerator[Sequence[Received]]:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from pyspark.sql.streaming.query import StreamingQuery
@@ -17,33 +18,76 @@ from postdate.errors import PipelineError
 
 _SAME_COLUMNS: Final = "all files of a folder, and the schema if there is one, have the same columns in the same order"
 _AS_SPARK_WRITES: Final = """Spark's writer does that when it is told .option("escape", '"')"""
-_REASONS: Final = tuple(
-    (re.compile(pattern, re.MULTILINE), said)
-    for pattern, said in (
-        (r"^(?:[\w.]*\.)?postdate\.errors\.\w+: (.*)", r"\1"),
+
+
+@dataclass(frozen=True, slots=True)
+class _Reason:
+    """What shows a reason: texts that follow each other, and a sentence with the groups of all of them.
+
+    Each is searched for behind the one before. One pattern for all would begin anew at each of its beginnings, and
+    look through the rest of the text each time: errors of Spark show data, so their texts come from outside.
+    """
+
+    parts: tuple[re.Pattern[str], ...]
+    sentence: str
+
+    def last_in(self, text: str) -> str | None:
+        """Return the sentence for the last time that the parts occur; ``None``: they do not."""
+        sentence, place = None, 0
+        while True:
+            groups = list[str]()
+            for part in self.parts:
+                match = part.search(text, place)
+                if match is None:
+                    return sentence
+                groups += match.groups()
+                place = match.end()
+            sentence = self.sentence.format(*groups)
+
+
+_REASONS: Final = (
+    _Reason((re.compile(r"^(?:[\w.]*\.)?postdate\.errors\.\w+: (.*)", re.MULTILINE),), "{}"),
+    _Reason(
         (
-            r"CSV header does not conform.*\s*Header: (.*)\s*Schema: (.*)\s*Expected: .*\s*CSV file: (\S+)",
-            rf"\3 has the columns \1, and others are read as \2: {_SAME_COLUMNS}",
+            re.compile("CSV header does not conform"),
+            re.compile(r"\bHeader: (.*)"),
+            re.compile(r"\bSchema: (.*)"),
+            re.compile(r"\bExpected: "),
+            re.compile(r"CSV file: (\S+)"),
         ),
+        f"{{2}} has the columns {{0}}, and others are read as {{1}}: {_SAME_COLUMNS}",
+    ),
+    _Reason(
         (
-            r"Number of column in CSV header.*\s*Header length: (\d+), schema size: (\d+)\s*CSV file: (\S+)",
-            rf"\3 has \1 columns, and others are read as \2: {_SAME_COLUMNS}",
+            re.compile("Number of column in CSV header"),
+            re.compile(r"Header length: (\d+), schema size: (\d+)"),
+            re.compile(r"CSV file: (\S+)"),
         ),
+        f"{{2}} has {{0}} columns, and others are read as {{1}}: {_SAME_COLUMNS}",
+    ),
+    _Reason(
         (
-            r"reading file (\S+)\.\s+SQLSTATE(?:.*\n)+?.*Unescaped quote (?:.*\n)+?.*error was thrown: line=(\d+)",
-            rf"\1 has a quote inside quotes, after line \2, that is not written twice: {_AS_SPARK_WRITES}",
+            re.compile(r"reading file (\S+)\.\s+SQLSTATE"),
+            re.compile("Unescaped quote "),
+            re.compile(r"error was thrown: line=(\d+)"),
         ),
+        f"{{0}} has a quote inside quotes, after line {{1}}, that is not written twice: {_AS_SPARK_WRITES}",
+    ),
+    _Reason(
         (
-            r"reading file (\S+)\. .* Parquet column \[(.*)\]\. Expected Spark type (timestamp\w*), actual .* INT64",
-            r"\1 has no microseconds in \2: for nanoseconds, as of pandas, say \3_ltz(9) or \3_ntz(9) in the schema",
+            re.compile(r"reading file (\S+)\. "),
+            re.compile(r"Parquet column \[([^\[\]]*)\]\. Expected Spark type (timestamp\w*), actual "),
+            re.compile(r"\bINT64"),
         ),
-        (r"^([A-Z]\w*(?:Error|Exception)): (.*)", r"\1: \2"),
-    )
+        "{0} has no microseconds in {1}: for nanoseconds, as of pandas, say {2}_ltz(9) or {2}_ntz(9) in the schema",
+    ),
+    _Reason((re.compile(r"^([A-Z]\w*(?:Error|Exception)): (.*)", re.MULTILINE),), "{}: {}"),
 )
-"""Patterns in the texts of an error, the best first, and the sentence for the last match of each."""
+"""The best first."""
 
 _LOOKS_EVERY_SECONDS: Final = 0.1
-_NAMED: Final = re.compile(r"\[[A-Z][A-Z_.]+\] .*?SQLSTATE: \w+", re.DOTALL)
+_CONDITION: Final = re.compile(r"\[[A-Z][A-Z_.]+\] ")
+_SQL_STATE: Final = re.compile(r"SQLSTATE: \w+")
 
 
 def cause(error: BaseException) -> str:
@@ -52,11 +96,14 @@ def cause(error: BaseException) -> str:
     while link := getattr(link, "_cause", None):  # what Spark keeps of Java's causes; a query tells the first one only
         texts.append(str(link))
     text = "\n".join(texts)
-    for pattern, said in _REASONS:
-        if found := list(pattern.finditer(text)):
-            return without_secrets(found[-1].expand(said))
-    named = _NAMED.search(text)
-    return without_secrets(" ".join(named[0].split()) if named else text.strip().partition("\n")[0])
+    for reason in _REASONS:
+        if (sentence := reason.last_in(text)) is not None:
+            return without_secrets(sentence)
+    condition = _CONDITION.search(text)
+    state = condition and _SQL_STATE.search(text, condition.end())
+    if condition and state:
+        return without_secrets(" ".join(text[condition.start() : state.end()].split()))
+    return without_secrets(text.strip().partition("\n")[0])
 
 
 def watched(query: StreamingQuery, what: str, stop: threading.Event) -> None:

@@ -74,6 +74,7 @@ from postdate.ports.stores import (
     ClaimingStore as ClaimingStore,
     DelayedMessageStore as DelayedMessageStore,
     MessageFilter as MessageFilter,
+    PendingPage as PendingPage,
     Moved as Moved,
     MoveReport as MoveReport,
     MovingStore as MovingStore,

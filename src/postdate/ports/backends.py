@@ -8,7 +8,6 @@ from __future__ import annotations
 import enum
 import logging
 import re
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal, Self, TypeVar, get_args
@@ -19,10 +18,11 @@ from postdate.ports.settings import Setting, settings_of
 from postdate.ports.stores import ClaimingStore
 from postdate.ports.timeouts import TimeoutPersister
 from postdate.ports.transports import Transport
+from postdate.runtime import forks
 
 log = logging.getLogger("postdate.backends")
 
-_announcing: Final = threading.Lock()
+_announcing: Final = forks.lock()
 _announced: Final = set[str]()
 """Products whose backends were opened in this process."""
 

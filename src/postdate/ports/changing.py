@@ -13,7 +13,7 @@ from postdate.errors import ConfigurationError
 from postdate.messages import DelayedMessage
 from postdate.ports.common import NativeTransaction, RecordKind
 from postdate.ports.migrating import MOVED_AWAY
-from postdate.ports.stores import MessageFilter
+from postdate.ports.stores import MessageFilter, PendingPage
 
 
 class Answer(enum.Enum):
@@ -161,8 +161,8 @@ class JoiningStore(ABC):
         """Return a pending message, or ``None``."""
 
     @abstractmethod
-    def listing_steps(self, where: MessageFilter, limit: int) -> Steps[list[DelayedMessage]]:
-        """Return pending messages as :meth:`AdministrableStore.list_pending` does; unreadable ones are left out."""
+    def reading_steps(self, where: MessageFilter, limit: int) -> Steps[PendingPage]:
+        """Return a page as :meth:`AdministrableStore.read_pending` does."""
 
     async def enqueue(self, connection: NativeTransaction, messages: Sequence[DelayedMessage], now: datetime) -> None:
         """Store ``messages`` in a transaction of the application; see :meth:`join` and :meth:`storing_steps`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -13,7 +13,9 @@ from postdate.ports.stores import Claim
 LANES: Final = datetime(9000, 1, 1, tzinfo=UTC)
 """The attempt times of what is held are later."""
 
-_WIDTH: Final = timedelta(seconds=1_000)
+LANE_WIDTH: Final = timedelta(seconds=1_000)
+"""The attempt times of one lane."""
+
 _FIRST_DUE: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST: Final = timedelta(days=365 * 500)
 """What is due later than so long after the first, has its place at the end of the lane."""
@@ -49,17 +51,33 @@ class KeptLimits:
     @property
     def begin(self) -> datetime:
         """The first attempt time of the lane."""
-        return LANES + self.lane * _WIDTH
+        return LANES + self.lane * LANE_WIDTH
 
     @property
     def end(self) -> datetime:
         """The first attempt time after the lane."""
-        return self.begin + _WIDTH
+        return self.begin + LANE_WIDTH
 
     def place(self, due: datetime) -> datetime:
         """Return the attempt time with which a message is held."""
         part = min(max((due - _FIRST_DUE) / _LONGEST, 0.0), 1.0)
-        return self.begin + int(part * (_PLACES - 1)) * (_WIDTH / _PLACES)
+        return self.begin + int(part * (_PLACES - 1)) * (LANE_WIDTH / _PLACES)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsInUse:
+    """What a service has to know of limits, however many destinations have some.
+
+    Args:
+        any: limits are in force for at least one destination.
+        held: the limits, or lifted limits, of the destinations whose lanes have messages.
+    """
+
+    any: bool
+    held: Sequence[KeptLimits] = ()
+
+
+NONE_IN_USE: Final = LimitsInUse(any=False)
 
 
 class LimitingStore(ABC):
@@ -70,11 +88,25 @@ class LimitingStore(ABC):
     """
 
     @abstractmethod
-    async def kept_limits(self) -> Sequence[KeptLimits]:
+    async def kept_limits(self, destinations: Collection[str] | None = None) -> Sequence[KeptLimits]:
         """Return the limits of every destination that ever had any, by name.
 
+        Args:
+            destinations: only the limits of these, by an index; ``None``: of all.
+
         Guarantees:
-            limiting.limits_are_kept, lifted_limits_are_kept_as_lifted.
+            limiting.limits_are_kept, lifted_limits_are_kept_as_lifted, limits_are_read_by_destination.
+        """
+
+    @abstractmethod
+    async def limits_in_use(self) -> LimitsInUse:
+        """Return whether limits are in force, and those of destinations whose lanes have messages.
+
+        A claimed message may count or not. Services ask once a second. The cost grows with the lanes
+        that have messages, not with those that are empty.
+
+        Guarantees:
+            limiting.lanes_with_messages_are_in_use.
         """
 
     @abstractmethod

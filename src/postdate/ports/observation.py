@@ -46,12 +46,14 @@ class Queued:
         envelope: the message.
         failures: how often handling it failed in this queue.
         held_by: system's number of the process that handles it at the moment.
+        number: its place in the queue: of two messages, the older one has the smaller number.
     """
 
     queue: str
     envelope: Envelope
     failures: int
     held_by: int | None = None
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +130,20 @@ class Observer(ABC):
         """Return how many messages each queue holds, by name, those being handled included."""
         return {}
 
-    async def browse(self, queue: str, limit: int) -> Sequence[Queued]:
-        """Return up to ``limit`` messages of a queue, oldest first.
+    async def browse(self, queue: str, limit: int, after: int = 0) -> Sequence[Queued]:
+        """Return up to ``limit`` messages of a queue whose number is greater than ``after``, oldest first.
+
+        Without one there are no more. Messages that cannot be read are left out.
+
+        Raises:
+            QueueNotFound: there is no such queue.
+        """
+        raise QueueNotFound(queue)
+
+    async def last_number(self, queue: str) -> int:
+        """Return the number of the newest message of a queue, 0 if it is empty.
+
+        What comes later has a greater number for as long as that message is there.
 
         Raises:
             QueueNotFound: there is no such queue.

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final, Protocol, Self, runtime_checkable
 
 from typing_extensions import override
 
-from postdate.errors import NotSupported
+from postdate.errors import InvalidMessage, NotSupported
 from postdate.messages import DelayedMessage
 from postdate.ports.common import Capable, Outcome, Record, RecordKind, TransactionMode, Wake, Work
 from postdate.ports.observation import Observer, OldSnapshot, ServerFacts
@@ -450,21 +451,72 @@ class StoreStatistics:
 class MessageFilter:
     """Which pending messages; every given condition must hold. Due bounds: from inclusive, to exclusive.
 
-    ``among``: no others need be found than those among so many that are due first within the bounds; ``None``: all.
+    Args:
+        among: no others need be found than those among so many that are due first within the bounds; ``None``: all.
+        after: only those behind this place in the list of all pending messages: see :attr:`DelayedMessage.cursor` and
+            :attr:`PendingPage.after`.
     """
 
     destination: str | None = None
     due_from: datetime | None = None
     due_to: datetime | None = None
     among: int | None = None
+    after: str | None = None
 
     def matches(self, message: DelayedMessage) -> bool:
-        """Return whether ``message`` fulfils every condition."""
+        """Return whether ``message`` fulfils the conditions, but for its place."""
         return (
             (self.destination is None or message.destination == self.destination)
             and (self.due_from is None or message.due >= self.due_from)
             and (self.due_to is None or message.due < self.due_to)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PendingPage:
+    """Some pending messages in the order of the list, each with its cursor.
+
+    Args:
+        messages: those that can be read.
+        after: where the next page begins; ``None``: there is none. It does not depend on what is in the rows, so rows
+            that cannot be read do not end a list.
+    """
+
+    messages: Sequence[DelayedMessage]
+    after: str | None
+
+    @classmethod
+    def of(cls, messages: Sequence[DelayedMessage], limit: int) -> Self:
+        """Return the page of a store that passes over unreadable messages until it has read ``limit`` others."""
+        return cls(messages, messages[-1].cursor if messages and len(messages) >= limit else None)
+
+
+def place_text(due: int, number: int) -> str:
+    """Return the cursor of a message in a store that numbers them; ``due`` in microseconds since 1970 UTC."""
+    return f"{due} {number}"
+
+
+def read_place(cursor: str) -> tuple[int, int]:
+    """Return due time and number of :func:`place_text`. Raises `InvalidMessage`."""
+    match = _PLACE.fullmatch(cursor) if isinstance(cursor, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+    place = (0, 0) if match is None else (int(match[1]), int(match[2]))
+    if match is None or max(map(abs, place)) >= _END_OF_NUMBERS:
+        raise no_cursor(cursor)
+    return place
+
+
+_PLACE: Final = re.compile(r"(-?[0-9]{1,19}) ([0-9]{1,19})", re.ASCII)
+_END_OF_NUMBERS: Final = 2**63
+"""Databases keep both in 64 bits with a sign."""
+
+
+def no_cursor(cursor: object) -> InvalidMessage:
+    """Return the error of a text that is no cursor of the store."""
+    return InvalidMessage(f"{_shown(cursor)} is no cursor of a message, as a list of this store gave it")
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:80]
 
 
 def counted_between(edges: Sequence[datetime], dues: Iterable[tuple[datetime, int]]) -> list[int]:
@@ -538,12 +590,39 @@ class AdministrableStore(ABC):
         """
 
     @abstractmethod
+    async def read_pending(self, where: MessageFilter, limit: int) -> PendingPage:
+        """Return a page of the list of pending messages, which goes by due time, then by order of storing.
+
+        It touches the messages of the page and, where few match ``where``, those between them; never those that were
+        passed before, however many are due at one instant.
+
+        Args:
+            where: which messages, and behind which place in the list.
+            limit: messages at most; at least 1.
+
+        Raises:
+            InvalidMessage: ``where.after`` is no cursor of this store.
+
+        Guarantees:
+            administration.pending_messages_are_listed, a_herd_is_listed_page_by_page,
+            a_cursor_is_exact_when_its_message_has_gone;
+            quarantine.unreadable_messages_do_not_end_a_list.
+        """
+
     async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-        """Return up to ``limit`` pending messages by due time, then id of storing.
+        """Return the first ``limit`` messages of the list, page by page.
 
         Guarantees:
             administration.pending_messages_are_listed.
         """
+        messages = list[DelayedMessage]()
+        page = PendingPage((), where.after)
+        while limit > len(messages) and (page.after is not None or not messages):
+            page = await self.read_pending(replace(where, after=page.after), limit - len(messages))
+            messages += page.messages
+            if page.after is None:
+                break
+        return messages
 
     @abstractmethod
     async def get(self, message_id: str) -> DelayedMessage | None:

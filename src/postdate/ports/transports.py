@@ -462,6 +462,14 @@ class IntakeQueue:
     read: Read
 
 
+def bound_to_intake(exchange: str, bindings: Sequence[str]) -> str:
+    """Return the text of an error about :meth:`ForeignIntake.foreign_bindings`."""
+    return (
+        f"{', '.join(bindings)}: bound to exchange {exchange!r}, so each message arrives there at once, and again when "
+        f"it is due; bind it to {exchange + '.due'!r} and unbind it from {exchange!r}"
+    )
+
+
 class ForeignIntake(ABC):
     """A transport through which programs without Postdate delay messages."""
 
@@ -470,7 +478,8 @@ class ForeignIntake(ABC):
         """Create what does not exist yet: exchanges, queues and bindings; idempotent.
 
         Raises:
-            ConfigurationError: there is something else of that name; says what to do.
+            ConfigurationError: there is something else of that name, or an application has bound a queue to the
+                exchange; says what to do.
             TransportError: permission is missing.
             TransportUnavailable: transient.
         """
@@ -478,6 +487,17 @@ class ForeignIntake(ABC):
     @abstractmethod
     def intake_queues(self, exchange: DelayExchange) -> Sequence[IntakeQueue]:
         """Return the queues to be received from; they must exist when that begins. Connects to nothing."""
+
+    @abstractmethod
+    async def foreign_bindings(self, exchange: DelayExchange) -> Sequence[str]:
+        """Return what applications have bound to the exchange, in words; empty: nothing, as it is to be.
+
+        The server delivers each message to such a queue at once, and Postdate delivers it again when it is due.
+
+        Raises:
+            TransportError: the server does not tell.
+            TransportUnavailable: transient.
+        """
 
 
 # --- queues that can publish ------------------------------------------------------------------------------------------

@@ -12,7 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from postdate.errors import PostdateError
+from postdate.runtime import forks
 from postdate.runtime.reporting import OutageLog
 
 log = logging.getLogger("postdate.housekeeping")
@@ -35,15 +38,25 @@ class Chore:
     do: Callable[[], bool]
 
 
-class Housekeeping:
-    """Does the chores ``of`` one file or connection, in order, every so many seconds; calls ``end`` in its thread."""
+class Housekeeping(forks.ForkAware):
+    """Does the chores ``of`` one file or connection, in order, every so many seconds; calls ``end`` in its thread.
+
+    The child of a fork has no such thread: it calls :meth:`start`, too.
+    """
 
     def __init__(self, of: str, every: float, chores: Sequence[Chore], end: Callable[[], None] = lambda: None) -> None:
         self._every, self._end = every, end
         self._chores = [(chore, OutageLog(log, chore.what, of, logging.WARNING)) for chore in chores]
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
+        self._starting = forks.lock()
+        forks.register(self)
+
+    @override
+    def after_fork_in_child(self) -> None:
+        was_stopped, self._stopped, self._thread = self._stopped.is_set(), threading.Event(), None
+        if was_stopped:
+            self._stopped.set()
 
     def start(self) -> None:
         """Begin, one interval from now; a second time without effect."""

@@ -6,10 +6,11 @@ stored, given back, or announced by other processes go to :meth:`NextDue.heard`.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from datetime import datetime
 from typing import Final, Generic, TypeVar
+
+from postdate.runtime import forks
 
 T = TypeVar("T", int, datetime)
 
@@ -20,7 +21,7 @@ class NextDue(Generic[T]):
     """Thread-safe. Instants are all of one kind: microseconds since 1970 UTC, or date-times in UTC."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._known: T | None = None
         self._looks: dict[int, T | None] = {}
         self._next_look = 0

@@ -18,6 +18,7 @@ from anyio import to_thread
 from anyio.lowlevel import RunVar, current_token
 
 from postdate.errors import StoreUnreachable
+from postdate.runtime.forks import check_process
 
 T = TypeVar("T")
 W = TypeVar("W")
@@ -39,6 +40,7 @@ def our_threads() -> anyio.CapacityLimiter:
 
 async def in_thread(function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
     """Call a blocking function in one of our threads; a cancelled caller waits for its end."""
+    check_process()
     return await to_thread.run_sync(function, *arguments, limiter=our_threads())
 
 

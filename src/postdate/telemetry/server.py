@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from postdate.config import host_and_port
 from postdate.errors import ConfigurationError
+from postdate.runtime import forks
 from postdate.telemetry.vitals import Vitals
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def serving(listen: str, vitals: Vitals, registry: Any) -> Generator[int]:
         server = _Server(*host_and_port(listen), _application(vitals, registry))
     except OSError as error:
         raise ConfigurationError(f"metrics.listen: cannot listen at {listen}: {error.strerror or error}") from error
+    forks.own(server)
     threading.Thread(target=server.serve_forever, name="postdate-status", daemon=True).start()
     try:
         yield server.server_address[1]

@@ -22,8 +22,9 @@ from starlette.routing import Route
 from postdate import operations
 from postdate.clock import later
 from postdate.config import parse_instant
-from postdate.core.limits import NO_LIMITS, Limits, change_limits, limited, limiting, limits_of, paused, resumed
+from postdate.core.limits import NO_LIMITS, Limits, limited, limiting, limits_of, paused, resumed
 from postdate.errors import ConfigurationError, InvalidHeaders, InvalidMessage, MessageError
+from postdate.operations.destinations import change_destination
 from postdate.ports import Mending
 from postdate.web.views import Views
 from postdate.web.watching import LISTED, Watcher, log
@@ -236,7 +237,7 @@ class ActingViews(Views):
                 results = await operations.delete_set_aside(deployment, [id_], now)
             case _:
                 change = {"pause": paused, "resume": resumed}.get(what) or _limited(form)
-                results = [await change_limits(limiting(deployment.store), given["queue"], change, now)]
+                results = [(await change_destination(deployment, given["queue"], change, now))[0]]
         return results
 
 

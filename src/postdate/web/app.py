@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from http import HTTPStatus
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
 from postdate.clock import SystemClock
@@ -22,6 +25,10 @@ from postdate.errors import PostdateError
 from postdate.web.acting import ActingViews, Actions
 from postdate.web.views import SECURITY_HEADERS, Front, Views
 from postdate.web.watching import Watcher
+
+_LONGEST_ADDRESS: Final = 8_192
+"""Of the path and the query together: a link of the page has two names of 200 characters and an id of 250 at most, each
+character up to 12 as it is quoted."""
 
 
 def dashboard(
@@ -82,7 +89,10 @@ def _application(
             *(views.routes if isinstance(views, ActingViews) else ()),
             Mount("/static", StaticFiles(packages=[("postdate.web", "static")])),
         ],
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)],
+        middleware=[
+            Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
+            Middleware(_AddressLimit, views=views),
+        ],
         exception_handlers=dict.fromkeys((PostdateError, HTTPException, Exception), views.failed),
         lifespan=lifespan,
     )
@@ -99,3 +109,19 @@ class _WithSecurityHeaders(Starlette):
             await send(message)
 
         await super().__call__(scope, receive, send_with_them)
+
+
+class _AddressLimit:
+    """Refuses long addresses: anybody may send one, and it is searched for, logged, and part of the answer."""
+
+    def __init__(self, app: ASGIApp, views: Views) -> None:
+        self._app, self._views = app, views
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "http":
+            path = scope.get("raw_path") or scope["path"]  # not every server has the raw one
+            if len(path) + len(scope["query_string"]) > _LONGEST_ADDRESS:
+                said = f"An address of this page has at most {_LONGEST_ADDRESS:,} characters."
+                app = self._views.failed(Request(scope), HTTPException(HTTPStatus.REQUEST_URI_TOO_LONG, said))
+        await app(scope, receive, send)

@@ -18,6 +18,7 @@ from postdate.ports.backends import Place
 class Cause:
     """One reason: a pattern of the text of drivers and servers, in any case, and what to do.
 
+    Names in a pattern are at most 300 characters long, so that a search looks through a long text once.
     ``is_setting``: a setting is wrong, and waiting does not help.
     """
 
@@ -26,7 +27,7 @@ class Cause:
     is_setting: bool = False
 
 
-_CAUSES: Final = (
+CAUSES: Final = (
     Cause(
         r"connection refused|connect call failed|no such file or directory\s+is the server running|errno 111",
         "is the server running there? start it, or correct host and port",
@@ -41,13 +42,13 @@ _CAUSES: Final = (
         "can the server be reached from here? look at host, port and firewall",
     ),
     Cause("a pooler such as", "correct host and port", is_setting=True),
-    Cause(r'role ".*" does not exist', "name a user that the server has, as in user@host", is_setting=True),
-    Cause(r'database ".*" does not exist', "create the database, or correct its name", is_setting=True),
+    Cause(r'role ".{0,300}" does not exist', "name a user that the server has, as in user@host", is_setting=True),
+    Cause(r'database ".{0,300}" does not exist', "create the database, or correct its name", is_setting=True),
     Cause(r"cannot open database", "create the database, or correct its name", is_setting=True),
     Cause(r"db index is out of range", "correct the number of the database at the end of the address", is_setting=True),
-    Cause(r"vhost .* not found", "create the virtual host, or correct its name", is_setting=True),
+    Cause(r"vhost .{0,300} not found", "create the virtual host, or correct its name", is_setting=True),
     Cause(
-        r"password authentication failed|no password supplied|access denied for user .*password|login failed|"
+        r"password authentication failed|no password supplied|access denied for user .{0,300}password|login failed|"
         r"access_refused|authentication failed|no pg_hba\.conf entry",
         "the server runs and refuses this login: check user and password",
     ),
@@ -62,7 +63,7 @@ _CAUSES: Final = (
 
 def cause_of(text: str) -> Cause | None:
     """Return the cause that an error's text shows; ``None``: an unknown one."""
-    return next((each for each in _CAUSES if re.search(each.words, text, re.IGNORECASE)), None)
+    return next((each for each in CAUSES if re.search(each.words, text, re.IGNORECASE)), None)
 
 
 def advice_for(error: PostdateError, otherwise: str) -> str:

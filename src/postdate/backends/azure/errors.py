@@ -1,7 +1,7 @@
 """Translates errors of Azure Storage.
 
-Every answer that says nothing about the message - no connection, throttling, a fault of the server, a refused key - is
-an outage: retried later, never counted against a message.
+Every answer is an outage, retried later and never counted against a message, unless Azure's list of error codes says
+that it is about the content of the message or entity. Source: ADR 19.
 """
 
 from __future__ import annotations
@@ -33,16 +33,37 @@ from postdate.errors import (
 
 _LONGEST_RETRY_AFTER: Final = timedelta(minutes=5)
 _RETRY_AFTER: Final = {"Retry-After": timedelta(seconds=1), "x-ms-retry-after-ms": timedelta(milliseconds=1)}
-_TOO_LARGE: Final = frozenset({"RequestBodyTooLarge", "EntityTooLarge", "PropertyValueTooLarge", "MessageTooLarge"})
+_TOO_LARGE: Final = frozenset(
+    {"RequestBodyTooLarge", "EntityTooLarge", "PropertyValueTooLarge", "MessageTooLarge", "ContentLengthExceeded"}
+)
+_ABOUT_CONTENT: Final = frozenset(
+    {
+        "DuplicatePropertiesSpecified",
+        "InvalidDuplicateRow",
+        "InvalidInput",
+        "InvalidValueType",
+        "InvalidXmlDocument",
+        "InvalidXmlNodeValue",
+        "OutOfRangeInput",
+        "PropertiesNeedValue",
+        "PropertyNameInvalid",
+        "PropertyNameTooLong",
+        "TooManyProperties",
+        "UnsupportedXmlNode",
+    }
+)
+_EXISTS: Final = frozenset(
+    {"EntityAlreadyExists", "QueueAlreadyExists", "TableAlreadyExists", "ContainerAlreadyExists", "BlobAlreadyExists"}
+)
 _TO_CREATE: Final = {"QueueNotFound": "postdate setup --queue NAME", "TableNotFound": "postdate setup"}
-_BEING_DELETED: Final = frozenset({"QueueBeingDeleted", "TableBeingDeleted", "ContainerBeingDeleted"})
 
 
 @dataclass(frozen=True, slots=True)
 class Meanings:
     """Which errors the answers of one service become: ``missing`` 404, ``exists`` 409, ``too_large`` 413.
 
-    ``unreachable``: no answer, throttling, or refused credentials; ``unavailable``: it refuses this request for now;
+    ``unreachable``: no answer, throttling, or refused credentials; ``unavailable``: it refuses this request, and not
+    because of its content; ``other``: it refuses the content;
     ``changed``: 412, or a pop receipt that is not the latest, since another was faster.
     """
 
@@ -105,19 +126,15 @@ def translate(error: AzureError, meanings: Meanings, what: str) -> PostdateError
 
 
 def _refusal(meanings: Meanings, code: str, status: int, text: str) -> PostdateError:
-    """Return the error for an answer that is about the message or entity itself."""
+    """Return the error for an answer between 400 and 499; one that no list names is an outage of its target."""
     by_code = {
         **dict.fromkeys(_TOO_LARGE, meanings.too_large),
-        **dict.fromkeys(_BEING_DELETED, meanings.unavailable),
+        **dict.fromkeys(_ABOUT_CONTENT, meanings.other),
+        **dict.fromkeys(_EXISTS, meanings.exists),
         "PopReceiptMismatch": meanings.changed,
     }
-    by_status = {
-        404: meanings.missing,
-        409: meanings.exists,
-        412: meanings.changed,
-        413: meanings.too_large,
-    }
-    return by_code.get(code, by_status.get(status, meanings.other))(text)
+    by_status = {404: meanings.missing, 412: meanings.changed, 413: meanings.too_large}
+    return by_code.get(code, by_status.get(status, meanings.unavailable))(text)
 
 
 @contextmanager

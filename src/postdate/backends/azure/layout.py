@@ -34,6 +34,9 @@ KEY_COLUMNS: Final = ("PartitionKey", "RowKey", "MessageId", "Due")
 _SECOND: Final = timedelta(seconds=1)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _ROW: Final = re.compile(r"[0-9]{14}(_.*)?", re.ASCII | re.DOTALL)
+_LONGEST_KEY: Final = 512
+"""In characters: Azure's limit."""
+
 _PARTITION_LENGTH: Final = 10
 _TIME_LENGTH: Final = 14
 _GUID_BEGINS: Final = _TIME_LENGTH + 1
@@ -63,6 +66,11 @@ def row_key(message_id: str, attempt_at: datetime) -> str:
     """
     microsecond = f"{attempt_at.microsecond:0{_MICROSECOND_DIGITS}x}"
     return f"{second_key(attempt_at)}_{microsecond}{id_hash(message_id)[:_TAIL_DIGITS]}"
+
+
+def is_row_key(text: str) -> bool:
+    """Return whether a text has the form of the row key of a message."""
+    return len(text) <= _LONGEST_KEY and _ROW.fullmatch(text) is not None
 
 
 def attempt_of(row: str, *, is_ours: bool) -> datetime:

@@ -15,6 +15,7 @@ from postdate.backends.azure.layout import (
     DelayedEntity,
     attempt_of,
     instant_of,
+    is_row_key,
     partition_of,
     read_entity,
     second_key,
@@ -22,7 +23,8 @@ from postdate.backends.azure.layout import (
 from postdate.clock import later
 from postdate.errors import ConfigurationError, InvalidMessage, MessageError
 from postdate.messages import DelayedMessage
-from postdate.ports import MessageFilter, StoreStatistics, counted_between
+from postdate.ports import MessageFilter, PendingPage, StoreStatistics, counted_between
+from postdate.ports.stores import no_cursor
 
 READ_AT_ONCE: Final = 1_000
 """Azure's most entities in one answer."""
@@ -230,20 +232,31 @@ class Pages:
         dues = [due async for entity in keys if (due := _due_of(entity)) is not None]
         return counted_between(edges, ((due, 1) for due in dues))
 
-    async def pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-        """List messages; one that has failed stands at its next attempt."""
-        found: list[DelayedMessage] = []
-        async with aclosing(self.entities("" if where.due_from is None else _since(where.due_from))) as entities:
+    async def pending(self, where: MessageFilter, limit: int) -> PendingPage:
+        """List messages in key order; one that has failed stands at its next attempt."""
+        messages: list[DelayedMessage] = []
+        begin = "" if where.due_from is None else _since(where.due_from)
+        if where.after is not None:
+            begin = max(begin, _read_cursor(where.after))
+        at_once = min(max(limit, _LOOKED_AT_ONCE), READ_AT_ONCE)
+        async with aclosing(self.entities(begin, at_once=at_once)) as entities:
             async for entity in entities:
                 try:
                     message = read_entity(entity).message
                 except MessageError:  # quarantined when it is due
                     continue
                 if where.matches(message):
-                    found.append(message)
-                    if len(found) == limit:
+                    messages.append(message.listed(entity["RowKey"]))
+                    if len(messages) == limit:
                         break
-        return sorted(found, key=lambda message: message.due)
+        return PendingPage.of(messages, limit)
+
+
+def _read_cursor(cursor: str) -> str:
+    """Return the row key behind which a list goes on. Raises `InvalidMessage`."""
+    if not (isinstance(cursor, str) and cursor.isprintable() and is_row_key(cursor)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise no_cursor(cursor)
+    return cursor
 
 
 def _since(instant: datetime) -> str:

@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
+from typing_extensions import override
+
 from postdate.backends.azure.envelope import to_text
 from postdate.backends.azure.errors import QUEUES, retry_after, translated
 from postdate.backends.azure.login import AzureLogin
@@ -40,6 +42,7 @@ from postdate.errors import (
     TransportUnreachable,
 )
 from postdate.messages import Envelope, Headers, encode_headers, why_too_large
+from postdate.runtime import forks
 
 if TYPE_CHECKING:
     from azure.storage.queue.aio import QueueClient, QueueServiceClient
@@ -110,7 +113,7 @@ def _is_taken(name: str) -> bool:
 # --- clients, and who waits for a message -----------------------------------------------------------------------------
 
 
-class QueueService:
+class QueueService(forks.ForkAware):
     """The queues of one account, by their names among endpoints."""
 
     def __init__(self, login: AzureLogin, sanitizer: Sanitizer) -> None:
@@ -120,6 +123,13 @@ class QueueService:
         self._clients: dict[str, QueueClient] = {}
         self._waiting: dict[str, set[asyncio.Event]] = {}
         self._quiet_until = 0.0
+        forks.register(self)
+
+    @override
+    def after_fork_in_child(self) -> None:
+        """Leave the connections to the parent; the next use opens others."""
+        forks.keep_for_ever((self._service, self._clients, self._waiting))
+        self._service, self._clients, self._waiting, self._quiet_until = None, {}, {}, 0.0
 
     @property
     def place(self) -> str:
@@ -229,7 +239,7 @@ class EncodedMessage:
     time_to_live: int | None
 
 
-class QueueSender:
+class QueueSender(forks.ForkAware):
     """Sends to the queues of an account, with up to ``at_once`` requests over all calls; with 1 they stay in order.
 
     ``limit`` is in bytes of headers and body together, besides Azure's own limit.
@@ -237,7 +247,12 @@ class QueueSender:
 
     def __init__(self, service: QueueService, at_once: int, limit: int | None) -> None:
         self._service, self._limit = service, limit
-        self._places = asyncio.Semaphore(at_once)
+        self._at_once, self._places = at_once, asyncio.Semaphore(at_once)
+        forks.register(self)
+
+    @override
+    def after_fork_in_child(self) -> None:
+        self._places = asyncio.Semaphore(self._at_once)
 
     async def send(self, envelopes: Sequence[Envelope], now: datetime) -> list[PostdateError | None]:
         """A message that cannot be encoded costs no request."""

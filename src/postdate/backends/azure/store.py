@@ -39,6 +39,7 @@ from postdate.ports import (
     DelegatedQuarantine,
     MessageFilter,
     Outcome,
+    PendingPage,
     Record,
     Recording,
     RecordKind,
@@ -49,6 +50,7 @@ from postdate.ports import (
     TransactionMode,
     Wake,
 )
+from postdate.runtime import forks
 from postdate.runtime.next_due import NextDue
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ NEAR: Final = timedelta(seconds=5)
 log = logging.getLogger("postdate.stores.azure_table")
 
 
-class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
+class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine, forks.ForkAware):
     """Keeps delayed messages in a table of Azure Storage; the process with the lease dispatches them.
 
     Args:
@@ -113,6 +115,15 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         self._next_due, self._back_off = NextDue[int](), BackOff(self.polling)
         self._services: tuple[TableServiceClient, BlobServiceClient] | None = None
         self._rooms: _Rooms | None = None
+        self._claiming = anyio.Lock()
+        forks.register(self)
+
+    @override
+    def after_fork_in_child(self) -> None:
+        """Leave connections and lease to the parent: with the parent's lease, two processes would dispatch."""
+        forks.keep_for_ever((self._rooms, self._services))
+        self._rooms = self._services = None
+        self._holding.forget()
         self._claiming = anyio.Lock()
 
     def __repr__(self) -> str:
@@ -490,7 +501,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         return await self._opened.records.counts()
 
     @override
-    async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
+    async def read_pending(self, where: MessageFilter, limit: int) -> PendingPage:
         """A message that has failed stands at its next attempt."""
         return await self._opened.pages.pending(where, limit)
 

@@ -39,6 +39,7 @@ from postdate.errors import (
     StoreTroubled,
     StoreUnreachable,
 )
+from postdate.runtime import forks
 
 
 class LockedTooLong(Conflict):
@@ -54,31 +55,33 @@ _MEANINGS: Final[Meanings] = {
     StoreNotWritable: frozenset({1044, 1045, 1142, 1143, 1227, 1698}),
     StoreReadOnly: frozenset({1290, 1792, 1836, 4047}),
     MessageTooLarge: frozenset({1153, 1301}),
-    # General, but about what was asked for: a text that is none of its character set, or not comparable; more than one
-    # statement, transaction or undo record may be; a row that no partition is for.
-    StoreError: frozenset({1197, 1267, 1270, 1271, 1300, 1366, 1526, 1705, 1713}),
+    # Data and constraints by class, also of a trigger: 21, 22, 23, 44, 45. Of the general errors those about data: a
+    # text that is none of its character set, or not comparable; a missing value; a row that is too large; more than
+    # one statement, transaction or undo record may be; a row that no partition is for.
+    StoreError: frozenset(
+        {"21", "22", "23", "44", "45", 1118, 1197, 1267, 1270, 1271, 1300, 1364, 1366, 1526, 1705, 1713}
+    ),
     # The server goes, is full of connections, or ended ours. What the driver itself says follows below.
     StoreUnreachable: frozenset(
         {1040, 1053, 1077, 1079, 1080, 1129, 1152, 1158, 1159, 1160, 1161, 1184, 1203, 1226, 1927}
     ),
-    # It ended our statement, or gave up by itself. Classes: connection, a general error, login, transaction, ended.
-    StoreTroubled: frozenset({"08", "HY", "28", "40", "70"}),
 }
-"""Errors about the server. Other classes are about the statement, or come from a trigger."""
+"""Our error for each number, or class of SQLSTATE. Every other is `StoreTroubled`: an error counts against a message
+only where MariaDB's documentation says that it is about data. Source: ADR 19."""
 
 
 def translate(error: pymysql.Error, where: str) -> PostdateError:
     number, said = _number_and_text(error)
-    # Some general errors are about the data, such as a text that its column cannot have: the driver knows which.
-    is_of_data = isinstance(error, pymysql.DataError | pymysql.IntegrityError | pymysql.NotSupportedError)
-    state: str = "" if is_of_data else getattr(error, "sqlstate", None) or ""
+    state: str = getattr(error, "sqlstate", None) or ""
     if (meaning := meaning_of((number, state[:2]), _MEANINGS)) is not None:
         return told(meaning, said, where)
     # Without a number it is the driver that speaks: the packets are out of order.
     is_out_of_order = number == 0 and isinstance(error, pymysql.err.InternalError)
     if 2000 <= number < 2100 or isinstance(error, pymysql.err.InterfaceError) or is_out_of_order:
         return StoreUnreachable(f"{where}: {said}")
-    return StoreError(f"{where}: {said} ({number})")
+    # Some errors about the data have a number that no class tells, or come from the driver: it knows which.
+    is_of_data = isinstance(error, pymysql.DataError | pymysql.IntegrityError)
+    return (StoreError if is_of_data else StoreTroubled)(f"{where}: {said} ({number})")
 
 
 def _number_and_text(error: pymysql.Error) -> tuple[int, str]:
@@ -102,6 +105,7 @@ def translated(where: str, seconds: float | None = None) -> Generator[None]:
         raise StoreUnreachable(f"{where}: the answer cannot be read ({error!r})") from error
 
 
+_NO_SUCH_SAVEPOINT: Final = 1305
 _OLDEST: Final = (10, 6)
 _MARK: Final = "postdate_handler"
 _TLS: Final = frozenset({"ssl", "ssl_ca", "ssl_cert", "ssl_key"})
@@ -174,6 +178,7 @@ class MariaDbServer(DatabaseServer["MariaDbSession"]):
                 ssl_disabled=self._tls is None,
             )
             connection.connect(connected((self.address.host, self.address.port), CONNECT_WITHIN_SECONDS))
+            forks.own(connection)  # with TLS it has another socket than the one that was connected
             session = MariaDbSession(connection, self.where, self._silence_seconds)
         with closing_on_error(session):
             session.check()
@@ -197,6 +202,9 @@ class _Connection(pymysql.Connection[Any] if TYPE_CHECKING else pymysql.Connecti
 
     _sock: socket.socket | None
     largest_packet = 2**30
+
+    def fileno(self) -> int:
+        return -1 if self._sock is None else self._sock.fileno()
 
     @property
     def seconds(self) -> float:
@@ -290,10 +298,10 @@ class MariaDbSession(ServerSession):
     def is_in(self, mark: object) -> bool:
         try:
             self.change(f"RELEASE SAVEPOINT {mark}")
-        except StoreError as error:
-            if error.transient:
-                raise
-            return False
+        except PostdateError as error:
+            if isinstance(error.__cause__, pymysql.Error) and error.__cause__.args[0] == _NO_SUCH_SAVEPOINT:
+                return False
+            raise
         return True
 
     def show_life(self) -> None:

@@ -12,7 +12,20 @@ from typing import Any
 from typing_extensions import override
 
 from postdate.backends.rowlocks.parts import DuplicateKey
-from postdate.backends.rowlocks.statements import RowLockStatements, ServerSqlDialect
+from postdate.backends.rowlocks.statements import (
+    LANE_MICROSECONDS,
+    LANES_BEGIN,
+    RowLockStatements,
+    ServerSqlDialect,
+)
+
+
+def _next_lane(lane: str) -> str:
+    """Return SQL for the number of the first lane from ``lane`` on that has messages."""
+    return (
+        f"SELECT (p.attempt_at - {LANES_BEGIN}) DIV {LANE_MICROSECONDS} FROM {{attempt}} "
+        f"WHERE p.attempt_at >= {LANES_BEGIN} + ({lane}) * {LANE_MICROSECONDS} ORDER BY p.attempt_at LIMIT 1"
+    )
 
 
 class MariaDbStatements(RowLockStatements):
@@ -27,6 +40,10 @@ class MariaDbStatements(RowLockStatements):
         "after": "SELECT p.attempt_at FROM {attempt} WHERE p.attempt_at > %(from)s",
         "known": "FROM {record} AS r JOIN {pending} AS p ON p.number = r.number",
         "scheduled": "r.message_id = %(id)s AND r.store_id = %(store)s AND r.once = 1",
+        "listed": (
+            "{pending} AS w FORCE INDEX (due) WHERE (%(destination)s IS NULL OR w.destination = %(destination)s) "
+            "AND w.due < COALESCE(%(due_to)s, 9223372036854775807)"
+        ),
         "given_back": "holder = NULL, attempt_at = COALESCE(%(attempt_at)s, due)",
     }
 
@@ -90,12 +107,22 @@ class MariaDbStatements(RowLockStatements):
         "AND (%(free_number)s IS NULL OR p.attempt_at < %(free_at)s "
         "OR (p.attempt_at = %(free_at)s AND p.number < %(free_number)s))) AS x"
     )
+    # From each lane with messages to the next one: a look into the index for each, however many lanes are empty.
+    limits_of_held = (
+        f"WITH RECURSIVE held (lane) AS (SELECT ({_next_lane('0')}) UNION ALL "
+        f"SELECT ({_next_lane('h.lane + 1')}) FROM held AS h WHERE h.lane < (SELECT MAX(lane) FROM {{limits}})) "
+        f"SELECT l.destination, l.lane, l.limits, l.free_at FROM held AS h JOIN {{limits}} AS l ON l.lane = h.lane "
+        f"WHERE l.store = %(store)s"
+    )
     due_count = "SELECT COUNT(*) FROM {pending} FORCE INDEX (due) WHERE due >= %(first)s AND due < %(end)s"
+    # In two parts, each a range of the index: compared as a pair, due time and number are none.
     list_pending = (
-        "SELECT p.number, {row} FROM {pending} AS p FORCE INDEX (due) "
-        "WHERE (%(destination)s IS NULL OR p.destination = %(destination)s) "
-        "AND p.due >= COALESCE(%(due_from)s, -9223372036854775807) "
-        "AND p.due < COALESCE(%(due_to)s, 9223372036854775807) ORDER BY p.due, p.number LIMIT %(limit)s"
+        "SELECT p.number, {row} FROM ("
+        "(SELECT w.due, w.number FROM {listed} AND w.due = %(due_from)s AND w.number > %(behind)s "
+        "ORDER BY w.number LIMIT %(limit)s) UNION ALL "
+        "(SELECT w.due, w.number FROM {listed} AND w.due > %(due_from)s ORDER BY w.due, w.number LIMIT %(limit)s) "
+        "ORDER BY due, number LIMIT %(limit)s) AS listed "
+        "JOIN {pending} AS p ON p.number = listed.number ORDER BY listed.due, listed.number"
     )
     get = "SELECT p.number, {row} {known} WHERE {scheduled}"
     now = "SELECT {time}"
@@ -154,5 +181,10 @@ class MariaDbSqlDialect(ServerSqlDialect):
             return False
 
     @override
-    def delete_first(self, table: str, where: str, order: str) -> str:
-        return f"DELETE FROM {table} WHERE {where} ORDER BY {order} LIMIT %(limit)s"
+    def delete(self, table: str, where: str, order: str, index: str) -> str:
+        """Tables have the primary key ``number``. A DELETE of one table takes no hint which index to use."""
+        first = f"SELECT number FROM {table} FORCE INDEX ({index}) WHERE {where} ORDER BY {order} LIMIT %(limit)s"
+        return (
+            f"DELETE FROM {table} USING ({first}) AS oldest STRAIGHT_JOIN {table} FORCE INDEX (PRIMARY) "
+            f"ON {table}.number = oldest.number"
+        )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from typing_extensions import override
 
-from postdate.clock import EARLIEST
+from postdate.clock import EARLIEST, nearest_instant, to_microseconds
 from postdate.errors import DuplicateMessage
 from postdate.messages import DelayedMessage, rescheduled, stored_headers, with_failures
 from postdate.ports import (
@@ -20,6 +22,7 @@ from postdate.ports import (
     ClaimingStore,
     MessageFilter,
     Outcome,
+    PendingPage,
     Record,
     Recording,
     RecordKind,
@@ -32,7 +35,8 @@ from postdate.ports import (
     counted_between,
 )
 from postdate.ports.changing import KeyedIds, Making
-from postdate.ports.limits import KeptLimits, LimitingStore
+from postdate.ports.limits import LANES, NONE_IN_USE, KeptLimits, LimitingStore, LimitsInUse
+from postdate.ports.stores import place_text, read_place
 
 
 @dataclass(slots=True)
@@ -44,6 +48,12 @@ class _Entry:
     token: int | None = None
     claimed_from: datetime | None = None
     """``attempt_at`` before the claim."""
+    number: int = 0
+    """The order of storing, which a message keeps."""
+
+
+_Place = tuple[datetime, int, str]
+"""Of a message in the list of all: due time, number, id."""
 
 
 class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingStore):
@@ -64,6 +74,9 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         )
         self._recording = recording
         self._entries: dict[str, _Entry] = {}
+        self._list: list[_Place] = []
+        """The places of all entries, in order."""
+        self._numbers = itertools.count(1)
         self._known: set[str] = set()
         self._records: list[Record] = []
         self._tokens = itertools.count(1)
@@ -113,7 +126,7 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
 
     def _add(self, message: DelayedMessage, now: datetime, kind: RecordKind, detail: str = "") -> None:
         self._known.add(message.message_id)
-        self._entries[message.message_id] = _Entry(with_failures(message, 0), message.due)
+        self._enter(_Entry(with_failures(message, 0), message.due, number=next(self._numbers)))
         self._record(kind, message, now, detail)
 
     @override
@@ -185,7 +198,10 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         entry = self._entries.get(message_id)
         if entry is None or entry.token is not None:
             return False
-        entry.message, entry.attempt_at = rescheduled(entry.message, due), due
+        message = rescheduled(entry.message, due)
+        self._leave(entry)
+        entry.message, entry.attempt_at = message, message.due
+        self._enter(entry)
         self._record(RecordKind.RESCHEDULED, entry.message, now)
         for wake in self._wakes:
             wake()
@@ -201,16 +217,32 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
             await self.store(message, now)
             return message.message_id
         stored = next(each.at for each in self._records if each.message_id == newest)
-        entry.message = with_failures(make(newest, stored), entry.message.number_of_failures)
-        entry.attempt_at = entry.message.due
+        message = with_failures(make(newest, stored), entry.message.number_of_failures)
+        self._leave(entry)
+        entry.message, entry.attempt_at = message, message.due
+        self._enter(entry)
         self._record(RecordKind.RESCHEDULED, entry.message, now, "replaced")
         for wake in self._wakes:
             wake()
         return newest
 
     @override
-    async def kept_limits(self) -> Sequence[KeptLimits]:
-        return sorted(self._limits.values(), key=lambda kept: kept.destination)
+    async def kept_limits(self, destinations: Collection[str] | None = None) -> Sequence[KeptLimits]:
+        wanted = self._limits.keys() if destinations is None else self._limits.keys() & set(destinations)
+        return [self._limits[each] for each in sorted(wanted)]
+
+    @override
+    async def limits_in_use(self) -> LimitsInUse:
+        if not self._limits:
+            return NONE_IN_USE
+        times = sorted(each.claimed_from or each.attempt_at or LANES for each in self._entries.values())
+
+        def has_messages(kept: KeptLimits) -> bool:
+            place = bisect_left(times, kept.begin)
+            return place < len(times) and times[place] < kept.end
+
+        held = [each for each in self._limits.values() if has_messages(each)]
+        return LimitsInUse(any(each.limits for each in self._limits.values()), held)
 
     @override
     async def keep_limits(self, destination: str, limits: str, free_at: datetime, before: str = "") -> bool:
@@ -247,9 +279,18 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         return Counter(record.kind for record in self._records)
 
     @override
-    async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-        found = [entry.message for entry in self._entries.values() if where.matches(entry.message)]
-        return sorted(found, key=lambda message: message.due)[:limit]
+    async def read_pending(self, where: MessageFilter, limit: int) -> PendingPage:
+        messages, begin = list[DelayedMessage](), bisect_left(self._list, (where.due_from or EARLIEST, 0, ""))
+        if where.after is not None:
+            due, number = read_place(where.after)
+            begin = max(begin, bisect_left(self._list, (nearest_instant(due), number + 1, "")))
+        for due, number, message_id in itertools.islice(self._list, begin, None):
+            if len(messages) == limit or (where.due_to is not None and due >= where.due_to):
+                break
+            message = self._entries[message_id].message
+            if where.matches(message):
+                messages.append(copy(message).listed(place_text(to_microseconds(due), number)))
+        return PendingPage.of(messages, limit)
 
     @override
     async def get(self, message_id: str) -> DelayedMessage | None:
@@ -262,6 +303,14 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
 
     @override
     async def close(self) -> None: ...
+
+    def _enter(self, entry: _Entry) -> None:
+        self._entries[entry.message.message_id] = entry
+        insort(self._list, _place_of(entry))
+
+    def _leave(self, entry: _Entry) -> None:
+        del self._entries[entry.message.message_id]
+        del self._list[bisect_left(self._list, _place_of(entry))]
 
     def _first_attempt(self) -> datetime | None:
         return min((e.attempt_at for e in self._entries.values() if e.attempt_at is not None), default=None)
@@ -278,10 +327,15 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         return True
 
     def _end(self, message_id: str, kind: RecordKind, now: datetime, detail: str) -> bool:
-        if (entry := self._entries.pop(message_id, None)) is None:
+        if (entry := self._entries.get(message_id)) is None:
             return False
+        self._leave(entry)
         self._record(kind, entry.message, now, detail)
         return True
 
     def _record(self, kind: RecordKind, message: DelayedMessage, now: datetime, detail: str = "") -> None:
         self._records.append(Record(kind, message.message_id, now, message.due, message.destination, detail))
+
+
+def _place_of(entry: _Entry) -> _Place:
+    return entry.message.due, entry.number, entry.message.message_id

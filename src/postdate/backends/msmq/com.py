@@ -168,12 +168,19 @@ _MEANINGS: Final[tuple[tuple[type[TransportError], frozenset[int], str], ...]] =
         "MSMQ cannot do that to {where} now: {said}",
     ),
     (
-        TransportError,
+        DestinationUnavailable,
         frozenset({ACCESS_DENIED, 0xC00E0026}),
         "MSMQ refuses {where} ({said}); give this user the right to create, send to or receive from it",
     ),
     (
         TransportError,
+        # About the message: a property that is unknown, not allowed, missing, of the wrong type, value or size; a label
+        # that is too long.
+        frozenset({0xC00E0002, 0xC00E0018, 0xC00E0019, 0xC00E0039, 0xC00E003B, 0xC00E003E, 0xC00E003F, 0xC00E005D}),
+        "MSMQ does not take this message in {where}: {said}",
+    ),
+    (
+        DestinationUnavailable,
         frozenset({TRANSACTION_USAGE}),
         "{where} is transactional and this transport is not, or the reverse ({said}); set transactional accordingly",
     ),
@@ -193,13 +200,13 @@ def code_of(error: BaseException) -> int:
 
 
 def translate(error: BaseException, where: str) -> PostdateError:
-    """Return the error for the queue ``where``, with advice."""
+    """Return the error for the queue ``where``, with advice; a code that no list names is an outage of the queue."""
     code = code_of(error)
     said = f"{_words(error)}, 0x{code:08X}"
     for meaning, codes, text in _MEANINGS:
         if code in codes:
             return meaning(text.format(where=where, said=said))
-    return TransportError(f"MSMQ failed with {where}: {said}")
+    return DestinationUnavailable(f"MSMQ failed with {where}: {said}")
 
 
 def _words(error: BaseException) -> str:

@@ -6,14 +6,11 @@ number under which this process holds messages; each is closed by itself. Source
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
-from weakref import WeakSet
 
 import psycopg
 from typing_extensions import override
@@ -28,6 +25,7 @@ from postdate.backends.postgres.sessions import check_unpooled, mark
 from postdate.errors import ConfigurationError, StoreUnavailable
 from postdate.persistence.migrations import Step, run
 from postdate.ports import Recording, Scripted
+from postdate.runtime import forks
 from postdate.runtime.threads import in_thread
 
 T = TypeVar("T")
@@ -38,7 +36,7 @@ _SHORT_WAIT: Final = "lock_timeout=5s"
 """For the listener's connection, which must show life whatever tables others have locked."""
 
 
-class OpenDatabase:
+class OpenDatabase(forks.ForkAware):
     """One schema of a database, with the connections, the listener thread and the number of this process.
 
     Nothing is connected before the first use; everything is closed with the last adapter. The arguments are those of
@@ -60,10 +58,10 @@ class OpenDatabase:
         self._life = Life(mark(), holds_at_most)
         self._reaper = Reaper(self.names, self.identity)
         self._answers = Answers(answers_within, self.pool.given_up)
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._accesses = 0
         self._listener: Listener | None = None
-        _OPEN.add(self)
+        forks.register(self)
 
     @property
     def schema(self) -> str:
@@ -126,24 +124,15 @@ class OpenDatabase:
             with suppress(psycopg.Error):
                 self.pool.connect(answers).close()
 
-    def begin_anew(self) -> None:
-        """In the child of a fork: forget connections, thread and number, which are the parent's."""
+    @override
+    def after_fork_in_child(self) -> None:
+        """Forget connections, thread and number, which are the parent's."""
         self.pool.begin_anew()
-        self._lock = threading.Lock()
         self._life = Life(mark(), self.holds_at_most)
         self._answers = Answers(self.answers_within, self.pool.given_up)
+        if self._listener is not None:
+            self._listener.leave_to_parent()
         self._listener = None
-
-
-_OPEN: Final = WeakSet[OpenDatabase]()
-
-
-def _forked() -> None:
-    for database in list(_OPEN):
-        database.begin_anew()
-
-
-os.register_at_fork(after_in_child=_forked)
 
 
 class Access:
@@ -199,7 +188,7 @@ class Access:
             connection = psycopg.Connection[Any].connect(self.conninfo, autocommit=True, **settings)
             check_unpooled(connection)
             connection.prepare_threshold = 2
-            return connection
+            return forks.own(connection)
 
     @property
     def knows_what_was_done(self) -> bool:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
@@ -22,6 +21,7 @@ import psycopg
 from postdate.backends.postgres.names import sql
 from postdate.backends.postgres.sessions import carries, mark
 from postdate.errors import ConfigurationError
+from postdate.runtime import forks
 
 if TYPE_CHECKING:
     from psycopg.abc import PQGen
@@ -64,7 +64,7 @@ class GivenUp:
     """Connections of one pool that were given up, whose sessions may live on the server. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._waiting: list[tuple[int, float]] = []
         self._distrusted_at = float("-inf")
 

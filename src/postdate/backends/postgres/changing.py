@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
@@ -15,14 +13,17 @@ from typing_extensions import override
 from postdate.backends.postgres.access import Connection
 from postdate.backends.postgres.inserting import OnTable, notice
 from postdate.backends.postgres.joining import NOTICE, join, join_blocking, on
-from postdate.backends.postgres.rows import message_of, utc
-from postdate.errors import DuplicateMessage, MessageError, StoreUnavailable
+from postdate.backends.postgres.rows import page_of_rows, utc
+from postdate.backends.postgres.statements import PostgresSqlDialect
+from postdate.backends.sql.questions import page_values
+from postdate.errors import DuplicateMessage, StoreUnavailable
 from postdate.messages import DelayedMessage, rescheduled
 from postdate.ports import (
     Answer,
     JoiningStore,
     MessageFilter,
     NativeTransaction,
+    PendingPage,
     RecordKind,
     ReplacingStore,
     Steps,
@@ -31,6 +32,8 @@ from postdate.ports import (
 from postdate.ports.changing import KeyedIds, Making
 
 T = TypeVar("T")
+
+_DIALECT: Final = PostgresSqlDialect()
 
 _NO_LONG_WAIT: Final = b"SET LOCAL lock_timeout = '5s'"
 """For who replaces under the same key in a transaction that stays open: less than the silence that ends a session."""
@@ -124,11 +127,13 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
 
     @override
     def getting_steps(self, message_id: str) -> Steps[DelayedMessage | None]:
-        return next(iter(_readable((yield self._sql.get, self._values(id=message_id)))), None)
+        page = page_of_rows((yield self._sql.get, self._values(id=message_id)) or (), None)
+        return page.messages[0] if page.messages else None
 
     @override
-    def listing_steps(self, where: MessageFilter, limit: int) -> Steps[list[DelayedMessage]]:
-        return _readable((yield self._sql.list_pending, self._values(**asdict(where), limit=limit)))
+    def reading_steps(self, where: MessageFilter, limit: int) -> Steps[PendingPage]:
+        values = self._values(**page_values(where, limit, _DIALECT))
+        return page_of_rows((yield self._sql.list_pending, values) or (), limit)
 
     def _standing(self, message_id: str) -> Steps[tuple[Answer, DelayedMessage | None]]:
         """Return why a message was not changed, and the message if it waits nevertheless."""
@@ -138,13 +143,3 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
         records = yield self._sql.history, self._values(id=message_id)
         last = (RecordKind(records[-1][0]), records[-1][5] or "") if records else None
         return answer_of(last), None
-
-
-def _readable(rows: Sequence[Sequence[Any]] | None) -> list[DelayedMessage]:
-    """Return the messages of rows that the driver of an application has read, but for those that are damaged."""
-    found = list[DelayedMessage]()
-    for _, id_, due, destination, expires_at, failures, headers, body in rows or ():
-        with suppress(MessageError):
-            content = (failures, headers, bytes(body))
-            found.append(message_of(id_, utc(due), destination, utc(expires_at), *content))
-    return found

@@ -11,7 +11,6 @@ records refuses known ids. Source: ADR 0011.
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -22,6 +21,7 @@ import adbc_driver_postgresql.dbapi as driver
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
+from typing_extensions import override
 
 from postdate.backends.postgres.access import Access
 from postdate.backends.postgres.bulk import CONTENT, adopt, scan_query
@@ -31,6 +31,7 @@ from postdate.backends.postgres.rows import COLUMNS
 from postdate.backends.postgres.statements import Statements
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.ports import Scan, ScanPart, StoreReport
+from postdate.runtime import forks
 
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
 _READ_BYTES: Final = 4 * 1024 * 1024
@@ -46,7 +47,7 @@ _Mask = Any
 """An Arrow array of truth values, one for each row."""
 
 
-class Columns:
+class Columns(forks.ForkAware):
     """The columnar side of one store: a connection of its own for what is stored, and one for each scan.
 
     Thread-safe; one batch is stored at a time.
@@ -54,9 +55,16 @@ class Columns:
 
     def __init__(self, database: Access) -> None:
         self._database = database
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._connection: Any = None
         self._expect_known = False
+        forks.register(self)
+
+    @override
+    def after_fork_in_child(self) -> None:
+        """Leave the connection to the parent."""
+        forks.keep_for_ever(self._connection)
+        self._connection = None
 
     def close(self) -> None:
         with self._lock:

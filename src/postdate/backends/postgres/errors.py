@@ -38,10 +38,16 @@ _MEANINGS: Final[Meanings] = {
     # Classes: connection; resources, as when no connection is free; intervention, as when the server goes down or comes
     # up, or ends a statement. And sessions and waits for locks that it ended because they took too long by a setting.
     StoreUnreachable: frozenset({"08", "53", "57", "25P03", "25P04", "55P03"}),
-    # Serialization, object not in the state, system (its disk), configuration file, internal.
-    StoreTroubled: frozenset({"40", "22012", "55", "58", "F0", "XX"}),
+    # A conflict that is told by a data error: see _CONFLICTS.
+    StoreTroubled: frozenset({"22012"}),
+    # Data and constraints, also of a trigger or a function that the application added: 09, 21, 22, 23, 27, 38, 39, 44,
+    # P0. Limits of the program, such as the size of an index row: 54. The state of a transaction that the application
+    # handed over, such as one that has failed already: 25.
+    StoreError: frozenset({"09", "21", "22", "23", "25", "27", "38", "39", "44", "54", "P0"}),
 }
-"""Errors about the server. Other classes are about the statement, or come from a trigger."""
+"""Our error for each SQLSTATE or its class. Every other class is `StoreTroubled`: an error counts against a message
+only where PostgreSQL's documentation says that it is about data. Statements are constant, so a syntax error, a missing
+function or a changed cached plan is about the server, too. Source: ADR 19."""
 
 
 def is_conflict(error: psycopg.Error) -> bool:
@@ -59,12 +65,20 @@ def is_refused(error: psycopg.Error) -> bool:
 
 def translate(error: psycopg.Error, where: str) -> PostdateError:
     said, state = str(error).strip().partition("\n")[0] or type(error).__name__, error.sqlstate or ""
-    of_driver = not state and isinstance(error, psycopg.OperationalError)
-    meaning = StoreUnreachable if of_driver else meaning_of((state, state[:2]), _MEANINGS) or StoreError
-    if of_driver and "unsupported startup parameter" in said:  # the settings of each session; see sessions.py
+    meaning = _meaning_of_driver(error) if not state else meaning_of((state, state[:2]), _MEANINGS) or StoreTroubled
+    if not state and "unsupported startup parameter" in said:  # the settings of each session; see sessions.py
         said = POOLED
     found = told(meaning, said, where)
     return StoreNotWritable(f"{found}; {AFTER_AN_UPGRADE}") if meaning is StoreNotWritable else found
+
+
+def _meaning_of_driver(error: psycopg.Error) -> type[PostdateError]:
+    """Return the meaning of an error without a SQLSTATE: the driver raised it, not the server."""
+    if isinstance(error, psycopg.OperationalError):
+        return StoreUnreachable
+    # A value that the driver cannot send, such as a text with a NUL. Any other is trouble of the driver itself.
+    is_about_values = isinstance(error, psycopg.DataError | psycopg.ProgrammingError | psycopg.NotSupportedError)
+    return StoreError if is_about_values else StoreTroubled
 
 
 def of_queues(error: StoreUnavailable) -> TransportUnavailable:

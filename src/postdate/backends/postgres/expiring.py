@@ -6,15 +6,15 @@ counts ignore it. Source: specification 2.2, 2.5.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Hashable
 from typing import Any, Final
 
 import psycopg
 
-from postdate.backends.postgres.names import SchemaNames, sql
+from postdate.backends.postgres.names import SchemaNames, places, sql
 from postdate.ports import RecordKind
+from postdate.runtime import forks
 
 Connection = psycopg.Connection[Any]
 
@@ -33,7 +33,7 @@ class Turns:
     """Which of a process' listener threads looks next, and when: one per database and schema. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._next = dict[Hashable, float]()
 
     def take(self, subject: Hashable, now_seconds: float) -> bool:
@@ -107,9 +107,11 @@ class ExpiryStatements:
                 ORDER BY ends_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED),
             gone AS (DELETE FROM {queue_message} WHERE ctid = ANY (ARRAY(SELECT place FROM ended)) {removed}),
             {ending}""")
+        numbered = places(
+            "unnest(%(numbers)s::bigint[]) AS k(number)", queue_message, "queue_id = %(queue)s AND number = k.number"
+        )
         self.discard = sql(f"""
             WITH gone AS (
                 DELETE FROM {queue_message}
-                WHERE queue_id = %(queue)s AND number = ANY(%(numbers)s::bigint[]) AND holder = %(holder)s AND {hurried}
-                {removed}),
+                WHERE ctid = ANY ({numbered}) AND coalesce(holder, 0) = %(holder)s AND {hurried} {removed}),
             {ending}""")

@@ -36,6 +36,7 @@ _TYPES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("id", "first", "last"), "text"),
     **dict.fromkeys(("due_from", "due_to"), "timestamptz"),
     **dict.fromkeys(("among", "limit"), "integer"),
+    "behind": "bigint",
 }
 """Of the parameters of all steps."""
 
@@ -164,16 +165,17 @@ async def _psycopg_ready_async(connection: Any) -> Any:
 
 
 def _psycopg_run(connection: Any, statement: bytes, values: Values) -> Rows:
-    # A plain cursor: the application's factory may give one with other parameters or rows.
+    # A plain cursor: the application's factory may give one with other parameters or rows. Nothing is prepared: the
+    # session has the planner's usual settings, and must not keep a plan that was made while the tables were small.
     with psycopg.Cursor[Any](connection, row_factory=tuple_row) as cursor:
         cursor.adapters.register_loader("timestamptz", TimestamptzLoader)  # Django's may leave out the time zone
-        return cursor.execute(sql(_with_names(statement)), values).fetchall()
+        return cursor.execute(sql(_with_names(statement)), values, prepare=False).fetchall()
 
 
 async def _psycopg_run_async(connection: Any, statement: bytes, values: Values) -> Rows:
     async with psycopg.AsyncCursor[Any](connection, row_factory=tuple_row) as cursor:
         cursor.adapters.register_loader("timestamptz", TimestamptzLoader)
-        await cursor.execute(sql(_with_names(statement)), values)
+        await cursor.execute(sql(_with_names(statement)), values, prepare=False)
         return await cursor.fetchall()
 
 
@@ -235,7 +237,7 @@ async def _sqlalchemy_run_async(connection: Any, statement: bytes, values: Value
 
 @cache
 def _with_colons(statement: bytes) -> TextClause:
-    from sqlalchemy import TIMESTAMP, Integer, LargeBinary, SmallInteger, Text, bindparam, text
+    from sqlalchemy import TIMESTAMP, BigInteger, Integer, LargeBinary, SmallInteger, Text, bindparam, text
 
     kinds = {
         "text": Text(),
@@ -243,6 +245,7 @@ def _with_colons(statement: bytes) -> TextClause:
         "bytea": LargeBinary(),
         "smallint": SmallInteger(),
         "integer": Integer(),
+        "bigint": BigInteger(),
     }
     # SQLAlchemy would take colons in names of tables for parameters.
     rendered = _rendered(statement, ":{}".format, lambda part: _unescaped(part).replace(":", "\\:"))

@@ -32,6 +32,7 @@ from postdate.backends.postgres.expiring import Reaper
 from postdate.backends.postgres.names import SchemaNames, sql
 from postdate.backends.postgres.sessions import carries
 from postdate.errors import ConfigurationError, PostdateError, StoreUnavailable, StoreUnreachable
+from postdate.runtime import forks
 from postdate.runtime.reporting import OutageLog
 
 Connection = psycopg.Connection[Any]
@@ -125,7 +126,7 @@ class Listener:
         self._watched = Watched()
         _HERE.add(self)
         self._ears: list[Heard] = []
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._waking, self._wake = os.pipe()
         self._users = 2
         self._stopping = self._renewing = False
@@ -166,6 +167,13 @@ class Listener:
             if not self._users:
                 os.close(self._waking)
                 os.close(self._wake)
+
+    def leave_to_parent(self) -> None:
+        """In the child of a fork: neither wake the thread, which is the parent's, nor count its number as ours."""
+        _HERE.discard(self)
+        os.close(self._waking)
+        os.close(self._wake)
+        forks.keep_for_ever(self)
 
     def renew(self) -> None:
         """Take another number, which frees all claims under the present one.
@@ -388,7 +396,7 @@ class Listener:
         Numbers are also read from messages: a process may have claimed more after the row of its number was deleted.
         """
         known = self.names.of("holder")
-        held = [f"SELECT DISTINCT holder FROM {each} WHERE holder IS NOT NULL" for each, _ in self._tables(connection)]
+        held = [_holders_in(each) for each, _ in self._tables(connection)]
         holders = " UNION ".join([f"SELECT holder FROM {known}", *held])
         find = sql(f"SELECT holder FROM ({holders}) AS h WHERE holder NOT IN ({self._living})")
         if dead := [holder for (holder,) in connection.execute(find, ())]:
@@ -446,6 +454,20 @@ class Watched:
             for number, (shown, _) in seen.items()
         }
         return {number for number, (_, at_most) in seen.items() if now - self._since[number][1] >= at_most}
+
+
+def _holders_in(table: str) -> str:
+    """Return the query for the numbers under which rows are held: from one to the next by their index.
+
+    ``DISTINCT`` would read an entry for each held row, in each process and every second.
+    """
+    return f"""(
+        WITH RECURSIVE held AS (
+            (SELECT holder FROM {table} WHERE holder IS NOT NULL ORDER BY holder LIMIT 1)
+            UNION ALL
+            SELECT (SELECT holder FROM {table} WHERE holder > held.holder ORDER BY holder LIMIT 1)
+            FROM held WHERE held.holder IS NOT NULL)
+        SELECT holder FROM held WHERE holder IS NOT NULL)"""
 
 
 def _as_ours(error: Exception) -> PostdateError:

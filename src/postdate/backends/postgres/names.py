@@ -124,6 +124,26 @@ def array(numbers: Iterable[int]) -> str:
     return "{" + ",".join(map(str, numbers)) + "}"
 
 
+def looked_up(columns: str, table: str, where: str, name: str) -> str:
+    """Return a join that reads one row of ``table`` by a unique index for each row of what stands before it.
+
+    ``where`` equates all columns of the index with values, or with columns of what stands before. OFFSET 0 keeps the
+    planner from any other order: a table that it believes to be empty it would rather read from end to end, once, and
+    go on doing so with the same plan when the table has a million rows. Names in ``where`` are those of the table.
+    """
+    return f"CROSS JOIN LATERAL (SELECT {columns} FROM {table} WHERE {where} OFFSET 0) AS {name}"
+
+
+def places(keys: str, table: str, where: str) -> str:
+    """Return an array of the places (``ctid``) of the rows that :func:`looked_up` finds for ``keys``.
+
+    UPDATE and DELETE ``WHERE ctid = ANY (…)`` touch these rows and no others, whatever the planner believes. A row that
+    another transaction changes meanwhile is found in its old place and checked in its new version, so a condition on
+    what others may change stands in the UPDATE or DELETE itself.
+    """
+    return f"ARRAY(SELECT place FROM {keys} {looked_up('ctid AS place', table, where, 'target')})"
+
+
 def own_table_script(schema: str, table: str, statements: Sequence[str]) -> str:
     """Return the SQL for one table without numbered migrations; the first statement makes the table."""
     name = f"{quoted(schema)}.{quoted(table)}"

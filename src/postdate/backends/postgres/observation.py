@@ -19,7 +19,7 @@ from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.listening import holders_here, living
 from postdate.backends.postgres.names import SchemaNames, sql
 from postdate.backends.postgres.queues import lengths_query
-from postdate.backends.postgres.rows import QUEUED, WAITING, envelope_of, message_of, read, utc
+from postdate.backends.postgres.rows import QUEUED, WAITING, Unreadable, envelope_of, message_of, read, utc
 from postdate.backends.sql.questions import header_text
 from postdate.errors import QueueNotFound
 from postdate.persistence.migrations import migrations
@@ -79,8 +79,13 @@ class PostgresQueueObserver(Observer):
     async def _readable(
         self, statement: str, values: Mapping[str, object], decode: Callable[[tuple[Any, ...]], T]
     ) -> list[T]:
-        def find(connection: Connection) -> list[T]:
-            return read(connection.execute(sql(statement), values), 0, decode)[0]
+        return (await self._page(statement, values, decode))[0]
+
+    async def _page(
+        self, statement: str, values: Mapping[str, object], decode: Callable[[tuple[Any, ...]], T]
+    ) -> tuple[list[T], list[Unreadable]]:
+        def find(connection: Connection) -> tuple[list[T], list[Unreadable]]:
+            return read(connection.execute(sql(statement), values), 0, decode)
 
         return await self._database.run(find, patiently=True)
 
@@ -115,12 +120,34 @@ class PostgresQueueObserver(Observer):
         return dict(await self._rows(f"{lengths_query(self._database.names)} ORDER BY name", {}))
 
     @override
-    async def browse(self, queue: str, limit: int) -> Sequence[Queued]:
+    async def browse(self, queue: str, limit: int, after: int = 0) -> Sequence[Queued]:
+        queue_id, messages = await self._queue_id(queue), list[Queued]()
+        statement = (
+            f"{self._queued} WHERE m.queue_id = %(queue)s AND m.number > %(after)s "
+            "ORDER BY m.queue_id, m.number LIMIT %(limit)s"
+        )
+        while (missing := limit - len(messages)) > 0:
+            values = {"queue": queue_id, "after": after, "limit": missing}
+            page, unreadable = await self._page(statement, values, _queued)
+            messages += page
+            if len(page) + len(unreadable) < missing:
+                break
+            after = max(*(each.number for each in page), *(each.number for each in unreadable), after)
+        return messages
+
+    @override
+    async def last_number(self, queue: str) -> int:
+        message = self._database.names.of("queue_message")
+        values = {"queue": await self._queue_id(queue)}
+        last = f"SELECT number FROM {message} WHERE queue_id = %(queue)s ORDER BY queue_id DESC, number DESC LIMIT 1"
+        rows = await self._rows(last, values)
+        return int(rows[0][0]) if rows else 0
+
+    async def _queue_id(self, queue: str) -> int:
         find = f"SELECT queue_id FROM {self._database.names.of('queue')} WHERE name = %(queue)s"
         if not (found := await self._rows(find, {"queue": queue})):
             raise QueueNotFound.of(queue, place=self._database.where)
-        one = f"{self._queued} WHERE m.queue_id = %(queue)s ORDER BY m.queue_id, m.number LIMIT %(limit)s"
-        return await self._readable(one, {"queue": found[0][0], "limit": limit}, _queued)
+        return int(found[0][0])
 
     @override
     async def find_in_queues(self, message_id: str) -> Sequence[Queued]:
@@ -288,5 +315,5 @@ def _standing(row: Sequence[Any]) -> Standing:
 
 
 def _queued(row: Sequence[Any]) -> Queued:
-    _, queue, *columns, pid = row
-    return Queued(queue, *envelope_of(queue, *columns), pid)
+    number, queue, *columns, pid = row
+    return Queued(queue, *envelope_of(queue, *columns), pid, number)

@@ -20,7 +20,7 @@ from typing_extensions import override
 from postdate.backends.postgres.access import Access, KeptInSchema, OpenDatabase
 from postdate.backends.postgres.answering import BoundedAsyncConnection, BoundedConnection
 from postdate.backends.postgres.errors import is_conflict, translate
-from postdate.backends.postgres.names import part_steps, sql
+from postdate.backends.postgres.names import looked_up, part_steps, sql
 from postdate.backends.postgres.pool import as_opened
 from postdate.backends.postgres.queues import do_works_of
 from postdate.backends.postgres.statements import PostgresSqlDialect, columns_of
@@ -184,11 +184,12 @@ class PostgresOutbox(KeptInSchema, SqlOutbox[_Lent]):
 
 def _statements_of_many(table: str) -> dict[OutboxStep, bytes]:
     keys = "unnest(%(endpoint)s::text[], %(message_id)s::text[]"
+    is_key = f"{table}.endpoint = k.endpoint AND {table}.message_id = k.message_id"
     return {
         OutboxStep.FIND: sql(f"""
             SELECT o.message_id IS NOT NULL, o.dispatched_at, o.operations
             FROM {keys}) WITH ORDINALITY AS k(endpoint, message_id, position)
-                LEFT JOIN {table} AS o USING (endpoint, message_id)
+                LEFT JOIN LATERAL (SELECT * FROM {table} WHERE {is_key} OFFSET 0) AS o ON true
             ORDER BY k.position"""),
         OutboxStep.INSERT: sql(f"""
             INSERT INTO {table} (endpoint, message_id, handled_at, dispatched_at, operations)
@@ -198,7 +199,8 @@ def _statements_of_many(table: str) -> dict[OutboxStep, bytes]:
         OutboxStep.MARK: sql(f"""
             UPDATE {table} AS o SET dispatched_at = k.at, operations = NULL
             FROM {keys}, %(at)s::timestamptz[]) AS k(endpoint, message_id, at)
-            WHERE o.endpoint = k.endpoint AND o.message_id = k.message_id AND o.dispatched_at IS NULL
+                {looked_up("ctid AS place", table, is_key, "target")}
+            WHERE o.ctid = target.place AND o.dispatched_at IS NULL
             RETURNING o.message_id"""),
     }
 

@@ -31,6 +31,7 @@ from postdate.backends.postgres.answering import (
     NoAnswer,
 )
 from postdate.backends.postgres.sessions import address_of, check_unpooled
+from postdate.runtime import forks
 from postdate.runtime.threads import in_thread
 
 _MOST_IDLE: Final = 16
@@ -100,7 +101,7 @@ class PostgresPool:
                 self._in_vain_at = time.monotonic()
             raise
         self._in_vain_at = float("-inf")
-        connection.prepare_threshold = 2
+        forks.own(connection).prepare_threshold = 2
         connection.opened_at, connection.answers = time.monotonic(), answers
         try:
             check_unpooled(connection)
@@ -246,7 +247,7 @@ class PostgresPool:
             await in_thread(lambda: self.connect(answers).close())
         connection = await BoundedAsyncConnection.connect(self.address.for_applications, autocommit=True)
         self._in_vain_at = float("-inf")
-        connection.opened_at = time.monotonic()
+        forks.own(connection).opened_at = time.monotonic()
         as_opened(connection)
         return connection
 
@@ -275,15 +276,11 @@ class PostgresPool:
 
     def begin_anew(self) -> None:
         """In the child of a fork: forget all connections, which the parent goes on using."""
-        _OF_THE_PARENT.extend([*self._idle, *self._idle_of_applications])
+        forks.keep_for_ever([*self._idle, *self._idle_of_applications])  # one that is garbage-collected open warns
         self.address, self.given_up = address_of(self._url), GivenUp()  # the sessions of the child have its own mark
         self._changed = threading.Condition()
         self._idle, self._idle_of_applications = [], []
         self._open = self._of_applications = self._brief = 0
-
-
-_OF_THE_PARENT: Final = list[Bounded]()
-"""Kept, as an open connection that is garbage-collected warns."""
 
 
 def as_opened(connection: BoundedAsyncConnection) -> None:

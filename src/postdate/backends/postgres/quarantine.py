@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.errors import AFTER_AN_UPGRADE, is_refused
-from postdate.backends.postgres.names import SchemaNames, array, sql
+from postdate.backends.postgres.names import SchemaNames, array, places, sql
 from postdate.backends.postgres.rows import Unreadable, only_in_calendar, present
 from postdate.errors import DuplicateMessage, InvalidMessage, MessageNotFound, QueueNotFound
 from postdate.messages import check_headers, decode_headers, encode_headers
@@ -47,15 +47,18 @@ class QuarantineStatements:
         )
         self._kept = f"INSERT INTO {quarantine} (at, reason, store_id, queue_id, place, {', '.join(_RAW)})"
         self._given = "unnest(%(numbers)s::bigint[], %(reasons)s::text[]) AS e(number, reason)"
+        numbered = places(
+            "unnest(%(numbers)s::bigint[]) AS k(number)", queue_message, "queue_id = %(queue)s AND number = k.number"
+        )
         name_of_queue = f"(SELECT name FROM {queue} AS q WHERE q.queue_id = g.queue_id)"
         self.from_queue = sql(f"""
             WITH gone AS (
-                DELETE FROM {queue_message}
-                WHERE queue_id = %(queue)s AND number = ANY(%(numbers)s::bigint[]) AND holder = %(holder)s RETURNING *),
+                DELETE FROM {queue_message} WHERE ctid = ANY ({numbered}) AND coalesce(holder, 0) = %(holder)s
+                RETURNING *),
             kept AS ({self._kept}
                 SELECT clock_timestamp(), e.reason, g.store_id, g.queue_id, g.number, {_gone(destination="NULL")}
-                FROM gone AS g JOIN {self._given} USING (number) LEFT JOIN {content} AS c ON c.number = g.content),
-            dropped AS (DELETE FROM {content} AS c USING gone AS g WHERE c.number = g.content),
+                FROM gone AS g JOIN {self._given} USING (number) {self._content_of("g.content")}),
+            dropped AS (DELETE FROM {content} WHERE number = ANY (ARRAY(SELECT content FROM gone))),
             noted AS ({self._noted("clock_timestamp()", "g.store_id", name_of_queue)})
             SELECT count(*) FROM gone""")
         number = names.of("number").replace("'", "''")
@@ -84,6 +87,10 @@ class QuarantineStatements:
             INSERT INTO {record} (at, due, store_id, kind, message_id, destination)
             VALUES (%(now)s, %(due)s, %(store)s, 1, %(id)s, %(destination)s) RETURNING number""")
 
+    def _content_of(self, number: str) -> str:
+        content = f"SELECT headers, body FROM {self.content} WHERE number = {number} OFFSET 0"
+        return f"LEFT JOIN LATERAL ({content}) AS c ON true"
+
     def _noted(self, at: str, store: str, destination: str) -> str:
         return f"""
             INSERT INTO {self.record} (at, due, store_id, kind, message_id, destination, detail)
@@ -99,8 +106,8 @@ class QuarantineStatements:
                     AND holder IS NOT DISTINCT FROM %(holder)s::bigint RETURNING *),
             kept AS ({self._kept}
                 SELECT %(now)s, e.reason, %(store)s::smallint, NULL, g.number, {_gone()}
-                FROM gone AS g JOIN {self._given} USING (number) LEFT JOIN {self.content} AS c ON c.number = g.number),
-            dropped AS (DELETE FROM {self.content} AS c USING gone AS g WHERE c.number = g.number),
+                FROM gone AS g JOIN {self._given} USING (number) {self._content_of("g.number")}),
+            dropped AS (DELETE FROM {self.content} WHERE number = ANY (ARRAY(SELECT number FROM gone))),
             noted AS ({self._noted("%(now)s", "%(store)s::smallint", "g.destination")})
             SELECT count(*) FROM gone""")
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import psycopg
 
 from postdate.backends.postgres.access import Access, Connection
-from postdate.backends.postgres.names import SchemaNames, array, sql
+from postdate.backends.postgres.names import SchemaNames, array, looked_up, places, sql
 from postdate.backends.postgres.rows import QUEUED
 from postdate.errors import ClaimLost, MessageTooLarge, PostdateError
 from postdate.ports import Work, do_works
@@ -29,6 +29,9 @@ class QueueStatements:
         queue, queue_message, content = names.of("queue"), names.of("queue_message"), names.of("content")
         columns = f"m.queue_id, m.number, {QUEUED}"
         has_ended = "(m.ends_at IS NOT NULL AND m.ends_at < clock_timestamp())"
+        content_of = (
+            f"LEFT JOIN LATERAL (SELECT headers, body FROM {content} WHERE number = m.content OFFSET 0) AS c ON true"
+        )
 
         self.create = sql(f"INSERT INTO {queue} (name) VALUES (%s) ON CONFLICT DO NOTHING")
         self.find = sql(f"SELECT queue_id FROM {queue} WHERE name = %s")
@@ -37,37 +40,39 @@ class QueueStatements:
         # Messages that never expire, which most do not, have the cheaper statement.
         self.insert, self.insert_ending = (sql(_insertion(names, ending=ending)) for ending in (False, True))
         # A claim need not survive a crash of the server, so its commit waits for no disk. Expired messages are claimed
-        # like others, and come back marked: to skip them, each claim would have to walk over all of them. The numbers
-        # are an array, of which the planner expects few elements; it would join the whole queue.
+        # like others, and come back marked: to skip them, each claim would have to walk over all of them.
+        # A row that was claimed and given back meanwhile is locked in its new version, which the update does not see:
+        # it stays free, and its notification brings the next look.
         hurried = "(SELECT set_config('synchronous_commit', 'off', true)) IS NOT NULL"
         self.claim = sql(f"""
             WITH free AS MATERIALIZED (
-                SELECT number FROM {queue_message}
+                SELECT ctid AS place FROM {queue_message}
                 WHERE queue_id = %(queue)s AND number >= %(low)s AND holder IS NULL AND {hurried}
                 ORDER BY queue_id, number LIMIT %(limit)s FOR UPDATE SKIP LOCKED),
             m AS (
                 UPDATE {queue_message} AS m SET holder = %(holder)s
-                WHERE m.queue_id = %(queue)s AND m.number = ANY(ARRAY(SELECT number FROM free)) RETURNING m.*)
-            SELECT {has_ended}, {columns} FROM m LEFT JOIN {content} AS c ON c.number = m.content
-            ORDER BY m.number""")
+                WHERE m.ctid = ANY (ARRAY(SELECT place FROM free)) RETURNING m.*)
+            SELECT {has_ended}, {columns} FROM m {content_of} ORDER BY m.number""")
         self.take = sql(f"""
             WITH found AS MATERIALIZED (
-                SELECT number FROM {queue_message}
+                SELECT ctid AS place FROM {queue_message}
                 WHERE queue_id = %(queue)s AND message_id = %(id)s AND holder IS NULL
                 ORDER BY queue_id, number LIMIT 1 FOR UPDATE SKIP LOCKED),
             m AS (
-                UPDATE {queue_message} AS m SET holder = %(holder)s FROM found
-                WHERE m.queue_id = %(queue)s AND m.number = found.number RETURNING m.*)
-            SELECT {has_ended}, {columns} FROM m LEFT JOIN {content} AS c ON c.number = m.content""")
-        # The condition on the holder is written so that the index of held messages does not match: it is empty when
+                UPDATE {queue_message} AS m SET holder = %(holder)s
+                WHERE m.ctid = ANY (ARRAY(SELECT place FROM found)) RETURNING m.*)
+            SELECT {has_ended}, {columns} FROM m {content_of}""")
+        # Conditions on the holder are written so that the index of held messages does not match: it is empty when
         # the plan is made, and full of just deleted entries when the plan is used.
+        numbered = places(
+            "unnest(%(numbers)s::bigint[]) AS k(number)", queue_message, "queue_id = %(queue)s AND number = k.number"
+        )
         self.commit = sql(f"""
             WITH gone AS (
                 DELETE FROM {queue_message}
-                WHERE queue_id = %(queue)s AND number = ANY(%(numbers)s::bigint[])
-                    AND holder IS NOT DISTINCT FROM %(holder)s::integer
+                WHERE ctid = ANY ({numbered}) AND holder IS NOT DISTINCT FROM %(holder)s::integer
                 RETURNING number, content, message_id, due, store_id),
-            dropped AS (DELETE FROM {content} AS c USING gone WHERE c.number = gone.content),
+            dropped AS (DELETE FROM {content} WHERE number = ANY (ARRAY(SELECT content FROM gone))),
             recorded AS (
                 INSERT INTO {names.of("record")} (at, due, store_id, kind, message_id, destination, detail)
                 SELECT e.at, due, store_id, e.kind, message_id, %(destination)s, e.detail
@@ -77,13 +82,12 @@ class QueueStatements:
         self.give_back = sql(f"""
             WITH back AS (
                 UPDATE {queue_message} SET holder = NULL, failures = failures + %(failures)s
-                WHERE queue_id = %(queue)s AND number = ANY(%(numbers)s) AND holder = ANY(%(holders)s)
-                RETURNING number)
+                WHERE ctid = ANY ({numbered}) AND coalesce(holder, 0) = ANY (%(holders)s) RETURNING number)
             SELECT count(*), pg_notify('{names.channel}', 'queue ' || %(queue)s || ' ' || min(number))
             FROM back HAVING count(*) > 0""")
         self.free_others = sql(f"""
             UPDATE {queue_message} SET holder = NULL
-            WHERE queue_id = %(queue)s AND holder = %(holder)s AND number <> ALL(%(numbers)s::bigint[])""")
+            WHERE queue_id + 0 = %(queue)s AND holder = %(holder)s AND number <> ALL(%(numbers)s::bigint[])""")
 
 
 def _insertion(names: SchemaNames, *, ending: bool) -> str:
@@ -104,7 +108,7 @@ def _insertion(names: SchemaNames, *, ending: bool) -> str:
             SELECT s.position, q.queue_id, s.message_id, s.due, s.headers, s.body, nextval('{number}') AS content{ends}
             FROM unnest(%s::text[], %s::text[], %s::timestamptz[], %s::text[], %s::bytea[]{arrays})
                 WITH ORDINALITY AS s(queue, message_id, due, headers, body{columns}, position)
-            JOIN {names.of("queue")} AS q ON q.name = s.queue ORDER BY s.position),
+            {looked_up("queue_id", names.of("queue"), "name = s.queue", "q")} ORDER BY s.position),
         kept AS (INSERT INTO {names.of("content")} SELECT content, headers, body FROM sent),
         queued AS (
             INSERT INTO {names.of("queue_message")} (queue_id, content, due, message_id{into})

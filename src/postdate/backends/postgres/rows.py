@@ -6,6 +6,7 @@ Source: ADR 0019.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
@@ -13,8 +14,11 @@ from typing import Any, Final, TypeVar
 import psycopg
 from psycopg.pq import Format
 
-from postdate.errors import InvalidHeaders, MessageError
+from postdate.backends.sql.questions import page_of
+from postdate.clock import from_microseconds
+from postdate.errors import InvalidHeaders, InvalidMessage, MessageError
 from postdate.messages import DelayedMessage, Envelope, Headers, decode_headers, stored_headers
+from postdate.ports import PendingPage
 
 Row = tuple[Any, ...]
 T = TypeVar("T")
@@ -27,6 +31,7 @@ _LONGEST_LEFT: Final = timedelta(days=1_000 * 365)
 
 EARLIEST_TIME: Final = "'0001-01-01 00:00:00+00'::timestamptz"
 LATEST_TIME: Final = "'9999-12-31 23:59:59.999999+00'::timestamptz"
+AFTER_LATEST_TIME: Final = "'10000-01-01 00:00:00+00'::timestamptz"
 
 
 def in_calendar(time: str) -> str:
@@ -38,6 +43,23 @@ def in_calendar(time: str) -> str:
 def only_in_calendar(time: str) -> str:
     """Return SQL for a time; null where it lies outside the calendar."""
     return f"CASE WHEN {time} BETWEEN {EARLIEST_TIME} AND {LATEST_TIME} THEN {time} END"
+
+
+def microseconds(time: str) -> str:
+    """Return SQL for a time as whole microseconds since 1970 UTC; null for null, the greatest number outside it.
+
+    So it does not matter how a session writes times (``datestyle``), nor what a driver makes of them.
+    """
+    exact = (
+        f"extract(epoch FROM date_trunc('second', {time}))::bigint * 1000000 "
+        f"+ extract(microseconds FROM {time})::bigint %% 1000000"
+    )
+    within = f"{time} BETWEEN {EARLIEST_TIME} AND {LATEST_TIME}"
+    return f"CASE WHEN {within} THEN {exact} WHEN {time} IS NOT NULL THEN {OUTSIDE} END"
+
+
+OUTSIDE: Final = 2**63 - 1
+"""What :func:`microseconds` says of a time outside Python's calendar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +123,12 @@ COLUMNS: Final[Mapping[str, str]] = {
 WAITING: Final = "p.message_id, p.due, p.destination, p.expires_at, p.failures, c.headers, c.body"
 """Columns of a waiting message and its content ``c``, for :func:`message_of`."""
 
+LISTED: Final = (
+    f"p.number, p.message_id, {microseconds('p.due')}, p.destination, {microseconds('p.expires_at')}, p.failures, "
+    f"c.headers, c.body"
+)
+"""Columns of a waiting message and its content ``c``, for :func:`page_of_rows`: the same for every session."""
+
 QUEUED: Final = "m.message_id, m.due, m.expires_at, m.failures, c.headers, c.body"
 """Columns of a message in a queue and its content ``c``, for :func:`envelope_of`."""
 
@@ -135,6 +163,23 @@ def message_of(  # noqa: PLR0913 - the columns
 ) -> DelayedMessage:
     found = decode_headers(present(headers))
     return DelayedMessage.restored(message_id, due, destination, found, body, expires_at, failures)
+
+
+def page_of_rows(rows: Sequence[Sequence[Any]], limit: int | None) -> PendingPage:
+    """Return the page of the rows of :data:`LISTED`; those that are damaged are left out."""
+    messages = list[tuple[int, DelayedMessage]]()
+    for number, message_id, due, destination, expires_at, failures, headers, body in rows:
+        with suppress(MessageError):
+            content = (failures, headers, bytes(body or b""))
+            message = message_of(message_id, _instant(due), destination, _instant(expires_at), *content)
+            messages.append((number, message))
+    return page_of(messages, [(due, number) for number, _, due, *_ in rows], limit)
+
+
+def _instant(number: int | None) -> datetime | None:
+    if number == OUTSIDE:
+        raise InvalidMessage("a time is outside the years 1 to 9999")
+    return None if number is None else from_microseconds(number)
 
 
 def envelope_of(  # noqa: PLR0913 - the columns

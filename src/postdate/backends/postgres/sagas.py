@@ -58,23 +58,41 @@ def _statements_of_many(table: str) -> dict[str | SagaFate, bytes]:
     """Return the statements of :class:`SqlSagaStore`, each for many instances: a column is an array."""
     row = "s.saga_id, s.saga_type, s.property, s.value, s.state, s.details, s.version"
     types = "%(saga_type)s::text[]"
-    held = f"unnest({types}, %(saga_id)s::text[], %(version)s::bigint[], %(state)s::text[], %(details)s::text[])"
-    is_held = "s.saga_type = k.saga_type AND s.saga_id = k.saga_id AND s.version = k.version"
+    values = f"unnest({types}, %(saga_id)s::text[], %(version)s::bigint[], %(state)s::text[], %(details)s::text[])"
+
+    def first(columns: str, *key: str) -> str:
+        """Return the query for the first instance from a key on, in the order of the key's index.
+
+        Both indexes begin with the type. With conditions of equality alone the planner takes either where it believes
+        that there is one instance, and reads all of a type to find one; the order leaves it one.
+        """
+        *equal, last = key
+        conditions = [*(f"{each} = k.{each}" for each in equal), f"{last} >= k.{last}"]
+        return (
+            f"LATERAL (SELECT {columns} FROM {table} WHERE {' AND '.join(conditions)} "
+            f"ORDER BY {', '.join(key)} LIMIT 1)"
+        )
+
+    held = (
+        f"{values} AS k(saga_type, saga_id, version, state, details) "
+        f"CROSS JOIN {first('ctid AS place, saga_id', 'saga_type', 'saga_id')} AS target "
+        f"WHERE s.ctid = target.place AND target.saga_id = k.saga_id AND s.version = k.version"
+    )
     return {
         "find": sql(f"""
             SELECT {row} FROM unnest({types}, %(property)s::text[], %(value)s::text[])
                 WITH ORDINALITY AS k(saga_type, property, value, position)
-                LEFT JOIN {table} AS s USING (saga_type, property, value)
+                LEFT JOIN {first("*", "saga_type", "property", "value")} AS s ON s.value = k.value
             ORDER BY k.position"""),
         "load": sql(f"""
             SELECT {row} FROM unnest({types}, %(saga_id)s::text[]) WITH ORDINALITY AS k(saga_type, saga_id, position)
-                LEFT JOIN {table} AS s USING (saga_type, saga_id)
+                LEFT JOIN {first("*", "saga_type", "saga_id")} AS s ON s.saga_id = k.saga_id
             ORDER BY k.position"""),
         SagaFate.COMPLETED: sql(f"""
-            DELETE FROM {table} AS s USING {held} AS k(saga_type, saga_id, version, state, details) WHERE {is_held}"""),
+            DELETE FROM {table} AS s USING {held}"""),
         SagaFate.UPDATED: sql(f"""
             UPDATE {table} AS s SET state = k.state, details = k.details, version = s.version + 1
-            FROM {held} AS k(saga_type, saga_id, version, state, details) WHERE {is_held}"""),
+            FROM {held}"""),
         SagaFate.CREATED: sql(f"""
             INSERT INTO {table} (saga_id, saga_type, property, value, state, details, version)
             SELECT * FROM unnest(%(saga_id)s::text[], {types}, %(property)s::text[], %(value)s::text[],

@@ -9,13 +9,14 @@ from typing import Any
 from typing_extensions import override
 
 from postdate.backends.postgres.access import Connection
-from postdate.backends.postgres.names import SchemaNames, sql
+from postdate.backends.postgres.names import SchemaNames, looked_up, sql
 from postdate.backends.postgres.quarantine import QuarantineStatements
-from postdate.backends.postgres.rows import WAITING, in_calendar, utc
+from postdate.backends.postgres.rows import AFTER_LATEST_TIME, LISTED, WAITING, in_calendar, utc
 from postdate.backends.sql.dialect import SqlDialect, Values
+from postdate.clock import nearest_instant
 from postdate.messages import Headers
 from postdate.ports import Recording, RecordKind
-from postdate.ports.limits import LANES
+from postdate.ports.limits import LANE_WIDTH, LANES
 
 _RECORD_INTO = "(at, due, store_id, kind, message_id, destination, detail)"
 
@@ -30,6 +31,8 @@ class Statements:
         queue_message, self.limits_table = names.of("queue_message"), names.of("destination_limit")
         ours = "(r.store_id = %(store)s OR r.store_id IS NULL)"
         scheduled = "r.message_id = %(id)s AND r.store_id = %(store)s AND r.kind = 1"
+        # A value and no join: the planner cannot begin with the waiting messages.
+        number_of_id = f"(SELECT r.number FROM {record} AS r WHERE {scheduled})"
         of_retries = "" if recording is Recording.ALL else " WHERE false"
 
         def noted(of: str, kind: str, detail: str) -> str:
@@ -38,6 +41,14 @@ class Statements:
                 f"INSERT INTO {record} {_RECORD_INTO} SELECT %(now)s, due, %(store)s::smallint, {kind}, message_id, "
                 f"destination, {detail} FROM {of}"
             )
+
+        def dropped(of: str) -> str:
+            """The removal of the content of messages that leave the store."""
+            return f"dropped AS (DELETE FROM {content} WHERE number = ANY (ARRAY(SELECT number FROM {of})))"
+
+        content_of = (
+            f"LEFT JOIN LATERAL (SELECT headers, body FROM {content} WHERE number = p.number OFFSET 0) AS c ON true"
+        )
 
         def announced(of: str) -> str:
             notified = f"pg_notify('{names.channel}', %(notice)s::text)"
@@ -85,7 +96,7 @@ class Statements:
             WITH back AS (
                 SELECT r.number FROM {record} AS r
                 WHERE r.message_id = %(message_id)s AND r.store_id = %(store)s AND r.kind = 1
-                    AND NOT EXISTS (SELECT 1 FROM {pending} AS p WHERE p.number = r.number)
+                    AND (SELECT p.number FROM {pending} AS p WHERE p.number = r.number) IS NULL
                     AND (SELECT o.kind FROM {record} AS o WHERE o.message_id = %(message_id)s AND o.kind > 3
                         AND (o.store_id = %(store)s OR o.store_id IS NULL) ORDER BY o.number DESC LIMIT 1) IN (7, 10)),
             kept AS (
@@ -103,24 +114,25 @@ class Statements:
         due = f"p.attempt_at < %(now)s AND p.attempt_at >= {since} ORDER BY p.attempt_at, p.number LIMIT %(limit)s"
         self.claim = sql(f"""
             WITH batch AS MATERIALIZED (SELECT p.* FROM {pending} AS p WHERE {due} FOR UPDATE SKIP LOCKED)
-            SELECT p.number, {WAITING} FROM batch AS p LEFT JOIN {content} AS c USING (number)
-            ORDER BY p.attempt_at, p.number""")
+            SELECT p.number, {WAITING} FROM batch AS p {content_of} ORDER BY p.attempt_at, p.number""")
+        # Nothing here names the holder so that the index of held messages matches: the planner would rather read all
+        # of these, while there were none when the plan was made.
         held = "number = ANY(%(numbers)s::bigint[]) AND holder IS NOT DISTINCT FROM %(holder)s::bigint"
         self.finish = sql(f"""
             WITH gone AS (DELETE FROM {pending} WHERE {held} RETURNING number, message_id, due, destination),
-            dropped AS (DELETE FROM {content} AS c USING gone WHERE c.number = gone.number),
+            {dropped("gone")},
             recorded AS ({noted("gone", "%(kind)s::smallint", "%(detail)s::text")})
             SELECT count(*)::integer FROM gone""")
         self.lease = sql(
             f"UPDATE {pending} SET holder = %(holder)s, attempt_at = NULL WHERE number = ANY(%(numbers)s::bigint[])"
         )
         self.still_held = sql(f"""
-            SELECT number FROM {pending} WHERE number = ANY(%(numbers)s::bigint[]) AND holder IS NOT NULL""")
+            SELECT number FROM {pending} WHERE number = ANY(%(numbers)s::bigint[]) AND coalesce(holder, 0) <> 0""")
         # Sleeping pollers are notified: a freed message may be due before all they know.
         self.free = sql(f"""
             WITH freed AS (
                 UPDATE {pending} SET holder = NULL, attempt_at = due
-                WHERE number = ANY(%(numbers)s::bigint[]) AND holder = ANY(%(holders)s) RETURNING 1)
+                WHERE number = ANY(%(numbers)s::bigint[]) AND coalesce(holder, 0) = ANY(%(holders)s) RETURNING 1)
             SELECT count(*), pg_notify('{names.channel}', 'lost 0 0') FROM freed HAVING count(*) > 0""")
         self.give_back = sql(f"""
             WITH back AS (
@@ -134,9 +146,11 @@ class Statements:
                 RETURNING number, message_id, due, destination),
             recorded AS ({noted("counted", "4", "%(reason)s::text")}{of_retries})
             SELECT number FROM counted""")
-        limited = f"SELECT destination FROM {self.limits_table} WHERE store = %(store)s AND limits <> ''"
-        has_no_limits = f"p.destination NOT IN ({limited})"
-        moves = f"EXISTS (SELECT 1 FROM {queue} AS q WHERE q.name = p.destination) AND {has_no_limits}"
+        # One look-up a message, however many queues and limits there are; none where nothing was ever limited.
+        limits = f"SELECT l.limits FROM {self.limits_table} AS l WHERE l.store = %(store)s"
+        has_no_limits = f"""(NOT EXISTS (SELECT 1 FROM {self.limits_table})
+            OR coalesce(({limits} AND l.destination = p.destination), '') = '')"""
+        moves = f"(SELECT q.queue_id FROM {queue} AS q WHERE q.name = p.destination) IS NOT NULL AND {has_no_limits}"
         free = f"p.attempt_at >= {since} AND p.number <> ALL(%(held)s::bigint[])"
         self.next = sql(f"""
             SELECT {in_calendar("p.attempt_at")}, {moves} FROM {pending} AS p WHERE {free}
@@ -149,6 +163,24 @@ class Statements:
         first_due = f"SELECT {in_calendar('first.due')} FROM (SELECT {earliest} AS due) AS first"
         self.next_due = sql(first_due)
 
+        # From each lane with messages to the next one: a look into the index for each, however many lanes are empty.
+        width = f"interval '{LANE_WIDTH.total_seconds():.0f} seconds'"
+
+        def next_lane(lane: str) -> str:
+            lane_of = f"floor(extract(epoch FROM min(p.attempt_at) - {lanes}) / extract(epoch FROM {width}))::bigint"
+            ours = f"p.attempt_at >= {lanes} + ({lane}) * {width}"
+            within = f"p.attempt_at < {lanes} + ((SELECT lane FROM last) + 1) * {width}"
+            return f"SELECT {lane_of} FROM {pending} AS p WHERE {ours} AND {within}"
+
+        self.limits_of_held = sql(f"""
+            WITH RECURSIVE
+            last AS MATERIALIZED (SELECT max(lane) AS lane FROM {self.limits_table}),
+            held (lane) AS (
+                SELECT ({next_lane("0")})
+                UNION ALL SELECT ({next_lane("h.lane + 1")}) FROM held AS h WHERE h.lane IS NOT NULL)
+            SELECT l.destination, l.lane, l.limits, l.free_at
+            FROM held AS h JOIN {self.limits_table} AS l ON l.lane = h.lane WHERE l.store = %(store)s""")
+
         # --- moving: one statement. The batch is written down first, so that every part works on exactly these rows.
         # A row that was changed while the statement ran is locked in its new version, which the removal cannot see:
         # then the statement fails (division by zero, see errors.is_conflict) and is run again.
@@ -160,7 +192,7 @@ class Statements:
             WITH batch AS MATERIALIZED (
                 SELECT p.ctid AS place, p.number, p.message_id, p.due, p.expires_at, p.destination, q.queue_id,
                     coalesce(p.expires_at < %(now)s, false) AS expired
-                FROM {pending} AS p JOIN {queue} AS q ON q.name = p.destination
+                FROM {pending} AS p {looked_up("queue_id", queue, "name = p.destination", "q")}
                 WHERE {has_no_limits} AND {due} FOR UPDATE OF p SKIP LOCKED),
             gone AS (DELETE FROM {pending} WHERE ctid = ANY (ARRAY(SELECT place FROM batch)) RETURNING 1),
             sent AS (
@@ -169,14 +201,14 @@ class Statements:
                     %(store)s::smallint, message_id
                 FROM batch WHERE NOT expired
                 RETURNING queue_id, number),
-            dropped AS (DELETE FROM {content} AS c USING batch AS b WHERE b.expired AND c.number = b.number),
+            {dropped("batch WHERE expired")},
             recorded AS ({noted("batch", "CASE WHEN expired THEN 5 ELSE 2 END", "NULL")})
             SELECT done.*, next.* FROM (
                 SELECT count(*) FILTER (WHERE NOT expired)::integer, count(*) FILTER (WHERE expired)::integer,
                     (SELECT jsonb_object_agg(q.name, s.sent) FROM (
                         SELECT queue_id, count(*) AS sent, pg_notify(
                             '{names.channel}', 'queue ' || queue_id || ' ' || min(number)) FROM sent GROUP BY queue_id
-                        ) AS s JOIN {queue} AS q USING (queue_id)),
+                        ) AS s {looked_up("name", queue, "queue_id = s.queue_id", "q")}),
                     {in_calendar("min(due) FILTER (WHERE NOT expired)")},
                     1 / (CASE WHEN count(*) = (SELECT count(*) FROM gone) THEN 1 ELSE 0 END),
                     {listed}
@@ -195,16 +227,16 @@ class Statements:
         def target(where: str) -> str:
             return f"""
             target AS (
-                SELECT p.number, p.due FROM {record} AS r JOIN {pending} AS p ON p.number = r.number
-                WHERE {scheduled} AND {where} FOR UPDATE OF p SKIP LOCKED)"""
+                SELECT p.number, p.due FROM {pending} AS p WHERE p.number = {number_of_id} AND {where}
+                FOR UPDATE OF p SKIP LOCKED)"""
 
         def removal(where: str, kind: RecordKind) -> bytes:
             return sql(f"""
             WITH {target(where)},
             gone AS (
-                DELETE FROM {pending} AS p USING target WHERE p.number = target.number
-                RETURNING p.number, message_id, p.due, destination),
-            dropped AS (DELETE FROM {content} AS c USING gone WHERE c.number = gone.number),
+                DELETE FROM {pending} WHERE number = (SELECT number FROM target)
+                RETURNING number, message_id, due, destination),
+            {dropped("gone")},
             recorded AS ({noted("gone", f"{kind:d}", "NULL")})
             SELECT number FROM gone""")
 
@@ -214,8 +246,8 @@ class Statements:
         self.count_failure_by_id = sql(f"""
             WITH {target(free_or_ours)},
             counted AS (
-                UPDATE {pending} AS p SET failures = failures + 1, holder = NULL, attempt_at = p.due FROM target
-                WHERE p.number = target.number RETURNING p.number, message_id, p.due, destination),
+                UPDATE {pending} SET failures = failures + 1, holder = NULL, attempt_at = due
+                WHERE number = (SELECT number FROM target) RETURNING number, message_id, due, destination),
             recorded AS ({noted("counted", "4", "NULL")}{of_retries})
             SELECT number, pg_notify('{names.channel}', 'lost 0 0') FROM counted""")
 
@@ -227,38 +259,40 @@ class Statements:
         self.reschedule = sql(f"""
             WITH {target("p.holder IS NULL AND (p.expires_at IS NULL OR p.expires_at >= %(due)s)")},
             moved AS (
-                UPDATE {pending} AS p SET due = %(due)s, attempt_at = %(due)s FROM target
-                WHERE p.number = target.number RETURNING p.number, p.message_id, p.due, p.destination),
+                UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s
+                WHERE number = (SELECT number FROM target) RETURNING number, message_id, due, destination),
             retimed AS (
-                UPDATE {content} AS c SET headers = replace(c.headers, {said("target.due")}, {said("%(due)s")})
-                FROM target WHERE c.number = target.number AND strpos(c.headers, {said("target.due")}) > 0),
+                UPDATE {content} SET headers = replace(headers, {said("(SELECT due FROM target)")}, {said("%(due)s")})
+                WHERE number = (SELECT number FROM target)
+                    AND strpos(headers, {said("(SELECT due FROM target)")}) > 0),
             recorded AS ({noted("moved", "8", "NULL")})
             {announced("moved")}""")
         self.alone_with = sql("SELECT pg_advisory_xact_lock(hashtextextended(%(first)s, %(store)s))")
         self.newest = sql(f"""
-            SELECT r.message_id, {in_calendar("r.at")}, p.number IS NOT NULL AND p.holder IS NULL
-            FROM {record} AS r LEFT JOIN {pending} AS p ON p.number = r.number
+            SELECT r.message_id, {in_calendar("r.at")},
+                coalesce((SELECT p.holder IS NULL FROM {pending} AS p WHERE p.number = r.number), false)
+            FROM {record} AS r
             WHERE r.kind = 1 AND r.store_id = %(store)s AND r.message_id BETWEEN %(first)s AND %(last)s
                 AND char_length(r.message_id) = char_length(%(first)s) AND right(r.message_id, 8) ~ '^[0-9]{{8}}$'
             ORDER BY r.message_id DESC LIMIT 1""")
         self.replace = sql(f"""
             WITH target AS (
-                SELECT p.number FROM {record} AS r JOIN {pending} AS p ON p.number = r.number
-                WHERE r.message_id = %(message_id)s AND r.store_id = %(store)s AND r.kind = 1 AND p.holder IS NULL
+                SELECT p.number FROM {pending} AS p WHERE p.holder IS NULL AND p.number = (
+                    SELECT r.number FROM {record} AS r
+                    WHERE r.message_id = %(message_id)s AND r.store_id = %(store)s AND r.kind = 1)
                 FOR UPDATE OF p SKIP LOCKED),
             changed AS (
-                UPDATE {pending} AS p SET due = %(due)s, attempt_at = %(due)s, expires_at = %(expires_at)s::timestamptz,
+                UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s, expires_at = %(expires_at)s::timestamptz,
                     destination = %(destination)s
-                FROM target WHERE p.number = target.number
-                RETURNING p.number, p.message_id, p.due, p.destination),
+                WHERE number = (SELECT number FROM target) RETURNING number, message_id, due, destination),
             written AS (
-                UPDATE {content} AS c SET headers = %(headers)s, body = %(body)s
-                FROM changed WHERE c.number = changed.number),
+                UPDATE {content} SET headers = %(headers)s, body = %(body)s
+                WHERE number = (SELECT number FROM changed)),
             recorded AS ({noted("changed", "8", "'replaced'")})
             {announced("changed")}""")
         self.get = sql(f"""
-            SELECT p.number, {WAITING} FROM {record} AS r JOIN {pending} AS p ON p.number = r.number
-            JOIN {content} AS c ON c.number = r.number WHERE {scheduled}""")
+            SELECT {LISTED} FROM {pending} AS p {looked_up("headers, body", content, "number = p.number", "c")}
+            WHERE p.number = {number_of_id}""")
 
         # --- what an operator asks
 
@@ -266,8 +300,8 @@ class Statements:
             return f"""
                 (SELECT * FROM (
                     SELECT * FROM {pending} WHERE {which}
-                        AND {time} >= coalesce(%(due_from)s::timestamptz, '-infinity')
-                        AND {time} < coalesce(%(due_to)s::timestamptz, 'infinity')
+                        AND ({time}, number) > (%(due_from)s::timestamptz, %(behind)s::bigint)
+                        AND {time} < coalesce(%(due_to)s::timestamptz, {AFTER_LATEST_TIME})
                     ORDER BY {time}, number LIMIT %(among)s::integer) AS looked_through
                 WHERE %(destination)s::text IS NULL OR destination = %(destination)s
                 ORDER BY {time}, number LIMIT %(limit)s)"""
@@ -275,12 +309,11 @@ class Statements:
         # Due times of most are those of their attempts, and both these and the others have an index; what is claimed is
         # in none by its due time, and is little. Content is joined to the first ones alone.
         self.list_pending = sql(f"""
-            SELECT p.number, {WAITING} FROM (
+            SELECT {LISTED} FROM (
                 {first_by("attempt_at", "attempt_at = due")}
                 UNION ALL {first_by("due", "attempt_at <> due")}
                 UNION ALL {first_by("due", "attempt_at IS NULL")}
-                ORDER BY due, number LIMIT %(limit)s) AS p
-            LEFT JOIN {content} AS c USING (number) ORDER BY p.due, p.number""")
+                ORDER BY due, number LIMIT %(limit)s) AS p {content_of} ORDER BY p.due, p.number""")
         self.history = sql(f"""
             WITH known AS MATERIALIZED (
                 SELECT r.* FROM {record} AS r WHERE {scheduled}
@@ -340,14 +373,21 @@ class PostgresSqlDialect(SqlDialect):
         return session.execute(statement, values, prepare=True).rowcount
 
     @override
-    def delete_first(self, table: str, where: str, order: str) -> str:
-        """Skips rows that others are deleting, so that two clean-ups do not wait for each other."""
+    def delete(self, table: str, where: str, order: str, index: str) -> bytes:
+        """Skips rows that others are deleting, so that two clean-ups do not wait for each other.
+
+        Our sessions do not sort, so the order leaves no choice of the index.
+        """
         first = f"SELECT ctid FROM {table} WHERE {where} ORDER BY {order} LIMIT %(limit)s FOR UPDATE SKIP LOCKED"
-        return f"DELETE FROM {table} WHERE ctid = ANY (ARRAY({first}))"
+        return sql(f"DELETE FROM {table} WHERE ctid = ANY (ARRAY({first}))")
 
     @override
     def time(self, instant: datetime) -> datetime:
         return instant
+
+    @override
+    def time_at(self, microseconds: int) -> datetime:
+        return nearest_instant(microseconds)
 
     @override
     def instant(self, value: datetime | None) -> datetime | None:

@@ -32,7 +32,7 @@ from postdate.backends.postgres.observation import (
     server_now,
 )
 from postdate.backends.postgres.quarantine import PostgresQuarantine, SettingAside, named, number_for
-from postdate.backends.postgres.rows import Row, Unreadable, message_of, read, utc
+from postdate.backends.postgres.rows import Row, Unreadable, message_of, page_of_rows, read, utc
 from postdate.backends.postgres.statements import PostgresSqlDialect, Statements
 from postdate.backends.sql.limits import SqlLimits
 from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
@@ -53,6 +53,7 @@ from postdate.ports import (
     MovingStore,
     OldSnapshot,
     Outcome,
+    PendingPage,
     Record,
     Recording,
     Scan,
@@ -468,7 +469,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Deleg
         def reschedule(connection: Connection) -> bool:
             if self._alone(connection, self._moved(message_id, due, now)):
                 return True
-            for message in self._found(connection, self._sql.get, {"id": message_id}):
+            for message in self._read(connection, self._sql.get, {"id": message_id}).messages:
                 rescheduled(message, due)  # raises if that is why it was not changed
             return False
 
@@ -491,13 +492,13 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Deleg
         return self._asked(session, self._sql.statistics_of_waiting, {"at": at})[0]
 
     @override
-    async def _messages(self, statement: bytes, values: Mapping[str, Any]) -> list[DelayedMessage]:
+    async def _page(self, statement: bytes, values: Mapping[str, Any]) -> PendingPage:
         whole = statement is self._sql.list_pending  # which may read the whole table
-        return await self.database.run(lambda c: self._found(c, statement, values), patiently=whole)
+        return await self.database.run(lambda c: self._read(c, statement, values), patiently=whole)
 
-    def _found(self, connection: Connection, statement: bytes, values: Mapping[str, Any]) -> list[DelayedMessage]:
-        found = connection.execute(statement, {**values, **self._of_store(connection)}, binary=True)
-        return read(found, 0, lambda row: message_of(*row[1:]))[0]
+    def _read(self, connection: Connection, statement: bytes, values: Mapping[str, Any]) -> PendingPage:
+        rows = connection.execute(statement, {**values, **self._of_store(connection)}, binary=True).fetchall()
+        return page_of_rows(rows, values.get("limit"))
 
     @override
     async def history(self, message_id: str) -> Sequence[Record]:

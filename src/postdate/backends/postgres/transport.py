@@ -67,6 +67,7 @@ from postdate.ports import (
     Work,
     do_works,
 )
+from postdate.runtime import forks
 from postdate.runtime.threads import Alarm, in_thread, together
 
 _POLL_FLOOR_SECONDS: Final = 1.0
@@ -85,7 +86,7 @@ _Rows = Sequence[Row | MessageTooLarge]
 T = TypeVar("T")
 
 
-class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
+class PostgresTransport(Transport, DelegatedQuarantine, Scripted, forks.ForkAware):
     """Queues in a schema of PostgreSQL. Needs direct connections: a pooler would swallow wake-ups.
 
     Args:
@@ -124,7 +125,7 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
         self._receivers: list[PostgresReceiver] = []
         self._left_some = False
         self._queue_ids: dict[str, int] = {}
-        self.claiming: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self.claiming: defaultdict[str, threading.Lock] = defaultdict(forks.lock)
         self._capabilities = TransportCapabilities(
             durable=True,
             transaction_modes=frozenset(TransactionMode),
@@ -134,6 +135,12 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
             prefetches=True,
             takes_by_id=True,
         )
+        forks.register(self)
+
+    @override
+    def after_fork_in_child(self) -> None:
+        """Forget receivers, which are the parent's."""
+        self._receivers, self._left_some = [], False
 
     @override
     def setup_statements(self, endpoint: str) -> str:
@@ -278,7 +285,7 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
         await in_thread(partial(self.database.close_blocking, in_doubt=self._left_some or self.setting_aside.left_some))
 
 
-class PostgresReceiver(Receiver):
+class PostgresReceiver(Receiver, forks.ForkAware):
     def __init__(self, transport: PostgresTransport, queue: str) -> None:
         self._transport, self._database, self._sql, self.queue = transport, transport.database, transport.sql, queue
         self._alarm: Alarm | None = None
@@ -287,6 +294,12 @@ class PostgresReceiver(Receiver):
         self._low = LowWater()
         self._endings = Acknowledgements(self._database, self._sql, queue, transport.insert)
         self.in_doubt = False
+        forks.register(self)
+
+    @override
+    def after_fork_in_child(self) -> None:
+        """Hold nothing: what the parent holds must neither be settled nor given back here."""
+        self._held, self._alarm, self._stop_listening, self.in_doubt = {}, None, None, False
 
     @override
     async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
@@ -513,7 +526,7 @@ class LowWater:
     _SWEEP_EVERY_SECONDS = 10.0
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._value = 0
         self._swept_at = time.monotonic()
         self._freed_while_looking: int | None = None

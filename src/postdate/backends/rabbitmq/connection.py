@@ -16,6 +16,7 @@ from postdate.backends.rabbitmq.address import Login
 from postdate.backends.rabbitmq.stream import READ_WITHIN_SECONDS, Stream
 from postdate.backends.rabbitmq.wire import Arguments, FrameReader, MalformedFrame, Method, method_frame
 from postdate.errors import DestinationUnavailable, PostdateError, TransportUnavailable, TransportUnreachable
+from postdate.runtime import forks
 from postdate.runtime.reporting import OutageLog
 
 ANSWERS_WITHIN_SECONDS = 15.0
@@ -336,6 +337,7 @@ class PersistentConnection:
 
     async def link(self) -> AmqpConnection:
         """Return an open connection; after a failure it raises for a while without connecting again."""
+        forks.check_process()
         loop = asyncio.get_running_loop()
         if self._loop is not loop or self._turn is None:  # a link lives and dies with its event loop
             if self._link is not None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
@@ -138,26 +138,62 @@ def read_limits(login: Login, version: str, queues: Sequence[str]) -> dict[str, 
     `TransportError` when there is no such interface or the user may not ask, `TransportUnreachable` when it does not
     answer.
     """
+    limits: dict[str, dict[str, int] | None] = {}
+    with _management_of(login, "the limits of queues") as get:
+        for name in queues:
+            path = f"queues/{quote(login.virtual_host, safe='')}/{quote(name, safe='')}"
+            if (queue := get(path)) is not None:
+                limits[name] = _limits_in(msgspec.convert(queue, dict[str, Any]), version)
+    return limits
+
+
+def read_bindings(login: Login, exchange: str) -> list[Binding]:
+    """Ask the management interface what is bound to an exchange, which may be missing; blocks.
+
+    Raises as :func:`read_limits`. Source: ADR 9, decision 8.
+    """
+    path = f"exchanges/{quote(login.virtual_host, safe='')}/{quote(exchange, safe='')}/bindings/source"
+    with _management_of(login, "the bindings of exchanges") as get:
+        return msgspec.convert(get(path) or [], list[Binding])
+
+
+class Binding(msgspec.Struct, frozen=True):
+    """A queue, or an exchange, that is bound to an exchange."""
+
+    destination: str
+    destination_type: str
+    routing_key: str
+
+    def __str__(self) -> str:
+        with_key = f" with the routing key {self.routing_key!r}" if self.routing_key else ""
+        return f"{self.destination_type} {self.destination!r}{with_key}"
+
+
+@contextmanager
+def _management_of(login: Login, topic: str) -> Generator[Callable[[str], Any]]:
+    """Open the management interface. The callable returns the JSON value at a path; ``None``: there is nothing."""
     port, place = login.management_port, f"the management interface at {login.host}:{login.management_port}"
     if not port:
         raise TransportError(f"{login.place} needs rabbitmq_management to tell: add ?management=15672 to the address")
     kind = HTTPConnection if login.tls is None else partial(HTTPSConnection, context=login.tls)
     secret = base64.b64encode(f"{login.user}:{login.password}".encode()).decode()
-    found: dict[str, dict[str, int] | None] = {}
+
+    def get(path: str) -> Any:
+        connection.request("GET", f"/api/{path}", headers={"Authorization": f"Basic {secret}"})
+        answer = connection.getresponse()
+        content = answer.read()
+        if answer.status == HTTPStatus.OK:
+            return msgspec.json.decode(content)
+        # A missing queue is told in JSON, a missing interface by a page of another server.
+        if answer.status == HTTPStatus.NOT_FOUND and answer.headers.get_content_type() == "application/json":
+            return None
+        raise _management_refusal(answer, place, login.user)
+
     with closing(kind(login.host, port, timeout=_ANSWERS_WITHIN_SECONDS)) as connection:
-        for name in queues:
-            path = f"/api/queues/{quote(login.virtual_host, safe='')}/{quote(name, safe='')}"
-            try:
-                connection.request("GET", path, headers={"Authorization": f"Basic {secret}"})
-                answer = connection.getresponse()
-                content = answer.read()
-                if answer.status == HTTPStatus.OK:
-                    found[name] = _limits_in(msgspec.json.decode(content, type=dict[str, Any]), version)
-                elif answer.status != HTTPStatus.NOT_FOUND or answer.headers.get_content_type() != "application/json":
-                    raise _management_refusal(answer, place, login.user)
-            except (OSError, HTTPException, ValueError, TypeError) as error:
-                raise TransportUnreachable(f"{place} does not tell the limits of queues: {error}") from error
-    return found
+        try:
+            yield get
+        except (OSError, HTTPException, ValueError, TypeError) as error:
+            raise TransportUnreachable(f"{place} does not tell {topic}: {error}") from error
 
 
 def _management_refusal(answer: HTTPResponse, place: str, user: str) -> TransportError:

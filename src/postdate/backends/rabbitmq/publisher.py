@@ -16,6 +16,7 @@ from postdate.backends.rabbitmq.connection import (
     ANSWERS_WITHIN_SECONDS,
     CONTENT_TOO_LARGE,
     NOT_FOUND,
+    PRECONDITION_FAILED,
     AmqpConnection,
     ChannelClosed,
     PersistentConnection,
@@ -36,8 +37,10 @@ from postdate.errors import (
 from postdate.messages import Envelope
 
 _ACCESS_REFUSED = 403
-_PASSING = frozenset({405, 506, 541})
-"""Locked by another connection, out of resources, a fault of the server: not because of the message."""
+_ABOUT_CONTENT = frozenset({PRECONDITION_FAILED, 501, 502, 503})
+"""Replies about the message: a property that cannot be, or a frame, a syntax or a command that cannot be read. Every
+other reply is an outage of the destination: no permission, locked by another connection, out of resources, not allowed,
+not implemented, a fault of the server. Source: the reply codes of AMQP 0-9-1, and ADR 19."""
 
 _PARTS_AT_ONCE = 8
 
@@ -252,10 +255,8 @@ def _refusal(error: ChannelClosed, destination: str) -> PostdateError:
     text = f"RabbitMQ refuses the message to {destination!r}: {error.reply_code} {error.text}"
     if (away := node_away(error, destination)) is not None:
         return away
-    if error.reply_code in _PASSING:
-        return DestinationUnavailable(text)
     if error.reply_code == NOT_FOUND:
         return QueueNotFound(text)
     if error.reply_code == CONTENT_TOO_LARGE or "message size" in error.text:
         return MessageTooLarge(text)
-    return TransportError(text)
+    return (TransportError if error.reply_code in _ABOUT_CONTENT else DestinationUnavailable)(text)

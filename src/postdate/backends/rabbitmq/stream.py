@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-import threading
 from contextlib import suppress
 from typing import Final, cast
 
 import anyio
+from typing_extensions import override
 
 from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.address import Login
 from postdate.errors import PostdateError, TransportUnreachable
+from postdate.runtime import forks
 from postdate.runtime.housekeeping import Chore, Housekeeping
 
 _LATE_SECONDS = 2.0
@@ -32,7 +33,7 @@ READ_WITHIN_SECONDS = 0.5
 _READ_AT_ONCE: Final = 262_144
 
 
-class Stream(asyncio.BufferedProtocol):
+class Stream(asyncio.BufferedProtocol, forks.ForkAware):
     """The bytes to and from a server; subclasses interpret them."""
 
     _transport: asyncio.Transport
@@ -48,11 +49,20 @@ class Stream(asyncio.BufferedProtocol):
         self._in, self._out, self._greeting = ssl.MemoryBIO(), ssl.MemoryBIO(), wire.PROTOCOL_HEADER
         self._tls = None if login.tls is None else login.tls.wrap_bio(self._in, self._out, server_hostname=login.host)
         self._broken: ssl.SSLError | None = None
-        self._writing = threading.Lock()
+        self._writing = forks.lock()
         self._unsent, self._wrote = b"", True
         self._alive_within = _SILENT_SECONDS
         self._silence_check: asyncio.TimerHandle | None = None
         self._beats: Housekeeping | None = None
+
+    def fileno(self) -> int:
+        descriptor: int = self._transport.get_extra_info("socket").fileno()
+        return descriptor
+
+    @override
+    def after_fork_in_child(self) -> None:
+        """Never end here: the end of its transport would change what the parent's event loop waits for."""
+        forks.keep_for_ever(self)
 
     # --- for subclasses
 
@@ -66,6 +76,8 @@ class Stream(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        forks.own(self)
+        forks.register(self)
         if self._tls is None:
             self.write(self._greeting)
         else:

@@ -39,6 +39,7 @@ from postdate.backends.rabbitmq.observation import (
     TIME_TO_LIVE,
     delivery_limit,
     lengths_of,
+    read_bindings,
     read_limits,
     server_facts,
 )
@@ -72,6 +73,7 @@ from postdate.ports import (
     refuse_work,
 )
 from postdate.ports.backends import DatabaseObject
+from postdate.ports.transports import bound_to_intake
 from postdate.runtime.threads import in_thread
 
 log = logging.getLogger("postdate.rabbitmq")
@@ -81,6 +83,7 @@ _CONNECTS_WITHIN_SECONDS = 5.0
 _ASKS_AGAIN_SECONDS = 30.0
 """Pause after the management interface did not answer: messages wait while it is asked."""
 
+_LOOKS_AT_BINDINGS_EVERY_SECONDS = 60.0
 _MAY_KNOW_MORE_SECONDS = 1.0
 """Pause after an answer about a queue: it does not know a new one for some seconds."""
 
@@ -203,15 +206,35 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
                 f"exchange {exchange.name!r} and what belongs to it cannot be created: {error}; allow it, or do "
                 f"without: intake.exchange = ''"
             ) from error
+        try:
+            bindings = await self.foreign_bindings(exchange)
+        except TransportError as error:
+            log.warning(
+                "it is not known whether queues of applications are bound to exchange %s, which would get each message "
+                "twice, at once and when it is due: %s",
+                exchange.name,
+                error,
+            )
+        else:
+            if bindings:
+                raise ConfigurationError(bound_to_intake(exchange.name, bindings))
+
+    @override
+    async def foreign_bindings(self, exchange: DelayExchange) -> Sequence[str]:
+        """Ask the broker's management interface."""
+        bindings = await in_thread(read_bindings, self.consuming.login, exchange.name)
+        own = ("queue", intake_queue(exchange.name))
+        return [str(each) for each in bindings if (each.destination_type, each.destination) != own]
 
     @override
     def intake_queues(self, exchange: DelayExchange) -> Sequence[IntakeQueue]:
-        queues = (intake_queue(exchange.name), expired_queue(exchange.name))
+        queue, expired = intake_queue(exchange.name), expired_queue(exchange.name)
+        receivers = {
+            queue: _IntakeReceiver(self, exchange, queue),
+            expired: RabbitMqReceiver(self, expired, partial(came_to_be_delayed, exchange.name, expired)),
+        }
         read = partial(to_be_delayed, exchange.name)
-        return [
-            IntakeQueue(queue, RabbitMqReceiver(self, queue, partial(came_to_be_delayed, exchange.name, queue)), read)
-            for queue in queues
-        ]
+        return [IntakeQueue(name, receiver, read) for name, receiver in receivers.items()]
 
     @override
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
@@ -395,6 +418,32 @@ class RabbitMqReceiver(Receiver):
                 self._give_back(held, held.received.failures)
             await channel.close_in_good_order()
         self._held.clear()
+
+
+class _IntakeReceiver(RabbitMqReceiver):
+    """Receives what other programs delay, and watches what is bound to their exchange while the service runs.
+
+    An application that binds its queue there after the start gets each message twice. Nothing can be refused then, as
+    the messages of all other programs come through the same exchange; so it is logged once for each new binding.
+    """
+
+    def __init__(self, transport: RabbitMqTransport, exchange: DelayExchange, queue: str) -> None:
+        super().__init__(transport, queue, partial(came_to_be_delayed, exchange.name, queue))
+        self._exchange = exchange
+        self._looks_again_from = 0.0
+        """In seconds of the event loop's clock."""
+        self._reported_bindings = set[str]()
+
+    @override
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
+        if anyio.current_time() >= self._looks_again_from:
+            self._looks_again_from = anyio.current_time() + _LOOKS_AT_BINDINGS_EVERY_SECONDS
+            with suppress(TransportError):  # the start has warned that the broker does not tell
+                bindings = await self._transport.foreign_bindings(self._exchange)
+                if new := [each for each in bindings if each not in self._reported_bindings]:
+                    log.error("%s", bound_to_intake(self._exchange.name, new))
+                self._reported_bindings = set(bindings)
+        return await super().receive(limit, wait=wait)
 
 
 class RabbitMq(DatabaseObject):

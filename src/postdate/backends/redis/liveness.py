@@ -19,12 +19,14 @@ from typing import Any, Final, cast
 
 from redis.asyncio.connection import Connection
 from redis.exceptions import RedisError
+from typing_extensions import override
 
 from postdate.backends.redis.layout import written
 from postdate.backends.redis.login import RedisLogin, parse_address
 from postdate.backends.redis.server import STORE, RedisConnections, RedisServer, ended, translate
 from postdate.clock import SystemClock
 from postdate.errors import ConfigurationError, PostdateError
+from postdate.runtime import forks
 from postdate.runtime.housekeeping import Chore, Housekeeping
 from postdate.runtime.threads import in_thread
 
@@ -40,7 +42,7 @@ _CONNECT_AGAIN_AFTER_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 log = logging.getLogger("postdate.redis")
 
 
-class Listening:
+class Listening(forks.ForkAware):
     def __init__(self, connections: RedisConnections) -> None:
         self._connections = connections
         self._heard: dict[bytes, list[Heard]] = {}
@@ -49,6 +51,14 @@ class Listening:
         self._was_connected = False
         self._task: asyncio.Task[None] | None = None
         self._failure: RedisError | OSError | None = None
+        forks.register(self)
+
+    @override
+    def after_fork_in_child(self) -> None:
+        """Forget connection, task and listeners, which are the parent's."""
+        forks.keep_for_ever((self._connection, self._task))
+        self._connection = self._task = self._failure = None
+        self._heard, self._subscribed, self._was_connected = {}, {}, False
 
     async def listen(self, channel: str, heard: Heard) -> Callable[[], None]:
         """Call ``heard`` with each message on a channel from now on; return a function that stops it."""
@@ -164,7 +174,7 @@ Undo = tuple[str, str, int, int]
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
-class RedisLiveness:
+class RedisLiveness(forks.ForkAware):
     """One holder, from the first claim on; after ``holds_at_most`` of silence others take its messages."""
 
     def __init__(self, connections: RedisConnections, listening: Listening, holds_at_most: timedelta) -> None:
@@ -182,6 +192,16 @@ class RedisLiveness:
         self._registering = asyncio.Lock()
         self.undone_later: list[Undo] = []
         """What the script ``undo`` is run with once the server answers again."""
+        forks.register(self)
+
+    @override
+    def after_fork_in_child(self) -> None:
+        """Forget the holder, which is the parent: this process becomes another one with its first claim."""
+        forks.keep_for_ever(self._beats)
+        self._started_at = self._name = self._holder = self._beats = None
+        self._in_force_until = 0.0
+        self._registering = asyncio.Lock()
+        self.undone_later = []
 
     @property
     def holder_now(self) -> str:
@@ -284,7 +304,7 @@ class RedisLiveness:
 # --- claims in the name of a holder -----------------------------------------------------------------------------------
 
 
-class Claimant:
+class Claimant(forks.ForkAware):
     """Claims for a store or one receiver, one claim at a time.
 
     A claim whose answer is lost, or whose caller was cancelled, may hold messages that this process does not know of.
@@ -297,6 +317,12 @@ class Claimant:
         self._number = 0
         self._doubtful: dict[str, int] = {}
         self._claiming = asyncio.Lock()
+        forks.register(self)
+
+    @override
+    def after_fork_in_child(self) -> None:
+        self._name, self._number = secrets.token_hex(4), 0
+        self._doubtful, self._claiming = {}, asyncio.Lock()
 
     async def claim(self, name: str, where: str, *arguments: Any) -> tuple[str, Any]:
         """Run a script that takes ``where`` (store or queue), holder, token, ``arguments``; return token and answer.

@@ -6,9 +6,11 @@ import json
 import logging
 import os
 import platform
+import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -33,6 +35,7 @@ from postdate.ports import (
     Delivered,
     MessageFilter,
     Observer,
+    PendingPage,
     Process,
     Queued,
     Record,
@@ -40,8 +43,12 @@ from postdate.ports import (
     Standing,
     StoreStatistics,
 )
+from postdate.ports.stores import no_cursor
 
 _PAGE: Final = 500
+_PLACE: Final = re.compile(rb"[0-9]{18}:[0-9]{16}")
+"""How members of ``:due`` begin: due time and number of storing, which are the cursor of their message."""
+
 _LIVES_FOR: Final = timedelta(minutes=2)
 """Every half minute each process looks at the clock, and so writes its line."""
 
@@ -90,29 +97,35 @@ class Questions(AdministrableStore):
         return {RecordKind(int(kind)): int(count) for kind, count in zip(reply[::2], reply[1::2], strict=True)}
 
     @override
-    async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-        found: list[DelayedMessage] = []
-        async for row in self.rows(where):
-            if len(found) >= limit:
-                break
-            if where.matches(row.message):
-                found.append(row.message)
-        return found
+    async def read_pending(self, where: MessageFilter, limit: int) -> PendingPage:
+        messages: list[DelayedMessage] = []
+        async with aclosing(self.rows(where, min(limit, _PAGE))) as rows:
+            async for row in rows:
+                if where.matches(row.message):
+                    messages.append(row.message)
+                if len(messages) >= limit:
+                    break
+        return PendingPage.of(messages, limit)
 
-    async def rows(self, where: MessageFilter) -> AsyncGenerator[WaitingMessage]:
+    async def rows(self, where: MessageFilter, first_page: int = _PAGE) -> AsyncGenerator[WaitingMessage]:
         """Yield readable messages by due time, page by page; more than ``where`` asks for, never fewer."""
-        first = "-" if where.due_from is None else f"[{written(where.due_from)}"
+        begin: bytes | str = "-" if where.due_from is None else f"[{written(where.due_from)}"
+        if where.after is not None:
+            passed = _behind(where.after)
+            begin = max(b"(" + passed, begin.encode(), key=lambda bound: bound[1:])
         last = "+" if where.due_to is None else f"({written(where.due_to)}"
-        begin: bytes | str = first
+        page_size = first_page
         while True:
-            call = (self.place, begin, last, _PAGE, where.destination or "")
+            call = (self.place, begin, last, page_size, where.destination or "")
             seen, page = await self._server.run("page", *call)
-            for message_id, *fields in page:
-                if (row := _row(message_id, fields)) is not None:
+            for message_id, member, *fields in page:
+                row, place = _row(message_id, fields), _PLACE.match(member)
+                if row is not None and place is not None:
+                    row.message.listed(place[0].decode())
                     yield row
             if not seen:
                 return
-            begin = b"(" + seen
+            begin, page_size = b"(" + seen, _PAGE
 
     async def row(self, message_id: str) -> WaitingMessage | None:
         """Return a waiting message; ``None`` when it does not wait or cannot be read."""
@@ -148,6 +161,13 @@ class Questions(AdministrableStore):
             else:
                 living[name.decode()] = int(ahead) * _MICROSECOND
         return living
+
+
+def _behind(cursor: str) -> bytes:
+    """Return what sorts behind the member of a cursor, and before all others. Raises `InvalidMessage`."""
+    if not (isinstance(cursor, str) and _PLACE.fullmatch(cursor.encode(errors="replace"))):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise no_cursor(cursor)
+    return cursor.encode() + b":\xff"  # no id begins with that
 
 
 def _row(message_id: bytes, fields: Sequence[Any]) -> WaitingMessage | None:
@@ -252,28 +272,45 @@ class RedisQueueObserver(_HolderObserver):
         for holder, number, queue, *fields in await self._server.run("held"):
             name = queue.decode()
             pid = about.get(holder.decode(), {}).get("pid")
-            found.append((name, int(number), _queued(name, fields, pid)))
+            found.append((name, int(number), _queued(name, fields, pid, int(number))))
         return found
 
     @override
-    async def browse(self, queue: str, limit: int) -> Sequence[Queued]:
+    async def browse(self, queue: str, limit: int, after: int = 0) -> Sequence[Queued]:
+        await self._check_exists(queue)
+        messages = {
+            number: each
+            for name, number, each in await self._held()
+            if name == queue and each is not None and number > after
+        }
+        free = 0
+        async for number, each in self._free(queue, after):
+            if free == limit:
+                break
+            messages[number] = each
+            free += 1
+        return [each for _, each in sorted(messages.items())][:limit]
+
+    @override
+    async def last_number(self, queue: str) -> int:
+        await self._check_exists(queue)
+        held = [number for name, number, _ in await self._held() if name == queue]
+        free: list[bytes] = await self._server.command(
+            "ZRANGE", f"{self._server.login.tag}:q:{queue}:ready", "0", "0", "REV"
+        )
+        return max([0, *held, *map(int, free)])
+
+    async def _check_exists(self, queue: str) -> None:
         if queue not in await self._names():
             raise QueueNotFound.of(queue)
-        held = {number: each for name, number, each in await self._held() if name == queue and each is not None}
-        free: dict[int, Queued] = {}
-        async for number, each in self._free(queue):
-            if len(free) == limit:
-                break
-            free[number] = each
-        return [each for _, each in sorted({**held, **free}.items())][:limit]
 
-    async def _free(self, queue: str) -> AsyncGenerator[tuple[int, Queued]]:
-        last = 0
+    async def _free(self, queue: str, after: int = 0) -> AsyncGenerator[tuple[int, Queued]]:
+        last = after
         while True:
             rows = await self._server.run("look", queue, last, _PAGE)
             for number, *fields in rows:
                 last = int(number)
-                if (found := _queued(queue, fields, None)) is not None:
+                if (found := _queued(queue, fields, None, last)) is not None:
                     yield last, found
             if len(rows) < _PAGE:
                 return
@@ -291,10 +328,10 @@ def _is(queued: Queued, message_id: str) -> bool:
     return message_id in {envelope.message_id, envelope.headers.get(Headers.MESSAGE_ID)}
 
 
-def _queued(queue: str, fields: Sequence[Any], held_by: int | None) -> Queued | None:
+def _queued(queue: str, fields: Sequence[Any], held_by: int | None, number: int) -> Queued | None:
     """Return a queued message; ``None`` when it cannot be read: it is quarantined when it is received."""
     try:
         envelope, failures = read_envelope(queue, fields)
     except MessageError:
         return None
-    return Queued(queue, envelope, failures, held_by)
+    return Queued(queue, envelope, failures, held_by, number)

@@ -18,6 +18,7 @@ from redis.asyncio.connection import BlockingConnectionPool, Connection, SSLConn
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, OutOfMemoryError, ReadOnlyError, RedisError
+from typing_extensions import override
 
 from postdate.backends.redis.layout import Part, size_of
 from postdate.backends.redis.login import RedisLogin
@@ -26,18 +27,19 @@ from postdate.errors import (
     ClaimLost,
     ConfigurationError,
     DuplicateMessage,
+    MessageTooLarge,
     PostdateError,
     QueueNotFound,
-    StoreError,
     StoreFull,
+    StoreTroubled,
     StoreUnreachable,
-    TransportError,
     TransportUnreachable,
     UnsupportedTransactionMode,
     first_line,
 )
 from postdate.messages import DelayedMessage, Envelope
 from postdate.ports import Claim, ServerFacts
+from postdate.runtime import forks
 
 # --- scripts: files of ``lua``, each after the functions of ``common.lua`` --------------------------------------------
 
@@ -80,7 +82,8 @@ def script(name: str) -> Script:
 class RedisMeanings:
     """Which errors the server's answers become, for a store or for queues.
 
-    ``unreachable``: no answer, or the server says that it cannot work now; ``full``: its memory or disk is.
+    ``unreachable``: no answer, or the server says that it cannot work now; ``full``: its memory or disk is; ``other``:
+    every other answer, which may be about one key.
     """
 
     unreachable: type[PostdateError]
@@ -88,8 +91,8 @@ class RedisMeanings:
     other: type[PostdateError]
 
 
-STORE: Final = RedisMeanings(StoreUnreachable, StoreFull, StoreError)
-QUEUES: Final = RedisMeanings(TransportUnreachable, TransportUnreachable, TransportError)
+STORE: Final = RedisMeanings(StoreUnreachable, StoreFull, StoreTroubled)
+QUEUES: Final = RedisMeanings(TransportUnreachable, TransportUnreachable, TransportUnreachable)
 
 _ELSEWHERE: Final = (exceptions.MovedError, exceptions.AskError)
 _OUTAGES: Final = (
@@ -100,8 +103,12 @@ _OUTAGES: Final = (
     exceptions.MasterDownError,
     exceptions.InvalidResponse,
 )
+_TOO_LARGE: Final = re.compile("ERR (?:string exceeds maximum allowed size|Protocol error: invalid bulk length)")
+"""The only answers that are about the content of a message: our commands are constant, and Redis stores any bytes. They
+name the setting ``proto-max-bulk-len``."""
+
 _OF_ITSELF: Final = re.compile("(?!WRONGTYPE|BUSYKEY|BUSYGROUP|NOGROUP)[A-Z]{4,} ")
-"""Errors about the server begin like this; the driver has exceptions of their own for those about the command."""
+"""Errors about the server begin like this; any other may be about one key that somebody else has changed."""
 
 
 def translate(error: Exception, meanings: RedisMeanings, place: str) -> PostdateError:
@@ -112,7 +119,9 @@ def translate(error: Exception, meanings: RedisMeanings, place: str) -> Postdate
     elif isinstance(error, exceptions.NoPermissionError):
         kind, text = meanings.unreachable, f"refuses us: {said}; our user needs all commands on keys of the prefix"
     elif isinstance(error, _ELSEWHERE):
-        kind, text = meanings.other, f"is a node of a cluster, and the keys of this prefix are on another: {said}"
+        kind, text = meanings.unreachable, f"is a node of a cluster, and the keys of this prefix are on another: {said}"
+    elif _TOO_LARGE.match(said):
+        kind, text = MessageTooLarge, f"takes no value of this size (proto-max-bulk-len): {said}"
     elif isinstance(error, exceptions.OutOfMemoryError):
         kind, text = meanings.full, f"has no memory left (maxmemory) and takes nothing until there is room: {said}"
     elif said.startswith("MISCONF"):
@@ -142,7 +151,28 @@ ANSWERS_WITHIN: Final = timedelta(seconds=30)
 T = TypeVar("T")
 
 
-class RedisConnections:
+class _OfThisProcess:
+    """A connection of the driver that the child of a fork cannot use."""
+
+    _writer: asyncio.StreamWriter | None
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        forks.own(self)
+
+    def fileno(self) -> int:
+        return -1 if self._writer is None else self._writer.get_extra_info("socket").fileno()
+
+
+class _PlainConnection(_OfThisProcess, Connection):
+    pass
+
+
+class _EncryptedConnection(_OfThisProcess, SSLConnection):
+    pass
+
+
+class RedisConnections(forks.ForkAware):
     """A pool of connections to one database of a server, opened at first use, in the event loop of the first caller.
 
     Raises the driver's errors, as a store and queues may share it; :class:`RedisServer` translates them.
@@ -152,6 +182,13 @@ class RedisConnections:
         self.login = login
         self.answers_within = answers_within or ANSWERS_WITHIN
         self._client: Redis | None = None
+        forks.register(self)
+
+    @override
+    def after_fork_in_child(self) -> None:
+        """Leave the connections to the parent; the next use opens others."""
+        forks.keep_for_ever(self._client)
+        self._client = None
 
     async def run(self, name: str, *arguments: Part) -> Any:
         """Run a script, which is atomic. After a lost connection it may have run, or may run yet."""
@@ -178,6 +215,7 @@ class RedisConnections:
 
     @property
     def _opened(self) -> Callable[..., Awaitable[Any]]:
+        forks.check_process()
         if self._client is None:
             pool = BlockingConnectionPool(
                 max_connections=_CONNECTIONS,
@@ -191,7 +229,7 @@ class RedisConnections:
 
     @property
     def _kind(self) -> type[Connection]:
-        return SSLConnection if self.login.tls else Connection
+        return _EncryptedConnection if self.login.tls else _PlainConnection
 
     def _settings(self) -> dict[str, Any]:
         login = self.login

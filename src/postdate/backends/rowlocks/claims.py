@@ -19,12 +19,14 @@ A dialect gives :class:`LeasingTables` and :class:`ClaimConnections`. Source: AD
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
+from typing_extensions import override
+
 from postdate.ports import Claim
+from postdate.runtime import forks
 
 T = TypeVar("T")
 
@@ -74,7 +76,7 @@ class LockedBatch:
     def __init__(self, session: Any, rows: Iterable[tuple[int, Any]]) -> None:
         self.session: Any | None = session
         self.tokens = [HeldMessage(number, attempt_at, self) for number, attempt_at in rows]
-        self.lock = threading.Lock()
+        self.lock = forks.lock()
         self.heard_at = time.monotonic()
 
 
@@ -88,7 +90,7 @@ class HeldMessage:
         self.holder: int | None = None
 
 
-class Claims:
+class Claims(forks.ForkAware):
     """All messages of one store that this process holds. Thread-safe.
 
     Args:
@@ -108,7 +110,14 @@ class Claims:
         self._pool, self._tables, self._holder, self._left_out = pool, tables, holder, left_out
         self._held: dict[int, HeldMessage] = {}
         self._abandoned: dict[int, int] = {}
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
+        forks.register(self)
+
+    @override
+    def after_fork_in_child(self) -> None:
+        """Hold nothing: what the parent holds must neither be settled nor given back here."""
+        forks.keep_for_ever(self._held)
+        self._held, self._abandoned = {}, {}
 
     def hold(self, session: Any, rows: Sequence[tuple[int, Any]]) -> Sequence[HeldMessage]:
         """Hold the messages that the open transaction of ``session`` has locked; rows: number, next attempt."""

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from postdate.errors import ConfigurationError, StoreUnavailable
+from postdate.runtime import forks
 
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 15_000}
 """A vanished server is noticed within 15 s or so."""
@@ -30,7 +31,7 @@ def connected(address: tuple[str, int], seconds: float) -> socket.socket:
     for name, value in _KEEPALIVE.items():
         with suppress(AttributeError, OSError):  # not every system has all of them
             opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return opened
+    return forks.own(opened)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,13 @@ from contextlib import closing
 from datetime import timedelta
 from typing import Any, Final
 
+from typing_extensions import override
+
 from postdate.backends.rowlocks.claims import Claims, LockedBatch
 from postdate.backends.rowlocks.parts import Conflict, SessionSource
 from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.errors import PostdateError, StoreFull, StoreTroubled, StoreUnreachable
+from postdate.runtime import forks
 from postdate.runtime.next_due import NextDue
 
 _LOOK_EVERY_SECONDS: Final = 0.1
@@ -44,8 +47,8 @@ _STOP_WITHIN_SECONDS: Final = 20.0
 log = logging.getLogger("postdate.stores")
 
 
-class Liveness:
-    """One thread, started at first need.
+class Liveness(forks.ForkAware):
+    """One thread, started at first need; in the child of a fork, another one.
 
     Args:
         server: connects.
@@ -73,7 +76,20 @@ class Liveness:
         self._failures = 0
         self._troubled: set[str] = set()
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
+        forks.register(self)
+
+    @override
+    def after_fork_in_child(self) -> None:
+        """Forget thread, connection and number, which are the parent's."""
+        was_stopped = self._stop.is_set()
+        self._ready, self._stop = threading.Event(), threading.Event()
+        if was_stopped:
+            self._stop.set()
+        forks.keep_for_ever(self._session)
+        self._session = self._holder = self._failure = self._thread = self._keeper = None
+        self._failures = 0
+        self._troubled.clear()
 
     def start(self, claims: Claims) -> None:
         with self._lock:

@@ -73,7 +73,11 @@ class RowLockNames:
     @property
     def in_statements(self) -> Mapping[str, str]:
         ours = ("record", "store", "holder", "quarantine")
-        return {"{pending}": self.pending, **{f"{{{name}}}": self.of(name) for name in ours}}
+        return {
+            "{pending}": self.pending,
+            "{limits}": self.of("destination_limit"),
+            **{f"{{{name}}}": self.of(name) for name in ours},
+        }
 
     @property
     def in_migrations(self) -> Mapping[str, str]:

@@ -5,7 +5,6 @@ A dialect gives a `SessionSource` and its sessions, and raises `Conflict` where 
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
 from collections.abc import Callable, Generator
@@ -13,9 +12,12 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from typing_extensions import override
+
 from postdate.backends.rowlocks.parts import Conflict, SessionSource
 from postdate.backends.sql.dialect import closing_on_error
 from postdate.errors import PostdateError, StoreUnavailable
+from postdate.runtime import forks
 from postdate.runtime.threads import in_thread
 
 T = TypeVar("T")
@@ -28,7 +30,7 @@ _TRUSTED_SECONDS: Final = 0.5
 """A connection used so lately is not pinged before use."""
 
 
-class Connections:
+class Connections(forks.ForkAware):
     """The idle connections to one server, which the pools of several adapters may share. Thread-safe.
 
     They are closed when the last pool has left.
@@ -38,7 +40,14 @@ class Connections:
         self.server = server
         self.idle: list[tuple[Any, float]] = []
         self._pools = 0
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
+        forks.register(self)
+
+    @override
+    def after_fork_in_child(self) -> None:
+        """Forget idle connections: they are the parent's."""
+        forks.keep_for_ever(self.idle)
+        self.idle = []
 
     def join(self) -> None:
         with self._lock:
@@ -88,7 +97,7 @@ class Pool:
         self._connections = connections if isinstance(connections, Connections) else Connections(connections)
         self._connections.join()
         self._lent: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._closed = self._aborted = False
 
     def take(self) -> Any:

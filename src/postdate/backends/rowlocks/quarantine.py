@@ -87,22 +87,26 @@ class RowQuarantine(Quarantine):
         log.error(text, len(bad), next(iter(bad.values())))
         self._next_due.forget()  # the earliest that is known may have been one of them
 
-    def looked_at(self, look: Callable[[Any], Sequence[tuple[int, MessageRow]]]) -> list[DelayedMessage]:
-        """Return the readable messages that ``look`` finds, in order, and quarantine the unclaimed unreadable ones.
+    def looked_at(
+        self, look: Callable[[Any], Sequence[tuple[int, MessageRow]]]
+    ) -> tuple[Mapping[int, DelayedMessage], Sequence[tuple[int, MessageRow]]]:
+        """Return the readable messages that ``look`` finds, in order, and all rows of its last run.
 
-        A look does not fail because nothing can be written: unreadable rows are then left out.
+        Unclaimed unreadable ones are quarantined. A look does not fail because nothing can be written: unreadable rows
+        are then left out.
         """
         while True:
-            good, bad = decoded(self._pool.run_blocking(look))
+            rows = self._pool.run_blocking(look)
+            good, bad = decoded(rows)
             if not bad:
-                return list(good.values())
+                return good, rows
             moved = 0
             with suppress(StoreError):
                 moved = self._pool.transaction_blocking(
                     lambda session, bad=bad: self._set_aside_again(session, sorted(bad))
                 )
             if not moved:
-                return list(good.values())
+                return good, rows
 
     def _set_aside_again(self, session: Any, suspects: Sequence[int]) -> int:
         _, bad = decoded(self._tables.free_ones(session, suspects))

@@ -7,6 +7,7 @@ forced, how much is read. Parameters are ``%(name)s``, and any other percent sig
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any, ClassVar, Final
 
 from typing_extensions import override
@@ -14,11 +15,16 @@ from typing_extensions import override
 from postdate.backends.rowlocks.names import RowLockNames
 from postdate.backends.rowlocks.parts import MessageRow, WaitingRow
 from postdate.backends.sql.dialect import SqlDialect
+from postdate.clock import to_microseconds
 from postdate.persistence.migrations import filled_in
 from postdate.ports import Scan
+from postdate.ports.limits import LANE_WIDTH, LANES
 
 EARLIEST: Final = -(2**63) + 1
 """A lower bound before every time, which also excludes NULL."""
+
+LANES_BEGIN: Final = to_microseconds(LANES)
+LANE_MICROSECONDS: Final = LANE_WIDTH // timedelta(microseconds=1)
 
 _FRAGMENTS: Final = {
     "row": ", ".join(f"p.{column}" for column in MessageRow._fields),
@@ -70,6 +76,8 @@ class RowLockStatements:
     due_count: str
     moved_dues: str | None = None
     record_counts = "SELECT kind, COUNT(*) FROM {record} WHERE store_id = %(store)s GROUP BY kind ORDER BY kind"
+    limits_of_held: str
+    """See :class:`postdate.backends.sql.limits.SqlLimits`."""
     list_pending: str
     get: str
     history = "SELECT kind, message_id, at, due, destination, detail FROM {record} WHERE {of_id} ORDER BY number"
@@ -111,10 +119,13 @@ class RowLockStatements:
     """Conditions that a message is in a list: by ``destinations``, and ``pending`` and ``records`` by id."""
 
     def __init__(self, names: RowLockNames) -> None:
-        known = {f"{{{name}}}": f"{{{name}}}" for name in ("pending", "record", "store", "holder", "quarantine")}
+        known = {
+            f"{{{name}}}": f"{{{name}}}" for name in ("pending", "record", "store", "holder", "quarantine", "limits")
+        }
         for name, text in {**_FRAGMENTS, **self.fragments}.items():
             known[f"{{{name}}}"] = filled_in(text, known)
-        tables, self.limits_table = names.in_statements, names.of("destination_limit")
+        tables = names.in_statements
+        self.limits_table = tables["{limits}"]
         for name in dir(type(self)):
             template: Any = None if name.startswith("__") else getattr(type(self), name)
             if isinstance(template, str):

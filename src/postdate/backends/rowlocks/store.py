@@ -31,6 +31,7 @@ from postdate.backends.rowlocks.statements import RowLockStatements
 from postdate.backends.rowlocks.tables import RowLockTables, numbered
 from postdate.backends.sql.dialect import closing_on_error
 from postdate.backends.sql.limits import SqlLimits
+from postdate.backends.sql.questions import page_of
 from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
 from postdate.errors import (
     ConfigurationError,
@@ -44,6 +45,7 @@ from postdate.ports import (
     ClaimingStore,
     DelegatedQuarantine,
     Outcome,
+    PendingPage,
     Recording,
     RecordKind,
     Scan,
@@ -420,11 +422,12 @@ class LockingStore(SqlLimits, DelegatedQuarantine, ClaimingStore, ScannableStore
         return (*self._tables.statistics(session, at), self._quarantine.count(session))
 
     @override
-    async def _messages(self, statement: str, values: Mapping[str, Any]) -> list[DelayedMessage]:
+    async def _page(self, statement: str, values: Mapping[str, Any]) -> PendingPage:
         def look(session: Any) -> Sequence[tuple[int, MessageRow]]:
             return numbered(self._asked(session, statement, values))
 
-        return await in_thread(self._quarantine.looked_at, look)
+        messages, rows = await in_thread(self._quarantine.looked_at, look)
+        return page_of(messages.items(), [(row.due, number) for number, row in rows], values.get("limit"))
 
     @override
     async def server_facts(self) -> ServerFacts:

@@ -6,7 +6,6 @@ Source: specification 4.6; ADR 0008, ADR 0014.
 from __future__ import annotations
 
 import textwrap
-import threading
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,7 @@ from postdate.backends.sql.timeouts import SqlTimeouts, TimeoutStatements, Timeo
 from postdate.persistence.timeouts import normal_id
 from postdate.ports import Scripted
 from postdate.ports.timeouts import Timeout, TimeoutClaim
+from postdate.runtime import forks
 from postdate.runtime.threads import in_thread
 
 
@@ -113,7 +113,7 @@ class _SessionClaim:
     ) -> None:
         self.timeout = timeout
         self._pool, self._session, self._table, self._all_claims = pool, session, table, all_claims
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
 
     def _ended(self) -> Any:
         """Return the connection to the first caller, who ends the claim; ``None`` to others."""

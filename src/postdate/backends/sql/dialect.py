@@ -98,8 +98,16 @@ class SqlDialect(ABC):
         return self.change(session, statement, values) == 1
 
     @abstractmethod
-    def delete_first(self, table: str, where: str, order: str) -> str:
-        """Return the statement that deletes up to ``limit`` rows, the first by ``order``."""
+    def delete(self, table: str, where: str, order: str, index: str) -> Any:
+        """Return the statement of :meth:`delete_first`.
+
+        ``index`` has the rows in that order. It is named wherever the server would look for another one: with
+        statistics from when there were few rows it would read and sort all that ``where`` matches.
+        """
+
+    def delete_first(self, session: Any, statement: Any, values: Mapping[str, Any]) -> int:
+        """Delete up to ``limit`` rows, the first by their order; return how many."""
+        return self.change(session, statement, values)
 
     def first_rows(self, query: str) -> str:
         """Return a query, with its order, for up to ``limit`` rows."""
@@ -108,6 +116,10 @@ class SqlDialect(ABC):
     def time(self, instant: datetime) -> Any:
         """Return an instant as a column's value: whole microseconds since 1970-01-01 UTC."""
         return to_microseconds(instant)
+
+    def time_at(self, microseconds: int) -> Any:
+        """Return an instant, so long after 1970-01-01 UTC, as a column's value; it may lie outside the calendar."""
+        return microseconds
 
     def instant(self, value: Any) -> datetime | None:
         """Return the time of a column, clamped to the calendar; ``None``: it has none."""

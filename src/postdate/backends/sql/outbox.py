@@ -28,6 +28,7 @@ from postdate.errors import ConfigurationError, SagaConflict, StoreError, StoreU
 from postdate.messages import DelayedMessage, Envelope
 from postdate.ports import BatchedWork, NativeTransaction, OutboxStore, OutboxTransaction, Work, do_works
 from postdate.ports.endpoint import Operation, OutboxRecord
+from postdate.runtime import forks
 from postdate.runtime.threads import in_thread, together
 
 _VERSION: Final = 1
@@ -127,7 +128,7 @@ def places(connections: int) -> anyio.Semaphore:
     return anyio.Semaphore(connections)
 
 
-class SqlOutbox(OutboxStore, ABC, Generic[C]):
+class SqlOutbox(OutboxStore, forks.ForkAware, ABC, Generic[C]):
     """Keeps outboxes in a table of an SQL database. ``C`` is its handle of a connection lent to a handler.
 
     Args:
@@ -142,6 +143,8 @@ class SqlOutbox(OutboxStore, ABC, Generic[C]):
 
     def __init__(self, dialect: SqlDialect, table: str, where: str, free: anyio.Semaphore) -> None:
         self._dialect, self.where, self.free = dialect, where, free
+        self._places = free.value
+        forks.register(self)
         self._together = {step: partial(self.do_together, step) for step in (OutboxStep.INSERT, OutboxStep.MARK)}
         one, old = f"WHERE {dialect.equal(*_KEY)}", f"{dialect.equal('endpoint')} AND dispatched_at < %(before)s"
         self._find = dialect.spelled(f"SELECT dispatched_at, operations FROM {table} {one}")
@@ -149,7 +152,12 @@ class SqlOutbox(OutboxStore, ABC, Generic[C]):
         self._mark = dialect.spelled(
             f"UPDATE {table} SET dispatched_at = %(at)s, operations = NULL {one} AND dispatched_at IS NULL"
         )
-        self._remove = dialect.spelled(dialect.delete_first(table, old, "dispatched_at"))
+        self._remove = dialect.delete(table, old, "dispatched_at", "outbox_dispatched")
+
+    @override
+    def after_fork_in_child(self) -> None:
+        """Nobody has a connection here: those that are lent are the parent's."""
+        self.free = places(self._places)
 
     @property
     @override
@@ -190,7 +198,7 @@ class SqlOutbox(OutboxStore, ABC, Generic[C]):
     @override
     async def remove_dispatched(self, endpoint: str, before: datetime, limit: int) -> int:
         values = {"endpoint": endpoint, "before": self._dialect.time(before), "limit": limit}
-        return await self.alone(lambda session: self._dialect.change(session, self._remove, values))
+        return await self.alone(lambda session: self._dialect.delete_first(session, self._remove, values))
 
     def _key(self, endpoint: str, message_id: str) -> Values:
         known = message_id.replace("\0", "\\x00")  # a foreign id may have such, and no database takes them

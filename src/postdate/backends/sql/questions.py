@@ -7,9 +7,8 @@ import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from typing_extensions import override
 
@@ -20,12 +19,14 @@ from postdate.ports import (
     AdministrableStore,
     Mending,
     MessageFilter,
+    PendingPage,
     Record,
     RecordKind,
     StoreStatistics,
     counted_between,
 )
 from postdate.ports.scanning import PRUNED_ID, Pruned, told_by
+from postdate.ports.stores import place_text, read_place
 
 
 def header_text(message_id: str) -> str:
@@ -44,6 +45,43 @@ def mended(mending: Mending) -> dict[str, Any]:
     return {column: value for column, value in changed.items() if value is not None}
 
 
+def page_values(where: MessageFilter, limit: int, dialect: SqlDialect) -> dict[str, Any]:
+    """Return what a statement takes that reads a page of the list of pending messages. Raises `InvalidMessage`.
+
+    They are the rows whose due time and number, compared as a pair, are above ``due_from`` and ``behind``. So a page
+    begins in the midst of those that are due at one instant, at the cost of any other.
+    """
+    begin = (_BEFORE_ALL_TIMES if where.due_from is None else to_microseconds(where.due_from), _BEFORE_ALL_NUMBERS)
+    if where.after is not None:
+        begin = max(begin, read_place(where.after))
+    return {
+        "destination": where.destination,
+        "due_from": dialect.time_at(begin[0]),
+        "behind": begin[1],
+        "due_to": None if where.due_to is None else dialect.time(where.due_to),
+        "among": where.among,
+        "limit": limit,
+    }
+
+
+_BEFORE_ALL_TIMES: Final = -(2**63) + 1
+"""Before the calendar, too: what others wrote there is to be met, and set aside."""
+
+_BEFORE_ALL_NUMBERS: Final = -1
+
+
+def page_of(
+    messages: Iterable[tuple[int, DelayedMessage]], places: Sequence[tuple[int, int]], limit: int | None
+) -> PendingPage:
+    """Return the page of the readable ``messages``, by number, and of the ``places`` of all rows, in order.
+
+    ``places``: due time in microseconds since 1970 UTC, and number. ``limit``: of rows; ``None``: there are no others.
+    """
+    due_of = {number: due for due, number in places}
+    listed = [message.listed(place_text(due_of[number], number)) for number, message in messages]
+    return PendingPage(listed, place_text(*places[-1]) if places and len(places) == limit else None)
+
+
 class SqlQuestions(AdministrableStore, ABC):
     """A store's answers, by statements that have the same name in each database."""
 
@@ -55,15 +93,18 @@ class SqlQuestions(AdministrableStore, ABC):
     ``statistics`` (``at``) gives pending, overdue, claimed, failing, the first due time, and quarantined;
     ``due_count`` (``first end``): how many are due, by an index; ``moved_dues`` (likewise): due times, to the second,
     and how many more, or fewer, are due then than that index says; ``None``: it knows all of them;
-    ``next_due``; ``record_counts``; ``list_pending`` (``destination due_from due_to among limit``) and ``get``
-    (``id``) give messages, with their numbers; ``history`` (``id``): kind, id, at, due, destination and detail of
+    ``next_due``; ``record_counts``; ``list_pending`` (see :func:`page_values`) and ``get`` (``id``) give messages, with
+    their numbers; ``history`` (``id``): kind, id, at, due, destination and detail of
     records.
     ``limits_table`` is no statement: see :class:`postdate.backends.sql.limits.SqlLimits`.
     """
 
     @abstractmethod
-    async def _messages(self, statement: Any, values: Values) -> list[DelayedMessage]:
-        """Return the readable messages that a statement finds, in order; the store deals with unreadable ones."""
+    async def _page(self, statement: Any, values: Values) -> PendingPage:
+        """Return the readable messages that a statement finds, in order; the store deals with unreadable ones.
+
+        The next page begins behind the last row that the statement finds, readable or not; see :func:`page_of`.
+        """
 
     def _of_store(self, session: Any) -> Values:
         """Return the values that identify the store, for every statement."""
@@ -111,15 +152,13 @@ class SqlQuestions(AdministrableStore, ABC):
         return totals
 
     @override
-    async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-        first, end = (None if each is None else self._dialect.time(each) for each in (where.due_from, where.due_to))
-        values = {**asdict(where), "due_from": first, "due_to": end, "limit": limit}
-        return await self._messages(self._sql.list_pending, values)
+    async def read_pending(self, where: MessageFilter, limit: int) -> PendingPage:
+        return await self._page(self._sql.list_pending, page_values(where, limit, self._dialect))
 
     @override
     async def get(self, message_id: str) -> DelayedMessage | None:
-        found = await self._messages(self._sql.get, {"id": message_id})
-        return found[0] if found else None
+        page = await self._page(self._sql.get, {"id": message_id})
+        return page.messages[0] if page.messages else None
 
     @override
     async def history(self, message_id: str) -> Sequence[Record]:

@@ -20,6 +20,7 @@ from typing import Final
 from urllib.parse import quote
 
 from filelock import FileLock, Timeout
+from typing_extensions import override
 
 from postdate.backends.sql.dialect import closing_on_error
 from postdate.backends.sqlite.processes import presence_folder
@@ -36,6 +37,7 @@ from postdate.errors import (
 )
 from postdate.persistence.migrations import Step, from_newer, migrations, run
 from postdate.ports.backends import LibraryFacts
+from postdate.runtime import forks
 
 # --- errors of SQLite as those of Postdate -------------------------------------------------------------------------
 
@@ -224,6 +226,39 @@ def _note_path(path: Path) -> Path:
     return presence_folder(path) / _NAME
 
 
+# --- files that were open when this process was forked ---------------------------------------------------------------
+
+
+class _InheritedFiles(forks.ForkAware):
+    """The files that this process inherited open, whoever opened them.
+
+    While one is open, SQLite believes in this process that it holds the locks which the parent took. So a connection to
+    it would lock nothing, and what it commits could be lost when another process takes itself for the last user.
+    """
+
+    def __init__(self) -> None:
+        self._descriptors = dict[int, Identity]()
+
+    @override
+    def after_fork_in_child(self) -> None:
+        self._descriptors = forks.open_descriptors()
+
+    def refuse(self, path: Path) -> None:
+        """Raise `StoreError` if the file at ``path`` is one of them."""
+        if not self._descriptors or (wanted := identity_of(path)) is None:
+            return
+        still = forks.open_descriptors()
+        if any(each == wanted and still.get(number) == each for number, each in self._descriptors.items()):
+            raise StoreError(
+                f"{path} cannot be used in this process, as its parent had it open at the fork: in a transaction, in a "
+                f"connection of the application (sqlite3), or because it forked in C, unknown to Python (uWSGI: set "
+                f"lazy-apps = true). Close it before the fork, or start this process without one (spawn, forkserver)"
+            )
+
+
+_inherited: Final = forks.register(_InheritedFiles())
+
+
 # --- opening -------------------------------------------------------------------------------------------------------
 
 LOCK_PATIENCE_SECONDS = 15.0
@@ -247,6 +282,7 @@ def connect(path: Path, *, synchronous: str = "full", read_only: bool = False) -
 
     ``synchronous``: see :class:`postdate.SqliteStore`.
     """
+    _inherited.refuse(path)
     refuse_leftover(path)
     with translated(path):
         mode = "ro" if read_only else "rwc"

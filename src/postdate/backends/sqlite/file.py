@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import anyio
+from typing_extensions import override
 
 from postdate.backends.sql.dialect import closing_on_error
 from postdate.backends.sqlite.connection import (
@@ -66,6 +67,7 @@ from postdate.errors import (
     StoreUnreachable,
 )
 from postdate.ports import Recording, Wake
+from postdate.runtime import forks
 from postdate.runtime.housekeeping import Chore, Housekeeping
 from postdate.runtime.threads import Job, group_of, in_thread
 
@@ -96,11 +98,22 @@ T = TypeVar("T")
 _Work = Callable[[Transaction], Any]
 
 
-class SqliteFile:
-    """The shared handle of one file in this process: call :meth:`close` once for each :meth:`open`."""
+class _ForkAhead(Exception):
+    """A thread of this process is about to fork, and waits for the one in which this is raised."""
+
+
+class SqliteFile(forks.ForkAware):
+    """The shared handle of one file in this process: call :meth:`close` once for each :meth:`open`.
+
+    Before a fork its connections are closed; parent and child open their own at the next use. SQLite keeps one table of
+    locks for a process, which a child would inherit: it would take what its parent has locked for locked by itself, the
+    parent would take itself for the last user of the file, and remove the log while the child writes to it.
+    """
 
     _open: ClassVar[dict[tuple[int, Path], SqliteFile]] = {}
-    _open_lock: ClassVar[threading.Lock] = threading.Lock()
+    """By process, so that a child opens handles of its own; those that it inherited begin anew, each by itself."""
+
+    _open_lock: ClassVar[threading.Lock] = forks.lock()
 
     @classmethod
     def open(
@@ -145,7 +158,6 @@ class SqliteFile:
         self.recording = recording
         self._create = create
         self._users = 0
-        self._pid = os.getpid()
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         self._opened: Identity | None = None
@@ -153,8 +165,15 @@ class SqliteFile:
         self._presence: FileLiveness | None = None
         self.claimant = 0
         """Number under which this process holds messages; 0 before its first use of the file."""
-        self._writing = threading.RLock()
-        self._reading = threading.RLock()
+        self._writing = forks.rlock()
+        self._reading = forks.rlock()
+        self._locked_for_fork = list[threading.RLock]()
+        """Those of these locks that the thread which forks holds just now."""
+        self._no_fork_ahead = threading.Event()
+        """Cleared while a thread is about to fork, which others let go first: locks are not fair."""
+        self._no_fork_ahead.set()
+        self._gives_way = True
+        """Whether the turn to write is all that its thread holds; under the lock."""
         self._beside_others = False
         self._data_version = 0
         self._holds_at_most: timedelta | None = None
@@ -179,6 +198,7 @@ class SqliteFile:
                 Chore("cannot give back room on the disk", self._give_back_room),
             ],
         )
+        forks.register(self)
 
     def _agree_on(self, rules: QueueRules | None, holds_at_most: timedelta | None) -> None:
         if rules is not None and self._rules is not None and not self._rules.agrees_with(rules):
@@ -229,8 +249,7 @@ class SqliteFile:
         return job.outcome()
 
     def checkpoint_blocking(self) -> None:
-        with self._turn(), translated(self.path):
-            self._writing_connection().execute("PRAGMA wal_checkpoint(truncate)")
+        self._in_turn(lambda connection: connection.execute("PRAGMA wal_checkpoint(truncate)"))
 
     async def give_way(self) -> None:
         """Give other processes a turn if one wrote lately; called between batches."""
@@ -239,8 +258,7 @@ class SqliteFile:
 
     def _commit_together(self, jobs: Sequence[Job[_Work, Any]]) -> None:
         try:
-            with self._turn(), translated(self.path):
-                topics, elsewhere = self._transaction(self._writing_connection(), jobs)
+            topics, elsewhere = self._in_turn(lambda connection: self._transaction(connection, jobs))
         except BaseException as error:  # noqa: BLE001 - handed to each caller, whose thread this is not
             for job in jobs:
                 job.error = job.error or error
@@ -250,18 +268,47 @@ class SqliteFile:
                 job.done = True
         self._wakeups.signal(topics, elsewhere)
 
+    def _in_turn(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run ``work`` with the writing connection, beside no other thread; again if it gave way to a fork."""
+        while True:
+            with suppress(_ForkAhead), self._turn(), translated(self.path):
+                return work(self._writing_connection())
+
     @contextmanager
     def _turn(self) -> Generator[None]:
-        if not self._writing.acquire(timeout=self._patience()):
+        is_outermost = self._let_fork()
+        if not self._writing.acquire(timeout=self._patience_seconds):
             raise StoreUnreachable(f"{self.path}: another thread of this process waits to write to it")
+        before, self._gives_way = self._gives_way, is_outermost
         try:
             yield
         finally:
+            self._gives_way = before
             self._writing.release()
 
-    def _patience(self) -> float:
-        """Return the seconds a writer waits for its turn: short while closing, as the lock may be a frozen process'."""
+    def _let_fork(self) -> bool:
+        """Wait until a fork that is ahead is over; return ``False``, at once, if it waits for this thread itself."""
+        forks.check_process()
+        if forks.is_owned(self._reading) or forks.is_owned(self._writing):
+            return False
+        if not self._no_fork_ahead.is_set():
+            self._no_fork_ahead.wait(forks.QUIET_WITHIN_SECONDS)
+        return True
+
+    @property
+    def _patience_seconds(self) -> float:
+        """How long a writer waits for its turn: short while closing, as the lock may be a frozen process'."""
         return _PATIENCE_AT_THE_END_SECONDS if self._closing else lock_patience()
+
+    def _patience(self) -> float:
+        """Return the seconds that a writer waits; called while it does, in no transaction.
+
+        Raises:
+            _ForkAhead: it is to let a fork go first, and to begin anew.
+        """
+        if self._gives_way and not self._no_fork_ahead.is_set():
+            raise _ForkAhead
+        return self._patience_seconds
 
     def _transaction(
         self, connection: sqlite3.Connection, jobs: Sequence[Job[_Work, Any]]
@@ -345,6 +392,7 @@ class SqliteFile:
         return await self.read(work)
 
     def read_blocking(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        self._let_fork()
         with self._reading, translated(self.path):
             connection = self._reading_connection()
             connection.execute("BEGIN")
@@ -357,18 +405,25 @@ class SqliteFile:
 
     def snapshot(self) -> sqlite3.Connection:
         """Return a connection in a read transaction, which the caller closes. Blocking."""
-        connection = connect(self.path, read_only=True)
-        with closing_on_error(connection):
-            self._check_in_place()
-            check_schema(connection, self.path)
-            with translated(self.path):
-                connection.execute("BEGIN")
+        self._let_fork()
+        with self._reading:  # no fork while it is being opened
+            connection = connect(self.path, read_only=True)
+            with closing_on_error(connection):
+                self._check_in_place()
+                check_schema(connection, self.path)
+                with translated(self.path):
+                    connection.execute("BEGIN")
         return connection
 
     def when_fenced(self, fenced: Callable[[int], None]) -> Callable[[], None]:
         """Call ``fenced`` with a number whose claims became void, in the thread that noticed; return how to stop."""
         self._when_fenced.append(fenced)
-        return lambda: self._when_fenced.remove(fenced)
+
+        def stop() -> None:
+            with suppress(ValueError):  # in the child of a fork, which has forgotten it
+                self._when_fenced.remove(fenced)
+
+        return stop
 
     def is_in_force(self, claimant: int) -> bool:
         """Return whether claims under a number are still in force; reads the file only after a long silence."""
@@ -395,8 +450,7 @@ class SqliteFile:
         return self._wakeups.subscribe(topic, wake)
 
     def setup_blocking(self) -> None:
-        with self._turn(), translated(self.path):
-            self._writing_connection()
+        self._in_turn(lambda _: None)
 
     async def setup(self) -> None:
         await in_thread(self.setup_blocking)
@@ -544,7 +598,10 @@ class SqliteFile:
                     check_intact(connection, self.path)
                     (create_schema if self._create else check_schema)(connection, self.path)
                     opened = first_opened(self.path, before)
-                    self._register(connection)
+                    if self._presence is None:
+                        self._register(connection)
+                    else:  # closed for a fork; whether the number is registered still is looked for at the next turn
+                        self._data_version = -1
                 except OSError as error:
                     raise StoreUnavailable(f"{self._presence_folder}: {error}") from error
         self._writer, self._opened = connection, self._opened or opened
@@ -577,11 +634,9 @@ class SqliteFile:
         self._presence = presence
 
     def _check_usable(self) -> None:
-        """Refuse a closed handle, and one inherited by a fork: SQLite forbids sharing connections."""
+        """Refuse a closed handle."""
         if self._users <= 0:
             raise StoreError(f"{self.path} was closed in this process; open a store or transport on it again")
-        if self._pid != os.getpid():
-            raise StoreError(f"{self.path} was opened before this process was forked; open it afterwards")
 
     def _reading_connection(self) -> sqlite3.Connection:
         self._check_usable()
@@ -609,8 +664,7 @@ class SqliteFile:
 
     def close(self) -> None:
         """Give the handle back; the last user's call frees claims and closes the file. Blocking."""
-        if self._pid != os.getpid():  # a forked child: everything belongs to its parent
-            return
+        forks.check_process()
         with self._open_lock:
             if self._users == 1:
                 self._closing = True
@@ -618,26 +672,77 @@ class SqliteFile:
             self._users -= 1
             if self._users > 0:
                 return
-            self._open.pop((os.getpid(), self.path), None)
+            if self._open.get((os.getpid(), self.path)) is self:
+                del self._open[os.getpid(), self.path]
         self._chores.join()
         self._wakeups.stop_listening()
         with self._reading, self._writing:
-            if self._reader is not None:  # first: only a writer that closes last takes the log away
-                self._reader.close()
-                self._reader = None
-            if self._writer is not None:
+            if self._presence is not None:
                 with suppress(PostdateError):  # full or unwritable by now: the next process finds us gone and does it
+                    self._users = 1  # its connection may have been closed for a fork, and is opened once more
                     self.write_blocking(lambda tx: _forget(tx, tx.claimant))
-                if self._replaced:  # all that was committed into the file that it was committed to, wherever that is
-                    with suppress(sqlite3.Error):
-                        self._writer.execute("PRAGMA wal_checkpoint(truncate)")
-                self._writer.close()
-                self._writer = None
-                forget_log(self.path)
+                self._users = 0
+            self._close_connections()
             if self._presence is not None:
                 self._presence.leave()
                 self._presence = None
         self._wakeups.close()
+
+    def _close_connections(self) -> None:
+        """Close the connections that no transaction is open on; both locks are held."""
+        if self._reader is not None and not self._reader.in_transaction:
+            self._reader.close()  # first: only a writer that closes last takes the log away
+            self._reader = None
+        if self._writer is not None and not self._writer.in_transaction:
+            with suppress(sqlite3.Error, PostdateError):
+                if (
+                    self._is_replaced()
+                ):  # what was committed goes into the file that it was committed to, wherever that is
+                    self._writer.execute("PRAGMA wal_checkpoint(truncate)")
+            self._writer.close()
+            self._writer = None
+            forget_log(self.path)
+
+    # --- forks --------------------------------------------------------------------------------------------------
+
+    @override
+    def before_fork(self, deadline: float) -> None:
+        """Close the connections, once no other thread uses them, and keep them closed.
+
+        Where that takes too long, or the thread that forks is in a transaction itself, they stay open: then the child
+        cannot use the file, and says so (:func:`postdate.backends.sqlite.connection.connect`).
+        """
+        self._no_fork_ahead.clear()
+        for each in (self._reading, self._writing):
+            if not each.acquire(timeout=max(deadline - time.monotonic(), 0)):
+                text = "%s: a fork did not wait for another thread any longer; its child cannot use the file"
+                log.warning(text, self.path)
+                return
+            self._locked_for_fork.append(each)
+        self._close_connections()
+
+    @override
+    def after_fork_in_parent(self) -> None:
+        while self._locked_for_fork:
+            self._locked_for_fork.pop().release()
+        self._no_fork_ahead.set()
+
+    @override
+    def after_fork_in_child(self) -> None:
+        """Forget number, claims and listeners, which are the parent's. The next use opens the file anew."""
+        for connection in (self._reader, self._writer):
+            if connection is not None:  # to close it would end locks, and maybe the log, of the parent
+                forks.keep_for_ever(connection)
+        self._reader = self._writer = self._presence = self._opened = self._next_attempt = None
+        self.claimant, self._data_version, self._looked_at = 0, 0, 0.0
+        self._replaced = self._has_written = self._beside_others = False
+        self._gives_way = True
+        self._locked_for_fork.clear()
+        self._no_fork_ahead = threading.Event()  # another thread may have had the lock of the one before
+        self._no_fork_ahead.set()
+        self._when_fenced.clear()
+        forks.keep_for_ever(self._wakeups)
+        self._silence, self._wakeups = Silence(), Wakeups()
 
 
 def _numbers(cursor: sqlite3.Cursor) -> set[int]:

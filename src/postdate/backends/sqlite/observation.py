@@ -93,14 +93,23 @@ class FileObserver(Observer):
         return await self._file.read(queue_lengths)
 
     @override
-    async def browse(self, queue: str, limit: int) -> Sequence[Queued]:
+    async def browse(self, queue: str, limit: int, after: int = 0) -> Sequence[Queued]:
+        sql = f"{_QUEUED} WHERE queue_id = ? AND seq > ? ORDER BY seq LIMIT ?"
+        return await looked_at(self._file, QUEUED, sql, (await self._queue_id(queue), after, limit), _queued)
+
+    @override
+    async def last_number(self, queue: str) -> int:
+        values = (await self._queue_id(queue),)
+        sql = "SELECT coalesce(max(seq), 0) FROM queue_message WHERE queue_id = ?"
+        return int((await self._file.read(lambda connection: connection.execute(sql, values).fetchone()))[0])
+
+    async def _queue_id(self, queue: str) -> int:
         row = await self._file.read(
             lambda c: c.execute("SELECT queue_id FROM queue WHERE name = ?", (queue,)).fetchone()
         )
         if row is None:
             raise QueueNotFound.of(queue, place=str(self._file.path))
-        sql = f"{_QUEUED} WHERE queue_id = ? ORDER BY seq LIMIT ?"
-        return await looked_at(self._file, QUEUED, sql, (row[0], limit), _queued)
+        return int(row[0])
 
     @override
     async def find_in_queues(self, message_id: str) -> Sequence[Queued]:
@@ -116,7 +125,7 @@ def _standing(row: Row) -> Standing:
 def _queued(row: Row) -> Queued:
     *message, queue, pid = row
     envelope, failures = envelope_of(message, queue)
-    return Queued(queue, envelope, failures, pid)
+    return Queued(queue, envelope, failures, pid, row[0])
 
 
 def queue_lengths(connection: sqlite3.Connection) -> dict[str, int]:

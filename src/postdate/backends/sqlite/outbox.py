@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -33,6 +34,7 @@ from postdate.backends.sqlite.connection import (
 from postdate.backends.sqlite.rows import QueueRules, SqliteSqlDialect, Transaction
 from postdate.errors import ConfigurationError, StoreError, StoreNotSetUp, StoreUnreachable
 from postdate.ports import Recording, Work
+from postdate.runtime import forks
 from postdate.runtime.threads import in_thread
 
 T = TypeVar("T")
@@ -61,7 +63,11 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
         self._connection: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         self._file: Identity | None = None
-        self._using, self._reading = threading.Lock(), threading.Lock()
+        self._using, self._reading = forks.rlock(), forks.rlock()
+        self._locked_for_fork = list[threading.RLock]()
+        """Those of these locks that the thread which forks holds just now."""
+        self._lent = False
+        """Whether a handler has the connection, or is about to."""
         self._guarded = False
         self._closed = False
 
@@ -85,18 +91,53 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
         await in_thread(self._close)
 
     def _close(self) -> None:
+        forks.check_process()
         with self._using, self._reading:
             self._closed = True
-            if self._reader is not None:  # first: only a writer that closes last takes the log away
-                self._reader.close()
-                self._reader = None
-            if self._connection is not None:
-                with suppress(sqlite3.Error, StoreUnreachable):
-                    if self._is_replaced():  # a log that stayed would be taken for that of the other file
-                        self._end(self._connection.rollback)
-                        self._connection.execute("PRAGMA wal_checkpoint(truncate)")
-                self._connection.close()
-                self._connection = None
+            self._close_connections()
+
+    def _close_connections(self) -> None:
+        """Close the connections; both locks are held."""
+        if self._reader is not None:  # first: only a writer that closes last takes the log away
+            self._reader.close()
+            self._reader = None
+        if self._connection is not None:
+            with suppress(sqlite3.Error, StoreUnreachable):
+                if self._is_replaced():  # a log that stayed would be taken for that of the other file
+                    self._end(self._connection.rollback)
+                    self._connection.execute("PRAGMA wal_checkpoint(truncate)")
+            self._connection.close()
+            self._connection = None
+
+    # --- forks --------------------------------------------------------------------------------------------------------
+
+    @override
+    def before_fork(self, deadline: float) -> None:
+        """Close the connections, as :class:`postdate.backends.sqlite.file.SqliteFile` does.
+
+        A handler that has one is not waited for: it may be what forks. Then the child cannot use the file.
+        """
+        for each in (self._using, self._reading):
+            if not each.acquire(timeout=max(deadline - time.monotonic(), 0)):
+                return
+            self._locked_for_fork.append(each)
+        if not self._lent and not (self._connection is not None and self._connection.in_transaction):
+            self._close_connections()
+
+    @override
+    def after_fork_in_parent(self) -> None:
+        while self._locked_for_fork:
+            self._locked_for_fork.pop().release()
+
+    @override
+    def after_fork_in_child(self) -> None:
+        super().after_fork_in_child()
+        for connection in (self._reader, self._connection):
+            if connection is not None:
+                forks.keep_for_ever(connection)
+        self._reader = self._connection = self._file = None
+        self._lent = self._guarded = False
+        self._locked_for_fork.clear()
 
     # --- transactions of our own --------------------------------------------------------------------------------------
 
@@ -116,6 +157,7 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
 
     @override
     def looking(self, work: Callable[[Any], T]) -> T:
+        forks.check_process()
         with self._reading, translated(self.path):
             self._check_in_place()
             if self._reader is None:
@@ -143,11 +185,17 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
 
     @override
     async def take(self) -> sqlite3.Connection:
-        return await in_thread(self._do, self._opened)
+        def take() -> sqlite3.Connection:
+            connection = self._opened()
+            self._lent = True
+            return connection
+
+        return await in_thread(self._do, take)
 
     @override
     async def put(self, connection: sqlite3.Connection) -> None:
         """Keep the connection: an open transaction was ended already, or is ended before the next begins."""
+        self._lent = False
 
     @override
     async def begin(self, connection: sqlite3.Connection) -> None:
@@ -181,6 +229,7 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
     # --- in threads ---------------------------------------------------------------------------------------------------
 
     def _do(self, work: Callable[[], T]) -> T:
+        forks.check_process()
         with self._using, translated(self.path):
             return work()
 

@@ -29,9 +29,11 @@ from pathlib import Path
 from typing import Final
 
 from filelock import FileLock, Timeout
+from typing_extensions import override
 
 from postdate.errors import StoreNotWritable
 from postdate.ports import Wake
+from postdate.runtime import forks
 
 # --- who lives -----------------------------------------------------------------------------------------------------
 
@@ -45,17 +47,41 @@ _SIGNS_IN_A_BOUND: Final = 4
 """A sign may come late three times before it is missed."""
 
 
+class _LockOfProcess(forks.ForkAware):
+    """A locked file whose lock ends with this process, whatever children it has.
+
+    A child inherits the descriptor, and with it the lock: it would keep what its parent held after the parent's death.
+    """
+
+    def __init__(self, lock: FileLock, path: Path) -> None:
+        self.lock, self.status = lock, path.stat()
+        self.is_inherited = False
+        """Whether it is that of the parent: it must not be released here."""
+        forks.register(self)
+
+    @override
+    def after_fork_in_child(self) -> None:
+        self.is_inherited = True
+        forks.keep_for_ever(self.lock)  # its end would release it
+        for descriptor, identity in forks.open_descriptors().items():
+            if identity == (self.status.st_dev, self.status.st_ino):
+                forks.blank(descriptor)
+
+    def release(self) -> None:
+        if not self.is_inherited:
+            self.lock.release()
+
+
 class FileLiveness:
     """The locked file of one claimant, and the file that it touches as a sign of life, both in ``folder``."""
 
     def __init__(self, folder: Path, claimant: int, holds_at_most: timedelta) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path, self._sign = _lock_path(folder, claimant), _sign_path(folder, claimant)
-        self._lock = FileLock(self._path, thread_local=False, is_singleton=False)
-        self._lock.acquire(timeout=0)
-        self._taken = self._path.stat()
+        lock = FileLock(self._path, thread_local=False, is_singleton=False)
+        lock.acquire(timeout=0)
+        self._lock = _LockOfProcess(lock, self._path)
         self._sign.write_text(f"{holds_at_most.total_seconds():g}", encoding="ascii")
-        self._pid = os.getpid()
         self._every = holds_at_most.total_seconds() / _SIGNS_IN_A_BOUND
         self._next_sign = 0.0
 
@@ -83,12 +109,12 @@ class FileLiveness:
     def stands(self) -> bool:
         """Return whether the locked file is still the one at its path."""
         try:
-            return os.path.samestat(self._path.stat(), self._taken)
+            return os.path.samestat(self._path.stat(), self._lock.status)
         except FileNotFoundError:
             return False
 
     def leave(self) -> None:
-        if os.getpid() == self._pid:
+        if not self._lock.is_inherited:
             self._lock.release()
             _remove(self._path, self._sign)
 
@@ -177,11 +203,11 @@ class LockedFile:
     """A locked file; the system unlocks it when the process ends."""
 
     def __init__(self, lock: FileLock, path: Path) -> None:
-        self._lock, self._path, self.is_held = lock, path, True
+        self._lock, self._path, self.is_held = _LockOfProcess(lock, path), path, True
 
     def let_go(self) -> None:
         """Unlock and remove it, once: afterwards the file may be another's. Never raises."""
-        if self.is_held:
+        if self.is_held and not self._lock.is_inherited:
             self.is_held = False
             with suppress(OSError):
                 self._path.unlink()
@@ -224,7 +250,7 @@ class Wakeups:
 
     def __init__(self) -> None:
         self._subscribers: dict[str, list[Wake]] = defaultdict(list)
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._sender: socket.socket | None = None
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
@@ -234,7 +260,7 @@ class Wakeups:
         """UDP port on the loopback interface; the first call starts the listening thread."""
         with self._lock:
             if self._listener is None:
-                self._listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+                self._listener = forks.own(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
                 self._listener.bind((_LOOPBACK, 0))
                 self._listener.settimeout(_LOOK_UP_SECONDS)
                 self._thread = threading.Thread(target=self._listen, name="postdate-wakeups", daemon=True)
@@ -270,7 +296,7 @@ class Wakeups:
         with self._lock:
             try:
                 if self._sender is None:
-                    self._sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+                    self._sender = forks.own(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
                     self._sender.bind((_LOOPBACK, 0))
                 self._sender.sendto(topic.encode(), (_LOOPBACK, port))
             except OSError as error:  # no loopback, or its buffers are full: the listener's own poll finds the message

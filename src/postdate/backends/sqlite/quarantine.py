@@ -64,15 +64,27 @@ async def looked_at(
 
     A look does not fail because nothing can be written: unreadable rows are then left out.
     """
+    return (await looked_at_all(file, shelf, sql, values, decode))[0]
+
+
+async def looked_at_all(
+    file: SqliteFile,
+    shelf: QuarantineTable,
+    sql: str,
+    values: Sequence[Any] | Mapping[str, Any],
+    decode: Callable[[Row], T],
+) -> tuple[list[T], Sequence[Row]]:
+    """:func:`looked_at`; return also all rows of the last run of the statement, unreadable ones included."""
     while True:
-        good, bad = decoded(await file.read(lambda connection: read_rows(connection, sql, values)), decode)
+        rows = await file.read(lambda connection: read_rows(connection, sql, values))
+        good, bad = decoded(rows, decode)
         if not bad:
-            return good
+            return good, rows
         moved = 0
         with suppress(StoreError):
             moved = await file.write(lambda tx, bad=bad: _set_aside_again(tx, shelf, bad))
         if not moved:
-            return good
+            return good, rows
 
 
 def _set_aside_again(tx: Transaction, shelf: QuarantineTable, suspects: Mapping[int, str]) -> int:

@@ -96,9 +96,18 @@ class SqliteSqlDialect(SqlDialect):
         return re.sub(r"%%|%\((\w+)\)s", lambda found: f":{found[1]}" if found[1] else "%", template)
 
     @override
-    def delete_first(self, table: str, where: str, order: str) -> str:
-        first = f"SELECT rowid FROM {table} WHERE {where} ORDER BY {order} LIMIT %(limit)s"
-        return f"DELETE FROM {table} WHERE rowid IN ({first})"
+    def delete(self, table: str, where: str, order: str, index: str) -> tuple[str, str]:
+        find = f"SELECT rowid FROM {table} INDEXED BY postdate_{index} WHERE {where} ORDER BY {order} LIMIT %(limit)s"
+        return self.spelled(find), f"DELETE FROM {table} WHERE rowid = ?"
+
+    @override
+    def delete_first(self, session: Any, statement: tuple[str, str], values: Mapping[str, Any]) -> int:
+        """Delete one by one.
+
+        For a list of numbers a table that ANALYZE has seen with one row is read from end to end.
+        """
+        find, delete = statement
+        return session.executemany(delete, session.execute(find, values).fetchall()).rowcount
 
 
 # --- messages as rows ---------------------------------------------------------------------------------------------
@@ -279,8 +288,12 @@ FAILED_LAST: Final = """
 """The number of a message that is not waiting, and whose last record is a failure: only such a one may come back."""
 
 NEXT_NUMBER: Final = """
-    SELECT max(coalesce((SELECT max(seq) FROM record), 0), coalesce((SELECT max(seq) FROM delayed_message), 0)) + 1"""
-"""Above those of waiting messages, too: in files where older versions recorded nothing they may have no record."""
+    SELECT max(coalesce((SELECT max(seq) FROM record NOT INDEXED), 0),
+        coalesce((SELECT max(seq) FROM delayed_message NOT INDEXED), 0)) + 1"""
+"""Above those of waiting messages, too: in files where older versions recorded nothing they may have no record.
+
+Not by an index: one that ANALYZE has seen with one row would be read from end to end, as it is smaller than the table.
+"""
 
 
 def insert(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> StoreReport:

@@ -7,6 +7,7 @@ one transaction, by set-based SQL: bodies never pass through Python. Source: ADR
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -19,14 +20,16 @@ from weakref import WeakSet
 from typing_extensions import override
 
 from postdate.backends.sql.limits import SqlLimits
+from postdate.backends.sql.questions import page_of
 from postdate.backends.sqlite.bulk import BulkOnFile
 from postdate.backends.sqlite.file import SqliteFile
 from postdate.backends.sqlite.observation import FileObserver
-from postdate.backends.sqlite.quarantine import FileQuarantine, looked_at
+from postdate.backends.sqlite.quarantine import FileQuarantine, looked_at_all
 from postdate.backends.sqlite.rows import (
     DUE,
     WAITING,
     WAITING_COLUMNS,
+    Row,
     SqliteSqlDialect,
     Transaction,
     claimed,
@@ -54,6 +57,7 @@ from postdate.ports import (
     MoveReport,
     MovingStore,
     Outcome,
+    PendingPage,
     Recording,
     RecordKind,
     ReplacingStore,
@@ -64,7 +68,7 @@ from postdate.ports import (
     Work,
 )
 from postdate.ports.changing import KeyedIds, Making
-from postdate.ports.limits import LANES, KeptLimits
+from postdate.ports.limits import LANE_WIDTH, LANES, KeptLimits
 
 _REPLACE_IN_HEADERS: Final = """
     UPDATE content SET headers = replace(headers, ?, ?)
@@ -96,13 +100,28 @@ class _Token:
 
 
 def _first_by(time: str, which: str) -> str:
-    """Return SQL for the first messages of a list, by an index of ``time``."""
+    """Return SQL for the first messages of a page, by an index of ``time``.
+
+    In two parts, each a range of the index: compared as a pair, time and number are none.
+    """
+    listed = f"SELECT * FROM delayed_message WHERE {which} AND {time} < coalesce(:due_to, {2**63 - 1})"
     return f"""SELECT * FROM (
         SELECT * FROM (
-            SELECT * FROM delayed_message WHERE {which} AND {time} >= coalesce(:due_from, {-(2**63)})
-                AND {time} < coalesce(:due_to, {2**63 - 1})
+            {listed} AND {time} = :due_from AND seq > :behind
+            UNION ALL {listed} AND {time} > :due_from
             ORDER BY {time}, seq LIMIT coalesce(:among, -1))
         WHERE :destination IS NULL OR destination = :destination LIMIT :limit)"""
+
+
+_LANES: Final = to_microseconds(LANES)
+_LANE_WIDTH: Final = LANE_WIDTH // timedelta(microseconds=1)
+
+
+def _next_lane(lane: str) -> str:
+    """Return SQL for the number of the first lane from ``lane`` on that has messages."""
+    return f"""
+        SELECT (min(d.attempt_at) - {_LANES}) / {_LANE_WIDTH} FROM delayed_message AS d
+        WHERE d.attempt_at >= {_LANES} + ({lane}) * {_LANE_WIDTH}"""
 
 
 class _Questions:
@@ -114,13 +133,13 @@ class _Questions:
             SELECT min(attempt_at) AS first FROM delayed_message
             UNION ALL SELECT min(due) FROM delayed_message WHERE failures > 0
             UNION ALL SELECT min(due) FROM delayed_message WHERE attempt_at IS NULL
-            UNION ALL SELECT min(due) FROM delayed_message WHERE attempt_at > {to_microseconds(LANES)})"""
+            UNION ALL SELECT min(due) FROM delayed_message WHERE attempt_at > {_LANES})"""
     statistics: Final = f"""
         SELECT (SELECT count(*) FROM delayed_message),
             (SELECT count(*) FROM delayed_message WHERE attempt_at < :at)
                 + (SELECT count(*) FROM delayed_message WHERE failures > 0 AND attempt_at >= :at AND due < :at)
                 + (SELECT count(*) FROM delayed_message
-                    WHERE failures = 0 AND attempt_at > {to_microseconds(LANES)} AND due < :at),
+                    WHERE failures = 0 AND attempt_at > {_LANES} AND due < :at),
             (SELECT count(*) FROM delayed_message WHERE attempt_at IS NULL),
             (SELECT count(*) FROM delayed_message WHERE failures > 0),
             ({next_due}), (SELECT count(*) FROM quarantine WHERE place = '')"""
@@ -130,7 +149,7 @@ class _Questions:
             SELECT due AS at, 1 AS count FROM delayed_message WHERE failures > 0
             UNION ALL SELECT due, 1 FROM delayed_message WHERE failures = 0 AND attempt_at IS NULL
             UNION ALL SELECT due, 1 FROM delayed_message
-                WHERE failures = 0 AND attempt_at > {to_microseconds(LANES)}
+                WHERE failures = 0 AND attempt_at > {_LANES}
             UNION ALL SELECT attempt_at, -1 FROM delayed_message WHERE failures > 0)
         WHERE at >= :first AND at < :end GROUP BY 1"""
     record_counts: Final = "SELECT kind, count(*) FROM record GROUP BY kind ORDER BY kind"
@@ -143,6 +162,16 @@ class _Questions:
         SELECT {WAITING_COLUMNS} FROM delayed_message
         WHERE seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = :id)"""
     limits_table: Final = "destination_limit"
+    # From each lane with messages to the next one: a look into the index for each, however many lanes are empty.
+    limits_of_held: Final = f"""
+        WITH RECURSIVE
+        last(lane) AS (SELECT max(lane) FROM destination_limit),
+        held(lane) AS (
+            SELECT ({_next_lane("0")})
+            UNION ALL
+            SELECT ({_next_lane("h.lane + 1")}) FROM held AS h WHERE h.lane < (SELECT lane FROM last))
+        SELECT l.destination, l.lane, l.limits, l.free_at
+        FROM held AS h JOIN destination_limit AS l ON l.lane = h.lane"""
     history: Final = (
         "SELECT kind, message_id, at, due, destination, detail FROM record WHERE message_id = :id ORDER BY seq"
     )
@@ -422,8 +451,18 @@ class SqliteStore(SqlLimits, FileQuarantine, BulkOnFile, MovingStore, ReplacingS
         return await self.file.write(change)
 
     @override
-    async def _messages(self, statement: str, values: Mapping[str, Any]) -> list[DelayedMessage]:
-        return await looked_at(self.file, WAITING, statement, values, message_of)
+    async def _page(self, statement: str, values: Mapping[str, Any]) -> PendingPage:
+        def read(row: Row) -> tuple[int, DelayedMessage]:
+            return row[0], message_of(row)
+
+        messages, rows = await looked_at_all(self.file, WAITING, statement, values, read)
+        return page_of(messages, [(_due_of(row), row[0]) for row in rows], values.get("limit"))
+
+
+def _due_of(row: Row) -> int:
+    """Return the due time of a listed row for its place in the list; others may have written one that is none."""
+    due = row[2]
+    return math.ceil(due) if isinstance(due, int | float) else 0
 
 
 def _insert_new(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> None:
@@ -516,8 +555,8 @@ _TAKE_BATCH: Final = """
     SELECT d.seq, q.queue_id, typeof(d.expires_at) = 'integer' AND d.expires_at < :now
     FROM delayed_message AS d INDEXED BY delayed_message_attempt CROSS JOIN queue AS q ON q.name = d.destination
     WHERE d.attempt_at < :now
-        AND (NOT EXISTS (SELECT 1 FROM destination_limit WHERE limits <> '')
-            OR d.destination NOT IN (SELECT destination FROM destination_limit WHERE limits <> ''))
+        AND (NOT EXISTS (SELECT 1 FROM destination_limit) OR coalesce((
+            SELECT l.limits FROM destination_limit AS l WHERE l.store = 0 AND l.destination = d.destination), '') = '')
     ORDER BY d.attempt_at LIMIT :limit"""
 _SEND_BATCH: Final = """
     INSERT INTO queue_message (queue_id, message_id, due, expires_at, ends_at, dead_letter, content)
@@ -533,9 +572,8 @@ _RECORD_BATCH: Final = """
 _LIST_BATCH: Final = """
     SELECT d.message_id, d.due, d.destination, b.expired
     FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq ORDER BY b.position"""
-_DROP_EXPIRED_CONTENT: Final = """
-    DELETE FROM content WHERE seq IN (
-        SELECT d.content FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq WHERE b.expired)"""
+_CONTENT_OF_EXPIRED: Final = """
+    SELECT d.content FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq WHERE b.expired"""
 _FIRST_DUE: Final = """
     SELECT d.due FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq
     WHERE NOT b.expired ORDER BY b.position LIMIT 1"""
@@ -551,7 +589,8 @@ _REMOVE_BATCH: Final = """
     DELETE FROM delayed_message WHERE seq IN (SELECT seq FROM temp.batch)"""
 _HEAD_DOES_NOT_MOVE: Final = """
     SELECT NOT EXISTS (SELECT 1 FROM queue AS q WHERE q.name = d.destination)
-        OR EXISTS (SELECT 1 FROM destination_limit AS l WHERE l.destination = d.destination AND l.limits <> '')
+        OR EXISTS (SELECT 1 FROM destination_limit AS l
+            WHERE l.store = 0 AND l.destination = d.destination AND l.limits <> '')
     FROM delayed_message AS d INDEXED BY delayed_message_attempt
     WHERE d.attempt_at < :now ORDER BY d.attempt_at LIMIT 1"""
 
@@ -590,7 +629,7 @@ def _move_batch(tx: Transaction, now: int, taken: int) -> Counter[str]:
     delivered = tx.execute(_SEND_BATCH, values).rowcount
     tx.execute(_RECORD_BATCH, {"now": now})
     if delivered < taken:
-        tx.execute(_DROP_EXPIRED_CONTENT)
+        tx.executemany("DELETE FROM content WHERE seq = ?", tx.execute(_CONTENT_OF_EXPIRED).fetchall())
     tx.execute(_REMOVE_BATCH)
     one = tx.execute(_ONE_QUEUE).fetchone()
     to = Counter[str]({one[0]: delivered} if one else dict(tx.execute(_SENT_TO).fetchall()))

@@ -49,9 +49,20 @@ _MEANINGS: Final[Meanings] = {
         {64, 233, 596, 921, 922, 927, 976, 983, 4014, 6005, 10053, 10054, 10060, 11001, 4060, 17142, 17187, 40143}
         | {40197, 40540, 40613}
     ),
-    # It is busy.
-    StoreTroubled: frozenset({601, 1204, 3980, 4221, 10928, 10929, 40501, 49918, 49919, 49920}),
+    # Data: a conversion, an overflow, a missing value, a constraint, a text, row or index row that is too long, JSON
+    # that cannot be read, a value that the protocol cannot carry; a transaction that a trigger ended (3609, 3616); one
+    # of the application that has failed already (3930).
+    StoreError: frozenset(
+        {206, 220, 232, 241, 242, 244, 245, 248, 295, 296, 298, 511, 512, 513, 515, 517, 530, 537, 547, 550, 1946}
+        | {2628, 3609, 3616, 3930, 7139, 8009, 8016, 8023, 8114, 8115, 8134, 8152, 8169, 9402, 9420, 9803}
+        | {13608, 13609, 13610, 13612, 13613}
+    ),
 }
+"""Our error for each number. Every other is `StoreTroubled`: an error counts against a message only where Microsoft's
+documentation says that it is about data. Numbers from 50000 on are raised by a trigger or procedure of the application.
+Source: ADR 19."""
+
+_FIRST_OF_APPLICATIONS: Final = 50_000
 
 
 def translate(error: Exception, where: str) -> PostdateError:
@@ -59,14 +70,11 @@ def translate(error: Exception, where: str) -> PostdateError:
         return translate(error.__cause__, where)  # the driver gave up trying; this is why
     number = getattr(error, "number", 0) or getattr(error, "msg_no", 0)
     said = str(getattr(error, "text", "") or error).strip().partition("\n")[0] or type(error).__name__
-    meaning = meaning_of((number,), _MEANINGS)
-    if meaning is None and getattr(error, "severity", 0) > 16:  # without resources, or with an error of its own
-        meaning = StoreTroubled
-    if meaning is not None:
+    if (meaning := meaning_of((number,), _MEANINGS)) is not None:
         return told(meaning, said, where)
     if not number:  # not said by the server: the connection is gone, or never was
         return StoreUnreachable(f"{where}: {said}")
-    return StoreError(f"{where}: {said} ({number})")
+    return (StoreError if number >= _FIRST_OF_APPLICATIONS else StoreTroubled)(f"{where}: {said} ({number})")
 
 
 @contextmanager

@@ -15,7 +15,12 @@ from collections.abc import Iterable, Sequence
 
 from typing_extensions import override
 
-from postdate.backends.rowlocks.statements import RowLockStatements, ServerSqlDialect
+from postdate.backends.rowlocks.statements import (
+    LANE_MICROSECONDS,
+    LANES_BEGIN,
+    RowLockStatements,
+    ServerSqlDialect,
+)
 
 
 class SqlServerStatements(RowLockStatements):
@@ -42,6 +47,11 @@ class SqlServerStatements(RowLockStatements):
         "known": "(SELECT number FROM {record} WHERE {of_id} AND kind = 1)",
         "after": "SELECT TOP (1) p.attempt_at FROM {attempt} WHERE p.attempt_at > %(from)s",
         "to": "CAST(%(destination)s AS nvarchar(400))",
+        "listed": (
+            "{pending} AS w WITH (INDEX ([due])) WHERE w.due < COALESCE(CAST(%(due_to)s AS bigint), "
+            "9223372036854775807) AND (%(destination)s IS NULL OR "
+            "(w.destination = {to} AND DATALENGTH(w.destination) = DATALENGTH({to})))"
+        ),
         "lives": "APPLOCK_TEST('public', lock_name, 'Exclusive', 'Session') = 0",
         "aside_row": "number, at, reason, {content} FROM {quarantine}",
     }
@@ -108,12 +118,22 @@ class SqlServerStatements(RowLockStatements):
         "AND (%(free_number)s IS NULL OR p.attempt_at < %(free_at)s "
         "OR (p.attempt_at = %(free_at)s AND p.number < %(free_number)s))) AS x"
     )
+    # A recursion may not look for the first row here, so that each lane is looked into.
+    limits_of_held = (
+        "SELECT l.destination, l.lane, l.limits, l.free_at FROM {limits} AS l WHERE l.store = %(store)s AND EXISTS "
+        f"(SELECT 1 FROM {{attempt}} WHERE p.attempt_at >= {LANES_BEGIN} + l.lane * {LANE_MICROSECONDS} "
+        f"AND p.attempt_at < {LANES_BEGIN} + (l.lane + 1) * {LANE_MICROSECONDS})"
+    )
     due_count = "SELECT COUNT_BIG(*) FROM {pending} WITH (INDEX ([due])) WHERE due >= %(first)s AND due < %(end)s"
+    # In two parts, each a range of the index: compared as a pair, due time and number are none.
     list_pending = (
-        "SELECT TOP (%(limit)s) p.number, {row} FROM {pending} AS p WITH (INDEX ([due])) "
-        "WHERE p.due >= COALESCE(CAST(%(due_from)s AS bigint), -9223372036854775807) "
-        "AND p.due < COALESCE(CAST(%(due_to)s AS bigint), 9223372036854775807) AND (%(destination)s IS NULL OR "
-        "(p.destination = {to} AND DATALENGTH(p.destination) = DATALENGTH({to}))) ORDER BY p.due, p.number"
+        "SELECT p.number, {row} FROM (SELECT TOP (%(limit)s) both_parts.due, both_parts.number FROM ("
+        "SELECT * FROM (SELECT TOP (%(limit)s) w.due, w.number FROM {listed} "
+        "AND w.due = %(due_from)s AND w.number > %(behind)s ORDER BY w.number) AS same UNION ALL "
+        "SELECT * FROM (SELECT TOP (%(limit)s) w.due, w.number FROM {listed} "
+        "AND w.due > %(due_from)s ORDER BY w.due, w.number) AS later"
+        ") AS both_parts ORDER BY both_parts.due, both_parts.number) AS listed "
+        "JOIN {pending} AS p ON p.number = listed.number ORDER BY listed.due, listed.number"
     )
     get = "SELECT p.number, {row} FROM {pending} AS p WHERE p.number = {known}"
     now = "SELECT {time}"
@@ -216,8 +236,9 @@ class SqlServerSqlDialect(ServerSqlDialect):
         return query.replace("SELECT", "SELECT TOP (%(limit)s)", 1)
 
     @override
-    def delete_first(self, table: str, where: str, order: str) -> str:
+    def delete(self, table: str, where: str, order: str, index: str) -> str:
+        hints = f"INDEX ([{index}]), READPAST, ROWLOCK, READCOMMITTEDLOCK"
         return (
-            f"WITH oldest AS (SELECT TOP (%(limit)s) * FROM {table} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK) "
+            f"WITH oldest AS (SELECT TOP (%(limit)s) * FROM {table} WITH ({hints}) "
             f"WHERE {where} ORDER BY {order}) DELETE FROM oldest"
         )

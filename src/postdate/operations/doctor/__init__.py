@@ -23,7 +23,13 @@ from postdate.operations.doctor.checks import (
     sqlite,
 )
 from postdate.operations.doctor.files import Look, file_system, look_at_files, synchronous
-from postdate.operations.doctor.servers import limits_on_server, look_at_server, service_clocks, timeouts
+from postdate.operations.doctor.servers import (
+    intake_bindings,
+    limits_on_server,
+    look_at_server,
+    service_clocks,
+    timeouts,
+)
 from postdate.operations.doctor.traffic import Queues, stored_on_server, traffic
 from postdate.operations.needs import sources
 from postdate.ports import AdministrableStore, Quarantine, StoreTraffic, TransactionMode, TransportCapabilities
@@ -31,6 +37,7 @@ from postdate.ports.backends import Place
 from postdate.wiring import (
     advice_for,
     check_addresses,
+    delay_exchange,
     file_of,
     looks_into,
     naming,
@@ -169,6 +176,7 @@ class _Looking:
                     self.listable = view is not None
                     self.lengths = await (transport.lengths_of(names) if view is None else view.queue_lengths())
                     self.checks += await limits_on_server(transport, list(self.lengths or ()))
+                    self.checks += await intake_bindings(transport, delay_exchange(self.settings, transport))
         except PostdateError as error:
             self._cannot_be_read("transport", error)
 

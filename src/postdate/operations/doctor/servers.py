@@ -20,8 +20,9 @@ from postdate.core.store_clock import WORTH_SAYING
 from postdate.errors import PostdateError, TransportError
 from postdate.operations.doctor.checks import Probe, Verdict
 from postdate.operations.plain import shown_count, shown_span, shown_time
-from postdate.ports import AdministrableStore, OldSnapshot, ServerFacts, Transport
+from postdate.ports import AdministrableStore, DelayExchange, ForeignIntake, OldSnapshot, ServerFacts, Transport
 from postdate.ports.timeouts import TimeoutPersister
+from postdate.ports.transports import bound_to_intake
 from postdate.wiring import advice_for, file_of, open_timeouts
 
 _PATIENCE_SECONDS: Final = 30.0
@@ -82,6 +83,21 @@ async def limits_on_server(transport: Transport, names: Sequence[str]) -> Sequen
     for queue, some in (limits or {}).items():
         found += [queue_limit(queue, name, limit) for name, limit in (some or {}).items()]
     return found or [Probe(_LIMITS, Verdict.OK, "none that drops messages")] * (limits is not None)
+
+
+async def intake_bindings(transport: Transport, exchange: DelayExchange | None) -> Sequence[Probe]:
+    """Return a check of what applications have bound to the exchange of other programs' messages (ADR 9)."""
+    if exchange is None or not isinstance(transport, ForeignIntake):
+        return []
+    name = f"exchange {exchange.name}"
+    try:
+        bindings = await transport.foreign_bindings(exchange)
+    except TransportError as error:
+        return [Probe(name, Verdict.WARN, f"what is bound to it is unknown: {error}")]
+    if not bindings:
+        return [Probe(name, Verdict.OK, "no queue of an application is bound to it")]
+    mend = f"bind to {exchange.name}.due instead, and unbind from {exchange.name}"
+    return [Probe(name, Verdict.FAIL, bound_to_intake(exchange.name, bindings), mend)]
 
 
 # --- judging what was found ----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 
 from postdate.clock import EARLIEST
@@ -164,6 +165,76 @@ async def pending_messages_are_listed(store: ClaimingStore, operator: Administra
     expect_equal(await listed(due_from=NOW + SECOND, due_to=NOW + 3 * SECOND), ["1", "2"], "a range")
     expect_equal(await listed(destination="c"), [], "an unknown destination")
     expect_equal((await listed(destination="b", among=2))[:1], ["1"], "one destination among the first two")
+
+
+async def _pages(operator: AdministrableStore, where: MessageFilter, limit: int) -> list[list[str]]:
+    """Return the ids of each page of a list, read to its end."""
+    pages, after = list[list[str]](), where.after
+    while True:
+        page = await operator.read_pending(replace(where, after=after), limit)
+        pages.append(ids(page.messages))
+        expect(len(page.messages) <= limit, f"a page has at most {limit} messages")
+        if page.after is None:
+            return pages
+        after = page.after
+
+
+@administration.given(operated)
+async def a_herd_is_listed_page_by_page(store: ClaimingStore, operator: AdministrableStore) -> None:
+    """Of many that are due at one instant every page has its own, also of those that are claimed or failing."""
+    herd = [message(f"h-{n:02d}", NOW + SECOND, destination="ab"[n % 2]) for n in range(20)]
+    await store.store_many([message("before", NOW - SECOND), *herd, message("behind", NOW + 2 * SECOND)], NOW)
+    (first,) = await store.claim_due(NOW, 10)
+    expect_equal(first.message.message_id, "before", "the oldest message")
+    claimed, failing, *others = await store.claim_due(NOW + SECOND + MICROSECOND, 5)
+    await store.release(others, None)
+    await store.retry_later(failing, NOW + SECOND + MICROSECOND, NOW, "why")
+    everything = ids(await operator.list_pending(MessageFilter(), 100))
+    expect_equal(sorted(everything), sorted(["before", *ids(herd), "behind"]), "all")
+    for limit in (1, 3, 7, 22, 30):
+        pages = await _pages(operator, MessageFilter(), limit)
+        expect_equal([each for page in pages for each in page], everything, f"in pages of {limit}")
+    since = MessageFilter(destination="b", due_from=NOW + SECOND, due_to=NOW + 2 * SECOND)
+    found = [each for page in await _pages(operator, since, 3) for each in page]
+    expect_equal(
+        found, [each for each in everything if each.startswith("h") and int(each[2:]) % 2], "a filter, in pages"
+    )
+    await store.finish([claimed], Outcome.DELIVERED, NOW)
+
+
+@administration.given(operated)
+async def a_cursor_is_exact_when_its_message_has_gone(store: ClaimingStore, operator: AdministrableStore) -> None:
+    """A list goes on behind the cursor of a message that was cancelled, delivered or moved; others have no cursor."""
+    await store.store_many([message(f"{n}", NOW + SECOND) for n in range(8)], NOW)
+    every = await operator.list_pending(MessageFilter(), 100)
+    cancelled, moved, delivered = every[1], every[3], every[5]
+    await operator.cancel(cancelled.message_id, NOW)
+    expect(await operator.reschedule(moved.message_id, NOW + 9 * SECOND, NOW), "moved")
+    await store.remove(delivered.message_id, NOW)
+    waiting = [each for each in ids(every) if await operator.get(each) is not None and each != moved.message_id]
+    for gone in (cancelled, moved, delivered):
+        behind = [each for each in waiting if ids(every).index(each) > every.index(gone)]
+        found = await operator.list_pending(MessageFilter(after=gone.cursor), 100)
+        expect_equal(ids(found), [*behind, moved.message_id], f"behind {gone.message_id}")
+    expect_equal(found[-1].cursor, (await operator.list_pending(MessageFilter(), 100))[-1].cursor, "the same cursor")
+    late = MessageFilter(due_from=NOW + 2 * SECOND, after=cancelled.cursor)
+    expect_equal(ids(await operator.list_pending(late, 100)), [moved.message_id], "behind both bounds")
+    for wrong in (
+        "",
+        " ",
+        "0",
+        "-",
+        " 0",
+        "0 ",
+        "\0",
+        "a_b",
+        f"{cancelled.cursor}\n",
+        "9" * 5_000,
+        "9" * 5_000 + " 1",
+        5,
+    ):
+        with expect_error(InvalidMessage, f"the cursor {wrong!r:.20}"):
+            await operator.read_pending(MessageFilter(after=wrong), 10)  # type: ignore[arg-type]
 
 
 @administration.given(operated)

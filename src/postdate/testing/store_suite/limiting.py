@@ -6,8 +6,9 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
+from postdate.clock import LATEST
 from postdate.ports import AdministrableStore, ClaimingStore, MovingStore, Outcome, RecordKind, Transport
-from postdate.ports.limits import KeptLimits, LimitingStore
+from postdate.ports.limits import KeptLimits, LimitingStore, LimitsInUse
 from postdate.testing.conformance import Damage, Topic, expect, expect_equal
 from postdate.testing.damaged import MENDED, Rows, bad
 from postdate.testing.store_suite.subject import (
@@ -38,6 +39,43 @@ async def limits_are_kept(store: ClaimingStore, limits: LimitingStore) -> None:
     expect_equal(said, {name: (f"{n}", NOW + n * SECOND) for n, name in enumerate(names)}, "what is kept")
     expect_equal(len({each.lane for each in found}), len(names), "lanes")
     expect(all(each.lane > 0 for each in found), "lanes are numbered from 1")
+
+
+@limiting.given(limited)
+async def limits_are_read_by_destination(store: ClaimingStore, limits: LimitingStore) -> None:
+    """Those of many destinations at once; the others are left out, and names without limits have none."""
+    names = [f"q-{number}" for number in range(120)]
+    for name in [*names, "other", "Q-7", "q-7 "]:
+        await limits.keep_limits(name, "limits", NOW)
+    found = await limits.kept_limits([*names, "none", "ключ'\"%s"])
+    expect_equal(sorted(each.destination for each in found), sorted(names), "whose limits are read")
+    expect_equal(list(await limits.kept_limits([])), [], "the limits of no destination")
+
+
+@limiting.given(limited)
+async def lanes_with_messages_are_in_use(store: ClaimingStore, limits: LimitingStore) -> None:
+    """In force or lifted; empty lanes, and what is due in the far years of the lanes by itself, are not."""
+    expect_equal(await limits.limits_in_use(), LimitsInUse(any=False), "the limits in use before there are any")
+    for number in range(12):
+        await limits.keep_limits(f"q-{number}", "limits", NOW)
+    kept = {each.destination: each for each in await limits.kept_limits()}
+    in_use = await limits.limits_in_use()
+    expect_equal((in_use.any, list(in_use.held)), (True, []), "the limits in use while no lane has messages")
+    last = max(kept.values(), key=lambda each: each.lane)
+    far = [message("far", last.end + SECOND), message("farther", LATEST)]
+    chosen = [*sorted(kept)[2:5], last.destination]
+    await store.store_many([*far, *(message(f"m-{each}", NOW, destination=each) for each in chosen)], NOW)
+    for claim in await store.claim_due(NOW + SECOND, 20):
+        await store.release([claim], kept[claim.message.destination].place(claim.message.due))
+    in_use = await limits.limits_in_use()
+    expect_equal({each.destination for each in in_use.held}, set(chosen), "destinations with held messages")
+    expect(all(each == kept[each.destination] for each in in_use.held), "what is in use is what is kept")
+    for each in kept:
+        await limits.keep_limits(each, "", NOW, "limits")
+    in_use = await limits.limits_in_use()
+    expect(not in_use.any, "no limits are in force once all are lifted")
+    expect_equal({each.limits for each in in_use.held}, {""}, "the limits of lanes with messages")
+    expect_equal({each.destination for each in in_use.held}, set(chosen), "destinations with held messages, then")
 
 
 @limiting.given(limited)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from unittest import mock
 
 from postdate import messages
@@ -120,6 +121,22 @@ async def an_operator_sees_the_others(store: ClaimingStore, rows: Rows) -> None:
         expect_equal(await store.get(bad(damage)), None, "a damaged message, asked for by its id")
     one = await store.get(GOOD[0])
     expect_equal(one and one.message_id, GOOD[0], "a good message, asked for by its id")
+
+
+@quarantine.given(quarantining)
+async def unreadable_messages_do_not_end_a_list(store: ClaimingStore, rows: Rows) -> None:
+    """In pages of one, the first of which has none that can be read."""
+    if not isinstance(store, AdministrableStore):
+        return
+    await _store_damaged(store, rows)
+    found, where = list[str](), MessageFilter()
+    for _ in range(len(GOOD) + len(rows.damages) + 1):
+        page = await store.read_pending(where, 1)
+        found += ids(page.messages)
+        where = replace(where, after=page.after)
+        if page.after is None:
+            break
+    expect_equal(found, GOOD, "good messages, in pages of one")
 
 
 async def _set_aside(store: ClaimingStore, rows: Rows, damage: Damage) -> tuple[bytes, Quarantined]:

@@ -1,0 +1,37 @@
+"""Limits of queues, as an operator changes them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from datetime import datetime
+
+from postdate.core.limits import Limits, change_limits, has_limits, limiting
+from postdate.errors import QueueNotFound
+from postdate.operations.needs import exists, lengths
+from postdate.wiring import OpenDeployment
+
+
+async def change_destination(
+    deployment: OpenDeployment,
+    queue: str,
+    change: Callable[[Limits], Limits],
+    now: datetime,
+    *,
+    must_exist: bool = True,
+) -> tuple[Limits, bool | None]:
+    """Change the limits of a queue; return them, and whether the queue exists (``None``: that cannot be known).
+
+    Limits of a queue that does not exist can always be lifted.
+
+    Raises:
+        QueueNotFound: it does not exist and has no limits, and it ``must_exist``; names queues with a similar name.
+        NotSupported: the store keeps no limits.
+    """
+    store, is_there = limiting(deployment.store), await exists(deployment, queue)
+    if must_exist and is_there is False and not await has_limits(store, queue):
+        known = await lengths(deployment, []) or {}
+        similar = difflib.get_close_matches(queue, known)
+        hint = f"did you mean {' or '.join(map(repr, similar))}? " if similar else ""
+        raise QueueNotFound(f"there is no queue {queue!r}; {hint}To limit it before it is created, add --missing-ok")
+    return await change_limits(store, queue, change, now), is_there

@@ -1,0 +1,35 @@
+"""No statement of a hot path reads more than its batch, whatever lies beside it and whatever the planner was told.
+
+``python -m tests.plans`` prints the same as a table.
+"""
+
+from pathlib import Path
+
+import pytest
+from tests.plans.meters import Meter
+from tests.plans.sites import PLANS, MariaDbSite, PostgresSite, SqliteSite, Statistics, measure
+
+
+@pytest.mark.parametrize("plans", PLANS)
+@pytest.mark.parametrize("statistics", Statistics, ids=lambda each: each.value)
+async def test_no_statement_of_postgres_reads_what_lies_beside(
+    postgres_url: str, statistics: Statistics, plans: str
+) -> None:
+    assert too_many(await measure(PostgresSite(postgres_url, plans), statistics)) == []
+
+
+@pytest.mark.parametrize("statistics", Statistics, ids=lambda each: each.value)
+async def test_no_statement_of_mariadb_reads_what_lies_beside(mariadb_url: str, statistics: Statistics) -> None:
+    assert too_many(await measure(MariaDbSite(mariadb_url), statistics)) == []
+
+
+@pytest.mark.parametrize("statistics", Statistics, ids=lambda each: each.value)
+async def test_no_statement_of_sqlite_reads_what_lies_beside(tmp_path: Path, statistics: Statistics) -> None:
+    assert too_many(await measure(SqliteSite(tmp_path), statistics)) == []
+
+
+def too_many(meter: Meter) -> list[str]:
+    """Return the statements that read more than their batch accounts for, each at its worst, with its plan."""
+    assert len(meter.worst()) > 50
+    bad = [each for each in meter.worst() if each.rows > meter.most]
+    return [f"{each.step}: {each.rows} rows or steps: {each.statement}\n{each.plan}" for each in bad]
