@@ -65,17 +65,15 @@ from postdate.ports import (
     Outcome,
     Record,
     RecordKind,
+    ReplacingStore,
     ScannableStore,
 )
 from postdate.ports.backends import Place
-from postdate.ports.changing import MARKERS
+from postdate.ports.changing import INTENTS, KEYED, KEYED_ID, OF_THE_STORE
 from postdate.ports.limits import LimitingStore
 from postdate.ports.migrating import MOVED_AWAY, BatchStatus, MigrationBatch, MigrationRun, MigrationStatus
 from postdate.ports.scanning import ARCHIVED, ArchivableStore
 from postdate.wiring.sources import moves_of_older_versions
-
-INTENTS: Final = "postdate.migration"
-"""The destination of intents: no queue, for nothing ever delivers them."""
 
 _NAMED: Final = "migration-"
 
@@ -225,6 +223,9 @@ def _history(store: TargetStore, id_: str) -> Sequence[Record]:
     return store.ask(lambda store: store.history(id_))
 
 
+async def _nothing() -> None: ...
+
+
 async def _look_soon(store: ClaimingStore) -> None:
     """Wait half a second, then look: by that a store frees the claims of dead processes."""
     await anyio.sleep(0.5)
@@ -295,7 +296,7 @@ class _Passage:
         destinations, dues, back = Counter[str](), (to_microseconds(LATEST), 0), list[str]()
         gone = self._given_away()
         for id_, destination, due in self.source.rows("pending", ("message_id", "destination", "due")):
-            if destination not in {INTENTS, MARKERS}:
+            if destination not in OF_THE_STORE:
                 destinations[destination] += 1
                 dues = min(dues[0], due), max(dues[1], due)
                 back += [id_] if id_ in gone else []
@@ -451,6 +452,7 @@ class _Passage:
         """Store messages that left the old store, compare those that the target knew before, and cancel the intent."""
         now, refused = SystemClock().now(), list[str]()
         there = self._store(batch, now, refused)
+        self._keep_keys(batch)
         known = only(batch, there)
         self._tally.moved(MovedBatch(intent.message_id, 1, known.num_rows, late_in(batch, now)))
         fresh = batch.num_rows - known.num_rows - len(refused)
@@ -474,6 +476,17 @@ class _Passage:
             self._refuse(1, f"is refused by the target: {error}")
             refused.append(str(batch.column("message_id")[0]))
             return []
+
+    def _keep_keys(self, batch: pa.RecordBatch) -> None:
+        """Have those that waited under a key in the old store wait under it in the new one."""
+        likely = [id_ for id_ in map(str, batch.column("message_id")) if KEYED_ID.search(id_)]
+        keyed = [
+            id_
+            for id_ in likely
+            if any(each.kind is RecordKind.SCHEDULED and each.detail == KEYED for each in _history(self.source, id_))
+        ]
+        if keyed:
+            self.target.ask(lambda store: store.keep_keys(keyed) if isinstance(store, ReplacingStore) else _nothing())
 
     # --- ending --------------------------------------------------------------------------------------------------
 
