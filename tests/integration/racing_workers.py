@@ -55,4 +55,5 @@ def main(url: str, settings: dict[str, Any], messages: int, workers: int, seed: 
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], json.loads(sys.argv[2]), *map(int, sys.argv[3:5]), sys.argv[5], Path(sys.argv[6])))
+    address, settings, messages, workers, seed, folder = sys.argv[1:]
+    sys.exit(main(address, json.loads(settings), int(messages), int(workers), seed, Path(folder)))

@@ -201,7 +201,7 @@ def holding_what_is_limited() -> Generator[Breaks]:
     def none(self: Any, claim: Claim) -> None:
         return None
 
-    with _instead(limits.SeenLimits, "holds", none):
+    with _instead(limits.LimitsCache, "holds", none):
         yield Breaks()
 
 

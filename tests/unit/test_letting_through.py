@@ -310,7 +310,7 @@ async def test_limits_of_queues_without_messages_are_neither_read_nor_looked_int
         for number in range(50):
             await change_limits(shop.limits, f"idle-{number}", limited(10, ()), shop.clock.now())
         kept_limits, claim_held = shop.limits.kept_limits, shop.limits.claim_held
-        read, looked_into = list[object](), list[object]()
+        read, looked_into = list[list[str]](), list[str]()
 
         async def reading(destinations=None):
             read.append(destinations)

@@ -1,7 +1,7 @@
 """What limits of destinations say: windows, rates, and what a store keeps of them (ADR 34)."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -183,8 +183,8 @@ async def test_limits_that_are_set_again_leave_a_rate_alone() -> None:
 
 async def test_of_changes_at_once_none_is_lost() -> None:
     class Slow(MemoryStore):
-        async def kept_limits(self) -> Sequence[KeptLimits]:
-            found = await super().kept_limits()
+        async def kept_limits(self, destinations: Collection[str] | None = None) -> Sequence[KeptLimits]:
+            found = await super().kept_limits(destinations)
             await anyio.lowlevel.checkpoint()
             return found
 

@@ -11,7 +11,8 @@ No setting of the session is changed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
@@ -68,7 +69,7 @@ def read_input(spark: SparkSession, path: str, input_format: str | None = None, 
             case "json":
                 return _json_rows(spark, _lines(spark.read, path), path, chosen)
             case _:
-                return _in_microseconds(_parquet(spark, path))
+                return _parquet(spark, path)
 
 
 def read_directory(
@@ -102,9 +103,10 @@ def read_directory(
     if files_at_once < 1:
         raise PipelineError(f"files_at_once={files_at_once} is below 1")
     chosen = _checked(Encoding(encoding), format)
-    if format == "parquet" and _NANOSECONDS.search(schema):
-        spark = _knowing_nanoseconds(spark)
-    with told_in_one_line(f"cannot read {path!r} with the schema {schema!r}"):
+    with ExitStack() as stack:
+        stack.enter_context(told_in_one_line(f"cannot read {path!r} with the schema {schema!r}"))
+        if format == "parquet" and _NANOSECONDS.search(schema):
+            spark = stack.enter_context(_knowing_nanoseconds(spark))
         reader = spark.readStream.options(maxFilesPerTrigger=files_at_once, maxFileAge=_ANY_AGE)
         if format == "parquet":
             # A value that is malformed must not become a null that looks like a row without a due time.
@@ -283,25 +285,37 @@ def _is_case_sensitive(spark: SparkSession) -> bool:
 
 def _parquet(spark: SparkSession, path: str) -> DataFrame:
     try:
-        return spark.read.options(mergeSchema=True).parquet(path)
+        return _in_microseconds(spark.read.options(mergeSchema=True).parquet(path))
     except Exception as error:
         if "nanos" not in str(error).lower():  # of the setting, or of the type
             raise
-        return _knowing_nanoseconds(spark).read.options(mergeSchema=True).parquet(path)
+        with _knowing_nanoseconds(spark) as session:
+            return _in_microseconds(session.read.options(mergeSchema=True).parquet(path))
 
 
-def _knowing_nanoseconds(spark: SparkSession) -> SparkSession:
-    """Return a session with the settings of another one, and a preview of Spark 4.3 that knows nanoseconds.
+@contextmanager
+def _knowing_nanoseconds(spark: SparkSession) -> Generator[SparkSession]:
+    """Yield a session with the settings of another one, and a preview of Spark 4.3 that knows nanoseconds.
 
     Its frames need the setting whenever they are planned, and it would change what others read: so it is not set in
-    the session of the user.
+    the session of the user. In the block it is the active one, by whose settings Spark parses types.
     """
     session = spark.newSession()
     for name, value in spark.conf.getAll.items():
         if session.conf.isModifiable(name):
             session.conf.set(name, value)
     session.conf.set("spark.sql.timestampNanosTypes.enabled", "true")
-    return session
+    java: Any = session
+    sessions = java._jvm.org.apache.spark.sql.classic.SparkSession  # noqa: SLF001 - only Java knows the active one
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(java._jsparkSession)  # noqa: SLF001
+    try:
+        yield session
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
 
 
 def _in_microseconds(rows: DataFrame) -> DataFrame:

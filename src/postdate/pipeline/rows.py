@@ -397,6 +397,8 @@ def _values(batch: pa.RecordBatch, name: str) -> Sequence[Any]:
     if position < 0:
         return [None] * batch.num_rows
     column = batch.column(position)
+    if name == "body" and _is_text(column.type):
+        return _as_bytes(column).to_pylist()
     if _is_text(column.type) and not _is_valid(column):  # those rows are refused before their texts are looked at
         texts = _as_bytes(column).to_pylist()
         return [None if text is None else text.decode("utf-8", "backslashreplace") for text in texts]

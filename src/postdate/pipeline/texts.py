@@ -216,7 +216,8 @@ _decode_text: Final = msgspec.json.Decoder(str).decode
 def json_pairs(text: str) -> list[tuple[str, str | None]]:
     """Return the pairs of a JSON object, each as often as it is there, with their values as texts.
 
-    A value that is no text becomes its JSON text, as it is written, and null ``None``.
+    A value that is no text becomes its JSON text, as it is written, and null ``None``. A name that is repeated has its
+    last value each time.
 
     Raises:
         ValueError: the text is no JSON object and nothing else, or has half of a pair of surrogates.

@@ -60,7 +60,9 @@ async def lanes_with_messages_are_in_use(store: ClaimingStore, limits: LimitingS
         await limits.keep_limits(f"q-{number}", "limits", NOW)
     kept = {each.destination: each for each in await limits.kept_limits()}
     in_use = await limits.limits_in_use()
-    expect_equal((in_use.any, list(in_use.held)), (True, []), "the limits in use while no lane has messages")
+    expect_equal(
+        (in_use.any, list(in_use.held)), (True, list[KeptLimits]()), "the limits in use while no lane has messages"
+    )
     last = max(kept.values(), key=lambda each: each.lane)
     far = [message("far", last.end + SECOND), message("farther", LATEST)]
     chosen = [*sorted(kept)[2:5], last.destination]
