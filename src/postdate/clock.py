@@ -51,6 +51,18 @@ class Clock(Protocol):
 
 _SINCE_BOOT: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)  # of Linux
 
+_NEVER_BACK: Final[int | None] = getattr(time, "CLOCK_MONOTONIC", None)  # not on Windows
+
+
+def steady_seconds() -> float:
+    """Return seconds that never go back, in any thread: all times between which spans are measured are read here.
+
+    Not `time.monotonic`, as libraries for tests set that in some threads and leave it in others: the difference of two
+    readings would be decades. `freezegun` does so by what the stack looks like; `time.clock_gettime` it leaves alone.
+    """
+    return time.monotonic() if _NEVER_BACK is None else time.clock_gettime(_NEVER_BACK)
+
+
 _TIMER_SLACK_SECONDS = 0.0015
 """Event loops round their timers up to a millisecond; the last stretch of a wait is slept by a thread instead."""
 
@@ -58,11 +70,11 @@ _TIMER_SLACK_SECONDS = 0.0015
 async def _wait_precisely(event: anyio.Event, seconds: float) -> None:
     """Wait for ``event`` or ``seconds``, to a tenth of a millisecond; the last stretch ignores ``event``."""
     if seconds > _TIMER_SLACK_SECONDS:
-        started = time.monotonic()
+        started = steady_seconds()
         with anyio.move_on_after(seconds - _TIMER_SLACK_SECONDS):
             await event.wait()
             return
-        seconds -= time.monotonic() - started
+        seconds -= steady_seconds() - started
     if seconds <= 0 or event.is_set():
         return
     if our_threads().available_tokens > 0:
@@ -82,11 +94,11 @@ class SystemClock:
         await _wait_precisely(event, (until - self.now()).total_seconds())
 
     def monotonic(self) -> float:
-        return time.monotonic()
+        return steady_seconds()
 
     def since_boot(self) -> float:
         """Return seconds as :meth:`monotonic`, those included in which the machine was suspended, where it tells."""
-        return time.monotonic() if _SINCE_BOOT is None else time.clock_gettime(_SINCE_BOOT)
+        return steady_seconds() if _SINCE_BOOT is None else time.clock_gettime(_SINCE_BOOT)
 
     async def wait_for(self, event: anyio.Event, duration: timedelta) -> None:
         await _wait_precisely(event, duration.total_seconds())
@@ -124,7 +136,7 @@ class ScaledClock:
         await _wait_precisely(event, (until - self.now()).total_seconds() / self.speed)
 
     def monotonic(self) -> float:
-        return time.monotonic() * self.speed
+        return steady_seconds() * self.speed
 
     async def wait_for(self, event: anyio.Event, duration: timedelta) -> None:
         await _wait_precisely(event, duration.total_seconds() / self.speed)
@@ -155,9 +167,9 @@ def brought_up_to_date(shown: datetime, heard_at: float) -> datetime:
 
     Args:
         shown: aware, UTC.
-        heard_at: when it was read, in seconds of :func:`time.monotonic`; in any thread.
+        heard_at: when it was read, in seconds of :func:`steady_seconds`; in any thread.
     """
-    return later(shown, timedelta(seconds=time.monotonic() - heard_at))
+    return later(shown, timedelta(seconds=steady_seconds() - heard_at))
 
 
 def time_left(deadline: float, seconds: float) -> timedelta:

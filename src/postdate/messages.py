@@ -597,19 +597,43 @@ def expires_at_of(headers: Mapping[str, str]) -> datetime | None:
     return None if text is None else parse_timestamp(text)
 
 
-def encoded_deliver_at(due: datetime) -> str:
-    """Return the header of a due time as part of encoded headers, which a store replaces when it reschedules."""
-    return f'"{Headers.DELIVER_AT}":"{format_timestamp(due)}"'
-
-
 def check_reschedule(message_id: str, due: datetime, expires_at: datetime | None) -> None:
     """Refuse another due time that lies after the expiry. Raises `InvalidMessage`."""
     if expires_at is not None and due > expires_at:
         raise InvalidMessage(f"message {message_id!r} expires at {expires_at.isoformat()}, before that")
 
 
-def rescheduled(message: DelayedMessage, due: datetime) -> DelayedMessage:
-    """Return the message with another due time, and with the header that says it; one of the sender's own stays.
+def rescheduled_headers(
+    headers: Mapping[str, str], before: datetime | None, due: datetime, wall_time: str | None
+) -> Mapping[str, str]:
+    """Return the headers of a message with another due time.
+
+    The header that says when it is due follows; one of the sender's own stays. The header of a wall time is there
+    exactly while the message follows the clocks of a zone: without ``wall_time``, it goes.
+
+    Args:
+        headers: of the message.
+        before: when it was due; ``None``: outside the calendar, so that no header says it.
+        due: when it is due now.
+        wall_time: what clocks show then, as the header says it.
+    """
+    changed = {name: value for name, value in headers.items() if name != Headers.WALL_TIME}
+    if before is not None and headers.get(Headers.DELIVER_AT) == format_timestamp(before):
+        changed[Headers.DELIVER_AT] = format_timestamp(due)
+    return changed if wall_time is None else {**changed, Headers.WALL_TIME: wall_time}
+
+
+def rescheduled_text(text: str | bytes, before: datetime | None, due: datetime, wall_time: str | None) -> str | bytes:
+    """Do :func:`rescheduled_headers` with encoded headers; those that cannot be read stay as they are."""
+    try:
+        headers = decode_headers(text)
+    except InvalidHeaders:
+        return text
+    return encode_headers(rescheduled_headers(headers, before, due, wall_time))
+
+
+def rescheduled(message: DelayedMessage, due: datetime, wall_time: str | None = None) -> DelayedMessage:
+    """Return the message with another due time: see :func:`rescheduled_headers`.
 
     It begins anew: attempts to deliver it that failed before count no more, so it has all its retries.
 
@@ -617,9 +641,7 @@ def rescheduled(message: DelayedMessage, due: datetime) -> DelayedMessage:
         InvalidMessage: the message expires before that.
     """
     check_reschedule(message.message_id, due, message.expires_at)
-    headers = message.headers
-    if headers.get(Headers.DELIVER_AT) == format_timestamp(message.due):
-        headers = {**headers, Headers.DELIVER_AT: format_timestamp(due)}
+    headers = rescheduled_headers(message.headers, message.due, due, wall_time)
     return _changed(message, due=aware_utc(due), headers=headers, number_of_failures=0)
 
 

@@ -38,7 +38,7 @@ def test_after_setup_only_the_service_is_missing(cli):
     assert ran.json["result"] == "warn"
     assert set(found) == {
         "Python", "SQLite", "settings", "loopback", "synchronous", "disk space", "file system", "database",
-        "write-ahead log", "clock", "processes", "service", "queues", "error queue", "destinations", "set aside",
+        "write-ahead log", "clock", "zone files", "processes", "service", "queues", "error queue", "destinations", "set aside",
         "pipeline",
     }  # fmt: skip
 

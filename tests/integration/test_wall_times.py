@@ -1,6 +1,7 @@
 """Messages follow the clocks of a zone, whatever becomes of its rules (ADR 33)."""
 
 import logging
+import struct
 import zoneinfo
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -29,9 +30,10 @@ from postdate import (
     Sqlite,
 )
 from postdate.clock import LATEST
-from postdate.core import wall_times
+from postdate.core import wall_times, zones
 from postdate.errors import DelayConflict, InvalidMessage, InvalidTimestamp, NotSupported
 from postdate.messages import Headers
+from postdate.operations.doctor.checks import Verdict, time_zones
 from postdate.ports import MessageFilter, RecordKind
 from postdate.ports.changing import MARKERS
 from postdate.testing import FaultyStore, VirtualClock
@@ -55,12 +57,12 @@ def rules(tmp_path: Path) -> Iterator[Any]:
     def set_to(zone: str) -> None:
         (folder / "Europe" / "Paris").write_bytes(real[zone])
         zoneinfo.reset_tzpath([str(folder)])
-        wall_times._rules_of.cache_clear()
+        zones._rules_of.cache_clear()
 
     set_to(PARIS)
     yield set_to
     zoneinfo.reset_tzpath(before)
-    wall_times._rules_of.cache_clear()
+    zones._rules_of.cache_clear()
 
 
 @contextmanager
@@ -90,7 +92,9 @@ def place(request: pytest.FixtureRequest) -> Iterator[tuple[str, dict[str, Any]]
         (datetime(2027, 12, 1, 9), at(8, 12)),  # noqa: DTZ001 - what clocks show has no zone of its own
         ("2027-03-28 02:30", datetime(2027, 3, 28, 1, 30, tzinfo=UTC)),  # left out: clocks show 03:30 then
         ("2027-10-31 02:30", datetime(2027, 10, 31, 0, 30, tzinfo=UTC)),  # twice: the first
-        (datetime(2027, 10, 31, 2, 30, fold=1), datetime(2027, 10, 31, 0, 30, tzinfo=UTC)),  # noqa: DTZ001
+        (datetime(2027, 10, 31, 2, 30, fold=1), datetime(2027, 10, 31, 1, 30, tzinfo=UTC)),  # noqa: DTZ001
+        ("2027-10-31 02:30;fold=1", datetime(2027, 10, 31, 1, 30, tzinfo=UTC)),
+        (datetime(2027, 3, 28, 2, 30, fold=1), datetime(2027, 3, 28, 0, 30, tzinfo=UTC)),  # noqa: DTZ001
         ("2027-07-01", datetime(2027, 6, 30, 22, tzinfo=UTC)),
     ],
 )
@@ -177,7 +181,7 @@ async def test_new_rules_move_what_waits(
         "winter": at(8, 12),
     }
     assert await dues(client) == before
-    assert len(await client.list(Pending(zone=PARIS))) == 5
+    assert len(await client.list(Pending(zone=PARIS))) == 4  # what was rescheduled by hand follows no clocks
     if not url.startswith("mariadb"):  # which holds no queues
         told = await client.explain("summer")
         assert "it was sent for 2027-07-01T09:00:00 Europe/Paris, which is 2027-07-01T07:00" in " ".join(told.facts)
@@ -220,6 +224,52 @@ async def test_new_rules_move_what_waits(
     async with looking_into(url, more) as store:
         assert len(await wall_times.markers(store)) == 1
     await client.close()
+
+
+async def test_a_message_is_rescheduled_to_a_wall_time_and_away_from_it(
+    place: tuple[str, dict[str, Any]], rules: Change
+) -> None:
+    url, more = place
+    client = postdate.connect(url, endpoint="shop", **more)
+    for name in ("a", "b", "c"):
+        await client.send(b"", destination="q", deliver_at=at(10), message_id=name, headers={"name": name})
+    assert await client.reschedule("a", deliver_at=SUMMER, zone=PARIS)
+    answers = await client.reschedule_where(Pending(headers={"name": "b"}), deliver_at=WINTER, zone=PARIS)
+    assert answers == {postdate.Answer.DONE: 1}
+    assert await dues(client) == {"a": at(7), "b": at(8, 12), "c": at(10)}
+    assert [each.message_id for each in await client.list(Pending(zone=PARIS))] == ["a", "b"]
+    for wrong in (
+        {"deliver_at": SUMMER},
+        {"delay": timedelta(1), "zone": PARIS},
+        {"deliver_at": SUMMER, "zone": "Mars"},
+    ):
+        with pytest.raises((InvalidTimestamp, DelayConflict)):
+            await client.reschedule("c", **wrong)
+    # Away from it to the very instant: it stays there, whatever becomes of the rules.
+    assert await client.reschedule("b", deliver_at=at(8, 12))
+    assert await client.reschedule("c", deliver_at=SUMMER, zone=PARIS)
+    assert await client.reschedule("c", deliver_at=at(7))
+    rules("Africa/Algiers")
+
+    async def moved() -> bool:
+        return (await dues(client))["a"] == at(8)
+
+    await served_until(url, more, moved)
+    assert await dues(client) == {"a": at(8), "b": at(8, 12), "c": at(7)}
+    assert [each.message_id for each in await client.list(Pending(zone=PARIS))] == ["a"]
+    await client.close()
+
+
+async def test_what_was_made_due_now_by_hand_follows_no_clocks_when_it_comes_through_a_queue(tmp_path: Path) -> None:
+    """As a failed message does that is returned from the error queue; it had the old time again."""
+    store: Any = open_store(f"sqlite:///{tmp_path / 'shop.db'}")
+    await store.initialize("shop", postdate.TransactionMode.RECEIVE_ONLY)
+    await store.setup()
+    headers = {Headers.WALL_TIME: f"2090-07-01T09:00:00 {PARIS}"}
+    await store.store(DelayedMessage("m", datetime(2090, 7, 1, 7, tzinfo=UTC), "q", headers, b""), at(0))
+    assert await store.reschedule("m", at(1), at(1))
+    assert wall_times.WallTime.of((await store.get("m")).headers) is None
+    await store.close()
 
 
 @pytest.fixture
@@ -274,12 +324,12 @@ async def test_older_files_move_nothing(
     shop: tuple[str, Client], rules: Change, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, client = shop
-    monkeypatch.setattr(wall_times, "_version", lambda: "2026b")
+    monkeypatch.setattr(wall_times, "_version", lambda: "2099b")
     rules("Africa/Algiers")
     await served_until(url, {}, is_due(client, 8))
     rules(PARIS)
-    monkeypatch.setattr(wall_times, "_version", lambda: "2026a")
-    await served_until(url, {}, says(caplog, "the zone files here are 2026a, older than those"))
+    monkeypatch.setattr(wall_times, "_version", lambda: "2099a")
+    await served_until(url, {}, says(caplog, "the zone files here are 2099a, older than those"))
     assert await is_due(client, 8)()
 
     # What is sent by them is found by a service with the newer ones.
@@ -287,7 +337,7 @@ async def test_older_files_move_nothing(
     await other.send(b"", **FOLLOWS, deliver_at=SUMMER, message_id="by older files")
     await other.close()
     rules("Africa/Algiers")
-    monkeypatch.setattr(wall_times, "_version", lambda: "2026b")
+    monkeypatch.setattr(wall_times, "_version", lambda: "2099b")
 
     async def found() -> bool:
         return set((await dues(client)).values()) == {at(8)}
@@ -370,11 +420,57 @@ async def test_a_marker_that_was_cancelled_is_made_anew(tmp_path: Path) -> None:
         await client.close()
 
 
-def test_the_version_of_zone_files_is_theirs(tmp_path: Path, rules: Change) -> None:
-    rules(PARIS)
-    assert wall_times._version() == ""
-    (tmp_path / "zones" / "tzdata.zi").write_text("# version 2026b\nR x\n", encoding="ascii")
-    assert wall_times._version() == "2026b"
+def test_the_newest_zone_files_hold(tmp_path: Path, rules: Change, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the system, here with the rules of Algiers for Paris, or those of the package; see ADR 42."""
+    rules("Africa/Algiers")
+    algiers, paris = (zones.ZoneFiles(None, "").read(zone) for zone in ("Africa/Algiers", PARIS))
+    monkeypatch.setattr(zones.tzdata, "IANA_VERSION", "2026f")
+    for name, text, version in (
+        ("nothing", "", ""),  # they do not say it: an administrator may have chosen them
+        ("tzdata.zi", "# version 2026f\nR x\n", "2026f"),
+        ("tzdata.zi", "# version 2026g\nR x\n", "2026g"),
+    ):
+        (tmp_path / "zones" / name).write_text(text, encoding="ascii")
+        zones._rules_of.cache_clear()
+        assert wall_times._version() == version
+        assert zones.rules_of(PARIS) == algiers
+        assert "; there is 2026f in the package tzdata, too" in time_zones().found
+        assert (time_zones().result is Verdict.OK) is bool(version)
+    for name, text in (("tzdata.zi", "# version 2026e\nR x\n"), ("+VERSION", "2026e\n")):
+        (tmp_path / "zones" / "tzdata.zi").unlink(missing_ok=True)
+        (tmp_path / "zones" / name).write_text(text, encoding="ascii")
+        zones._rules_of.cache_clear()
+        assert wall_times._version() == "2026f"
+        assert zones.rules_of(PARIS) == paris
+        assert time_zones().result is Verdict.OK
+        assert time_zones().found.startswith(
+            "the rules of zones are those of 2026f in the package tzdata; there is 2026e"
+        )
+
+
+def test_rules_that_differ_between_full_hours_are_others() -> None:
+    """Also where they differ in one night far ahead, and by the rule at the end of the file."""
+
+    def zone(footer: str, *changes: tuple[int, int]) -> bytes:
+        """Return a file in which clocks are changed by hours at seconds since 1970 UTC; east of UTC."""
+        counts = struct.pack(">6L", 0, 0, 0, len(changes), 3, 4)
+        head = b"TZif2" + bytes(15)
+        types = b"".join(struct.pack(">lBB", hours * 3600, 0, 0) for hours in range(3)) + b"xxx\0"
+        times = b"".join(struct.pack(">q", at) for at, _ in changes) + bytes(hours for _, hours in changes)
+        first = head + struct.pack(">6L", 0, 0, 0, 0, 1, 4) + types[:6] + b"xxx\0"
+        return first + head + counts + times + types + f"\n{footer}\n".encode()
+
+    one = zone("XXX0", (1_800_000_000, 1), (1_800_009_000, 0))
+    assert zones.have_same_rules(one, zone("<x00>0", (1_800_000_000, 1), (1_800_009_000, 0)), 2026)
+    for other in (
+        zone("XXX0", (1_800_000_900, 1), (1_800_009_000, 0)),
+        zone("XXX0", (1_800_000_000, 1), (1_800_009_001, 0)),
+        zone("XXX0", (1_800_000_000, 1), (1_800_009_000, 0), (2_100_000_001, 1), (2_100_000_062, 0)),
+        zone("XXX0YYY,M3.5.0,M10.5.0", (1_800_000_000, 1), (1_800_009_000, 0)),
+    ):
+        assert not zones.have_same_rules(one, other, 2026)
+    last, fourth = (zone(f"XXX0YYY,M3.{week}.0/2:30,M10.5.0") for week in (5, 4))
+    assert not zones.have_same_rules(last, fourth, 2026)
 
 
 async def test_a_zone_is_kept_for_a_transaction_of_the_application(postgres_url: str) -> None:
@@ -403,6 +499,7 @@ async def test_what_comes_through_a_queue_goes_by_the_rules_of_the_service(tmp_p
     async with endpoint:
         found = await until(lambda: store.get("m"))
         assert found.due == datetime(2999, 7, 1, 8, tzinfo=UTC)
+        assert found.headers[Headers.WALL_TIME] == f"2999-07-01T09:00:00 {PARIS}"
         assert [each.headers["zone"] for each in await wall_times.markers(store)] == [PARIS]
     await store.close()
 

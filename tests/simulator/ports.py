@@ -131,7 +131,7 @@ class SimulatedStore(ClaimingStore):
         """See :meth:`postdate.ports.AdministrableStore.cancel`."""
         return await self._connection.call("cancel", lambda: self._site.cancel(message_id))
 
-    async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
+    async def reschedule(self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None) -> bool:
         """See :meth:`postdate.ports.AdministrableStore.reschedule`."""
         return await self._connection.call("reschedule", lambda: self._site.reschedule(message_id, due))
 

@@ -1,6 +1,7 @@
 """The clock that follows a store's: never ahead of it, whoever sets the machine's, and it says how far that is off."""
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -9,7 +10,7 @@ import anyio
 import pytest
 
 from postdate import DelayedDelivery, Endpoint, MemoryStore, MemoryTransport, SystemClock
-from postdate.clock import ScaledClock
+from postdate.clock import ScaledClock, brought_up_to_date, steady_seconds
 from postdate.core.store_clock import FollowingClock, clock_of_store
 from postdate.errors import StoreNotWritable, StoreUnreachable
 from postdate.ports import StoreCapabilities
@@ -356,3 +357,11 @@ async def test_an_endpoint_delays_and_judges_by_the_store_s_clock(*, use_store_c
     assert len(arrived) == (1 if use_store_clock else 2)
     assert store.reported, "other services can see how far this machine's clock is off"
     assert abs(store.reported[0] - 10 * MINUTE) < MINUTE / 2
+
+
+def test_a_frozen_monotonic_clock_brings_no_instant_decades_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries that freeze time for tests set `time.monotonic` to seconds since 1970, in some threads."""
+    heard_at = steady_seconds()
+    monkeypatch.setattr(time, "monotonic", lambda: 1_800_000_000.0)
+    assert brought_up_to_date(START, heard_at) - START < MINUTE
+    assert SystemClock().monotonic() - heard_at < 60

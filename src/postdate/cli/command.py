@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from postdate.config import Settings
+    from postdate.core.wall_times import WallTime
     from postdate.wiring import OpenDeployment
 
 
@@ -289,6 +290,24 @@ def _instant_or_wall(text: str) -> datetime | str:
     except ValueError:
         is_wall = False
     return text.strip() if is_wall else _instant(text)
+
+
+def wall_time_of(at: datetime | str | None, zone: str | None, option_name: str) -> WallTime | None:
+    """Return what clocks show, where an option says whose; refuse a time without an offset where none does."""
+    from postdate.config import parse_instant
+    from postdate.core.wall_times import WallTime
+    from postdate.errors import InvalidTimestamp
+
+    if isinstance(at, str) and zone is None:
+        try:
+            parse_instant(at)
+        except InvalidTimestamp as error:
+            raise typer.BadParameter(f"{error}; or say by whose clocks: {option_name}", param_hint="'--at'") from None
+    if zone is None:
+        return None
+    if not isinstance(at, str):
+        raise wrong_usage(f"{option_name} needs --at with what its clocks show, without an offset: 2027-03-28T09:00")
+    return WallTime.read(at, zone)
 
 
 def _name(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from postdate import operations
 from postdate.cli.command import (
-    At,
+    AtWall,
     Delay,
     DryRun,
     Limit,
@@ -25,6 +25,7 @@ from postdate.cli.command import (
     option,
     pairs_of,
     progress,
+    wall_time_of,
     wrong_usage,
 )
 from postdate.cli.output import clean, print_body, print_pairs, print_table, time_or_dash
@@ -175,7 +176,11 @@ def reschedule(
     use: Use,
     message_ids: SomeIds = None,
     delay: Delay = None,
-    at: At = None,
+    at: AtWall = None,
+    at_zone: Annotated[
+        str | None,
+        named("--at-zone", "By whose clocks it is due --at, as Europe/Paris: it follows them.", metavar="ZONE"),
+    ] = None,
     later_by: Annotated[timedelta | None, duration("--later-by", "Due so much later than each is now.")] = None,
     *,
     which: Which,
@@ -188,6 +193,9 @@ def reschedule(
         choice = "--delay or --at" if are_named else "--delay, --at or --later-by"
         raise wrong_usage(f"say when: either {choice}")
 
+    wall_time = wall_time_of(at, at_zone, "--at-zone")
+    at = at if wall_time is None else wall_time.instant()
+
     def due(message: DelayedMessage | None, now: datetime) -> datetime:
         if later_by is not None and message is not None:
             return later(message.due, later_by)
@@ -196,12 +204,17 @@ def reschedule(
     if are_named:
 
         async def work(deployment: OpenDeployment, now: datetime) -> list[operations.Change]:
-            return [await operations.reschedule(deployment, each, due(None, now), now) for each in message_ids or ()]
+            return [
+                await operations.reschedule(deployment, each, due(None, now), now, wall_time)
+                for each in message_ids or ()
+            ]
 
         _report_changes(use, use.work(work), "rescheduled")
         return
     done = use.work(
-        lambda store, now: operations.reschedule_all(store, where, due, now, dry_run=dry_run, progress=progress())
+        lambda store, now: operations.reschedule_all(
+            store, where, due, now, dry_run=dry_run, progress=progress(), wall_time=wall_time
+        )
     )
     _report_many(use, done, "rescheduled")
 

@@ -10,10 +10,20 @@ from typing import Annotated
 import typer
 
 from postdate import operations
-from postdate.cli.command import AtWall, Delay, Use, command, duration, instant, named, option, pairs_of, wrong_usage
-from postdate.config import parse_instant
+from postdate.cli.command import (
+    AtWall,
+    Delay,
+    Use,
+    command,
+    duration,
+    instant,
+    named,
+    option,
+    pairs_of,
+    wall_time_of,
+    wrong_usage,
+)
 from postdate.endpoint.outgoing import SendOptions
-from postdate.errors import InvalidTimestamp
 from postdate.operations.plain import shown_time
 from postdate.wiring import setup_sql
 
@@ -91,13 +101,7 @@ def send(
         raise wrong_usage("QUEUE must be the name of a queue, not empty")
     if delay is not None and at is not None:
         raise wrong_usage("--delay and --at exclude each other")
-    if isinstance(at, str) and zone is None:
-        try:
-            parse_instant(at)
-        except InvalidTimestamp as error:
-            raise typer.BadParameter(f"{error}; or say by whose clocks: --zone", param_hint="'--at'") from None
-    if zone is not None and not isinstance(at, str):
-        raise wrong_usage("--zone needs --at with what its clocks show, without an offset: 2027-03-28T09:00")
+    wall_time_of(at, zone, "--zone")
     content, headers = _body(body, file), pairs_of(header)
     options = SendOptions(
         queue, delay, at, expires_at, time_to_be_received, headers=headers, message_id=message_id, zone=zone

@@ -165,22 +165,29 @@ class _Calls:
 
         return _Call(alone, lambda store, now: store.cancelling_steps(message_id, now), changes=message_id)
 
-    def reschedule(self, message_id: str, delay: timedelta | None, deliver_at: datetime | None) -> _Call[Answer]:
+    def reschedule(
+        self, message_id: str, delay: timedelta | None, deliver_at: datetime | str | None, zone: str | None = None
+    ) -> _Call[Answer]:
         if (delay is None) == (deliver_at is None):
             raise DelayConflict("say when it is to be delivered: delay=timedelta(…), or deliver_at=datetime(…)")
-        options = SendOptions(delay=delay, deliver_at=deliver_at)
+        options = SendOptions(delay=delay, deliver_at=deliver_at, zone=zone)
         check_id(message_id)
         return self._reschedule(message_id, options)
 
     def _reschedule(self, message_id: str, options: SendOptions) -> _Call[Answer]:
+        wall_time = None if options.zone is None else str(options.wall_time)
+
         def due(now: datetime) -> datetime:
             return options.due(now) or now
 
         async def alone(opened: InUse) -> Answer:
             now = opened.clock.now()
-            return await reschedule(administrable(opened.store), message_id, due(now), now)
+            return await reschedule(administrable(opened.store), message_id, due(now), now, wall_time)
 
-        return _Call(alone, lambda store, now: store.rescheduling_steps(message_id, due(now), now), changes=message_id)
+        def joined(store: JoiningStore, now: datetime) -> Steps[Answer]:
+            return store.rescheduling_steps(message_id, due(now), now, wall_time)
+
+        return _Call(alone, joined, frozenset({options.zone}), changes=message_id)
 
     def replace(self, message: object, key: str, longest_wait: timedelta | None, options: SendOptions) -> _Call[str]:
         check_id(key, "key", MESSAGE_ID_LIMIT - len(KeyedIds("").first))
@@ -238,6 +245,7 @@ class _Calls:
         expected: Callable[[DelayedMessage, datetime], Answer],
         *,
         dry_run: bool,
+        zone: str | None = None,
     ) -> _Call[Counter[Answer]]:
         """Change all that match; or count the answers that are ``expected``."""
         listed = self.list(where, None)
@@ -257,7 +265,7 @@ class _Calls:
             found = yield from listed.joined(store, now)
             return (yield from change_steps(found, lambda each: change(each).joined(store, now)))
 
-        return _Call(alone, joined)
+        return _Call(alone, joined, frozenset({zone}))
 
     def cancel_where(self, where: Pending, *, dry_run: bool) -> _Call[Counter[Answer]]:
         return self.change(
@@ -268,8 +276,9 @@ class _Calls:
         self,
         where: Pending,
         delay: timedelta | None,
-        deliver_at: datetime | None,
+        deliver_at: datetime | str | None,
         later_by: timedelta | None,
+        zone: str | None,
         *,
         dry_run: bool,
     ) -> _Call[Counter[Answer]]:
@@ -277,7 +286,7 @@ class _Calls:
             raise DelayConflict("say when they are to be delivered: delay=…, deliver_at=…, or later_by=timedelta(…)")
         if later_by is not None and not isinstance(later_by, timedelta):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidMessage(f"later_by must be a timedelta, not {type(later_by).__name__} {later_by!r}")
-        options = SendOptions(delay=delay, deliver_at=deliver_at)  # refuses what cannot be
+        options = SendOptions(delay=delay, deliver_at=deliver_at, zone=zone)  # refuses what cannot be
 
         def change(message: DelayedMessage) -> _Call[Answer]:
             how = options if later_by is None else SendOptions(deliver_at=later(message.due, later_by))
@@ -287,7 +296,7 @@ class _Calls:
             due = options.due(now) if later_by is None else later(message.due, later_by)
             return would_be(message, due or now)
 
-        return self.change(where, change, expected, dry_run=dry_run)
+        return self.change(where, change, expected, dry_run=dry_run, zone=None if dry_run else zone)
 
     def change_limits(
         self, destination: str, change: Callable[[Limits], Limits]
@@ -411,11 +420,16 @@ class Client(AbstractAsyncContextManager["Client"]):
         message_id: str,
         *,
         delay: timedelta | None = None,
-        deliver_at: datetime | None = None,
+        deliver_at: datetime | str | None = None,
+        zone: str | None = None,
         transaction: NativeTransaction | None = None,
     ) -> Answer:
-        """Give a waiting message another due time. Raises `InvalidMessage` if it expires before that."""
-        return await self._do(self._calls.reschedule(message_id, delay, deliver_at), transaction)
+        """Give a waiting message another due time. Raises `InvalidMessage` if it expires before that.
+
+        With ``zone``, ``deliver_at`` is what the clocks there show, as in :meth:`send`, and the message follows them
+        from now on. Without, it follows those of no zone any more.
+        """
+        return await self._do(self._calls.reschedule(message_id, delay, deliver_at, zone), transaction)
 
     async def replace(
         self,
@@ -471,18 +485,19 @@ class Client(AbstractAsyncContextManager["Client"]):
         """
         return await self._do(self._calls.cancel_where(where, dry_run=dry_run), transaction)
 
-    async def reschedule_where(
+    async def reschedule_where(  # noqa: PLR0913 - which, when, and how
         self,
         where: Pending,
         *,
         delay: timedelta | None = None,
-        deliver_at: datetime | None = None,
+        deliver_at: datetime | str | None = None,
+        zone: str | None = None,
         later_by: timedelta | None = None,
         dry_run: bool = False,
         transaction: NativeTransaction | None = None,
     ) -> Counter[Answer]:
         """Give all that match another due time, ``later_by`` each its own; see :meth:`cancel_where`."""
-        call = self._calls.reschedule_where(where, delay, deliver_at, later_by, dry_run=dry_run)
+        call = self._calls.reschedule_where(where, delay, deliver_at, later_by, zone, dry_run=dry_run)
         return await self._do(call, transaction)
 
     async def pause(self, destination: str) -> Limits:
@@ -570,11 +585,12 @@ class BlockingClient(AbstractContextManager["BlockingClient"]):
         message_id: str,
         *,
         delay: timedelta | None = None,
-        deliver_at: datetime | None = None,
+        deliver_at: datetime | str | None = None,
+        zone: str | None = None,
         transaction: NativeTransaction | None = None,
     ) -> Answer:
         """See :meth:`Client.reschedule`."""
-        return self._do(self._calls.reschedule(message_id, delay, deliver_at), transaction)
+        return self._do(self._calls.reschedule(message_id, delay, deliver_at, zone), transaction)
 
     def replace(
         self,
@@ -609,18 +625,19 @@ class BlockingClient(AbstractContextManager["BlockingClient"]):
         """See :meth:`Client.cancel_where`."""
         return self._do(self._calls.cancel_where(where, dry_run=dry_run), transaction)
 
-    def reschedule_where(
+    def reschedule_where(  # noqa: PLR0913 - which, when, and how
         self,
         where: Pending,
         *,
         delay: timedelta | None = None,
-        deliver_at: datetime | None = None,
+        deliver_at: datetime | str | None = None,
+        zone: str | None = None,
         later_by: timedelta | None = None,
         dry_run: bool = False,
         transaction: NativeTransaction | None = None,
     ) -> Counter[Answer]:
         """See :meth:`Client.reschedule_where`."""
-        call = self._calls.reschedule_where(where, delay, deliver_at, later_by, dry_run=dry_run)
+        call = self._calls.reschedule_where(where, delay, deliver_at, later_by, zone, dry_run=dry_run)
         return self._do(call, transaction)
 
     def pause(self, destination: str) -> Limits:

@@ -53,9 +53,12 @@ async def cancel(store: AdministrableStore, message_id: str, now: datetime) -> A
     return Answer.DONE if await store.cancel(message_id, now) else await standing(store, message_id)
 
 
-async def reschedule(store: AdministrableStore, message_id: str, due: datetime, now: datetime) -> Answer:
+async def reschedule(
+    store: AdministrableStore, message_id: str, due: datetime, now: datetime, wall_time: str | None = None
+) -> Answer:
     """Give a message another due time. Raises `InvalidMessage` if it expires before ``due``."""
-    return Answer.DONE if await store.reschedule(message_id, due, now) else await standing(store, message_id)
+    done = await store.reschedule(message_id, due, now, *([] if wall_time is None else [wall_time]))
+    return Answer.DONE if done else await standing(store, message_id)
 
 
 def would_be(message: DelayedMessage, due: datetime | None) -> Answer:

@@ -156,7 +156,7 @@ class Intake:
         try:
             await self._watch.call_apart(self._zones.keep(wall.zone, now), self._store, OF_STORES)
             due = wall.instant()
-            return message if message.due == due else rescheduled(message, due)
+            return message if message.due == due else rescheduled(message, due, str(wall))
         except (InvalidMessage, InvalidTimestamp, NotSupported) as error:
             log.warning("message %s, for %s, stays due at %s: %s", message.message_id, wall, message.due, error)
             return message

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import msgspec
 
 from postdate.clock import LATEST, Clock, later
 from postdate.core.guard import Guard
-from postdate.core.wall_times import WallTime
-from postdate.errors import InvalidMessage, InvalidTimestamp, NotSupported, PostdateError
+from postdate.core.windows import Window
+from postdate.errors import InvalidMessage, NotSupported, PostdateError
 from postdate.messages import DESTINATION_LIMIT, check_text
 from postdate.ports import Claim, ClaimingStore
 from postdate.ports.limits import KeptLimits, LimitingStore
@@ -44,69 +43,7 @@ _DECODED: Final = 10_000
 _AHEAD: Final = timedelta(minutes=1)
 """An instant so far ahead was set by a clock that is wrong: it counts as now. Nearer ones are waited for."""
 
-_DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-_WINDOW: Final = re.compile(r"(?:(?P<days>[a-z,-]+) )?(?P<begin>\d\d:\d\d)-(?P<end>\d\d:\d\d) (?P<zone>\S+)")
-
 log = logging.getLogger("postdate.limits")
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A time of day, of every day or of some days of the week, by the clocks of a zone."""
-
-    days: frozenset[int]
-    begin: int
-    """Minutes after midnight."""
-    end: int
-    """Likewise; up to ``begin``: of the next day."""
-    zone: str
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """Return what ``mon-fri 09:00-17:00 Europe/Paris`` says; without days: every day.
-
-        Raises:
-            InvalidTimestamp: it says nothing of that kind, or there is no such zone.
-        """
-        wrong = f"{text!r} is no window of time, such as 'mon-fri 09:00-17:00 Europe/Paris'"
-        found = _WINDOW.fullmatch(str(text))  # str: callers without types
-        if found is None:
-            raise InvalidTimestamp(wrong)
-        days = set[int]()
-        for part in (found["days"] or "mon-sun").split(","):
-            names = part.split("-")
-            if len(names) > 2 or not set(names) <= set(_DAYS):
-                raise InvalidTimestamp(f"{wrong}: days are {', '.join(_DAYS)}")
-            begin, end = _DAYS.index(names[0]), _DAYS.index(names[-1])
-            days |= {day % 7 for day in range(begin, end + (1 if begin <= end else 8))}
-        window = cls(frozenset(days), _minutes(found["begin"], wrong), _minutes(found["end"], wrong), found["zone"])
-        window._instant(date(2000, 1, 1), 0)  # there is such a zone
-        return window
-
-    def opens(self, now: datetime) -> datetime:
-        """Return ``now`` if it is open then, or else the next instant at which it opens, UTC."""
-        today = now.date()
-        for offset in range(-2, 10):
-            try:
-                day = today + timedelta(days=offset)
-                length = self.end - self.begin if self.begin < self.end else self.end - self.begin + 24 * 60
-                begin, end = self._instant(day, self.begin), self._instant(day, self.begin + length)
-            except (OverflowError, InvalidTimestamp):  # beyond the calendar
-                continue
-            if day.weekday() in self.days and begin < end and now < end:
-                return max(begin, now)
-        return LATEST
-
-    def _instant(self, day: date, minutes: int) -> datetime:
-        local = datetime(day.year, day.month, day.day) + timedelta(minutes=minutes)  # noqa: DTZ001 - what clocks show
-        return WallTime(local, self.zone).instant()
-
-
-def _minutes(text: str, wrong: str) -> int:
-    minutes = int(text[:2]) * 60 + int(text[3:])
-    if int(text[3:]) > 59 or minutes > 24 * 60:
-        raise InvalidTimestamp(f"{wrong}: {text} is no time of day")
-    return minutes
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,24 +12,18 @@ import base64
 import json
 import logging
 import struct
-import zoneinfo
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache, partial
-from importlib.resources import files
-from io import BytesIO
-from pathlib import Path
+from functools import partial
 from typing import Final, Self, TypeGuard
-from zoneinfo import ZoneInfo
-
-import tzdata
 
 from postdate.clock import LATEST, Clock, SystemClock
 from postdate.core.changing import Pending, PendingPages
 from postdate.core.daily import Daily
+from postdate.core.zones import SAME_FOR_SECONDS, have_same_rules, rules_of, zone_by, zone_files
 from postdate.errors import InvalidMessage, InvalidTimestamp, NotSupported, StoreUnavailable
 from postdate.messages import OWN_PREFIX, DelayedMessage, Headers, Origin
 from postdate.ports import AdministrableStore, ClaimingStore, MessageFilter, ReplacingStore
@@ -38,7 +32,9 @@ from postdate.ports.changing import MARKERS, KeyedIds
 _KEY: Final = OWN_PREFIX + "{}"
 """Under which the marker of a zone waits."""
 
-_SAME_FOR_SECONDS: Final = 60
+_SECOND_TIME: Final = ";fold=1"
+"""Behind a time that clocks show twice: the second of the two instants."""
+
 _LOOKED_FOR: Final = timedelta(days=30)
 """After new rules, messages are looked for that were sent by those of before, and stored since."""
 
@@ -47,48 +43,9 @@ _KEPT_RULES: Final = 8
 log = logging.getLogger("postdate.wall_times")
 
 
-def rules_of(zone: str) -> bytes:
-    """Return the rules of a zone, as they are on this machine now: a file in the format TZif.
-
-    Raises:
-        InvalidTimestamp: there is no such zone.
-    """
-    return _rules_of(str(zone), int(SystemClock().monotonic() // _SAME_FOR_SECONDS))  # str: callers without types
-
-
-@lru_cache(maxsize=1_000)
-def _rules_of(zone: str, _minute: int) -> bytes:
-    if zone in zoneinfo.available_timezones() - {"localtime"}:
-        for folder in zoneinfo.TZPATH:
-            if (path := Path(folder, zone)).is_file():
-                return path.read_bytes()
-        return files("tzdata").joinpath("zoneinfo", *zone.split("/")).read_bytes()
-    raise InvalidTimestamp(f"there is no time zone {zone!r}; names look like Europe/Paris")
-
-
-@lru_cache(maxsize=1_000)
-def _zone(rules: bytes) -> ZoneInfo:
-    return ZoneInfo.from_file(BytesIO(rules))
-
-
 def _version() -> str:
-    """Return which zone files these are, such as ``2026b``; empty: that is not said."""
-    folder = next((each for each in map(Path, zoneinfo.TZPATH) if each.is_dir()), None)
-    if folder is None:
-        return tzdata.IANA_VERSION
-    with suppress(OSError), (folder / "tzdata.zi").open(encoding="ascii") as file:
-        return file.readline().removeprefix("# version ").strip()
-    return ""
-
-
-@lru_cache(maxsize=100)
-def _are_the_same(one: bytes, other: bytes, year: int) -> bool:
-    """Return whether two files have the same rules for each hour of the ten years from ``year`` on."""
-    if one == other:
-        return True
-    first, zones = datetime(year, 1, 1), (_zone(one), _zone(other))  # noqa: DTZ001 - what clocks show
-    hours = (first + timedelta(hours=hour) for hour in range(10 * 366 * 24))
-    return all(len({hour.replace(tzinfo=zone).utcoffset() for zone in zones}) == 1 for hour in hours)
+    """Return the version of the zone files whose rules hold here, such as ``2026b``; empty: they do not say it."""
+    return zone_files()[0].version
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +53,8 @@ class WallTime:
     """What the clocks of a zone show.
 
     A time that they show twice is the first of the two instants; one that they leave out is as long after the gap began
-    as it says: 02:30 becomes 03:30 where clocks go from 2 to 3 (``fold=0`` of :mod:`zoneinfo`).
+    as it says: 02:30 becomes 03:30 where clocks go from 2 to 3. With ``fold=1`` it is the second of the two instants,
+    and a time that is left out is as long before the end of the gap, as :mod:`zoneinfo` has it.
 
     Args:
         local: date and time, without a time zone.
@@ -110,7 +68,7 @@ class WallTime:
     def read(cls, local: datetime | str | None, zone: str) -> Self:
         """Return what an application says. Raises `InvalidTimestamp`."""
         try:
-            found = datetime.fromisoformat(local) if isinstance(local, str) else local
+            found = _parse_local(local) if isinstance(local, str) else local
         except ValueError as error:
             raise InvalidTimestamp(f"deliver_at={local!r} is no date and time, such as '2027-03-28 09:00'") from error
         if not isinstance(found, datetime) or found.tzinfo is not None:
@@ -118,7 +76,7 @@ class WallTime:
                 f"with zone={zone!r}, deliver_at is what clocks show there, without an offset, such as "
                 f"'2027-03-28 09:00'; not {local!r}"
             )
-        wall = cls(found.replace(fold=0), zone)
+        wall = cls(found, zone)
         wall.instant()
         return wall
 
@@ -127,20 +85,25 @@ class WallTime:
         """Return that of a message, if it has one that can be read."""
         local, _, zone = headers.get(Headers.WALL_TIME, "").rpartition(" ")
         try:
-            return cls(datetime.fromisoformat(local), zone) if local else None
+            return cls(_parse_local(local), zone) if local else None
         except ValueError:
             return None
 
     def __str__(self) -> str:
-        return f"{self.local.isoformat()} {self.zone}"
+        return f"{self.local.isoformat()}{_SECOND_TIME if self.local.fold else ''} {self.zone}"
 
     def instant(self, rules: bytes | None = None) -> datetime:
         """Return the instant by these rules, or by those of now, UTC. Raises `InvalidTimestamp`."""
-        zone = _zone(rules_of(self.zone) if rules is None else rules)
+        zone = zone_by(rules_of(self.zone) if rules is None else rules)
         try:
             return self.local.replace(tzinfo=zone).astimezone(UTC)
         except OverflowError as error:
             raise InvalidTimestamp(f"{self} is outside of the years 1 to 9999") from error
+
+
+def _parse_local(text: str) -> datetime:
+    """Return the date and time that a text says. Raises `ValueError`."""
+    return datetime.fromisoformat(text.removesuffix(_SECOND_TIME)).replace(fold=int(text.endswith(_SECOND_TIME)))
 
 
 # --- markers ----------------------------------------------------------------------------------------------------------
@@ -158,7 +121,7 @@ def rules_in(marker: DelayedMessage) -> list[bytes]:
     """Return the rules of a marker, the newest first. Raises `ValueError` for one that is damaged."""
     try:
         found = [base64.b64decode(each, validate=True) for each in json.loads(marker.body)]
-        if found and all(map(_zone, found)):
+        if found and all(map(zone_by, found)):
             return found
     except (TypeError, EOFError, struct.error) as error:
         raise ValueError(f"its marker is damaged: {error}") from error
@@ -190,7 +153,7 @@ class KeptZones:
     async def keep(self, zone: str, now: datetime) -> None:
         """See to its marker, once a minute. Raises `NotSupported`, `InvalidTimestamp`."""
         store, seconds = self.check(zone), SystemClock().monotonic()
-        if seconds - self._known.get(zone, float("-inf")) >= _SAME_FOR_SECONDS:
+        if seconds - self._known.get(zone, float("-inf")) >= SAME_FOR_SECONDS:
             await note_rules(store, zone, [rules_of(zone)], now)
             self._known[zone] = seconds
 
@@ -206,7 +169,7 @@ async def note_rules(store: Keeping, zone: str, rules: Sequence[bytes], now: dat
     known = list[bytes]()
     with suppress(ValueError):  # what is damaged is made anew
         known = [] if marker is None else rules_in(marker)
-    new = [each for each in rules if not any(_are_the_same(each, there, now.year) for there in known)]
+    new = [each for each in rules if not any(have_same_rules(each, there, now.year) for there in known)]
     if known and new:
         log.warning("the rules of %s here are not those that messages wait by: update the zone files", zone)
     if new:
@@ -245,7 +208,7 @@ def wall_times(store: Keeping, clock: Clock) -> Daily:
         """Return how many messages could not be moved, as somebody holds them."""
         now, mine, known = clock.now(), rules_of(zone), rules_in(marker)
         since, total = datetime.fromisoformat(marker.headers.get("at", "")), int(marker.headers.get("moved", ""))
-        if changed := not _are_the_same(mine, known[0], now.year):
+        if changed := not have_same_rules(mine, known[0], now.year):
             if "" < _version() < marker.headers.get("version", ""):
                 log.warning(
                     "the zone files here are %s, older than those that messages wait by: update them", _version()
@@ -274,7 +237,7 @@ def wall_times(store: Keeping, clock: Clock) -> Daily:
         return told[True], told[False]
 
     async def _moved(daily: Daily, message: DelayedMessage, wall: WallTime, due: datetime) -> bool:
-        done = await daily.ask(partial(store.reschedule, message.message_id, due, clock.now()))
+        done = await daily.ask(partial(store.reschedule, message.message_id, due, clock.now(), str(wall)))
         if done:
             log.info("message %s, for %s, is due at %s instead of %s", message.message_id, wall, due, message.due)
         return done or await daily.ask(partial(store.get, message.message_id)) is None

@@ -18,11 +18,11 @@ from types import MappingProxyType
 from typing import Any, TypedDict, Unpack
 
 from postdate.clock import EARLIEST, later
-from postdate.core.limits import Window
 from postdate.core.receive.settling import RepeatableStoring
 from postdate.core.simple_store import enlisting
 from postdate.core.timeout_manager.steps import clear_timeouts, to_timeout_manager
 from postdate.core.wall_times import KeptZones, WallTime
+from postdate.core.windows import Window
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.message_types import INFINITE, MessageTypes, TimesToBeReceived, finite, type_name
 from postdate.endpoint.service import EndpointContext
@@ -146,9 +146,15 @@ class SendOptions:
             raise DelayConflict(
                 "use_dead_letter_queue is for the queue that a message is sent to at once: not with a delay"
             )
-        self.due(EARLIEST)  # refuses what cannot be
+        self._check_due()
         if self.expires_at is not None:
             aware_utc(self.expires_at, "expires_at")
+
+    def _check_due(self) -> None:
+        """Refuse a due time or a window that cannot be."""
+        self._due(EARLIEST)
+        if self.window is not None:
+            Window.read(self.window)
 
     @property
     def is_delayed(self) -> bool:
@@ -163,16 +169,17 @@ class SendOptions:
     def due(self, now: datetime) -> datetime | None:
         """Return the due time in UTC, or ``None`` for at once; the end of the calendar means never.
 
-        With ``spread`` it is another one at each call.
+        With ``spread`` it is another one at each call, as likely at each instant of the spread at which the window is
+        open.
         """
         due = self._due(now)
         if self.window is None and self.spread is None:
             return due
-        window = None if self.window is None else Window.read(self.window)
-        due = max(due or now, now)
-        due = due if window is None else window.opens(due)
-        due = later(due, random() * (self.spread or timedelta(0)))  # noqa: S311 - no secret
-        return due if window is None else window.opens(due)
+        due, spread = max(due or now, now), self.spread or timedelta(0)
+        share = random()  # noqa: S311 - no secret
+        if self.window is not None:
+            return Window.read(self.window).instant_within(due, spread, share)
+        return due + share * (later(due, spread) - due)
 
     def _due(self, now: datetime) -> datetime | None:
         if (wall := self.wall_time) is not None:

@@ -11,6 +11,7 @@ from datetime import datetime
 from postdate.core import changing
 from postdate.core.changing import Pending, first_of
 from postdate.core.limits import limits_of
+from postdate.core.wall_times import KeptZones, WallTime
 from postdate.errors import MessageNotFound, TransportUnavailable
 from postdate.messages import DelayedMessage, Envelope, origin_of
 from postdate.operations.explanation import explain
@@ -235,11 +236,26 @@ async def cancel(deployment: OpenDeployment, message_ids: Sequence[str], now: da
     ]
 
 
-async def reschedule(deployment: OpenDeployment, message_id: str, due: datetime, now: datetime) -> Change:
-    """Give a pending message another due time; raise InvalidMessage, unchanged, if it expires before ``due``."""
-    if await administrable(deployment, "reschedule a message").reschedule(message_id, due, now):
+async def reschedule(
+    deployment: OpenDeployment, message_id: str, due: datetime, now: datetime, wall_time: WallTime | None = None
+) -> Change:
+    """Give a pending message another due time; raise InvalidMessage, unchanged, if it expires before ``due``.
+
+    ``wall_time``: what clocks show then, which it follows.
+    """
+    store, by_clocks = administrable(deployment, "reschedule a message"), await _by_clocks(deployment, wall_time, now)
+    if await store.reschedule(message_id, due, now, *by_clocks):
         return Change(message_id, done=True, due=due)
     return Change(message_id, done=False, reason=await _why_not(deployment, message_id, now))
+
+
+async def _by_clocks(deployment: OpenDeployment, wall_time: WallTime | None, now: datetime) -> Sequence[str]:
+    """Return the last argument of `AdministrableStore.reschedule`, if there is one; have the store know the zone."""
+    if wall_time is None:
+        return ()
+    assert deployment.store is not None  # its messages can be changed
+    await KeptZones(deployment.store).keep(wall_time.zone, now)
+    return (str(wall_time),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +281,7 @@ async def cancel_all(
     )
 
 
-async def reschedule_all(
+async def reschedule_all(  # noqa: PLR0913 - which, when, and how
     deployment: OpenDeployment,
     where: Pending,
     due: Callable[[DelayedMessage, datetime], datetime],
@@ -273,12 +289,14 @@ async def reschedule_all(
     *,
     dry_run: bool,
     progress: Progress = unheard,
+    wall_time: WallTime | None = None,
 ) -> ManyChanged:
     """Give all pending messages that match the due time that ``due`` says of each."""
     store = administrable(deployment, "reschedule messages")
+    by_clocks = () if dry_run else await _by_clocks(deployment, wall_time, now)
 
     async def change(message: DelayedMessage) -> Answer:
-        return await changing.reschedule(store, message.message_id, due(message, now), now)
+        return await changing.reschedule(store, message.message_id, due(message, now), now, *by_clocks)
 
     def expected(message: DelayedMessage) -> Answer:
         return changing.would_be(message, due(message, now))

@@ -198,7 +198,9 @@ class JoiningStore(ABC):
         """Cancel a pending message, one that was stored in the same transaction, too."""
 
     @abstractmethod
-    def rescheduling_steps(self, message_id: str, due: datetime, now: datetime) -> Steps[Answer]:
+    def rescheduling_steps(
+        self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None
+    ) -> Steps[Answer]:
         """Give a pending message another due time. Raises `InvalidMessage` if it expires before ``due``."""
 
     @abstractmethod

@@ -649,10 +649,17 @@ class AdministrableStore(ABC):
         """
 
     @abstractmethod
-    async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
+    async def reschedule(self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None) -> bool:
         """Give a pending message another due time; ``False`` when it is not there or is being dispatched.
 
         It begins anew: failures of before count no more.
+
+        Args:
+            message_id: of the message.
+            due: aware, UTC; may be past.
+            now: for the record; aware, UTC.
+            wall_time: set its header of a wall time to this; ``None``: take that header off, as the message does not
+                follow the clocks of a zone any more. Given only to stores that keep time zones.
 
         Raises:
             InvalidMessage: the message expires before ``due``.
@@ -660,5 +667,6 @@ class AdministrableStore(ABC):
         Guarantees:
             administration.a_rescheduled_message_has_its_new_due_time, rescheduling_earlier_wakes,
             what_is_rescheduled_has_all_its_retries, nothing_is_rescheduled_past_its_expiry,
+            what_is_rescheduled_follows_the_clocks_that_are_given,
             what_is_being_dispatched_is_left_alone.
         """

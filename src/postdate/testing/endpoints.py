@@ -204,11 +204,17 @@ class EndpointTest:
         return await cancel(self._store, message_id, self.now)
 
     async def reschedule(
-        self, message_id: str, *, delay: timedelta | None = None, deliver_at: datetime | None = None
+        self,
+        message_id: str,
+        *,
+        delay: timedelta | None = None,
+        deliver_at: datetime | str | None = None,
+        zone: str | None = None,
     ) -> Answer:
         """Give a delayed message another due time, as :meth:`postdate.Client.reschedule` does."""
-        due = SendOptions(delay=delay, deliver_at=deliver_at).due(self.now) or self.now
-        return await reschedule(self._store, message_id, due, self.now)
+        options = SendOptions(delay=delay, deliver_at=deliver_at, zone=zone)
+        wall_time = None if zone is None else str(options.wall_time)
+        return await reschedule(self._store, message_id, options.due(self.now) or self.now, self.now, wall_time)
 
     # --- what came of it ------------------------------------------------------------------------------------------
 

@@ -121,8 +121,8 @@ class DelayedEntity:
         failed = with_failures(self.message, self.message.number_of_failures + 1)
         return DelayedEntity(failed, row_key(failed.message_id, attempt_at), attempt_at, records)
 
-    def rescheduled(self, due: datetime, records: int) -> DelayedEntity:
-        moved = rescheduled(self.message, due)
+    def rescheduled(self, due: datetime, wall_time: str | None, records: int) -> DelayedEntity:
+        moved = rescheduled(self.message, due, wall_time)
         return DelayedEntity(moved, row_key(moved.message_id, moved.due), moved.due, records)
 
     def entity(self) -> dict[str, Any]:

@@ -468,7 +468,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine, fo
             return False
 
     @override
-    async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
+    async def reschedule(self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None) -> bool:
         """As for :meth:`cancel`."""
         async with self._claiming:
             found = await self._opened.storing.find(message_id)
@@ -476,7 +476,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine, fo
                 return False
             known, old = found
             records = self._opened.records
-            new = old.rescheduled(due, known.records + 1)
+            new = old.rescheduled(due, wall_time, known.records + 1)
             record = Record(RecordKind.RESCHEDULED, message_id, now, new.message.due, old.message.destination)
             done = await records.append(known, new, record) and await self._move(old, new)
         if done:

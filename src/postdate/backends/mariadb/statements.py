@@ -77,9 +77,10 @@ class MariaDbStatements(RowLockStatements):
     release = "UPDATE {by_number} SET {given_back} WHERE number IN %(numbers)s AND holder <=> %(holder)s"
     find = "SELECT p.number {known} WHERE {scheduled}"
     lock = "SELECT {waiting} FROM {pending} AS p WHERE p.number = %(number)s FOR UPDATE WAIT 1"
+    headers_of = "SELECT p.headers FROM {pending} AS p WHERE p.number = %(number)s"
     reschedule = (
-        "UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s, failures = 0, "
-        "headers = REPLACE(headers, %(was)s, %(is)s) WHERE number = %(number)s"
+        "UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s, failures = 0, headers = %(headers)s "
+        "WHERE number = %(number)s"
     )
 
     newest = (

@@ -196,11 +196,11 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         return entry is not None and entry.token is None and self._end(message_id, RecordKind.CANCELLED, now, "")
 
     @override
-    async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
+    async def reschedule(self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None) -> bool:
         entry = self._entries.get(message_id)
         if entry is None or entry.token is not None:
             return False
-        message = rescheduled(entry.message, due)
+        message = rescheduled(entry.message, due, wall_time)
         self._leave(entry)
         entry.message, entry.attempt_at = message, message.due
         self._enter(entry)

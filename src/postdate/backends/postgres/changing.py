@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
+import msgspec
 import psycopg
 from typing_extensions import override
 
@@ -18,7 +19,7 @@ from postdate.backends.postgres.rows import page_of_rows, utc
 from postdate.backends.postgres.statements import PostgresSqlDialect
 from postdate.backends.sql.questions import page_values
 from postdate.errors import ConfigurationError, DuplicateMessage, StoreUnavailable
-from postdate.messages import DelayedMessage, rescheduled
+from postdate.messages import DelayedMessage, Headers, rescheduled
 from postdate.ports import (
     Answer,
     JoiningStore,
@@ -116,19 +117,23 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
         return bool((yield self._sql.cancel, self._values(id=message_id, now=now)))
 
     @override
-    def rescheduling_steps(self, message_id: str, due: datetime, now: datetime) -> Steps[Answer]:
-        if (yield from self._moved(message_id, due, now)):
+    def rescheduling_steps(
+        self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None
+    ) -> Steps[Answer]:
+        if (yield from self._moved(message_id, due, now, wall_time)):
             return Answer.DONE
         answer, message = yield from self._standing(message_id)
         if message is not None:
             rescheduled(message, due)  # raises if that is why it was not changed
         return answer
 
-    def _moved(self, message_id: str, due: datetime, now: datetime) -> Steps[bool]:
+    def _moved(self, message_id: str, due: datetime, now: datetime, wall_time: str | None) -> Steps[bool]:
         store_id = self._sql.store_id
         assert store_id is not None
         said = notice(store_id, due, now, NOTICE)
-        return bool((yield self._sql.reschedule, self._values(id=message_id, due=due, now=now, notice=said)))
+        wall = None if wall_time is None else f'{{"{Headers.WALL_TIME}":{msgspec.json.encode(wall_time).decode()}'
+        values = self._values(id=message_id, due=due, now=now, notice=said, wall=wall)
+        return bool((yield self._sql.reschedule, values))
 
     @override
     async def replace(self, key: str, make: Making, now: datetime) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
@@ -21,6 +20,7 @@ from postdate.backends.postgres.names import SchemaNames, sql
 from postdate.backends.postgres.queues import lengths_query
 from postdate.backends.postgres.rows import QUEUED, WAITING, Unreadable, envelope_of, message_of, read, utc
 from postdate.backends.sql.questions import header_text
+from postdate.clock import steady_seconds
 from postdate.errors import QueueNotFound
 from postdate.persistence.migrations import migrations
 from postdate.ports import Delivered, Observer, OldSnapshot, Process, Queued, ServerFacts, Standing
@@ -281,7 +281,7 @@ async def old_snapshots(database: Access) -> Sequence[OldSnapshot]:
 def server_now(connection: Connection) -> tuple[datetime, float]:
     """Return the server's time, and the monotonic seconds at which it was received."""
     ((now,),) = connection.execute("SELECT clock_timestamp()").fetchall()
-    return now.astimezone(UTC), time.monotonic()
+    return now.astimezone(UTC), steady_seconds()
 
 
 def report_clock(database: Access, ahead: timedelta) -> None:

@@ -257,15 +257,27 @@ class Statements:
             time = f"to_char({due}::timestamptz AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS:US')"
             return f"""'"{Headers.DELIVER_AT}":"' || {time} || ' Z"'"""
 
+        # The header of a wall time, with one of the commas beside it. In an encoded text each quotation mark has a
+        # backslash before it, so nothing but the header itself is like this.
+        wall = f'"{Headers.WALL_TIME}":"[^"]*"'.replace(".", "[.]")
+        wall = f"(?<=[{{,]){wall},|,{wall}(?=[}}]$)|(?<=^[{{]){wall}(?=[}}]$)"
+
         self.reschedule = sql(f"""
             WITH {target("p.holder IS NULL AND (p.expires_at IS NULL OR p.expires_at >= %(due)s)")},
             moved AS (
                 UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s, failures = 0
                 WHERE number = (SELECT number FROM target) RETURNING number, message_id, due, destination),
             retimed AS (
-                UPDATE {content} SET headers = replace(headers, {said("(SELECT due FROM target)")}, {said("%(due)s")})
-                WHERE number = (SELECT number FROM target)
-                    AND strpos(headers, {said("(SELECT due FROM target)")}) > 0),
+                UPDATE {content} AS c SET headers = CASE
+                    WHEN %(wall)s::text IS NULL THEN n.headers
+                    WHEN n.headers = '{{}}' THEN %(wall)s::text || '}}'
+                    ELSE %(wall)s::text || ',' || substr(n.headers, 2) END
+                FROM (
+                    SELECT regexp_replace(replace(headers, {said("(SELECT due FROM target)")}, {said("%(due)s")}),
+                        '{wall}', '') AS headers
+                    FROM {content} WHERE number = (SELECT number FROM target)) AS n
+                WHERE c.number = (SELECT number FROM target)
+                    AND (c.headers <> n.headers OR %(wall)s::text IS NOT NULL)),
             recorded AS ({noted("moved", "8", "NULL")})
             {announced("moved")}""")
         self.alone_with = sql("SELECT pg_advisory_xact_lock(hashtextextended(%(first)s, %(store)s))")

@@ -465,9 +465,9 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Deleg
         return await self.database.run(lambda c: self._alone(c, self._cancelled(message_id, now)))
 
     @override
-    async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
+    async def reschedule(self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None) -> bool:
         def reschedule(connection: Connection) -> bool:
-            if self._alone(connection, self._moved(message_id, due, now)):
+            if self._alone(connection, self._moved(message_id, due, now, wall_time)):
                 return True
             for message in self._read(connection, self._sql.get, {"id": message_id}).messages:
                 rescheduled(message, due)  # raises if that is why it was not changed

@@ -372,12 +372,12 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
         return bool(await self._server.run("remove", *call))
 
     @override
-    async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
+    async def reschedule(self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None) -> bool:
         while True:
             found = await self.row(message_id)
             if found is None or found.is_held:
                 return False
-            headers = encode_headers(rescheduled(found.message, due).headers)
+            headers = encode_headers(rescheduled(found.message, due, wall_time).headers)
             call = (self.place, instant(now), message_id, found.member, instant(due), headers)
             if await self._server.run("reschedule", *call):
                 self._next_due.heard(to_microseconds(due.astimezone(UTC)))

@@ -25,7 +25,7 @@ from postdate.errors import (
     StoreReadOnly,
     StoreTroubled,
 )
-from postdate.messages import DelayedMessage, decode_headers, encoded_deliver_at, stored_headers
+from postdate.messages import DelayedMessage, decode_headers, rescheduled_text, stored_headers
 from postdate.ports import ScanFilter
 
 P = TypeVar("P", bytes, str)
@@ -70,13 +70,13 @@ class WaitingRow(NamedTuple):
     holder: int | None
 
 
-def headers_retimed(old: int, new: int) -> dict[str, str]:
-    """Return the text of an old due time in encoded headers, and its replacement."""
-    will_be = encoded_deliver_at(from_microseconds(new))
+def headers_rescheduled(headers: Any, before: int, due: int, wall_time: str | None) -> Any:
+    """Return the encoded headers of a message with another due time; see `messages.rescheduled_headers`."""
     try:
-        return {"was": encoded_deliver_at(from_microseconds(old)), "is": will_be}
+        was_due = from_microseconds(before)
     except OverflowError:  # outside the calendar: no header says it
-        return {"was": will_be, "is": will_be}
+        was_due = None
+    return rescheduled_text(headers, was_due, from_microseconds(due), wall_time)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,7 @@ class RowLockStatements:
     retry: str
     release: str
     lock: str
+    headers_of: str
     reschedule: str
 
     # --- looking

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -32,7 +31,7 @@ from postdate.backends.rowlocks.tables import RowLockTables, numbered
 from postdate.backends.sql.dialect import closing_on_error
 from postdate.backends.sql.limits import SqlLimits
 from postdate.backends.sql.questions import page_of
-from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
+from postdate.clock import brought_up_to_date, from_microseconds, steady_seconds, to_microseconds
 from postdate.errors import (
     ConfigurationError,
     DuplicateMessage,
@@ -393,7 +392,7 @@ class LockingStore(SqlLimits, DelegatedQuarantine, ClaimingStore, ScannableStore
         return await self._pool.transaction(cancel)
 
     @override
-    async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
+    async def reschedule(self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None) -> bool:
         new_due, at = to_microseconds(due), to_microseconds(now)
 
         def reschedule(session: Any) -> bool:
@@ -401,7 +400,7 @@ class LockingStore(SqlLimits, DelegatedQuarantine, ClaimingStore, ScannableStore
             if found is None or found.holder is not None:
                 return False
             check_reschedule(message_id, due, self._dialect.instant(found.expires_at))
-            self._tables.reschedule(session, found, new_due, at)
+            self._tables.reschedule(session, found, new_due, wall_time, at)
             return True
 
         if done := await self._pool.transaction(reschedule):
@@ -438,7 +437,7 @@ class LockingStore(SqlLimits, DelegatedQuarantine, ClaimingStore, ScannableStore
     @override
     async def server_now(self) -> datetime:
         def ask(session: Any) -> tuple[datetime, float]:
-            return from_microseconds(self._tables.now(session)), time.monotonic()
+            return from_microseconds(self._tables.now(session)), steady_seconds()
 
         return brought_up_to_date(*await self._pool.run(ask))
 

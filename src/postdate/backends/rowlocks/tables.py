@@ -19,7 +19,7 @@ from postdate.backends.rowlocks.parts import (
     RecordNote,
     WaitingRow,
     filter_values,
-    headers_retimed,
+    headers_rescheduled,
     readable_due,
 )
 from postdate.backends.rowlocks.statements import EARLIEST, RowLockStatements
@@ -132,9 +132,11 @@ class RowLockTables(ABC):
         found = session.rows(self.sql.lock, {"id": message_id, "store": self.store_id(session)})
         return WaitingRow(*found[0]) if found else None
 
-    def reschedule(self, session: Any, found: WaitingRow, due: int, at: int) -> None:
-        """Change the due time of a locked message, also in its header."""
-        session.change(self.sql.reschedule, {"number": found.number, "due": due, **headers_retimed(found.due, due)})
+    def reschedule(self, session: Any, found: WaitingRow, due: int, wall_time: str | None, at: int) -> None:
+        """Change the due time of a locked message, also in its headers."""
+        ((headers,),) = session.rows(self.sql.headers_of, {"number": found.number})
+        changed = headers_rescheduled(headers, found.due, due, wall_time)
+        session.change(self.sql.reschedule, {"number": found.number, "due": due, "headers": changed})
         self._record_one(session, found.number, RecordNote(at, int(RecordKind.RESCHEDULED)))
 
     # --- what cannot be read ------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ from postdate.backends.sqlite.rows import (
 )
 from postdate.clock import LATEST, to_microseconds
 from postdate.errors import ClaimLost, DuplicateMessage, PostdateError
-from postdate.messages import DelayedMessage, check_reschedule, encoded_deliver_at
+from postdate.messages import DelayedMessage, check_reschedule, rescheduled_text
 from postdate.ports import (
     NOTHING_MOVED,
     OUTCOME_RECORDS,
@@ -73,9 +73,8 @@ from postdate.ports import (
 from postdate.ports.changing import KEYED, KeyedIds, Making
 from postdate.ports.limits import LANE_WIDTH, LANES, KeptLimits
 
-_REPLACE_IN_HEADERS: Final = """
-    UPDATE content SET headers = replace(headers, ?, ?)
-    WHERE seq = (SELECT content FROM delayed_message WHERE seq = ?)"""
+_HEADERS: Final = "SELECT seq, headers FROM content WHERE seq = (SELECT content FROM delayed_message WHERE seq = ?)"
+_SET_HEADERS: Final = "UPDATE content SET headers = ? WHERE seq = ?"
 
 
 class _Claimed:
@@ -416,7 +415,7 @@ class SqliteStore(SqlLimits, FileQuarantine, BulkOnFile, MovingStore, ReplacingS
         return await self.file.write(lambda tx: _end(tx, message_id, RecordKind.CANCELLED, at, free=True))
 
     @override
-    async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
+    async def reschedule(self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None) -> bool:
         new_due, at = to_microseconds(due), to_microseconds(now)
 
         def change(tx: Transaction) -> bool:
@@ -426,8 +425,9 @@ class SqliteStore(SqlLimits, FileQuarantine, BulkOnFile, MovingStore, ReplacingS
             check_reschedule(message_id, due, time_of(expires_at))
             signal_if_first(tx, new_due)
             tx.execute(_RESCHEDULE, (new_due, new_due, seq))
-            if (old := time_of(old_due)) is not None:
-                tx.execute(_REPLACE_IN_HEADERS, (encoded_deliver_at(old), encoded_deliver_at(due), seq))
+            for content, headers in tx.execute(_HEADERS, (seq,)).fetchall():
+                changed = rescheduled_text(headers, time_of(old_due), due, wall_time)
+                tx.execute(_SET_HEADERS, (changed, content))
             record(tx, RecordKind.RESCHEDULED, (message_id, new_due, destination), at)
             return True
 

@@ -21,6 +21,7 @@ from postdate.operations.doctor.checks import (
     python,
     settings_read,
     sqlite,
+    time_zones,
 )
 from postdate.operations.doctor.files import Look, file_system, look_at_files, synchronous
 from postdate.operations.doctor.servers import (
@@ -57,7 +58,7 @@ __all__ = ["Diagnosis", "Probe", "Verdict", "diagnose", "file_system", "loopback
 
 async def diagnose(settings: Settings, environment: Mapping[str, str], clock: Clock) -> Diagnosis:
     """Check this installation. Reading files blocks for a moment; ``environment`` says where Java is."""
-    checks = [python(), sqlite(sqlite_version()), settings_read(settings)]
+    checks = [python(), sqlite(sqlite_version()), time_zones(), settings_read(settings)]
     checks += await _store_and_queues(settings, clock)
     return Diagnosis([*checks, pipeline(environment)])
 

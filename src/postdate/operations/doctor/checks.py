@@ -15,6 +15,7 @@ from typing import Final
 
 from postdate.backends.sqlite.observation import OLDEST_SQLITE
 from postdate.config import Settings
+from postdate.core.zones import zone_files
 from postdate.operations.plain import shown_count
 
 
@@ -58,6 +59,16 @@ def python() -> Probe:
     if _OLDEST_PYTHON <= version <= _NEWEST_PYTHON:
         return Probe("Python", Verdict.OK, found)
     return Probe("Python", Verdict.WARN, f"{found} is not tested with Postdate", "use Python 3.11 to 3.14")
+
+
+def time_zones() -> Probe:
+    """Say which zone files hold here, and which others there are."""
+    first, *others = zone_files()
+    text = f"the rules of zones are those of {first}" + "".join(f"; there is {each}, too" for each in others)
+    if first.version or not others:
+        return Probe("zone files", Verdict.OK, text)
+    mend = "update the system's zone files, and let them say their version (tzdata.zi): the newest files hold"
+    return Probe("zone files", Verdict.WARN, f"{text}; whether the first are the newest cannot be seen", mend)
 
 
 def sqlite(version: tuple[int, ...]) -> Probe:

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from postdate.config import Settings
 from postdate.core.wall_times import markers
+from postdate.core.zones import zone_files
 from postdate.operations.doctor.checks import Probe, Verdict
 from postdate.operations.plain import delivering, shown_count, shown_span
 from postdate.operations.state import LOOK_AHEAD
@@ -98,7 +99,11 @@ def _service(stored: StoreTraffic, now: datetime) -> Probe:
 
 def _zone(marker: Mapping[str, str]) -> Probe:
     zone, at, moved = (marker.get(name, "?") for name in ("zone", "at", "moved"))
-    return Probe("time zone", Verdict.OK, f"{zone}: messages wait by its rules of {at}, which moved {moved} of them")
+    text = f"{zone}: messages wait by its rules of {at}, which moved {moved} of them"
+    if "" < (here := zone_files()[0].version) < marker.get("version", ""):
+        mend = "update the system's zone files, or the package tzdata"
+        return Probe("time zone", Verdict.WARN, f"{text}; they are of {marker['version']}, those here of {here}", mend)
+    return Probe("time zone", Verdict.OK, text)
 
 
 def _queues(queues: Queues) -> Probe:

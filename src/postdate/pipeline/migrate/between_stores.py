@@ -42,7 +42,7 @@ from postdate.core.letting_through import free_lanes
 from postdate.core.limits import limits_of
 from postdate.core.wall_times import Keeping, markers, note_rules, rules_in
 from postdate.errors import MessageError, MigrationConflict, PipelineError
-from postdate.messages import DelayedMessage
+from postdate.messages import DelayedMessage, Headers
 from postdate.pipeline.migrate.ends import TargetStore, opened_target
 from postdate.pipeline.migrate.looking import BATCH_SIZE, EVERYTHING, begun_with, meant_by, nothing_new, target_of
 from postdate.pipeline.migrate.moving import MovedBatch, Tally, late_in
@@ -532,7 +532,11 @@ class _Passage:
     def _is_free(self, id_: str) -> bool:
         """Return whether a message waits without a claim; if so, older claims of it are void."""
         found, now = self._waiting(id_), SystemClock().now()
-        return found is not None and self.source.ask(lambda store: store.reschedule(id_, found.due, now))
+        if found is None:
+            return False
+        wall_time = found.headers.get(Headers.WALL_TIME)  # it follows the clocks of a zone as before
+        more = () if wall_time is None else (wall_time,)
+        return self.source.ask(lambda store: store.reschedule(id_, found.due, now, *more))
 
     def _waiting(self, id_: str) -> DelayedMessage | None:
         return self.source.ask(lambda store: store.get(id_))

@@ -254,6 +254,26 @@ async def nothing_is_rescheduled_past_its_expiry(store: ClaimingStore, operator:
 
 
 @administration.given(operated)
+async def what_is_rescheduled_follows_the_clocks_that_are_given(
+    store: ClaimingStore, operator: AdministrableStore
+) -> None:
+    """Reschedule sets the header of a wall time, or takes it off; all other headers stay as they are."""
+    name, wall, other = Headers.WALL_TIME, "2027-07-01T09:00:00 Europe/Paris", "2027-08-01T09:00:00;fold=1 Asia/Tokyo"
+    like_it = {f'x"{name}': wall, "x": f'{{"{name}":"{wall}"}}', f"{name}.": "ä", "€": '\\","'}
+    for number, before in enumerate(({}, {"a": "1"}, {"a": "1", "z": "2"}, like_it)):
+        id_ = f"m-{number}"
+        for headers in ({name: wall, **before}, {**before, name: wall}, before):
+            await store.store(replace(message(id_), headers=headers), NOW)
+            for given in (None, other, wall, None):
+                await operator.reschedule(id_, NOW + SECOND, NOW, *([] if given is None else [given]))
+                expected = {**before, name: given} if given is not None else before
+                found = await operator.get(id_)
+                expect_equal(None if found is None else dict(found.headers), expected, f"headers after {given!r}")
+            await operator.cancel(id_, NOW)
+            id_ += "~"
+
+
+@administration.given(operated)
 async def pending_messages_are_listed(store: ClaimingStore, operator: AdministrableStore) -> None:
     """Listed by due time, filtered by destination and due range (from inclusive, to exclusive), up to the limit."""
     await store.store_many([message(f"{n}", NOW + n * SECOND, destination="ab"[n % 2]) for n in (3, 0, 2, 1)], NOW)

@@ -1,0 +1,130 @@
+"""Windows: times of day in which messages may be delivered, by the clocks of a zone. Source: ADR 34, 42."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Final, Self
+
+from postdate.clock import LATEST, later, nearest_instant, to_microseconds
+from postdate.core.zones import rules_of, unchanged_stretches
+from postdate.errors import InvalidTimestamp
+
+_DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_WINDOW: Final = re.compile(r"(?:(?P<days>[a-z,-]+) )?(?P<begin>\d\d:\d\d)-(?P<end>\d\d:\d\d) (?P<zone>\S+)", re.ASCII)
+_SECOND: Final = 1_000_000
+_MINUTE: Final = 60 * _SECOND
+_DAY: Final = 24 * 60 * _MINUTE
+_FIRST_WEEKDAY: Final = 3
+"""1 January 1970 was a Thursday."""
+
+_SLICE: Final = timedelta(days=28)
+"""A longer spread is made in slices of so many days: a week more or less of open hours makes no difference then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A time of day, of every day or of some days of the week, by the clocks of a zone.
+
+    It is open at exactly those instants at which the clocks show a time in it. So in the night in which clocks are put
+    forward it is shorter or left out, and in the night in which they are put back it is longer or open twice.
+    """
+
+    days: frozenset[int]
+    """On which it begins; 0 is Monday."""
+    begin: int
+    """Minutes after midnight."""
+    end: int
+    """Minutes after midnight; up to ``begin``: of the next day."""
+    zone: str
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Return the window that ``mon-fri 09:00-17:00 Europe/Paris`` describes; without days: of every day.
+
+        Raises:
+            InvalidTimestamp: the text is not of that kind, or there is no such zone.
+        """
+        window = cls(*_parse(str(text)))  # str: callers without types
+        rules_of(window.zone)
+        return window
+
+    def opens(self, now: datetime) -> datetime:
+        """Return ``now`` if it is open then, or else the next instant at which it opens, UTC."""
+        begin, _ = next(self._open_parts(to_microseconds(now)), (None, 0))
+        return LATEST if begin is None else nearest_instant(begin)
+
+    def instant_within(self, begin: datetime, span: timedelta, share: float) -> datetime:
+        """Return an instant at which it is open, no later than ``span`` after it first is from ``begin`` on.
+
+        Args:
+            begin: aware, UTC.
+            span: zero or more.
+            share: from 0 to less than 1: so much of the open time of ``span`` lies before the instant.
+        """
+        opens = self.opens(begin)
+        length = later(opens, span) - opens
+        if length > _SLICE:
+            number, share = divmod(share * (length / _SLICE), 1)
+            from_ = opens + number * _SLICE
+            parts = self._open_parts_between(from_, min(from_ + _SLICE, opens + length))
+            parts = parts or self._open_parts_between(opens, opens + _SLICE)  # the last slice is short
+        else:
+            parts = self._open_parts_between(opens, opens + length)
+        ahead = int(share * sum(end - start for start, end in parts))
+        for start, end in parts:
+            if ahead < end - start:
+                return nearest_instant(start + ahead)
+            ahead -= end - start
+        return opens
+
+    def _open_parts_between(self, begin: datetime, end: datetime) -> list[tuple[int, int]]:
+        parts, last = list[tuple[int, int]](), to_microseconds(end)
+        for start, stop in self._open_parts(to_microseconds(begin)):
+            if start >= last:
+                break
+            parts.append((start, min(stop, last)))
+        return parts
+
+    def _open_parts(self, begin: int) -> Iterator[tuple[int, int]]:
+        """Yield when it is open, from ``begin`` on, in microseconds since 1970 UTC; parts may touch each other.
+
+        Where clocks are not changed, the time that they show is a straight line: so a part is what a day's window and
+        such a stretch have in common.
+        """
+        length = (self.end - self.begin) * _MINUTE + (0 if self.begin < self.end else _DAY)
+        for start, end, offset in unchanged_stretches(rules_of(self.zone), begin // _SECOND):
+            ahead = offset * _SECOND
+            first, last = max(start * _SECOND, begin) + ahead, end * _SECOND + ahead  # as clocks show them
+            for day in range(first // _DAY - 2, last // _DAY + 1):
+                opens = day * _DAY + self.begin * _MINUTE
+                part = max(opens, first), min(opens + length, last)
+                if (day + _FIRST_WEEKDAY) % 7 in self.days and part[0] < part[1]:
+                    yield part[0] - ahead, part[1] - ahead
+
+
+@lru_cache(maxsize=1_000)
+def _parse(text: str) -> tuple[frozenset[int], int, int, str]:
+    """Return the days, the minutes of begin and end, and the zone that a text names."""
+    wrong = f"{text!r} is no window of time, such as 'mon-fri 09:00-17:00 Europe/Paris'"
+    match = _WINDOW.fullmatch(text)
+    if match is None:
+        raise InvalidTimestamp(wrong)
+    days = set[int]()
+    for part in (match["days"] or "mon-sun").split(","):
+        names = part.split("-")
+        if len(names) > 2 or not set(names) <= set(_DAYS):
+            raise InvalidTimestamp(f"{wrong}: days are {', '.join(_DAYS)}")
+        begin, end = _DAYS.index(names[0]), _DAYS.index(names[-1])
+        days |= {day % 7 for day in range(begin, end + (1 if begin <= end else 8))}
+    return frozenset(days), _minutes(match["begin"], wrong), _minutes(match["end"], wrong), match["zone"]
+
+
+def _minutes(text: str, wrong: str) -> int:
+    minutes = int(text[:2]) * 60 + int(text[3:])
+    if int(text[3:]) > 59 or minutes > 24 * 60:
+        raise InvalidTimestamp(f"{wrong}: {text} is no time of day")
+    return minutes

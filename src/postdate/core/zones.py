@@ -1,0 +1,198 @@
+"""Rules of time zones: which files they are read from, and when the clocks of a zone change. Source: ADR 33, 42."""
+
+from __future__ import annotations
+
+import struct
+import zoneinfo
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from importlib.resources import files
+from io import BytesIO
+from pathlib import Path
+from typing import Final
+from zoneinfo import ZoneInfo
+
+import tzdata
+
+from postdate.clock import SystemClock
+from postdate.errors import InvalidTimestamp
+
+SAME_FOR_SECONDS: Final = 60
+"""So long zone files count as unchanged after they were read."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_HOUR: Final = 3_600
+_LAST_YEAR: Final = 9_999
+_END: Final = 253_402_300_800
+"""The end of the calendar, in seconds since 1970 UTC."""
+
+_FIRST_ASKED, _LAST_ASKED = -62_135_596_800 + 48 * _HOUR, _END - 48 * _HOUR
+"""Nearer to the ends of the calendar, clocks of some zones show years that Python cannot: nothing changes there."""
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ZoneFiles:
+    """One of the sets of zone files of this machine.
+
+    Args:
+        folder: of the system; ``None``: those of the package ``tzdata``.
+        version: such as ``2026b``; empty where the files do not say it.
+    """
+
+    folder: Path | None
+    version: str
+
+    def __str__(self) -> str:
+        place = "the package tzdata" if self.folder is None else str(self.folder)
+        return f"{self.version or 'an unknown version'} in {place}"
+
+    def read(self, zone: str) -> bytes | None:
+        """Return the rules of a zone, if they are among these."""
+        try:
+            if self.folder is not None:
+                return (self.folder / zone).read_bytes()
+            return files("tzdata").joinpath("zoneinfo", *zone.split("/")).read_bytes()
+        except OSError:
+            return None
+
+
+def zone_files() -> list[ZoneFiles]:
+    """Return the zone files of this machine, those first whose rules hold.
+
+    A zone goes by the newest files. Where the system's do not say how old they are, they go before the package's: an
+    administrator may have chosen them.
+    """
+    system = [ZoneFiles(folder, _version_in(folder)) for folder in map(Path, zoneinfo.TZPATH) if folder.is_dir()]
+    package = ZoneFiles(None, tzdata.IANA_VERSION)
+    is_older = bool(system) and "" < system[0].version < package.version
+    return [package, *system] if is_older else [*system, package]
+
+
+def _version_in(folder: Path) -> str:
+    with suppress(OSError, UnicodeDecodeError), (folder / "tzdata.zi").open(encoding="ascii") as file:  # Linux
+        first = file.readline()
+        if first.startswith("# version "):
+            return first.removeprefix("# version ").strip()
+    with suppress(OSError, UnicodeDecodeError):  # macOS, BSD
+        return (folder / "+VERSION").read_text(encoding="ascii").strip()
+    return ""
+
+
+def rules_of(zone: str) -> bytes:
+    """Return the rules of a zone, as they are on this machine now: a file in the format TZif.
+
+    Raises:
+        InvalidTimestamp: there is no such zone.
+    """
+    return _rules_of(str(zone), int(SystemClock().monotonic() // SAME_FOR_SECONDS))  # str: callers without types
+
+
+@lru_cache(maxsize=1_000)
+def _rules_of(zone: str, _minute: int) -> bytes:
+    if zone in zoneinfo.available_timezones() - {"localtime"}:
+        for each in zone_files():
+            if (rules := each.read(zone)) is not None:
+                return rules
+    raise InvalidTimestamp(f"there is no time zone {zone!r}; names look like Europe/Paris")
+
+
+@lru_cache(maxsize=1_000)
+def zone_by(rules: bytes) -> ZoneInfo:
+    """Return the zone that has these rules. Raises `ValueError` and others if they are no file in the format TZif."""
+    return ZoneInfo.from_file(BytesIO(rules))
+
+
+# --- changes of clocks ------------------------------------------------------------------------------------------------
+
+
+def unchanged_stretches(rules: bytes, begin: int) -> Iterator[tuple[int, int, int]]:
+    """Yield stretches of time in which the clocks of a zone are not changed, one after the other, none over a year.
+
+    Args:
+        rules: of the zone.
+        begin: where the first begins, in seconds since 1970 UTC; the last ends with the calendar.
+
+    Returns:
+        Of each stretch its begin, its end, and how many seconds clocks are ahead of UTC.
+    """
+    offset = _offset_at(rules, begin)
+    for year in range(_year_of(begin), _LAST_YEAR + 1):
+        for change, after in _changes_in(rules, year):
+            if change > begin:
+                yield begin, change, offset
+                begin, offset = change, after
+        if begin < (end := _begin_of(year + 1)):
+            yield begin, end, offset
+            begin = end
+
+
+def have_same_rules(one: bytes, other: bytes, year: int) -> bool:
+    """Return whether clocks go alike by two files from ``year`` on.
+
+    They are compared up to twelve years after the last change that one of the files names: from there on rules repeat.
+    """
+    if one == other:
+        return True
+    begin = _begin_of(year)
+    if _offset_at(one, begin) != _offset_at(other, begin):
+        return False
+    last = max([year, *(_year_of(each[-1]) for each in (_listed_changes(one), _listed_changes(other)) if each)])
+    years = range(year, min(last + 12, _LAST_YEAR) + 1)
+    return all(_changes_in(one, each) == _changes_in(other, each) for each in years)
+
+
+@lru_cache(maxsize=20_000)
+def _changes_in(rules: bytes, year: int) -> tuple[tuple[int, int], ...]:
+    """Return the changes of clocks in a year (of UTC): each its second since 1970, and the offset from then on.
+
+    The offset is asked for at every change that the file names and every six hours; where two answers differ, the
+    second of the change is found between them. What a file does not name it computes from a rule that no zone uses for
+    less than weeks.
+    """
+    begin, end = _begin_of(year), _begin_of(year + 1)
+    listed = _listed_changes(rules)
+    named = listed[bisect_right(listed, begin) : bisect_right(listed, end)]
+    points = sorted({*range(begin, end, 6 * _HOUR), *(each + before for each in named for before in (-1, 0)), end})
+    changes, before, offset = list[tuple[int, int]](), begin - 1, _offset_at(rules, begin - 1)
+    for point in points:
+        if (new := _offset_at(rules, point)) != offset:
+            low, high = before, point
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (middle, high) if _offset_at(rules, middle) == offset else (low, middle)
+            if begin <= high < end:
+                changes.append((high, new))
+        before, offset = point, new
+    return tuple(changes)
+
+
+@lru_cache(maxsize=1_000)
+def _listed_changes(rules: bytes) -> Sequence[int]:
+    """Return the changes that a file in the format TZif names (RFC 9636), in seconds since 1970 UTC."""
+    header = struct.Struct(">4sc15x6L")
+    (_, version, *counts), at, kind = header.unpack_from(rules), header.size, "l"
+    if version >= b"2":  # the same follows with longer numbers
+        in_utc, standard, leaps, times, types, letters = counts
+        at += times * 5 + types * 6 + letters + leaps * 8 + standard + in_utc
+        (_, _, *counts), at, kind = header.unpack_from(rules, at), at + header.size, "q"
+    return struct.unpack_from(f">{counts[3]}{kind}", rules, at)
+
+
+def _offset_at(rules: bytes, second: int) -> int:
+    instant = _EPOCH + timedelta(seconds=min(max(second, _FIRST_ASKED), _LAST_ASKED))
+    offset = instant.astimezone(zone_by(rules)).utcoffset()
+    return 0 if offset is None else int(offset.total_seconds())
+
+
+def _begin_of(year: int) -> int:
+    return _END if year > _LAST_YEAR else int((datetime(year, 1, 1, tzinfo=UTC) - _EPOCH).total_seconds())
+
+
+def _year_of(second: int) -> int:
+    return (_EPOCH + timedelta(seconds=min(max(second, _FIRST_ASKED), _END - 1))).year
