@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,6 +25,7 @@ from postdate import (
     Recoverability,
     SqliteStore,
 )
+from postdate.backends.sqlite.file import SqliteFile
 from postdate.core.recoverability import Host, error_headers
 from postdate.errors import MessageError, StoreError
 from postdate.ports import Outcome
@@ -231,3 +232,25 @@ async def test_lock_files_that_were_removed_come_back(tmp_path: Path) -> None:
         store.file._chores.round()
         assert {each.name for each in folder.iterdir()} == {"1.lock", "1.alive"}
         assert store.file.free_claims_of_the_dead() == 0
+
+
+async def test_a_checkpoint_is_over_when_the_next_writer_has_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A statement in progress would fail its commit: "SQL statements in progress"."""
+    store = SqliteStore(tmp_path / "store.db", synchronous="normal")
+    await store.setup()
+    turn = SqliteFile._turn
+
+    @contextmanager
+    def then_another_writer(file: SqliteFile) -> Generator[None]:
+        with turn(file):
+            yield
+        for statement in ("BEGIN IMMEDIATE", "SAVEPOINT part", "RELEASE part", "COMMIT"):
+            assert file._writer is not None
+            file._writer.execute(statement)
+
+    monkeypatch.setattr(SqliteFile, "_turn", then_another_writer)
+    store.file.checkpoint_blocking()
+    monkeypatch.undo()
+    await store.close()

@@ -249,7 +249,8 @@ class SqliteFile(forks.ForkAware):
         return job.outcome()
 
     def checkpoint_blocking(self) -> None:
-        self._in_turn(lambda connection: connection.execute("PRAGMA wal_checkpoint(truncate)"))
+        # Read to its end within the turn: a statement that is in progress fails the commit of the next writer.
+        self._in_turn(lambda connection: connection.execute("PRAGMA wal_checkpoint(truncate)").fetchall())
 
     async def give_way(self) -> None:
         """Give other processes a turn if one wrote lately; called between batches."""
