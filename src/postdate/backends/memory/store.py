@@ -243,7 +243,8 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
     async def limits_in_use(self) -> LimitsInUse:
         if not self._limits:
             return NONE_IN_USE
-        times = sorted(each.claimed_from or each.attempt_at or LANES for each in self._entries.values())
+        # While a message is claimed, it has no attempt time; what it was claimed from says nothing afterwards.
+        times = sorted(each.attempt_at or each.claimed_from or LANES for each in self._entries.values())
 
         def has_messages(kept: KeptLimits) -> bool:
             place = bisect_left(times, kept.begin)
