@@ -116,3 +116,14 @@ def test_what_is_wrong_is_said_and_nothing_is_changed(cli, waiting, arguments: l
     assert ran.status == 2
     assert said in ran.err
     assert len(waiting()) == 10
+
+
+def test_messages_are_rescheduled_to_what_the_clocks_of_a_zone_show(cli, waiting) -> None:
+    when = ["--at", "2126-07-01T09:00", "--at-zone", "Europe/Paris"]
+    assert "due at 2126-07-01 07:00" in cli.ok("messages", "reschedule", "m-3", *when).out
+    cli.ok("messages", "reschedule", "--header", "customer=1", *when)
+    assert waiting("--zone", "Europe/Paris") == ["m-1", "m-3", "m-4", "m-7"]
+    cli.ok("messages", "reschedule", "--zone", "Europe/Paris", "--later-by", "1h")
+    assert waiting("--zone", "Europe/Paris") == []
+    for wrong in (["--at", "2126-07-01T09:00"], ["--at", "2126-07-01T09:00Z", *when[2:]], ["--delay", "1h", *when[2:]]):
+        assert cli("messages", "reschedule", "m-3", *wrong).status == 2

@@ -304,9 +304,8 @@ async def test_a_damaged_marker_stops_no_other_zone_and_is_made_anew(
     client = postdate.connect(url, endpoint="shop")
     async with looking_into(url, {}) as store:
         await store.setup()
-        await store.replace(
-            f"postdate~{abidjan}", lambda id_, _: DelayedMessage(id_, LATEST, MARKERS, {"zone": abidjan}, body), at(0)
-        )
+        key = f"postdate~{abidjan}"
+        await store.replace(key, lambda id_, _: DelayedMessage(id_, LATEST, MARKERS, {"zone": abidjan}, body), at(0))
     await client.send(b"", **FOLLOWS, deliver_at=SUMMER, message_id="m")
     rules("Africa/Algiers")
     await served_until(url, {}, is_due(client, 8))
