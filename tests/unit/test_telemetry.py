@@ -44,6 +44,9 @@ def note_everything(metrics: CountedMetrics) -> None:
     metrics.count("failed", 6)
     metrics.count("retried", 7)
     metrics.count("moved_to_error", 8)
+    metrics.count("handled", 9)
+    metrics.handlers_ran("shop.Mail", 3, 0.5, 0.25)
+    metrics.handlers_ran("shop.Mail", 1, 0.125, 0.125)
     metrics.breaker_changed("one", "armed")
     metrics.breaker_changed("one", "triggered")
     metrics.breaker_changed("other", "disarmed")
@@ -74,18 +77,24 @@ def test_all_is_exported_under_names_of_the_conventions() -> None:
         ((outcome, "failed"),): 6,
         ((outcome, "retried"),): 7,
         ((outcome, "moved_to_error"),): 8,
+        ((outcome, "handled"),): 9,
     }
     assert [point.value for point in found["postdate.breakers.triggered"].data.data_points] == [1]
-    sums = {name: each.data.data_points[0].sum for name, each in found.items() if each.unit == "s"}
+    for name, value in {"postdate.handler.runs": 4, "postdate.handler.time": 0.625}.items():
+        (point,) = found[name].data.data_points
+        assert (point.value, dict(point.attributes)) == (value, {"postdate.message_type": "shop.Mail"})
+    durations = [each for name, each in found.items() if each.unit == "s" and name != "postdate.handler.time"]
+    sums = {each.name: each.data.data_points[0].sum for each in durations}
     assert sums == {
         "postdate.look.duration": 0.005,
         "postdate.send.duration": 0.02,
         "postdate.lateness": 0.2,
         "postdate.loop.delay": 0.03,
+        "postdate.handler.duration": 0.375,
     }
     # OpenTelemetry's rules for names, and units by UCUM with counted things in braces.
     assert all(re.fullmatch(r"postdate(\.[a-z_]+)+", name) for name in found)
-    assert {each.unit for each in found.values()} == {"s", "{message}", "{breaker}"}
+    assert {each.unit for each in found.values()} == {"s", "{message}", "{breaker}", "{run}"}
 
 
 def test_what_has_not_happened_yet_is_counted_from_the_start() -> None:
@@ -93,7 +102,7 @@ def test_what_has_not_happened_yet_is_counted_from_the_start() -> None:
     reader = InMemoryMetricReader()
     metrics = OpenTelemetryMetrics(MeterProvider(metric_readers=[reader]).get_meter("test"))
     points = exported(reader)["postdate.messages"].data.data_points
-    assert [point.value for point in points] == [0] * 6
+    assert [point.value for point in points] == [0] * 7
     assert {point.attributes["postdate.outcome"] for point in points} > {"failed", "moved_to_error"}
     assert not metrics.counts
 
@@ -243,9 +252,8 @@ async def test_the_log_sums_up_each_minute_in_which_something_happened(
     caplog.set_level(logging.INFO, "postdate.service")
     with pytest.raises(EOFError):
         await Vitals(tally, list).run()
-    assert caplog.messages == [
-        "in the last minute: 3 stored, 3 delivered, 4 expired, 5 discarded, 6 failed, 7 retried, 8 moved to error"
-    ]
+    counts = "3 stored, 3 delivered, 4 expired, 5 discarded, 6 failed, 7 retried, 8 moved to error, 9 handled"
+    assert caplog.messages == [f"in the last minute: {counts}"]
 
 
 @pytest.mark.parametrize(

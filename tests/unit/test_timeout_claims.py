@@ -19,6 +19,7 @@ from postdate.core.timeout_manager.steps import DispatchStep, announcement
 from postdate.errors import StoreNotWritable, TransportUnavailable
 from postdate.ports import Received
 from postdate.ports.timeouts import Timeout
+from postdate.runtime.reporting import NO_METRICS
 from postdate.testing import VirtualClock
 
 ID = "0ab14c4e-36c7-4b1e-9a10-aa7e00c5b001"
@@ -46,7 +47,7 @@ class SlowTransport(MemoryTransport):
 
 def recovery(clock: VirtualClock) -> AttemptsRecovery:
     errors = ErrorQueue("error", "dispatcher", Host("sales"))
-    return AttemptsRecovery(allowed=Allowed(), errors=errors, clock=clock, policy=attempts(1))
+    return AttemptsRecovery(allowed=Allowed(), errors=errors, clock=clock, policy=attempts(1), metrics=NO_METRICS)
 
 
 async def handled(step: DispatchStep, received: Received) -> None:

@@ -112,6 +112,7 @@ class Intake:
             errors=settings.errors,
             clock=clock,
             policy=attempts(max(1, settings.number_of_retries), MessageError, QueueNotFound, DuplicateMessage),
+            metrics=metrics,
         )
         self._sending = replace(
             self._storing,
@@ -168,6 +169,9 @@ class Intake:
         await recovery.ended_well(received_id)
         if recovery is self._storing:
             self._metrics.count("stored", 1)
+        else:
+            late = (self._clock.now() - message.due).total_seconds()
+            self._metrics.delivered({message.destination: 1}, [late])
         if log.isEnabledFor(logging.DEBUG):
             done = "stored, for" if recovery is self._storing else "was due already and is sent to"
             log.debug("message %s %s %s, due %s", message.message_id, done, message.destination, message.due)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Final, Literal, Protocol, cast, runtime_checkable
 
 from typing_extensions import override
 
 from postdate.clock import Clock, SystemClock, checked_clock
+from postdate.core.receive.outcomes import count_ends
 from postdate.core.receive.pump import MessagePump
 from postdate.core.simple_store import enlisting, sharing
 from postdate.core.store_clock import clock_of_store
 from postdate.endpoint.delayed_delivery import DelayedDeliveryService, check_transport_mode, timeouts_queue
-from postdate.endpoint.handling import Handlers, Handling, MessageEndings
+from postdate.endpoint.handling import Handlers, HandlerTimes, Handling, MessageEndings
 from postdate.endpoint.outbox import Outbox, OutboxCleanUp, OutboxHandling
 from postdate.endpoint.outgoing import OutgoingMessages, publishing
 from postdate.endpoint.saga_handling import Sagas
@@ -31,7 +33,8 @@ from postdate.endpoint.settings import (
 from postdate.endpoint.timeout_manager import TimeoutManagerService
 from postdate.errors import ConfigurationError, UnsupportedTransactionMode
 from postdate.messages import DESTINATION_LIMIT
-from postdate.ports import DelayedMessageStore, OutboxStore, SagaStore, TransactionMode, Transport
+from postdate.ports import DelayedMessageStore, End, OutboxStore, SagaStore, TransactionMode, Transport
+from postdate.runtime.reporting import NO_METRICS, Metrics
 
 _LONGEST_NAME: Final = DESTINATION_LIMIT - len(timeouts_queue(""))
 """So that its timeouts queue is an address, too."""
@@ -256,8 +259,26 @@ class ReceivingService(Service):
         # One at a time, a message finds what the one before it has left with its saga.
         is_in_order = self._concurrency == 1 and self._handlers.sagas is not None
         ahead = transport.capabilities.prefetches and not is_in_order
+        report = None
+        if context.metrics is not NO_METRICS:
+            self._handlers.times = times = HandlerTimes()
+            report = partial(_report, context.metrics, times)
         pump = MessagePump(
-            handling.receiver, handle, self._concurrency, clock, breaker, queue, prefetches=ahead, expect=expect
+            handling.receiver,
+            handle,
+            self._concurrency,
+            clock,
+            breaker,
+            queue,
+            prefetches=ahead,
+            expect=expect,
+            report=report,
         )
         self._runs = [pump] if outbox is None else [pump, OutboxCleanUp(outbox, queue, clock)]
         self._breakers = [breaker]
+
+
+def _report(metrics: Metrics, times: HandlerTimes, ends: Sequence[End]) -> None:
+    """Report messages that ended together, and how long their handlers took."""
+    count_ends(metrics, ends)
+    times.report(metrics)

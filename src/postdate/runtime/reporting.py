@@ -22,12 +22,13 @@ _IS_THE_SAME_WITHIN_SECONDS = 5.0
 """What fails again so soon after a success is one outage: a server may do one thing, and refuse another."""
 
 
-Counted = Literal["stored", "expired", "discarded", "failed", "retried", "moved_to_error"]
+Counted = Literal["stored", "expired", "handled", "discarded", "failed", "retried", "moved_to_error"]
 """What becomes of messages, but for their delivery.
 
-``stored``: they arrived through the timeouts queue. ``expired``: past their expiry when they became due. ``discarded``:
-received past their time to be received, and so not handled. ``failed``: attempts to deliver. ``retried``: given back
-for a later attempt. ``moved_to_error``: to the error queue.
+``stored``: they arrived through the timeouts queue. ``expired``: past their expiry when they became due. ``handled``:
+their handlers ended well, and they left their queue. ``discarded``: received past their time to be received, and so not
+handled, or thrown away by the policy of recoverability. ``failed``: attempts to deliver or to handle them.
+``retried``: given back, or stored, for another attempt. ``moved_to_error``: to the error queue.
 """
 
 
@@ -50,6 +51,16 @@ class Metrics:
             to: how many, by destination.
             lateness_seconds: of each, from its due time until it was removed; where they were moved inside the database
                 and nobody looked at them, of the first one alone, which is the latest but for retries.
+        """
+
+    def handlers_ran(self, message_type: str, runs: int, seconds: float, longest_seconds: float) -> None:
+        """Note that the handlers of one type of message ran, well or not, for messages that ended together.
+
+        Args:
+            message_type: its name, of those that the endpoint handles.
+            runs: for how many messages.
+            seconds: how long all runs took.
+            longest_seconds: how long the longest of them took.
         """
 
     def sent(self, messages: int, duration: timedelta) -> None:
@@ -83,6 +94,10 @@ class CountedMetrics(Metrics):
         """Messages by what happened to them: ``stored``, ``delivered`` and so on, see :data:`Counted`."""
         self.delivered_to = Counter[str]()
         """Of these, the delivered ones by destination; some may be :data:`OTHERS`."""
+        self.handler_runs = Counter[str]()
+        """Runs of handlers by type of message."""
+        self.handler_seconds = Counter[str]()
+        """How long these runs took in total."""
         self.breakers = dict[str, str]()
         """States of circuit breakers that were ever in one."""
         self._dispatchers = dict[object, Callable[[], int]]()
@@ -105,6 +120,11 @@ class CountedMetrics(Metrics):
             self.counts["delivered"] += messages
             is_known = destination in self.delivered_to or len(self.delivered_to) < _DESTINATIONS_AT_MOST
             self.delivered_to[destination if is_known else OTHERS] += messages
+
+    @override
+    def handlers_ran(self, message_type: str, runs: int, seconds: float, longest_seconds: float) -> None:
+        self.handler_runs[message_type] += runs
+        self.handler_seconds[message_type] += seconds  # pyright: ignore[reportArgumentType] - counters add any number
 
     @override
     def breaker_changed(self, breaker: str, state: str) -> None:

@@ -20,6 +20,7 @@ _HISTOGRAMS: Final = {
     "lateness": ("From its due time on, of the latest message of each batch", LATENESS_BOUNDS),
     "look.duration": ("Looks into the store for due messages", _DURATION_BOUNDS),
     "send.duration": ("Calls that send due messages to queues", _DURATION_BOUNDS),
+    "handler.duration": ("Handlers of a type of message, the longest run of each batch that ended", _DURATION_BOUNDS),
     "loop.delay": ("How long the event loop stood still, looked at once a second", _DURATION_BOUNDS),
 }
 _OF_PROCESS: Final = {
@@ -39,6 +40,7 @@ GAUGES: Final = {
     "clock.offset": ("s", "How far the clock of the store is ahead of this machine's", ""),
 }
 OUTCOME: Final = "postdate.outcome"
+MESSAGE_TYPE: Final = "postdate.message_type"
 
 
 class OpenTelemetryMetrics(CountedMetrics):
@@ -56,6 +58,10 @@ class OpenTelemetryMetrics(CountedMetrics):
         self._meter = meter = meter or get_meter("postdate")
         counted = "What became of messages, and where the delivered ones went"
         meter.create_observable_counter("postdate.messages", [self._messages], unit="{message}", description=counted)
+        runs = "Runs of handlers, well or not"
+        meter.create_observable_counter("postdate.handler.runs", [self._runs], unit="{run}", description=runs)
+        time = "How long these runs took in total"
+        meter.create_observable_counter("postdate.handler.time", [self._time], unit="s", description=time)
         self._observe(_OF_PROCESS, self._of_process)
         self._histograms = {
             name: meter.create_histogram(
@@ -73,6 +79,11 @@ class OpenTelemetryMetrics(CountedMetrics):
         super().delivered(to, lateness_seconds)
         if lateness_seconds:
             self._histograms["lateness"].record(max(lateness_seconds))
+
+    @override
+    def handlers_ran(self, message_type: str, runs: int, seconds: float, longest_seconds: float) -> None:
+        super().handlers_ran(message_type, runs, seconds, longest_seconds)
+        self._histograms["handler.duration"].record(longest_seconds, {MESSAGE_TYPE: message_type})
 
     @override
     def sent(self, messages: int, duration: timedelta) -> None:
@@ -104,6 +115,12 @@ class OpenTelemetryMetrics(CountedMetrics):
             yield Observation(self.counts[outcome], {OUTCOME: outcome})
         for destination, messages in list(self.delivered_to.items()):
             yield Observation(messages, {OUTCOME: "delivered", "messaging.destination.name": destination})
+
+    def _runs(self, _: CallbackOptions) -> list[Observation]:
+        return [Observation(runs, {MESSAGE_TYPE: name}) for name, runs in list(self.handler_runs.items())]
+
+    def _time(self, _: CallbackOptions) -> list[Observation]:
+        return [Observation(seconds, {MESSAGE_TYPE: name}) for name, seconds in list(self.handler_seconds.items())]
 
 
 def prometheus() -> tuple[OpenTelemetryMetrics, Any]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
+from operator import attrgetter
 from typing import Final, NamedTuple, TypeAlias
 
 import anyio
@@ -28,8 +30,8 @@ from postdate.core.recoverability import (
 )
 from postdate.errors import PostdateError, StoreError
 from postdate.messages import Envelope
-from postdate.ports import End, Received
-from postdate.runtime.reporting import NO_METRICS, Metrics, OutageLog
+from postdate.ports import End, Received, RecordKind
+from postdate.runtime.reporting import Counted, Metrics, OutageLog
 
 log = logging.getLogger("postdate.recoverability")
 
@@ -69,6 +71,26 @@ class StepOutcome(NamedTuple):
         return Way.BACK if self.recovery is None else self.recovery.way(received, self.failed, error)
 
 
+COUNTED_AS: Final[Mapping[RecordKind | None, Counted]] = {
+    RecordKind.HANDLED: "handled",
+    RecordKind.RETRIED: "retried",
+    RecordKind.FAILED: "moved_to_error",
+    RecordKind.DISCARDED: "discarded",
+}
+"""What a message counts as that has left its queue, by the record of its end.
+
+Steps whose ends have no record count what they did themselves, in their ``afterwards``."""
+
+_record_of = attrgetter("record")
+
+
+def count_ends(metrics: Metrics, ends: Iterable[End]) -> None:
+    """Count messages by their ends, once these are carried out: an end that is refused is none."""
+    for record, messages in Counter(map(_record_of, ends)).items():
+        if record in COUNTED_AS:
+            metrics.count(COUNTED_AS[record], messages)
+
+
 Step: TypeAlias = Callable[[Received], Awaitable[StepOutcome]]
 """Handles one message. What it raises is a failure of the queues or of itself, not of a handler: the message goes back
 after a pause."""
@@ -80,13 +102,14 @@ UNCOUNTED: Final = StepOutcome(None)
 
 @dataclass(slots=True, kw_only=True)
 class Recovery(ABC):
-    """What is done about failures of one kind of outcome.
+    """What is done about failures of one kind of outcome, and counted in ``metrics``.
 
     Without ``suspects``, all trouble of a store is an outage. Messages stay in hand for ``outage``. ``failure_rate``
     counts messages that no error queue takes.
     """
 
     allowed: Allowed
+    metrics: Metrics
     suspects: Suspects | None = None
     outage: StoreOutage | None = None
     failure_rate: FailureRate | None = None
@@ -135,7 +158,6 @@ class AttemptsRecovery(Recovery):
     errors: ErrorQueue
     clock: Clock
     policy: Recoverability
-    metrics: Metrics = NO_METRICS
     given_up: Callable[[Received], None] | None = None
     returns_outgoing: bool = False
 
@@ -152,6 +174,7 @@ class AttemptsRecovery(Recovery):
         self.metrics.count("failed", 1)
         decision = after_handling_failed(error, failures, received.envelope.headers, self.policy, self.clock.now())
         if isinstance(decision, ImmediateRetry) and not received.is_last:
+            self.metrics.count("retried", 1)
             return BACK
         end = outcome.end if outcome is not None and self.returns_outgoing else None
         sent = () if end is None else end.outgoing

@@ -16,7 +16,7 @@ from postdate.clock import Clock, in_real_time
 from postdate.core.circuit_breaker import PAUSE_ARMED, RepeatedFailures
 from postdate.core.guard import LETTING_GO, OF_TRANSPORTS, GuardedCall, is_ending, leave_behind, ours, raise_ours
 from postdate.core.receive.outcomes import BACK, UNCOUNTED, Failed, Step, StepOutcome
-from postdate.core.receive.settling import Ended, Settler, WatchedReceiver
+from postdate.core.receive.settling import Ended, Report, Settler, WatchedReceiver
 from postdate.core.recoverability import Way, is_outage, retry_delay, text_of
 from postdate.errors import ClaimLost, PostdateError, TransportUnavailable
 from postdate.ports import Received, Receiver
@@ -47,7 +47,7 @@ class MessagePump:
     nothing, the next message follows in the same turn of the loop, and no task is begun for it. A queue that
     ``prefetches`` is read ahead, as long as messages are handled within moments, and these end in batches, while others
     are handled (:class:`Settler`), unless ``receiver`` has them end one by one. ``expect`` is called with messages that
-    were received together, before any of them is handled; it raises nothing.
+    were received together, before any of them is handled, and ``report`` when some have ended; both raise nothing.
     """
 
     def __init__(  # noqa: PLR0913 - the parts
@@ -61,10 +61,11 @@ class MessagePump:
         *,
         prefetches: bool = False,
         expect: Callable[[Sequence[Received]], Awaitable[None]] | None = None,
+        report: Report | None = None,
     ) -> None:
         self._reading = Prefetch(concurrency) if prefetches else None
         self._receiver = receiver if isinstance(receiver, WatchedReceiver) else WatchedReceiver(receiver, clock)
-        self._step, self._concurrency, self._expect = step, concurrency, expect
+        self._step, self._concurrency, self._expect, self._report = step, concurrency, expect, report
         self._lost = Bounded[str, int](_LOSSES_REMEMBERED)
         self._clock, self._breaker, self._queue = clock, breaker, queue
         self._letting_go = in_real_time(clock, LETTING_GO)
@@ -80,7 +81,7 @@ class MessagePump:
         self._is_waking = self._is_full = self._is_over = False
         self._has_room = anyio.Event()
         in_batches = prefetches and self._receiver.ends_in_batches
-        self._settler = Settler(self._receiver, clock) if in_batches else None
+        self._settler = Settler(self._receiver, clock, report) if in_batches else None
         self._outage = OutageLog(log, f"cannot receive from {queue}", f"{queue} is")
 
     async def run(self) -> None:
@@ -324,6 +325,8 @@ class MessagePump:
         try:
             if outcome.end is None:
                 await self._receiver.roll_back(received, failed=outcome is not UNCOUNTED)
+                if self._report is not None:
+                    self._report(())
                 return None
             await self._receiver.commit(received, self._clock.now(), outcome.end)
         except Exception as raised:  # whosever it is: as where ends go in batches
@@ -333,6 +336,8 @@ class MessagePump:
                 raise
             return error
         self._lost.pop(received.envelope.message_id, None)
+        if self._report is not None:
+            self._report((outcome.end,))
         for each in outcome.afterwards:
             await each()
         return None
@@ -352,6 +357,7 @@ class MessagePump:
             log.error("no error queue takes message %s, which stays: %s", told.envelope.message_id, text_of(error))
             if recovery.failure_rate is not None:
                 recovery.failure_rate.failure(error, self._clock.monotonic())
+            recovery.metrics.count("retried", 1)
             await self._clock.wait_for(self._stop, retry_delay(told.failures))
             return told, UNCOUNTED if self._stop.is_set() else BACK
         if way is Way.DECIDED:

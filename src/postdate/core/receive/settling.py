@@ -49,6 +49,9 @@ LARGEST_BATCH: Final = 4 * 1024 * 1024
 Ended: TypeAlias = tuple[Received, StepOutcome, Exception | None]
 """A message, its outcome, and the error with which ending it failed."""
 
+Report: TypeAlias = Callable[[Sequence[End]], None]
+"""Called once for messages that ended together, with the ends that were carried out."""
+
 Left: TypeAlias = Callable[[Sequence[Ended]], None]
 """Called with messages that need more work: ending them failed, or they have an ``afterwards``."""
 
@@ -111,8 +114,8 @@ class WatchedReceiver(Receiver):
 class Settler:
     """Ends the messages of one receiver. Start :meth:`run` as a task; :meth:`finish` lets it end what there is."""
 
-    def __init__(self, receiver: WatchedReceiver, clock: Clock) -> None:
-        self._receiver, self._clock = receiver, clock
+    def __init__(self, receiver: WatchedReceiver, clock: Clock, report: Report | None = None) -> None:
+        self._receiver, self._clock, self._report = receiver, clock, report
         self._waiting: deque[tuple[Received, StepOutcome]] = deque()
         self._some, self._finishes = anyio.Event(), False
         self.count = 0
@@ -183,6 +186,8 @@ class Settler:
             for (received, outcome), error in zip(batch, errors, strict=True)
             if error is not None or outcome.afterwards
         ]
+        if self._report is not None:
+            self._report([ending.end for ending, error in zip(endings, errors, strict=True) if error is None])
         if some:
             left(some)
 

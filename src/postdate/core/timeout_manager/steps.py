@@ -216,7 +216,11 @@ class StoreStep:
         except Exception as error:  # noqa: BLE001 - whatever it is: just given back, it would come for ever
             return StepOutcome(None, self._recovery, failed=Failed(error))
         log.debug("message %s is due and goes to %s at once", envelope.message_id, timeout.destination)
-        return self._outcome(envelope, end)
+        return self._outcome(envelope, end, partial(self._count_delivery, timeout))
+
+    async def _count_delivery(self, timeout: Timeout) -> None:
+        late = (self._clock.now() - timeout.due).total_seconds()
+        self._recovery.metrics.delivered({timeout.destination: 1}, [late])
 
     async def _store(self, timeout: Timeout, envelope: Envelope) -> StepOutcome:
         work: list[Work] = []
