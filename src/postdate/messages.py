@@ -48,6 +48,7 @@ class Headers:
     EXPIRES_AT = "Postdate.ExpiresAt"
     WALL_TIME = "Postdate.WallTime"
     EDIT_OF = "Postdate.EditOf"
+    EDITED_AS = "Postdate.EditedAs"
     TRACE_PARENT = "traceparent"
     START_NEW_TRACE = "NServiceBus.OpenTelemetry.StartNewTrace"
     MAY_REPEAT_SINCE = "Postdate.MayRepeatSince"

@@ -11,10 +11,11 @@ from tests.waiting import until
 from postdate import Headers, operations
 from postdate.clock import SystemClock
 from postdate.config import load_settings
+from postdate.errors import QueueNotFound
 from postdate.messages import Envelope, format_timestamp
 from postdate.ports import End, RecordKind, Transport
 from postdate.testing import TransportSubject
-from postdate.testing.transport_suite.subject import IN, OUT, SECOND, closing, queues
+from postdate.testing.transport_suite.subject import IN, OUT, SECOND, closing, left_in, queues, receive_all
 from postdate.wiring import OpenDeployment
 
 START = SystemClock().now()
@@ -62,7 +63,6 @@ async def filled(transport: Transport) -> AsyncGenerator[OpenDeployment]:
 @pytest.fixture(autouse=True)
 def short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("postdate.operations.error_queue._PAGE", 3)
-    monkeypatch.setattr("postdate.operations.queues._LAST_MESSAGE_SECONDS", 0.1)
 
 
 async def test_each_failed_message_is_returned_once_while_its_cause_is_still_there(
@@ -72,7 +72,8 @@ async def test_each_failed_message_is_returned_once_while_its_cause_is_still_the
         await check_returned_once(here)
 
 
-async def test_so_it_is_where_queues_cannot_be_counted() -> None:
+async def test_so_it_is_where_queues_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("postdate.operations.queues._LAST_MESSAGE_SECONDS", 0.1)
     transport = UncountedTransport()
     await transport.create_queues([IN, OUT])
     async with filled(transport) as here:
@@ -105,3 +106,28 @@ async def test_those_that_match_are_returned_or_discarded_and_the_others_stay(
         assert sorted(each.message_id for each in dry) == sorted(each.message_id for each in results)
         gone = await operations.return_all(here, IN, START, even, discarding)
         assert {each.message_id for each in gone} == {f"m{n}" for n in range(0, COUNT, 2)}
+
+
+async def test_what_was_edited_is_returned_by_its_own_id_only(transport_subject: TransportSubject) -> None:
+    """Or both would be handled: the message that was made of it was sent in its place."""
+    async with queues(transport_subject) as transport:
+        await transport.send([failed("m1", "m1"), failed("m2", "m2")], START)
+        here = OpenDeployment(load_settings(None, {}), None, transport, None, transport.observer())
+        sent = await operations.edit(here, IN, "m1", START, operations.Edit(b"new", {"own": "1"}, None))
+        for how in (operations.Treatment(dry_run=True), operations.Treatment()):
+            results = {each.message_id: each for each in await operations.return_all(here, IN, START, how=how)}
+            assert (results["m1"].done, results["m2"].done) == (False, True)
+            assert f"it was edited, and sent as {sent.message_id}" in results["m1"].remark
+        assert sorted(await left_in(transport, OUT, 2)) == sorted([sent.message_id, "m2"])
+        details = await operations.show_error(here, IN, "m1", START)
+        assert details.headers[Headers.EDITED_AS] == sent.message_id
+        with pytest.raises(QueueNotFound):
+            await operations.edit(here, IN, "m1", START, operations.Edit(b"newer", {}, "nowhere"))
+        (returned,) = await operations.return_messages(here, IN, ["m1"], START)
+        assert returned.done
+        bodies = dict[str, bytes]()
+        async with closing(transport.receiver(OUT)) as receiver:
+            for received in await receive_all(receiver, 3):
+                bodies[received.envelope.message_id] = received.envelope.body
+                assert Headers.EDITED_AS not in received.envelope.headers
+        assert bodies == {sent.message_id: b"new", "m1": b"{}", "m2": b"{}"}

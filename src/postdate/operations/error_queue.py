@@ -39,6 +39,7 @@ _FAILURE_HEADERS = frozenset(
         Headers.DELAYED_RETRIES,
         Headers.DELAYED_RETRIES_TIMESTAMP,
         Headers.IMMEDIATE_RETRIES,
+        Headers.EDITED_AS,
     }
 )
 
@@ -305,22 +306,54 @@ async def edit(
 ) -> Returned:
     """Send a failed message to the queue where it failed, or elsewhere, with another body or other headers.
 
-    What is sent is another message, which names the one it was made of; that stays in the error queue. Raises
-    `InvalidMessage` if the other one would be past its use.
+    What is sent is another message, which names the one it was made of. That stays in the error queue, and says in a
+    header that it was edited, so that it is not returned with all others. Both are one transaction, where the queues
+    have these.
+
+    Raises:
+        InvalidMessage: the other one would be past its use.
+        MessageNotFound: no such message is there, or a process has it in hand.
     """
-    failed = (await _find(deployment, queue, message_id, now)).envelope
+    if not deployment.transport.capabilities.takes_by_id:
+        async with walking(deployment, queue, now) as walk:
+            async for (received,) in walk.pages():
+                if message_id in _ids_of(received.envelope):
+                    edited, marked = _edited(received.envelope, queue, now, change)
+                    # One after the other: without transactions the mark would stay where the other cannot be sent.
+                    (error,) = await deployment.transport.send([edited], now)
+                    if error is not None:
+                        raise error
+                    await walk.receiver.commit(received, now, End(record=None, outgoing=[marked]))
+                    walk.ended([received])
+                    return Returned(edited.message_id, done=True, queue=edited.destination)
+        raise MessageNotFound(_not_there(queue, message_id))
+    receiver = deployment.transport.receiver(queue)
+    try:
+        received, why_not = await _Returning(deployment, receiver, queue, now, RETURN).take(message_id)
+        if received is None:
+            raise MessageNotFound(f"message {message_id!r} cannot be edited: {why_not}")
+        try:
+            edited, marked = _edited(received.envelope, queue, now, change)
+            await receiver.commit(received, now, End(record=None, outgoing=[edited, marked]))
+        except PostdateError:
+            await receiver.roll_back(received, failed=False)
+            raise
+    finally:
+        await receiver.close()
+    return Returned(edited.message_id, done=True, queue=edited.destination)
+
+
+def _edited(failed: Envelope, queue: str, now: datetime, change: Edit) -> tuple[Envelope, Envelope]:
+    """Return the edited message, and the failed one with the mark with which it goes back to the error queue."""
     copy, new_id = returned_copy(failed, _returned_to(failed, change.to)), new_message_id()
     own = {**copy.headers, **change.headers, Headers.MESSAGE_ID: new_id, Headers.EDIT_OF: failed.message_id}
     if (reason := _past_its_use(own, now)) is not None:
         over = (expires_at := expires_at_of(own)) is not None and expires_at < now
         name = Headers.EXPIRES_AT if over else Headers.TIME_TO_BE_RECEIVED
         raise InvalidMessage(f"it {reason} and would be discarded there; have it end later: --header {name}=…")
-    (error,) = await deployment.transport.send(
-        [replace(copy, message_id=new_id, headers=own, body=copy.body if change.body is None else change.body)], now
-    )
-    if error is not None:
-        raise error
-    return Returned(new_id, done=True, queue=copy.destination)
+    edited = replace(copy, message_id=new_id, headers=own, body=copy.body if change.body is None else change.body)
+    marked = replace(failed, destination=queue, headers={**failed.headers, Headers.EDITED_AS: new_id})
+    return edited, marked
 
 
 def _returned_to(failed: Envelope, to: str | None) -> str:
@@ -377,12 +410,22 @@ async def return_all(
         return await _in_order(deployment, queue, now, where, how, progress)
     results: list[Returned] = []
     async for page in _pages(deployment.queue_view, queue, where):
+        edited = [] if how.discard else [each for each in page if Headers.EDITED_AS in each.envelope.headers]
+        results += [_stays_edited(each.envelope, queue) for each in edited]
+        others = [each for each in page if each not in edited] if edited else page
         if how.dry_run:
-            results += [_would_be(each.envelope, queue, now, how, each.held_by) for each in page]
+            results += [_would_be(each.envelope, queue, now, how, each.held_by) for each in others]
             continue
-        results += await return_messages(deployment, queue, [each.envelope.message_id for each in page], now, how)
+        results += await return_messages(deployment, queue, [each.envelope.message_id for each in others], now, how)
         progress(len(results))
     return results
+
+
+def _stays_edited(envelope: Envelope, queue: str) -> Returned:
+    """Return the result of a message that only its own id returns: an edited one was sent in its place."""
+    id_, edited_as = envelope.message_id, envelope.headers[Headers.EDITED_AS]
+    remark = f"it was edited, and sent as {edited_as}; to return it as well, name it: postdate errors return {id_}"
+    return Returned(id_, done=False, queue=queue, remark=remark)
 
 
 async def _in_order(
@@ -400,6 +443,9 @@ async def _in_order(
                 if not walk.is_counted and (_failed_at(received.envelope.headers) or now) > now:
                     return results
                 if not where.matches(received.envelope):
+                    continue
+                if Headers.EDITED_AS in received.envelope.headers and not how.discard:
+                    results.append(_stays_edited(received.envelope, queue))
                     continue
                 if how.dry_run:
                     results.append(_would_be(received.envelope, queue, now, how))
@@ -449,18 +495,25 @@ class _Returning:
     how: Treatment
 
     async def put_back(self, message_id: str) -> Returned:
-        """Move a message by its id in the queue, or by its sender's id: a retry has a new one in the queue."""
-        receiver = self.receiver
-        received = await receiver.take(message_id)
+        """Move a message; see :meth:`take`."""
+        received, why_not = await self.take(message_id)
         if received is None:
-            free, why_not = await self._by_header(message_id)
-            received = await receiver.take(free[0]) if len(free) == 1 else None
-            if received is None:
-                return self._stays(message_id, why_not)
+            return self._stays(message_id, why_not)
         result = await self.try_to_move(received)
         if not result.done:
             await self.receiver.roll_back(received, failed=False)
         return replace(result, message_id=message_id)
+
+    async def take(self, message_id: str) -> tuple[Received | None, str]:
+        """Receive a message by its id in the queue, or by its sender's id: a retry has a new one in the queue.
+
+        Without one, the text says why.
+        """
+        received = await self.receiver.take(message_id)
+        if received is not None:
+            return received, ""
+        free, why_not = await self._by_header(message_id)
+        return (await self.receiver.take(free[0]) if len(free) == 1 else None), why_not
 
     async def try_to_move(self, received: Received) -> Returned:
         """Move a message; if that fails, it is still held."""

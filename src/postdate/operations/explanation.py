@@ -276,10 +276,16 @@ class _Question:
         headline = f"it is in the error queue {queued.queue!r} because of: {reason}"
         failed_at = headers.get(Headers.TIME_OF_FAILURE)
         facts = [f"it failed in queue {headers[Headers.FAILED_QUEUE]!r}" + (f" at {failed_at}" if failed_at else "")]
+        is_default = queued.queue == self.deployment.settings.endpoint.error_queue
+        named = self.message_id if is_default else f"{self.message_id} --queue {queued.queue}"
         advice = [
-            f"see the stack trace: postdate errors show {self.message_id}",
-            f"mend the cause, then: postdate errors return {self.message_id}",
+            f"see the stack trace: postdate errors show {named}",
+            f"mend the cause, then: postdate errors return {named}",
         ]
+        if (edited_as := headers.get(Headers.EDITED_AS)) is not None:
+            facts.append(f"it was edited, and sent as {edited_as}")
+            advice = [f"see what became of that: postdate messages explain {edited_as}"]
+            advice.append(f"if it is not wanted any more: postdate errors discard {named}")
         return self._say(MessageState.IN_ERROR_QUEUE, headline, facts, advice)
 
     async def _retry(self, message_id: str) -> Explanation:
@@ -345,7 +351,7 @@ class _Question:
         headline = f"it failed at {at} because of {failed.detail}, and its copy "
         if not self._sees_queues:
             headline += f"went to the error queue {self.deployment.settings.endpoint.error_queue!r}"
-            advice = ["mend the cause, then: postdate errors return --all"]
+            advice = [f"mend the cause, then: postdate errors return {self.message_id}"]
             return self._say(MessageState.FAILED, headline, self._unseen(), advice)
         fact = "it was returned with `postdate errors return`, or something consumes the error queue"
         return self._say(MessageState.FAILED, f"{headline}has left the error queue", [fact])
