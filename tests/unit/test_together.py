@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Sequence
+from contextvars import ContextVar
 
 import anyio
 import anyio.lowlevel
@@ -109,3 +110,21 @@ async def test_who_is_cancelled_while_the_work_is_done_waits_for_its_end_and_it_
     with pytest.raises(asyncio.CancelledError):
         await task
     assert sorted(work for turn in doing.turns for work in turn) == [0, 1, 2]
+
+
+async def test_works_of_many_run_in_the_context_of_none() -> None:
+    caller, together, contexts = ContextVar[str]("caller"), GroupCommit[int, int](at_once=9), list[str]()
+
+    def do(jobs: Sequence[Job[int, int]]) -> None:
+        for job in jobs:
+            contexts.append(caller.get("nobody"))
+            job.result = job.work
+            job.done = True
+
+    async def add(work: int) -> None:
+        caller.set(f"caller {work}")
+        assert await together.run(do, work) == work
+        assert caller.get() == f"caller {work}"
+
+    await asyncio.gather(*map(add, range(4)))
+    assert contexts == ["nobody"] * 4

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar, TypeVarTuple, Unpack
 from weakref import WeakKeyDictionary
@@ -171,7 +172,7 @@ class GroupCommit(Generic[W, T]):
         """Do the jobs of a turn, wake their callers, and have the first that came meanwhile lead the next turn."""
         self._led, self._next = True, None
         try:
-            await in_thread(self._do, do, turn)
+            await in_thread(Context().run, self._do, do, turn)
         except BaseException:
             # By asyncio's own means a task is cancelled although it waits for a thread.
             if not turn.taken.acquire(blocking=False):
@@ -187,6 +188,7 @@ class GroupCommit(Generic[W, T]):
                 self._next.begin.set()
 
     def _do(self, do: Callable[[Sequence[Job[W, T]]], None], turn: _Turn[W, T]) -> None:
+        """Do the jobs in a context of its own: they belong to many callers, and to none of their traces."""
         if not turn.taken.acquire(blocking=False):
             return
         try:
