@@ -87,3 +87,10 @@ def test_ids_all_and_options_exclude_each_other(cli, failed, arguments: list[str
     assert ran.status == 2
     assert "name the messages to return" in ran.err
     assert len(failed()) == 6
+
+
+def test_a_dry_run_tells_of_queues_that_do_not_exist(cli, failed) -> None:
+    dry = cli("errors", "return", "--all", "--to", "nowhere", "--dry-run", "--json").json
+    real = cli("errors", "return", "--all", "--to", "nowhere", "--json").json
+    assert [each["done"] for each in dry["messages"]] == [each["done"] for each in real["messages"]] == [False] * 6
+    assert all("there is no queue 'nowhere'" in each["remark"] for each in dry["messages"])

@@ -407,7 +407,8 @@ async def return_all(
     What cannot be returned stays, and so does what comes meanwhile: also what was returned and failed again.
     """
     if deployment.queue_view is None:
-        return await _in_order(deployment, queue, now, where, how, progress)
+        results = await _in_order(deployment, queue, now, where, how, progress)
+        return await _without_lost_queues(deployment, results) if how.dry_run else results
     results: list[Returned] = []
     async for page in _pages(deployment.queue_view, queue, where):
         edited = [] if how.discard else [each for each in page if Headers.EDITED_AS in each.envelope.headers]
@@ -418,7 +419,21 @@ async def return_all(
             continue
         results += await return_messages(deployment, queue, [each.envelope.message_id for each in others], now, how)
         progress(len(results))
-    return results
+    return await _without_lost_queues(deployment, results) if how.dry_run else results
+
+
+async def _without_lost_queues(deployment: OpenDeployment, expected: Sequence[Returned]) -> list[Returned]:
+    """Return the results of a dry run, of which those stay whose queue does not exist, where the transport can tell."""
+    names = sorted({each.queue for each in expected if each.done})
+    there = await deployment.transport.lengths_of(names) if names else None
+    if there is None:
+        return list(expected)
+    return [
+        replace(each, done=False, remark=str(QueueNotFound.of(each.queue, each.message_id)))
+        if each.done and each.queue not in there
+        else each
+        for each in expected
+    ]
 
 
 def _stays_edited(envelope: Envelope, queue: str) -> Returned:
