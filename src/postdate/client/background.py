@@ -12,8 +12,9 @@ import logging
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, TypeVar
@@ -25,7 +26,7 @@ from postdate.config import Settings
 from postdate.core.guard import calling_store
 from postdate.core.store_clock import FollowingClock, clock_of_store
 from postdate.core.wall_times import KeptZones
-from postdate.errors import ConfigurationError, PostdateError, StoreUnavailable
+from postdate.errors import ConfigurationError, PostdateError, StoreUnavailable, StoreUnreachable
 from postdate.ports import ClaimingStore, TransactionMode
 from postdate.runtime import forks
 from postdate.runtime.threads import Alarm
@@ -36,6 +37,7 @@ log = logging.getLogger("postdate.client")
 T = TypeVar("T")
 
 _CLOSES_WITHIN: Final = 5.0
+_ENDS_WITHIN: Final = 5.0
 _READ_AGAIN_AFTER: Final = timedelta(minutes=10)
 
 
@@ -107,6 +109,8 @@ class _Running:
         self._open: InUse | None = None
         self._opening: asyncio.Task[InUse] | None = None
         self._tasks = set[asyncio.Task[Any]]()
+        self._futures = weakref.WeakSet[Future[Any]]()
+        """What callers wait for."""
         self._is_closing = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="postdate-client", daemon=True)
@@ -122,7 +126,9 @@ class _Running:
     def submit(self, work: Callable[[InUse], Awaitable[T]]) -> Future[T]:
         if threading.current_thread() is self._thread:
             raise ConfigurationError("a client cannot be waited for by what it calls itself, such as a handler of logs")
-        return asyncio.run_coroutine_threadsafe(self._do(work), self._loop)
+        future = asyncio.run_coroutine_threadsafe(self._do(work), self._loop)
+        self._futures.add(future)
+        return future
 
     async def _do(self, work: Callable[[InUse], Awaitable[T]]) -> T:
         if self._is_closing:
@@ -135,6 +141,10 @@ class _Running:
             with calling_store(opened.store):
                 await opened.now_known()
                 return await work(opened)
+        except asyncio.CancelledError:
+            if self._is_closing:
+                raise _closed_meanwhile() from None
+            raise
         finally:
             self._tasks.discard(task)
 
@@ -143,7 +153,8 @@ class _Running:
         if self._open is not None:
             return self._open
         if self._opening is None:
-            self._opening = asyncio.ensure_future(self._to_open())
+            # In a context of its own: what it starts outlives the first caller, and must not keep that one's trace.
+            self._opening = self._loop.create_task(self._to_open(), context=Context())
         opening = self._opening
         try:
             self._open = found = await asyncio.shield(opening)
@@ -183,9 +194,12 @@ class _Running:
             log.warning("the store was not closed within %g s", 2 * _CLOSES_WITHIN)
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(_CLOSES_WITHIN)
+            self._thread.join(_ENDS_WITHIN)
             if not self._thread.is_alive():
                 self._loop.close()
+            for each in list(self._futures):  # of calls that do not end: nothing else would wake who waits for them
+                with suppress(InvalidStateError):
+                    each.set_exception(_closed_meanwhile())
 
     async def _close(self) -> None:
         self._is_closing = True
@@ -198,6 +212,10 @@ class _Running:
         opened, self._open = self._open, None
         if opened is not None:
             await opened.store.close()
+
+
+def _closed_meanwhile() -> StoreUnreachable:
+    return StoreUnreachable("the client was closed before this call ended: it may have been done, or not")
 
 
 _known: weakref.WeakSet[Background] = weakref.WeakSet()
