@@ -18,7 +18,7 @@
     │   ├── ErrorQueueNotConfigured
     │   └── UnsupportedTransactionMode
     ├── StoreError
-    │   ├── DuplicateMessage            the id is stored already; the first one is unchanged
+    │   ├── DuplicateMessage            the id was used before; nothing was stored
     │   ├── SagaConflict                somebody else changed the saga meanwhile; nothing was kept
     │   ├── StoreUnavailable            transient: refuses this for now
     │   │   ├── StoreFull               an outage
@@ -137,7 +137,10 @@ class StoreError(PostdateError):
 
 
 class DuplicateMessage(StoreError):
-    """The message id was stored before; the first message is unchanged (specification row 17)."""
+    """The message id was used before; nothing was stored, and the first message is as it was (specification row 17).
+
+    That may have been delivered or cancelled meanwhile: an id is used once.
+    """
 
     @classmethod
     def of(cls, *message_ids: str) -> Self:
@@ -145,7 +148,7 @@ class DuplicateMessage(StoreError):
         were = f"message {message_ids[0]!r} was"
         if len(message_ids) > 1:
             were = f"messages {', '.join(map(repr, message_ids))} were"
-        return cls(f"{were} stored before; the first one is unchanged")
+        return cls(f"{were} stored before: an id is used once, whatever became of the first one")
 
     @classmethod
     def of_set_aside(cls, message_id: str) -> Self:

@@ -226,8 +226,9 @@ def test_a_copy_for_the_error_or_audit_queue_has_room_for_what_it_says_besides(h
 
 
 def test_errors_say_their_sentence_themselves() -> None:
-    assert str(DuplicateMessage.of("a")) == "message 'a' was stored before; the first one is unchanged"
-    assert str(DuplicateMessage.of("a", "b")) == "messages 'a', 'b' were stored before; the first one is unchanged"
+    rule = "stored before: an id is used once, whatever became of the first one"
+    assert str(DuplicateMessage.of("a")) == f"message 'a' was {rule}"
+    assert str(DuplicateMessage.of("a", "b")) == f"messages 'a', 'b' were {rule}"
     assert str(ClaimLost.of("a")) == "message 'a' is no longer held here"
     assert str(ClaimLost.of("a", queue="q", reason="late")) == "message 'a' in 'q' is no longer held here: late"
     assert str(ClaimLost.of("a", "b")) == "one of 2 messages is no longer held here"
