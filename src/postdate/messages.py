@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Self
+from typing import Final, Self
 
 import msgspec
 
@@ -315,6 +315,23 @@ def check_text(value: str, what: str, limit: int) -> None:
         raise InvalidMessage(f"{what} has a NUL character: {value!r}")
 
 
+OWN_PREFIX: Final = "postdate~"
+"""How the ids of messages begin that a store keeps for itself, such as the rules of time zones (ADR 33)."""
+
+
+def check_id(value: str, what: str = "message id", limit: int = MESSAGE_ID_LIMIT) -> None:
+    """Refuse an id, or a key, that an application may not have: as :func:`check_text`, and one of the store's own.
+
+    Raises:
+        InvalidMessage: with the value.
+    """
+    check_text(value, what, limit)
+    if value.startswith(OWN_PREFIX):
+        raise InvalidMessage(
+            f"{what} {value!r} begins with {OWN_PREFIX!r}, as those of the store's own messages do: use another one"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class DelayedMessage:
     """A message that waits until it is due.
@@ -532,6 +549,7 @@ def from_delay_headers(message_id: str, headers: Mapping[str, str], body: bytes)
     """Return the delayed message that arrived at a timeouts queue.
 
     Raises:
+        InvalidMessage: its id is one of the store's own, under which it would pass for stored already.
         NotADelayedMessage: destination or due time is missing from the headers.
         InvalidTimestamp: the due time is malformed.
     """
@@ -539,6 +557,7 @@ def from_delay_headers(message_id: str, headers: Mapping[str, str], body: bytes)
     if not destination or not due:
         missing = Headers.TIMEOUT_EXPIRE if destination else Headers.TIMEOUT_DESTINATION
         raise NotADelayedMessage(f"message {message_id!r} is no delayed message: header {missing!r} is missing")
+    check_id(message_id)
     due_at, expires_at = parse_timestamp(due), expires_at_of(headers)
     if expires_at is not None and expires_at < due_at:
         expires_at = None  # the header stays: whoever receives it decides
@@ -565,6 +584,8 @@ def check_reschedule(message_id: str, due: datetime, expires_at: datetime | None
 def rescheduled(message: DelayedMessage, due: datetime) -> DelayedMessage:
     """Return the message with another due time, and with the header that says it; one of the sender's own stays.
 
+    It begins anew: attempts to deliver it that failed before count no more, so it has all its retries.
+
     Raises:
         InvalidMessage: the message expires before that.
     """
@@ -572,7 +593,7 @@ def rescheduled(message: DelayedMessage, due: datetime) -> DelayedMessage:
     headers = message.headers
     if headers.get(Headers.DELIVER_AT) == format_timestamp(message.due):
         headers = {**headers, Headers.DELIVER_AT: format_timestamp(due)}
-    return _changed(message, due=aware_utc(due), headers=headers)
+    return _changed(message, due=aware_utc(due), headers=headers, number_of_failures=0)
 
 
 def with_failures(message: DelayedMessage, number_of_failures: int) -> DelayedMessage:

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from contextvars import copy_context
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,7 +29,14 @@ from postdate.backends.memory.transport import MemoryReceiver, _has_ended
 from postdate.backends.sqlite.observation import FileObserver
 from postdate.backends.sqlite.transport import LocalReceiver
 from postdate.clock import LATEST, to_microseconds
-from postdate.errors import ClaimLost, ConfigurationError, DuplicateMessage, PostdateError, StoreError
+from postdate.errors import (
+    ClaimLost,
+    ConfigurationError,
+    DuplicateMessage,
+    InvalidMessage,
+    PostdateError,
+    StoreError,
+)
 from postdate.messages import new_message_id
 from postdate.pipeline.rows import INSTANT, restored
 from postdate.ports import (
@@ -51,7 +60,7 @@ from postdate.ports import (
     Work,
     counted_between,
 )
-from postdate.ports.changing import Making
+from postdate.ports.changing import KEYED_ID, Making
 from postdate.ports.limits import KeptLimits
 from postdate.testing import ConformanceFailure, StoreSubject, TransportSubject, store_checks, transport_checks
 
@@ -328,6 +337,53 @@ class ReplacesWhatIsBeingDelivered(MemoryStore):
         return await super().replace(key, make, now)
 
 
+class ReplacesByTheFormOfTheId(MemoryStore):
+    async def replace(self, key: str, make: Making, now: datetime) -> str:
+        likely = [id_ for id_ in self._known if KEYED_ID.search(id_) and id_.startswith(f"{key}~")]
+        await self.keep_keys(sorted(likely)[-1:])
+        return await super().replace(key, make, now)
+
+
+class KeepsFailures(MemoryStore):
+    async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
+        before = await self.get(message_id)
+        done = await super().reschedule(message_id, due, now)
+        return done and self._keep(message_id, before)
+
+    async def replace(self, key: str, make: Making, now: datetime) -> str:
+        before = await self.get(self._newest.get(key, ""))
+        message_id = await super().replace(key, make, now)
+        self._keep(message_id, before)
+        return message_id
+
+    def _keep(self, message_id: str, before: DelayedMessage | None) -> bool:
+        if before is not None:
+            entry = self._entries[message_id]
+            entry.message = replace(entry.message, number_of_failures=before.number_of_failures)
+        return True
+
+
+class MakesMessagesOfAllInOneTurn(MemoryStore):
+    async def replace(self, key: str, make: Making, now: datetime) -> str:
+        if not hasattr(self, "_turn"):
+            self._turn = copy_context()
+        return await super().replace(key, partial(self._turn.run, make), now)
+
+
+class ForgetsKeys(MemoryStore):
+    async def keep_keys(self, message_ids: Sequence[str]) -> None: ...
+
+
+class CountsOn(MemoryStore):
+    async def replace(self, key: str, make: Making, now: datetime) -> str:
+        try:
+            return await super().replace(key, make, now)
+        except InvalidMessage:
+            message = make(f"{key}~100000000", None)
+            await self.store(message, now)
+            return message.message_id
+
+
 class RecordsNothing(MemoryStore):
     def __init__(self, *, recording: Recording = Recording.ALL, **settings) -> None:
         super().__init__(recording=Recording.OUTCOMES, **settings)
@@ -509,6 +565,15 @@ BROKEN_STORES: Broken = {
         ReplacesWhatIsBeingDelivered,
         "administration.what_is_being_delivered_is_not_replaced",
     ),
+    "replaces by the form of the id": (ReplacesByTheFormOfTheId, "administration.an_ordinary_id_is_not_replaced"),
+    "keeps failures when it replaces": (KeepsFailures, "administration.what_is_replaced_has_all_its_retries"),
+    "keeps failures when it reschedules": (KeepsFailures, "administration.what_is_rescheduled_has_all_its_retries"),
+    "makes messages of all in one turn": (
+        MakesMessagesOfAllInOneTurn,
+        "administration.callers_make_their_own_messages",
+    ),
+    "forgets keys": (ForgetsKeys, "administration.keys_are_kept_by_a_migration"),
+    "counts on": (CountsOn, "administration.the_numbers_of_a_key_end"),
     "forgets lanes": (ForgetsLanes, "limiting.limits_are_kept"),
     "changes what it has not seen": (ChangesWhatItHasNotSeen, "limiting.limits_of_before_are_changed_once"),
     "forgets what is lifted": (ForgetsWhatIsLifted, "limiting.lifted_limits_are_kept_as_lifted"),

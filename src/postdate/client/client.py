@@ -30,12 +30,14 @@ from postdate.core.changing import (
     first_of,
     first_steps,
     reschedule,
+    standing,
+    would_be,
 )
 from postdate.core.limits import Limits, change_limits, limited, limiting, limits_of, paused, resumed
 from postdate.endpoint.message_types import MessageTypes, TimesToBeReceived
 from postdate.endpoint.outgoing import SendKeywords, SendOptions, kept, outgoing_message, sender_headers
 from postdate.errors import DelayConflict, DuplicateMessage, InvalidMessage, NotSupported, PostdateError
-from postdate.messages import MESSAGE_ID_LIMIT, DelayedMessage, check_text
+from postdate.messages import MESSAGE_ID_LIMIT, DelayedMessage, check_id
 from postdate.ports import Answer, JoiningStore, NativeTransaction, ReplacingStore, Steps
 from postdate.ports.changing import KeyedIds, no_transaction_of_yours
 from postdate.runtime.threads import in_thread
@@ -55,6 +57,8 @@ class _Call(Generic[T]):
     joined: Callable[[JoiningStore, datetime], Steps[T]]
     zones: frozenset[str | None] = frozenset()
     """Whose clocks messages follow that it stores."""
+    changes: str | None = None
+    """The id of the message that it changes, and that a transaction may be too old to see."""
 
     async def ready(self, opened: InUse) -> InUse:
         """Have the store know the zones."""
@@ -65,6 +69,16 @@ class _Call(Generic[T]):
     async def run(self, opened: InUse) -> T:
         """Do it alone."""
         return await self.alone(await self.ready(opened))
+
+    def may_be_unseen(self, answer: object) -> bool:
+        """Whether to look outside of the transaction for the message that was not found in it."""
+        return answer is Answer.NOT_FOUND and self.changes is not None
+
+    async def seen(self, opened: InUse) -> Answer:
+        """Return the answer for a message that a transaction did not see, whose view of the database may be old."""
+        assert self.changes is not None
+        outside = await standing(administrable(opened.store), self.changes)
+        return Answer.NOT_FOUND if outside is Answer.NOT_FOUND else Answer.UNSEEN
 
 
 class _Calls:
@@ -140,19 +154,23 @@ class _Calls:
         return kept(outgoing_message(self._sender, content, body, destination, options, now), now)
 
     def cancel(self, message_id: str) -> _Call[Answer]:
-        check_text(message_id, "message id", MESSAGE_ID_LIMIT)
+        check_id(message_id)
+        return self._cancel(message_id)
 
+    def _cancel(self, message_id: str) -> _Call[Answer]:
         async def alone(opened: InUse) -> Answer:
             return await cancel(administrable(opened.store), message_id, opened.clock.now())
 
-        return _Call(alone, lambda store, now: store.cancelling_steps(message_id, now))
+        return _Call(alone, lambda store, now: store.cancelling_steps(message_id, now), changes=message_id)
 
     def reschedule(self, message_id: str, delay: timedelta | None, deliver_at: datetime | None) -> _Call[Answer]:
         if (delay is None) == (deliver_at is None):
             raise DelayConflict("say when it is to be delivered: delay=timedelta(…), or deliver_at=datetime(…)")
         options = SendOptions(delay=delay, deliver_at=deliver_at)
-        check_text(message_id, "message id", MESSAGE_ID_LIMIT)
+        check_id(message_id)
+        return self._reschedule(message_id, options)
 
+    def _reschedule(self, message_id: str, options: SendOptions) -> _Call[Answer]:
         def due(now: datetime) -> datetime:
             return options.due(now) or now
 
@@ -160,10 +178,10 @@ class _Calls:
             now = opened.clock.now()
             return await reschedule(administrable(opened.store), message_id, due(now), now)
 
-        return _Call(alone, lambda store, now: store.rescheduling_steps(message_id, due(now), now))
+        return _Call(alone, lambda store, now: store.rescheduling_steps(message_id, due(now), now), changes=message_id)
 
     def replace(self, message: object, key: str, longest_wait: timedelta | None, options: SendOptions) -> _Call[str]:
-        check_text(key, "key", MESSAGE_ID_LIMIT - len(KeyedIds("").first))
+        check_id(key, "key", MESSAGE_ID_LIMIT - len(KeyedIds("").first))
         if longest_wait is not None and options.zone is not None:
             raise InvalidMessage("longest_wait is a span, which clocks of a zone do not keep: leave out one of them")
         if options.message_id is not None:
@@ -193,7 +211,7 @@ class _Calls:
         return _Call(alone, joined, frozenset({options.zone}))
 
     def get(self, message_id: str) -> _Call[DelayedMessage | None]:
-        check_text(message_id, "message id", MESSAGE_ID_LIMIT)
+        check_id(message_id)
 
         async def alone(opened: InUse) -> DelayedMessage | None:
             return await administrable(opened.store).get(message_id)
@@ -210,28 +228,37 @@ class _Calls:
         return _Call(alone, lambda store, _: first_steps(store, where, limit, after))
 
     def change(
-        self, where: Pending, change: Callable[[DelayedMessage], _Call[Answer]], *, dry_run: bool
+        self,
+        where: Pending,
+        change: Callable[[DelayedMessage], _Call[Answer]],
+        expected: Callable[[DelayedMessage, datetime], Answer],
+        *,
+        dry_run: bool,
     ) -> _Call[Counter[Answer]]:
-        """Change all that match; or count them."""
+        """Change all that match; or count the answers that are ``expected``."""
         listed = self.list(where, None)
         where.check_says_something()
 
         async def alone(opened: InUse) -> Counter[Answer]:
             if dry_run:
-                return Counter({Answer.DONE: await count_of(administrable(opened.store), where)})
+                return await count_of(
+                    administrable(opened.store), where, lambda each: expected(each, opened.clock.now())
+                )
             found = await listed.alone(opened)
             return await change_all(found, lambda each: change(each).alone(opened))
 
         def joined(store: JoiningStore, now: datetime) -> Steps[Counter[Answer]]:
             if dry_run:
-                return Counter({Answer.DONE: (yield from count_steps(store, where))})
+                return (yield from count_steps(store, where, lambda each: expected(each, now)))
             found = yield from listed.joined(store, now)
             return (yield from change_steps(found, lambda each: change(each).joined(store, now)))
 
         return _Call(alone, joined)
 
     def cancel_where(self, where: Pending, *, dry_run: bool) -> _Call[Counter[Answer]]:
-        return self.change(where, lambda each: self.cancel(each.message_id), dry_run=dry_run)
+        return self.change(
+            where, lambda each: self._cancel(each.message_id), lambda each, _: would_be(each, None), dry_run=dry_run
+        )
 
     def reschedule_where(
         self,
@@ -245,13 +272,17 @@ class _Calls:
         if (delay, deliver_at, later_by).count(None) != 2:
             raise DelayConflict("say when they are to be delivered: delay=…, deliver_at=…, or later_by=timedelta(…)")
 
-        SendOptions(delay=delay, deliver_at=deliver_at)  # refuses what cannot be
+        options = SendOptions(delay=delay, deliver_at=deliver_at)  # refuses what cannot be
 
         def change(message: DelayedMessage) -> _Call[Answer]:
-            at = deliver_at if later_by is None else later(message.due, later_by)
-            return self.reschedule(message.message_id, delay, at)
+            how = options if later_by is None else SendOptions(deliver_at=later(message.due, later_by))
+            return self._reschedule(message.message_id, how)
 
-        return self.change(where, change, dry_run=dry_run)
+        def expected(message: DelayedMessage, now: datetime) -> Answer:
+            due = options.due(now) if later_by is None else later(message.due, later_by)
+            return would_be(message, due or now)
+
+        return self.change(where, change, expected, dry_run=dry_run)
 
     def change_limits(
         self, destination: str, change: Callable[[Limits], Limits]
@@ -334,7 +365,8 @@ class Client(AbstractAsyncContextManager["Client"]):
         if transaction is None:
             return await self._background.run(call.run)
         store, now = await self._background.run(partial(self._calls.joining, call))
-        return await store.join(transaction, call.joined(store, now))
+        done: Any = await store.join(transaction, call.joined(store, now))
+        return await self._background.run(call.seen) if call.may_be_unseen(done) else done
 
     async def send(
         self,
@@ -349,8 +381,9 @@ class Client(AbstractAsyncContextManager["Client"]):
 
         Raises:
             DelayConflict, InvalidMessage, InvalidHeaders, InvalidTimestamp, MessageTooLarge: nothing was sent.
-            DuplicateMessage: ``message_id`` was used before; the first message is unchanged. One that is in the error
-                queue is no such: without ``transaction``, what is sent under its id is delivered.
+            DuplicateMessage: ``message_id`` was used before, and nothing was sent. The first message is as it was:
+                waiting, delivered or cancelled. One that is in the error queue is no such: without ``transaction``,
+                what is sent under its id is delivered.
         """
         return (await self._do(self._calls.send([(message, SendOptions(**how))]), transaction))[0]
 
@@ -424,7 +457,7 @@ class Client(AbstractAsyncContextManager["Client"]):
     async def cancel_where(
         self, where: Pending, *, dry_run: bool = False, transaction: NativeTransaction | None = None
     ) -> Counter[Answer]:
-        """Cancel all that match; return how many there were of each answer. ``dry_run``: only count them.
+        """Cancel all that match; return how many there were of each answer. ``dry_run``: only count what would be.
 
         They are listed first, and then changed by their ids: what begins to match meanwhile may be left out, and what
         ceases to match is changed all the same. Raises `InvalidMessage` for a ``where`` without a condition.
@@ -502,7 +535,8 @@ class BlockingClient(AbstractContextManager["BlockingClient"]):
         if transaction is None:
             return self._background.submit(call.run).result()
         store, now = self._background.submit(partial(self._calls.joining, call)).result()
-        return store.join_blocking(transaction, call.joined(store, now))
+        done: Any = store.join_blocking(transaction, call.joined(store, now))
+        return self._background.submit(call.seen).result() if call.may_be_unseen(done) else done
 
     def send(
         self,

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final
+from typing import Final, TypeAlias
 
 import anyio
 
 from postdate.errors import InvalidMessage, NotSupported
-from postdate.messages import DelayedMessage, Headers, aware_utc, check_headers
+from postdate.messages import DelayedMessage, Headers, aware_utc, check_headers, check_reschedule
 from postdate.ports import (
     AdministrableStore,
     Answer,
@@ -41,15 +41,25 @@ def administrable(store: ClaimingStore) -> AdministrableStore:
 
 
 async def cancel(store: AdministrableStore, message_id: str, now: datetime) -> Answer:
-    return Answer.DONE if await store.cancel(message_id, now) else await _standing(store, message_id)
+    return Answer.DONE if await store.cancel(message_id, now) else await standing(store, message_id)
 
 
 async def reschedule(store: AdministrableStore, message_id: str, due: datetime, now: datetime) -> Answer:
     """Give a message another due time. Raises `InvalidMessage` if it expires before ``due``."""
-    return Answer.DONE if await store.reschedule(message_id, due, now) else await _standing(store, message_id)
+    return Answer.DONE if await store.reschedule(message_id, due, now) else await standing(store, message_id)
 
 
-async def _standing(store: AdministrableStore, message_id: str) -> Answer:
+def would_be(message: DelayedMessage, due: datetime | None) -> Answer:
+    """Return the answer that a change would be given, if nothing changes until then; ``due``: ``None`` to cancel."""
+    try:
+        if due is not None:
+            check_reschedule(message.message_id, due, message.expires_at)
+    except InvalidMessage:
+        return Answer.WOULD_EXPIRE
+    return Answer.DONE
+
+
+async def standing(store: AdministrableStore, message_id: str) -> Answer:
     """Return why a message was not changed."""
     records = list[Record]()
     for _ in range(2):  # it may come back from the error queue between the two questions
@@ -191,19 +201,23 @@ def _without_content(message: DelayedMessage) -> DelayedMessage:
     return replace(message, headers=headers, body=b"", cursor="")
 
 
-async def count_of(store: AdministrableStore, wanted: Pending) -> int:
-    """Return how many match; none of them is kept."""
-    pages, count = PendingPages(wanted, None), 0
+Expected: TypeAlias = Callable[[DelayedMessage], Answer]
+"""Returns the answer that a change of a message would be given; see :func:`would_be`."""
+
+
+async def count_of(store: AdministrableStore, wanted: Pending, expected: Expected) -> Counter[Answer]:
+    """Return how many of those that match would be given each answer; none of them is kept."""
+    pages, count = PendingPages(wanted, None), Counter[Answer]()
     while not pages.is_over:
-        count += len(pages.take(await store.read_pending(*pages.ask())))
+        count.update(map(expected, pages.take(await store.read_pending(*pages.ask()))))
     return count
 
 
-def count_steps(store: JoiningStore, wanted: Pending) -> Steps[int]:
+def count_steps(store: JoiningStore, wanted: Pending, expected: Expected) -> Steps[Counter[Answer]]:
     """:func:`count_of` in a transaction of the application."""
-    pages, count = PendingPages(wanted, None), 0
+    pages, count = PendingPages(wanted, None), Counter[Answer]()
     while not pages.is_over:
-        count += len(pages.take((yield from store.reading_steps(*pages.ask()))))
+        count.update(map(expected, pages.take((yield from store.reading_steps(*pages.ask())))))
     return count
 
 

@@ -31,11 +31,11 @@ from postdate.clock import LATEST, Clock, SystemClock
 from postdate.core.changing import Pending, PendingPages
 from postdate.core.daily import Daily
 from postdate.errors import InvalidMessage, InvalidTimestamp, NotSupported, StoreUnavailable
-from postdate.messages import DelayedMessage, Headers
+from postdate.messages import OWN_PREFIX, DelayedMessage, Headers
 from postdate.ports import AdministrableStore, ClaimingStore, MessageFilter, ReplacingStore
 from postdate.ports.changing import MARKERS, KeyedIds
 
-_KEY: Final = "postdate~{}"
+_KEY: Final = OWN_PREFIX + "{}"
 """Under which the marker of a zone waits."""
 
 _SAME_FOR_SECONDS: Final = 60
@@ -201,7 +201,7 @@ async def note_rules(store: Keeping, zone: str, rules: Sequence[bytes], now: dat
     So messages that are due by them, sent where zone files are older, are found by services for some time.
     """
     marker = await store.get(KeyedIds(_KEY.format(zone)).first)
-    if marker is None:  # or it was cancelled, and made anew
+    if marker is None or marker.destination != MARKERS:  # it was cancelled, and made anew, under another number
         marker = next((each for each in await markers(store) if each.headers.get("zone") == zone), None)
     known = list[bytes]()
     with suppress(ValueError):  # what is damaged is made anew

@@ -43,12 +43,12 @@ from postdate.errors import (
 from postdate.messages import (
     DESTINATION_LIMIT,
     LONGEST_TIME_TO_BE_RECEIVED,
-    MESSAGE_ID_LIMIT,
     DelayedMessage,
     Envelope,
     Headers,
     aware_utc,
     check_headers,
+    check_id,
     check_not_reserved,
     check_text,
     delay_headers,
@@ -123,7 +123,7 @@ class SendOptions:
         if self.destination is not None:
             check_text(self.destination, "destination", DESTINATION_LIMIT)
         if self.message_id is not None:
-            check_text(self.message_id, "message id", MESSAGE_ID_LIMIT)
+            check_id(self.message_id)
         if self.delay is not None and self.deliver_at is not None:
             raise DelayConflict("delay and deliver_at exclude each other: give one of them")
         if self.zone is not None and (self.window, self.spread) != (None, None):

@@ -249,7 +249,12 @@ async def cancel_all(
     """Remove all pending messages that match, for good."""
     store = administrable(deployment, "cancel messages")
     return await _changed(
-        store, where, lambda each: changing.cancel(store, each.message_id, now), progress, dry_run=dry_run
+        store,
+        where,
+        lambda each: changing.cancel(store, each.message_id, now),
+        lambda each: changing.would_be(each, None),
+        progress,
+        dry_run=dry_run,
     )
 
 
@@ -268,21 +273,25 @@ async def reschedule_all(
     async def change(message: DelayedMessage) -> Answer:
         return await changing.reschedule(store, message.message_id, due(message, now), now)
 
-    return await _changed(store, where, change, progress, dry_run=dry_run)
+    def expected(message: DelayedMessage) -> Answer:
+        return changing.would_be(message, due(message, now))
+
+    return await _changed(store, where, change, expected, progress, dry_run=dry_run)
 
 
 async def _changed(
     store: AdministrableStore,
     where: Pending,
     change: Callable[[DelayedMessage], Awaitable[Answer]],
+    expected: changing.Expected,
     progress: Progress,
     *,
     dry_run: bool,
 ) -> ManyChanged:
     where.check_says_something()
     if dry_run:
-        count = await changing.count_of(store, where)
-        return ManyChanged({Answer.DONE.value: count} if count else {}, dry_run)
+        count = await changing.count_of(store, where, expected)
+        return ManyChanged({answer.value: number for answer, number in count.items()}, dry_run)
     found, so_far = await first_of(store, where, None), itertools.count(1)
 
     async def counted(message: DelayedMessage) -> Answer:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, TypeAlias, TypeVar
 
-from postdate.errors import ConfigurationError
+from postdate.errors import ConfigurationError, InvalidMessage
 from postdate.messages import DelayedMessage
 from postdate.ports.common import NativeTransaction, RecordKind
 from postdate.ports.migrating import MOVED_AWAY
@@ -23,12 +24,19 @@ class Answer(enum.Enum):
     BEING_DELIVERED = "being delivered"
     """Or being changed by somebody else, whose transaction is open."""
     DELIVERED = "already delivered"
+    """It is in its queue, or was handled."""
     CANCELLED = "already cancelled"
     EXPIRED = "expired"
     FAILED = "in the error queue"
+    RETURNED = "returned from the error queue"
+    """To a queue: it is on its way there, or was handled since."""
+    DISCARDED = "discarded"
+    """From the error queue, or from its own queue: it was purged there, or nobody wanted it any more."""
     WOULD_EXPIRE = "would expire before it is due"
     """Of many that are rescheduled; of one it is an error."""
     NOT_FOUND = "not found"
+    UNSEEN = "not seen by this transaction"
+    """It is in the store, but was stored after the transaction's view of the database began (REPEATABLE READ)."""
 
     def __bool__(self) -> bool:
         return self is Answer.DONE
@@ -37,19 +45,24 @@ class Answer(enum.Enum):
 def answer_of(last: tuple[RecordKind, str] | None) -> Answer:
     """Return what became of a message that does not wait any more; ``last``: kind and detail of its last record."""
     match last:
-        case (
-            RecordKind.DELIVERED | RecordKind.HANDLED | RecordKind.RETRIED | RecordKind.RETURNED | RecordKind.DISCARDED,
-            _,
-        ):
-            return Answer.DELIVERED
-        case (RecordKind.EXPIRED, _):
-            return Answer.EXPIRED
-        case (RecordKind.FAILED, _):
-            return Answer.FAILED
-        case (RecordKind.CANCELLED, detail) if not detail.startswith(MOVED_AWAY):
-            return Answer.CANCELLED
-        case _:  # moved to another store, archived, or lost
+        case (RecordKind.CANCELLED, detail) if detail.startswith(MOVED_AWAY):  # to another store
             return Answer.NOT_FOUND
+        case (kind, _):
+            return _ANSWERS.get(kind, Answer.NOT_FOUND)  # archived, or lost
+        case None:
+            return Answer.NOT_FOUND
+
+
+_ANSWERS: Final = {
+    RecordKind.DELIVERED: Answer.DELIVERED,
+    RecordKind.HANDLED: Answer.DELIVERED,
+    RecordKind.RETRIED: Answer.DELIVERED,
+    RecordKind.EXPIRED: Answer.EXPIRED,
+    RecordKind.CANCELLED: Answer.CANCELLED,
+    RecordKind.FAILED: Answer.FAILED,
+    RecordKind.RETURNED: Answer.RETURNED,
+    RecordKind.DISCARDED: Answer.DISCARDED,
+}
 
 
 T = TypeVar("T")
@@ -76,17 +89,30 @@ class KeyedIds:
     @property
     def last(self) -> str:
         """The last id that there can be."""
-        return f"{self.key}~{99_999_999}"
+        return f"{self.key}~{_LAST_NUMBER:08d}"
 
-    def has(self, message_id: str) -> bool:
-        """Return whether an id is one of these."""
-        return (
-            message_id.startswith(f"{self.key}~") and len(message_id) == len(self.first) and message_id[-8:].isdigit()
-        )
+    def after(self, message_id: str, refused: int = 0) -> str:
+        """Return an id after another; empty: there is none yet.
 
-    def after(self, message_id: str) -> str:
-        """Return the id after another; empty: there is none yet."""
-        return f"{self.key}~{int(message_id[-8:]) + 1:08d}" if message_id else self.first
+        ``refused``: how many ids were tried after it and are those of other messages, which an application sent under
+        them by itself. Each step is twice as long as the one before, so that few are needed, whatever is in the way.
+
+        Raises:
+            InvalidMessage: the numbers are used up.
+        """
+        number = (int(message_id[-8:]) if message_id else 0) + 2**refused
+        if number > _LAST_NUMBER:
+            raise InvalidMessage(f"the numbers of the key {self.key!r} are used up: use another key")
+        return f"{self.key}~{number:08d}"
+
+
+_LAST_NUMBER: Final = 99_999_999
+
+KEYED_ID: Final = re.compile(r"~[0-9]{8}\Z")
+"""How the ids of messages under a key end; others may end so, too."""
+
+KEYED: Final = "under a key"
+"""Detail of the *scheduled* record of a message that waits under a key: what was sent under a like id does not."""
 
 
 MARKERS: Final = "postdate.zones"
@@ -101,12 +127,29 @@ class ReplacingStore(ABC):
         """Store the message that ``make`` makes in place of the one that waits under ``key``; return its id.
 
         A message that is being delivered, or has left, is not touched: the new one waits beside it, under another id.
+        So does one that was stored without a key, whatever its id. The new one has all its retries.
+
+        Args:
+            key: of the application's own; the ids are made of it.
+            make: called in the caller's own turn and context, again where others were faster.
+            now: recorded as the time of storing; aware.
 
         Raises:
             MessageTooLarge, StoreUnavailable: nothing was done.
+            InvalidMessage: the numbers of the key are used up; nothing was done.
 
         Guarantees:
-            administration.one_message_waits_for_a_key, what_is_being_delivered_is_not_replaced.
+            administration.one_message_waits_for_a_key, what_is_being_delivered_is_not_replaced,
+            an_ordinary_id_is_not_replaced, the_numbers_of_a_key_end, what_is_replaced_has_all_its_retries,
+            callers_make_their_own_messages.
+        """
+
+    @abstractmethod
+    async def keep_keys(self, message_ids: Sequence[str]) -> None:
+        """Have messages, stored by a migration under their ids, wait under the keys that they had where they come from.
+
+        Guarantees:
+            administration.keys_are_kept_by_a_migration.
         """
 
 

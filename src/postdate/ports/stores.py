@@ -652,10 +652,13 @@ class AdministrableStore(ABC):
     async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
         """Give a pending message another due time; ``False`` when it is not there or is being dispatched.
 
+        It begins anew: failures of before count no more.
+
         Raises:
             InvalidMessage: the message expires before ``due``.
 
         Guarantees:
             administration.a_rescheduled_message_has_its_new_due_time, rescheduling_earlier_wakes,
-            nothing_is_rescheduled_past_its_expiry, what_is_being_dispatched_is_left_alone.
+            what_is_rescheduled_has_all_its_retries, nothing_is_rescheduled_past_its_expiry,
+            what_is_being_dispatched_is_left_alone.
         """

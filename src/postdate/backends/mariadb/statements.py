@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from postdate.backends.rowlocks.parts import DuplicateKey
 from postdate.backends.rowlocks.statements import RowLockStatements, ServerSqlDialect
+from postdate.ports.changing import KEYED
 
 
 class MariaDbStatements(RowLockStatements):
@@ -64,8 +65,8 @@ class MariaDbStatements(RowLockStatements):
     find = "SELECT p.number {known} WHERE {scheduled}"
     lock = "SELECT {waiting} FROM {pending} AS p WHERE p.number = %(number)s FOR UPDATE WAIT 1"
     reschedule = (
-        "UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s, headers = REPLACE(headers, %(was)s, %(is)s) "
-        "WHERE number = %(number)s"
+        "UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s, failures = 0, "
+        "headers = REPLACE(headers, %(was)s, %(is)s) WHERE number = %(number)s"
     )
 
     newest = (
@@ -73,10 +74,12 @@ class MariaDbStatements(RowLockStatements):
         "FROM {record} AS r LEFT JOIN {pending} AS p ON p.number = r.number "
         "WHERE r.store_id = %(store)s AND r.once = 1 AND r.message_id BETWEEN %(first)s AND %(last)s "
         "AND CHAR_LENGTH(r.message_id) = CHAR_LENGTH(%(first)s) AND RIGHT(r.message_id, 8) REGEXP '^[0-9]*$' "
+        f"AND r.detail = '{KEYED}' "
         "ORDER BY r.message_id DESC LIMIT 1"
     )
+    keep_key = f"UPDATE {{record}} SET detail = '{KEYED}' WHERE {{of_id}} AND once = 1 AND detail IS NULL"
     replace = (
-        "UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s, destination = %(destination)s, "
+        "UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s, failures = 0, destination = %(destination)s, "
         "expires_at = %(expires_at)s, headers = %(headers)s, body = %(body)s WHERE number = %(number)s"
     )
 

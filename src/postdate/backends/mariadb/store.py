@@ -57,10 +57,14 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
 
     @override
     async def replace(self, key: str, make: Making, now: datetime) -> str:
-        """Two that begin a key at once make the same id, which one of them stores; the other looks again."""
+        """Two that begin a key at once make the same id, which one of them stores; the other looks again.
+
+        If there is nothing new then, the id is that of a message without a key, and the next one is tried.
+        """
         ids, at = KeyedIds(key), to_microseconds(now)
         most, tables = self._capabilities.largest_message_bytes, self._tables
         assert isinstance(tables, MariaDbTables)
+        refused = dict[str, int]()  # by the newest id: how many after it were tried
 
         def replace(session: MariaDbSession) -> MessageRow | None:
             newest, stored_at, waits = tables.newest(session, ids.first, ids.last)
@@ -69,13 +73,28 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
                 row = to_row(make(newest, self._dialect.instant(stored_at)), most)
                 tables.replace(session, found, row, at)
                 return row
-            row = to_row(make(ids.after(newest), None), most)
-            return row if tables.insert(session, [row], at) else None
+            row = to_row(make(ids.after(newest, refused.get(newest, 0)), None), most)
+            if not tables.insert(session, [row], at):
+                refused[newest] = refused.get(newest, -1) + 1
+                return None
+            tables.keep_key(session, row.message_id)
+            return row
 
         while (row := await self._pool.transaction(replace)) is None:
             pass
         self._next_due.heard(row.due)
         return row.message_id
+
+    @override
+    async def keep_keys(self, message_ids: Sequence[str]) -> None:
+        tables = self._tables
+        assert isinstance(tables, MariaDbTables)
+
+        def keep(session: MariaDbSession) -> None:
+            for each in sorted(message_ids):
+                tables.keep_key(session, each)
+
+        await self._pool.transaction(keep)
 
     @override
     async def old_snapshots(self) -> Sequence[OldSnapshot]:

@@ -46,6 +46,9 @@ class MariaDbTables(RowLockTables):
         found = session.rows(self._mariadb.newest, {"first": first, "last": last, "store": self.store_id(session)})
         return found[0] if found else ("", 0, False)
 
+    def keep_key(self, session: Any, message_id: str) -> None:
+        session.change(self._mariadb.keep_key, {"id": message_id, "store": self.store_id(session)})
+
     def replace(self, session: Any, found: WaitingRow, row: MessageRow, at: int) -> None:
         """Put another message in the place of a locked one."""
         session.change(self._mariadb.replace, {**row._asdict(), "number": found.number})

@@ -78,6 +78,8 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         """The places of all entries, in order."""
         self._numbers = itertools.count(1)
         self._known: set[str] = set()
+        self._newest: dict[str, str] = {}
+        """By key: the id of the last message that was stored under it."""
         self._records: list[Record] = []
         self._tokens = itertools.count(1)
         self._wakes: list[Wake] = []
@@ -209,15 +211,16 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
 
     @override
     async def replace(self, key: str, make: Making, now: datetime) -> str:
-        ids = KeyedIds(key)
-        newest = max(filter(ids.has, self._known), default="")
+        ids, newest = KeyedIds(key), self._newest.get(key, "")
         entry = self._entries.get(newest)
         if entry is None or entry.token is not None:
-            message = make(ids.after(newest), None)
+            candidates = (ids.after(newest, refused) for refused in itertools.count())
+            message = make(next(each for each in candidates if each not in self._known), None)
             await self.store(message, now)
+            await self.keep_keys([message.message_id])
             return message.message_id
         stored = next(each.at for each in self._records if each.message_id == newest)
-        message = with_failures(make(newest, stored), entry.message.number_of_failures)
+        message = make(newest, stored)
         self._leave(entry)
         entry.message, entry.attempt_at = message, message.due
         self._enter(entry)
@@ -225,6 +228,11 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         for wake in self._wakes:
             wake()
         return newest
+
+    @override
+    async def keep_keys(self, message_ids: Sequence[str]) -> None:
+        for each in sorted(message_ids):
+            self._newest[each[: -len(KeyedIds("").first)]] = each
 
     @override
     async def kept_limits(self) -> Sequence[KeptLimits]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import count
 from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary
 
 import psycopg
 from typing_extensions import override
@@ -16,7 +18,7 @@ from postdate.backends.postgres.joining import NOTICE, join, join_blocking, on
 from postdate.backends.postgres.rows import page_of_rows, utc
 from postdate.backends.postgres.statements import PostgresSqlDialect
 from postdate.backends.sql.questions import page_values
-from postdate.errors import DuplicateMessage, StoreUnavailable
+from postdate.errors import ConfigurationError, DuplicateMessage, StoreUnavailable
 from postdate.messages import DelayedMessage, rescheduled
 from postdate.ports import (
     Answer,
@@ -35,6 +37,14 @@ T = TypeVar("T")
 
 _DIALECT: Final = PostgresSqlDialect()
 
+_WHICH_DATABASE: Final = b"""
+    SELECT CAST(c.system_identifier AS text), CAST(d.oid AS text), CAST(d.datname AS text)
+    FROM pg_control_system() AS c, pg_database AS d WHERE d.datname = current_database()"""
+"""Tells one database from all others, those on other servers, too."""
+
+_CHECKED: Final = WeakKeyDictionary[Any, Sequence[str] | None]()
+"""Connections of applications, with their databases."""
+
 _NO_LONG_WAIT: Final = b"SET LOCAL lock_timeout = '5s'"
 """For who replaces under the same key in a transaction that stays open: less than the silence that ends a session."""
 
@@ -42,17 +52,42 @@ _NO_LONG_WAIT: Final = b"SET LOCAL lock_timeout = '5s'"
 class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
     """The changes of one store. Their statements name it by its number, which is asked for before the first."""
 
+    _which: Sequence[str] | None = None
+    """The database of the store, as :data:`_WHICH_DATABASE` tells it; ``None`` before the first transaction."""
+
     @override
     async def join(self, connection: NativeTransaction, steps: Steps[T]) -> T:
-        if self._sql.store_id is None:
-            await self.database.run(self._store_id)
-        return await join(connection, steps)
+        if self._which is None:
+            await self.database.run(self._look_where)
+        return await join(connection, self._in_same_database(connection, steps))
 
     @override
     def join_blocking(self, connection: NativeTransaction, steps: Steps[T]) -> T:
-        if self._sql.store_id is None:
-            self.database.run_blocking(self._store_id)
-        return join_blocking(connection, steps)
+        if self._which is None:
+            self.database.run_blocking(self._look_where)
+        return join_blocking(connection, self._in_same_database(connection, steps))
+
+    def _look_where(self, connection: Connection) -> None:
+        self._store_id(connection)
+        self._which = connection.execute(_WHICH_DATABASE).fetchone()
+
+    def _in_same_database(self, connection: NativeTransaction, steps: Steps[T]) -> Steps[T]:
+        """Do ``steps`` if the transaction is in the database of the store: another may have a store of that name, too.
+
+        A connection of psycopg never changes its database, so it is asked once; what stands before it in other drivers
+        may, and is asked each time.
+        """
+        is_lasting = isinstance(connection, psycopg.Connection | psycopg.AsyncConnection)
+        if not is_lasting or connection not in _CHECKED or _CHECKED[connection] != self._which:
+            ((*which,),) = (yield _WHICH_DATABASE, {}) or ()
+            if which != list(self._which or ()):
+                raise ConfigurationError(
+                    f"the transaction is in the database {which[-1]!r}, which is not that of the store, "
+                    f"{self.database.where}: nothing was done; use a connection to the store's database"
+                )
+            if is_lasting:
+                _CHECKED[connection] = self._which
+        return (yield from steps)
 
     def _alone(self, connection: Connection, steps: Steps[T]) -> T:
         """Do ``steps`` on a connection of our own."""
@@ -120,10 +155,21 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
             row = self._row(make(newest, utc(at)))
             if (yield self._sql.replace, self._values_of(row, now, NOTICE)):
                 return row[0]
-        row = self._row(make(ids.after(newest), None))
-        if not (yield self._sql.insert_one, self._values_of(row, now, NOTICE)):
-            raise DuplicateMessage.of(row[0])
+        for refused in count():
+            row = self._row(make(ids.after(newest, refused), None))
+            if (yield self._sql.insert_one, self._values_of(row, now, NOTICE)):
+                break
+        yield self._sql.keep_key, self._values(id=row[0])
         return row[0]
+
+    @override
+    async def keep_keys(self, message_ids: Sequence[str]) -> None:
+        def keep(connection: Connection) -> None:
+            self._store_id(connection)
+            for each in message_ids:
+                connection.execute(self._sql.keep_key, self._values(id=each))
+
+        await self.database.transaction(keep)
 
     @override
     def getting_steps(self, message_id: str) -> Steps[DelayedMessage | None]:

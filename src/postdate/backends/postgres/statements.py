@@ -16,6 +16,7 @@ from postdate.backends.sql.dialect import SqlDialect, Values
 from postdate.clock import nearest_instant
 from postdate.messages import Headers
 from postdate.ports import Recording, RecordKind
+from postdate.ports.changing import KEYED
 from postdate.ports.limits import LANES
 
 _RECORD_INTO = "(at, due, store_id, kind, message_id, destination, detail)"
@@ -241,7 +242,7 @@ class Statements:
         self.reschedule = sql(f"""
             WITH {target("p.holder IS NULL AND (p.expires_at IS NULL OR p.expires_at >= %(due)s)")},
             moved AS (
-                UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s
+                UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s, failures = 0
                 WHERE number = (SELECT number FROM target) RETURNING number, message_id, due, destination),
             retimed AS (
                 UPDATE {content} SET headers = replace(headers, {said("(SELECT due FROM target)")}, {said("%(due)s")})
@@ -256,7 +257,10 @@ class Statements:
             FROM {record} AS r
             WHERE r.kind = 1 AND r.store_id = %(store)s AND r.message_id BETWEEN %(first)s AND %(last)s
                 AND char_length(r.message_id) = char_length(%(first)s) AND right(r.message_id, 8) ~ '^[0-9]{{8}}$'
+                AND r.detail = '{KEYED}'
             ORDER BY r.message_id DESC LIMIT 1""")
+        self.keep_key = sql(f"""
+            UPDATE {record} AS r SET detail = '{KEYED}' WHERE {scheduled} AND r.detail IS NULL RETURNING r.number""")
         self.replace = sql(f"""
             WITH target AS (
                 SELECT p.number FROM {pending} AS p WHERE p.holder IS NULL AND p.number = (
@@ -264,8 +268,8 @@ class Statements:
                     WHERE r.message_id = %(message_id)s AND r.store_id = %(store)s AND r.kind = 1)
                 FOR UPDATE OF p SKIP LOCKED),
             changed AS (
-                UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s, expires_at = %(expires_at)s::timestamptz,
-                    destination = %(destination)s
+                UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s, failures = 0,
+                    expires_at = %(expires_at)s::timestamptz, destination = %(destination)s
                 WHERE number = (SELECT number FROM target) RETURNING number, message_id, due, destination),
             written AS (
                 UPDATE {content} SET headers = %(headers)s, body = %(body)s

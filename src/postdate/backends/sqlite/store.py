@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
 from typing_extensions import override
@@ -67,7 +70,7 @@ from postdate.ports import (
     Wake,
     Work,
 )
-from postdate.ports.changing import KeyedIds, Making
+from postdate.ports.changing import KEYED, KeyedIds, Making
 from postdate.ports.limits import LANES, KeptLimits
 
 _REPLACE_IN_HEADERS: Final = """
@@ -401,7 +404,7 @@ class SqliteStore(SqlLimits, FileQuarantine, BulkOnFile, MovingStore, ReplacingS
             seq, old_due, destination, expires_at = row
             check_reschedule(message_id, due, time_of(expires_at))
             signal_if_first(tx, new_due)
-            tx.execute("UPDATE delayed_message SET due = ?, attempt_at = ? WHERE seq = ?", (new_due, new_due, seq))
+            tx.execute(_RESCHEDULE, (new_due, new_due, seq))
             if (old := time_of(old_due)) is not None:
                 tx.execute(_REPLACE_IN_HEADERS, (encoded_deliver_at(old), encoded_deliver_at(due), seq))
             record(tx, RecordKind.RESCHEDULED, (message_id, new_due, destination), at)
@@ -411,23 +414,23 @@ class SqliteStore(SqlLimits, FileQuarantine, BulkOnFile, MovingStore, ReplacingS
 
     @override
     async def replace(self, key: str, make: Making, now: datetime) -> str:
+        """Replace in two steps: one thread writes for many callers, and must run no code of theirs.
+
+        The message is made here, for the newest one that a reader sees. The transaction that writes it sees to it that
+        this is the newest one still, else it is made anew.
+        """
         ids, at = KeyedIds(key), to_microseconds(now)
+        while True:
+            newest, id_ = await self.file.read(lambda connection: _place_of(connection, ids))
+            stored_at = None if newest.seq is None else time_of(newest.stored_at)
+            (row,) = self._rows([make(id_, stored_at)])
+            if await self.file.write(partial(_replace, ids=ids, newest=newest, row=row, at=at)):
+                return id_
 
-        def change(tx: Transaction) -> str:
-            newest = tx.execute(_NEWEST, (ids.first, ids.last, ids.first)).fetchone()
-            message_id, stored_at, seq, content = newest or ("", 0, None, None)
-            if seq is None:
-                (row,) = self._rows([make(ids.after(message_id), None)])
-                _insert_new(tx, [row], at)
-                return row[0]
-            ((_, due, destination, expires_at, *written),) = self._rows([make(message_id, time_of(stored_at))])
-            signal_if_first(tx, due)
-            tx.execute(_REPLACE, (due, due, destination, expires_at, seq))
-            tx.execute("UPDATE content SET headers = ?, body = ? WHERE seq = ?", (*written, content))
-            record(tx, RecordKind.RESCHEDULED, (message_id, due, destination), at, "replaced")
-            return message_id
-
-        return await self.file.write(change)
+    @override
+    async def keep_keys(self, message_ids: Sequence[str]) -> None:
+        values = [(each,) for each in message_ids]
+        await self.file.write(lambda tx: tx.executemany(_KEEP_KEY, values) and None)
 
     @override
     async def _page(self, statement: str, values: Mapping[str, Any]) -> PendingPage:
@@ -465,13 +468,57 @@ def _delete(tx: Transaction, condition: str, values: Sequence[Any]) -> int:
     return len(found)
 
 
-_NEWEST: Final = """
+class _Newest(NamedTuple):
+    """The last message that was stored under a key: ``seq`` and ``content`` are its rows while it waits unclaimed."""
+
+    message_id: str
+    stored_at: object
+    seq: int | None
+    content: int | None
+
+
+def _newest(connection: sqlite3.Connection, ids: KeyedIds) -> _Newest:
+    row = connection.execute(_NEWEST, (ids.first, ids.last, ids.first)).fetchone()
+    return _Newest("", None, None, None) if row is None else _Newest(*row)
+
+
+def _place_of(connection: sqlite3.Connection, ids: KeyedIds) -> tuple[_Newest, str]:
+    """Return the newest message of a key, and its id if it waits, else a new id. Raises `InvalidMessage`."""
+    newest = _newest(connection, ids)
+    if newest.seq is not None:
+        return newest, newest.message_id
+    candidates = (ids.after(newest.message_id, refused) for refused in count())
+    return newest, next(each for each in candidates if not connection.execute(_IS_KNOWN, (each,)).fetchone())
+
+
+def _replace(tx: Transaction, *, ids: KeyedIds, newest: _Newest, row: tuple[Any, ...], at: int) -> bool:
+    """Write a message in place of the newest one of a key; false: that has changed, and nothing was done."""
+    if _newest(tx.connection, ids) != newest:
+        return False
+    message_id, due, destination, expires_at, *written = row
+    if newest.seq is None:
+        if insert(tx, [row], at).already_there:
+            return False
+        tx.execute(_KEEP_KEY, (message_id,))
+        return True
+    signal_if_first(tx, due)
+    tx.execute(_REPLACE, (due, due, destination, expires_at, newest.seq))
+    tx.execute("UPDATE content SET headers = ?, body = ? WHERE seq = ?", (*written, newest.content))
+    record(tx, RecordKind.RESCHEDULED, (message_id, due, destination), at, "replaced")
+    return True
+
+
+_NEWEST: Final = f"""
     SELECT r.message_id, r.at, d.seq, d.content
     FROM record AS r LEFT JOIN delayed_message AS d ON d.seq = r.seq AND d.claimant IS NULL
     WHERE r.kind = 1 AND r.message_id BETWEEN ? AND ? AND length(r.message_id) = length(?)
-        AND substr(r.message_id, -8) NOT GLOB '*[^0-9]*'
+        AND substr(r.message_id, -8) NOT GLOB '*[^0-9]*' AND r.detail = '{KEYED}'
     ORDER BY r.message_id DESC LIMIT 1"""
-_REPLACE: Final = "UPDATE delayed_message SET due = ?, attempt_at = ?, destination = ?, expires_at = ? WHERE seq = ?"
+_IS_KNOWN: Final = "SELECT 1 FROM record WHERE kind = 1 AND message_id = ?"
+_KEEP_KEY: Final = f"UPDATE record SET detail = '{KEYED}' WHERE kind = 1 AND message_id = ? AND detail IS NULL"
+_RESCHEDULE: Final = "UPDATE delayed_message SET due = ?, attempt_at = ?, failures = 0 WHERE seq = ?"
+_REPLACE: Final = """
+    UPDATE delayed_message SET due = ?, attempt_at = ?, failures = 0, destination = ?, expires_at = ? WHERE seq = ?"""
 _OF_ID: Final = "WHERE seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)"
 _BEGINNING: Final = -(2**63)
 _CLAIM: Final = f"""
@@ -481,11 +528,15 @@ _CLAIM: Final = f"""
 
 
 # A claim that ends without removing the message counts a failure, so the count tells an old claim apart. A message that
-# came back from the error queue begins again at 0: it has a failure record later than an old claim. A release counts no
+# came back from the error queue begins again at 0: it has a failure record later than an old claim. One that was
+# rescheduled or replaced does, too: its record of that is later (the range is that of the index). A release counts no
 # failure: its token is marked.
 _HELD: Final = """
     seq = ? AND claimant = ? AND message_id = ? AND failures = ? AND NOT EXISTS (
-        SELECT 1 FROM record AS failed WHERE failed.kind = 7 AND failed.message_id = ? AND failed.seq > ?)"""
+        SELECT 1 FROM record AS failed WHERE failed.kind = 7 AND failed.message_id = ? AND failed.seq > ?)
+    AND NOT EXISTS (
+        SELECT 1 FROM record AS moved WHERE moved.kind BETWEEN 8 AND 11 AND moved.kind = 8
+            AND moved.message_id = ? AND moved.seq > ?)"""
 _FIND_HELD: Final = f"SELECT seq FROM delayed_message WHERE {_HELD}"
 _RELEASE: Final = f"UPDATE delayed_message SET claimant = NULL, attempt_at = coalesce(?, due) WHERE {_HELD}"
 
@@ -495,7 +546,7 @@ def _held_by(tx: Transaction, claim: Claim) -> tuple[object, ...]:
     assert isinstance(token, _Token)
     # No claimant is numbered 0: a void claim finds no row.
     claimant = 0 if token.released or token.batch.claimant != tx.claimant else tx.claimant
-    return (token.seq, claimant, id_, claim.message.number_of_failures, id_, token.latest)
+    return (token.seq, claimant, id_, claim.message.number_of_failures, id_, token.latest, id_, token.latest)
 
 
 def _finish(tx: Transaction, claim: Claim, kind: RecordKind, at: int, detail: str) -> int:

@@ -89,8 +89,8 @@ class SqlServerStatements(RowLockStatements):
     release = "UPDATE p SET {given_back} {held}"
     lock = "SELECT {waiting} FROM {pending} AS p WITH (READPAST, {locked_hints}) WHERE p.number = {known}"
     reschedule = (
-        "UPDATE p SET due = %(due)s, attempt_at = %(due)s, headers = REPLACE(headers, %(was)s, %(is)s) "
-        "{by_number} WHERE p.number = %(number)s"
+        "UPDATE p SET due = %(due)s, attempt_at = %(due)s, failures = 0, "
+        "headers = REPLACE(headers, %(was)s, %(is)s) {by_number} WHERE p.number = %(number)s"
     )
 
     next_attempt = "{after} ORDER BY p.attempt_at"

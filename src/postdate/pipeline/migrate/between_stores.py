@@ -65,10 +65,11 @@ from postdate.ports import (
     Outcome,
     Record,
     RecordKind,
+    ReplacingStore,
     ScannableStore,
 )
 from postdate.ports.backends import Place
-from postdate.ports.changing import MARKERS
+from postdate.ports.changing import KEYED, KEYED_ID, MARKERS
 from postdate.ports.limits import LimitingStore
 from postdate.ports.migrating import MOVED_AWAY, BatchStatus, MigrationBatch, MigrationRun, MigrationStatus
 from postdate.ports.scanning import ARCHIVED, ArchivableStore
@@ -223,6 +224,9 @@ def _by_an_older_version(run_id: str, store: StoreSpec) -> str:
 
 def _history(store: TargetStore, id_: str) -> Sequence[Record]:
     return store.ask(lambda store: store.history(id_))
+
+
+async def _nothing() -> None: ...
 
 
 async def _look_soon(store: ClaimingStore) -> None:
@@ -451,6 +455,7 @@ class _Passage:
         """Store messages that left the old store, compare those that the target knew before, and cancel the intent."""
         now, refused = SystemClock().now(), list[str]()
         there = self._store(batch, now, refused)
+        self._keep_keys(batch)
         known = only(batch, there)
         self._tally.moved(MovedBatch(intent.message_id, 1, known.num_rows, late_in(batch, now)))
         fresh = batch.num_rows - known.num_rows - len(refused)
@@ -474,6 +479,17 @@ class _Passage:
             self._refuse(1, f"is refused by the target: {error}")
             refused.append(str(batch.column("message_id")[0]))
             return []
+
+    def _keep_keys(self, batch: pa.RecordBatch) -> None:
+        """Have those that waited under a key in the old store wait under it in the new one."""
+        likely = [id_ for id_ in map(str, batch.column("message_id")) if KEYED_ID.search(id_)]
+        keyed = [
+            id_
+            for id_ in likely
+            if any(each.kind is RecordKind.SCHEDULED and each.detail == KEYED for each in _history(self.source, id_))
+        ]
+        if keyed:
+            self.target.ask(lambda store: store.keep_keys(keyed) if isinstance(store, ReplacingStore) else _nothing())
 
     # --- ending --------------------------------------------------------------------------------------------------
 

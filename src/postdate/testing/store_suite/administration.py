@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import replace
 from datetime import datetime
+
+import anyio
 
 from postdate.clock import EARLIEST
 from postdate.errors import InvalidMessage
 from postdate.messages import DelayedMessage, Headers, format_timestamp
 from postdate.ports import (
     AdministrableStore,
+    Claim,
     ClaimingStore,
     MessageFilter,
     Outcome,
@@ -108,6 +112,102 @@ async def what_is_being_delivered_is_not_replaced(store: ClaimingStore, keyed: R
     expect(second != first, "another id")
     expect_equal(await store.finish([claim], Outcome.DELIVERED, NOW), 1, "finished by the holder")
     expect_equal((await claim_one(store, NOW + 2 * SECOND)).message.body, b"2", "what waits")
+
+
+async def _fail(store: ClaimingStore, times: int) -> Claim:
+    """Have attempts to deliver the one message that is due fail; return the last claim."""
+    for _ in range(times):
+        claim = await claim_one(store, NOW + 60 * SECOND)
+        await store.retry_later(claim, NOW, NOW, "refused")
+    return claim
+
+
+@administration.given(replacing)
+async def what_is_replaced_has_all_its_retries(store: ClaimingStore, keyed: ReplacingStore) -> None:
+    """Failures of the message before are not those of the new one, and an old claim does not end the new one."""
+    id_ = await keyed.replace("k", lambda id_, _: message(id_), NOW)
+    old = await _fail(store, 3)
+    expect_equal(await keyed.replace("k", lambda id_, _: message(id_), NOW), id_, "id")
+    new = await claim_one(store, NOW + 60 * SECOND)
+    expect_equal(new.message.number_of_failures, 0, "failures of the new message")
+    expect_equal(await store.finish([old], Outcome.DELIVERED, NOW), 0, "finished by the old claim")
+    expect_equal(await store.finish([new], Outcome.DELIVERED, NOW), 1, "finished by the new claim")
+
+
+@administration.given(operated)
+async def what_is_rescheduled_has_all_its_retries(store: ClaimingStore, operator: AdministrableStore) -> None:
+    """It was never tried at its new due time; an old claim, of the same number of failures, does not end it."""
+    await store.store(message(), NOW)
+    old = [await _fail(store, 1), await _fail(store, 2)]
+    expect(await operator.reschedule("m-1", NOW, NOW), "rescheduling a failing message is true")
+    pending = await operator.get("m-1")
+    expect_equal(pending and pending.number_of_failures, 0, "failures")
+    expect_equal((await operator.statistics(NOW)).failing, 0, "failing messages")
+    new = await claim_one(store, NOW + 60 * SECOND)
+    expect_equal(await store.finish(old, Outcome.DELIVERED, NOW), 0, "finished by old claims")
+    expect_equal(await store.finish([new], Outcome.DELIVERED, NOW), 1, "finished by the new claim")
+
+
+@administration.given(replacing)
+async def an_ordinary_id_is_not_replaced(store: ClaimingStore, keyed: ReplacingStore) -> None:
+    """What was stored without a key stays as it is, however much its id is like that of a key; so does what was first.
+
+    The key counts on beside it, whatever numbers are in the way.
+    """
+    ordinary = [f"k~{number:08d}" for number in (1, 2, 20261128, 99_999_999)]
+    await store.store_many([message(id_, NOW + SECOND, body=b"ordinary") for id_ in ordinary], NOW)
+    found = list[str]()
+    for n in range(3):
+        found += [await keyed.replace("k", lambda id_, _: message(id_, body=b"keyed"), NOW) for _ in range(2)]
+        claim = await claim_one(store, NOW + MICROSECOND)
+        expect_equal((claim.message.message_id, claim.message.body), (found[-1], b"keyed"), f"what is due, round {n}")
+        await store.finish([claim], Outcome.DELIVERED, NOW)
+    expect_equal(found[::2], found[1::2], "the second of each round takes the place of the first")
+    expect_equal(len({*found, *ordinary}), 3 + len(ordinary), "ids")
+    claims = await store.claim_due(NOW + 60 * SECOND, 10)
+    expect_equal(sorted(ids(claims)), ordinary, "ordinary messages")
+    expect_equal({each.message.body for each in claims}, {b"ordinary"}, "their bodies")
+
+
+@administration.given(replacing)
+async def the_numbers_of_a_key_end(store: ClaimingStore, keyed: ReplacingStore) -> None:
+    """Where they are used up, replacing is an error that tells so, and the store goes on."""
+    await store.store(message("k~99999999", NOW), NOW)
+    await keyed.keep_keys(["k~99999999"])
+    expect_equal(await keyed.replace("k", lambda id_, _: message(id_), NOW), "k~99999999", "the last one")
+    await store.finish([await claim_one(store, NOW + SECOND)], Outcome.DELIVERED, NOW)
+    with expect_error(InvalidMessage, "a number behind the last one"):
+        await keyed.replace("k", lambda id_, _: message(id_), NOW)
+    expect_equal(await keyed.replace("k2", lambda id_, _: message(id_), NOW), "k2~00000001", "another key")
+
+
+@administration.given(replacing)
+async def keys_are_kept_by_a_migration(store: ClaimingStore, keyed: ReplacingStore) -> None:
+    """A message that was moved into the store under its id, and its key, is replaced under that key."""
+    await store.store_many([message("k~00000007", NOW + SECOND), message("other~00000001", NOW)], NOW)
+    await keyed.keep_keys(["k~00000007", "unknown~00000001"])
+    expect_equal(await keyed.replace("k", lambda id_, _: message(id_), NOW), "k~00000007", "id")
+    expect_equal(await keyed.replace("other", lambda id_, _: message(id_), NOW), "other~00000002", "another id")
+
+
+_CALLER: ContextVar[str] = ContextVar("caller")
+
+
+@administration.given(replacing)
+async def callers_make_their_own_messages(store: ClaimingStore, keyed: ReplacingStore) -> None:
+    """Of many who replace at once, each makes its message in its own context: no code of one runs in another's turn."""
+
+    async def replace(name: str) -> None:
+        _CALLER.set(name)
+        await keyed.replace(name, lambda id_, _: message(id_, headers={"caller": _CALLER.get()}), NOW)
+
+    names = [f"caller {number}" for number in range(20)]
+    async with anyio.create_task_group() as tasks:
+        for name in names:
+            tasks.start_soon(replace, name)
+    claims = await store.claim_due(NOW + SECOND, 100)
+    found = sorted((each.message.message_id, each.message.headers["caller"]) for each in claims)
+    expect_equal(found, sorted((f"{name}~00000001", name) for name in names), "ids, and whose context made them")
 
 
 @administration.given(operated)

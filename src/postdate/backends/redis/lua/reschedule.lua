@@ -8,6 +8,8 @@ end
 local before, member = first_free(store), due .. string.sub(was, 19)
 call('ZREM', store .. ':due', found[3])
 call('ZREM', store .. ':free', was)
+call('HDEL', key, 'f') -- it has all its retries again
+call('SREM', store .. ':failing', id)
 call('HSET', key, 'd', due, 'h', headers, 'D', member, 'A', member)
 call('ZADD', store .. ':due', 0, member)
 call('ZADD', store .. ':free', 0, member)
