@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from postdate.messages import DelayedMessage
     from postdate.messages import Envelope as Envelope
     from postdate.messages import Headers as Headers
+    from postdate.messages import Origin as Origin
     from postdate.ports import Answer as Answer
     from postdate.ports import DelayedMessageStore, TransactionMode, Transport
     from postdate.ports import DelayExchange as DelayExchange
@@ -115,7 +116,7 @@ _ROOMS = {
     "endpoint.sagas": ("Saga", "handles", "handles_reply", "handles_timeout", "started_by"),
     "endpoint.settings": ("Audit", "DelayedDelivery", "ExternalTimeoutManager", "TimeoutManager"),
     "errors": ("PostdateError",),
-    "messages": ("DelayedMessage", "Envelope", "Headers"),
+    "messages": ("DelayedMessage", "Envelope", "Headers", "Origin"),
     "backends.azure.database": ("AzureStorage",),
     "backends.memory.database": ("Memory", "MemorySagaStore", "MemoryTimeouts"),
     "backends.postgres.database": ("Postgres",),

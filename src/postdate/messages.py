@@ -6,6 +6,7 @@ Pure values: nothing here does I/O or reads a clock. Header names and formats ar
 
 from __future__ import annotations
 
+import enum
 import os
 import re
 import time
@@ -91,6 +92,27 @@ class Headers:
     TIMEOUT_ID = "Timeout.Id"
     CLEAR_TIMEOUTS = "NServiceBus.ClearTimeouts"
     CONTROL_MESSAGE = "NServiceBus.ControlMessage"
+
+
+class Origin(enum.Enum):
+    """Why a message waits in a store."""
+
+    APPLICATION = "application"
+    """An application scheduled it."""
+
+    RETRY = "retry"
+    """It arrived, and its handler failed: it waits to be tried again."""
+
+    SAGA_TIMEOUT = "saga-timeout"
+    """A saga asked for it."""
+
+
+def origin_of(headers: Mapping[str, str]) -> Origin:
+    """Return why a message with these headers waits, or waited, in a store."""
+    if Headers.DELAYED_RETRIES in headers:
+        return Origin.RETRY
+    is_timeout = headers.get(Headers.IS_SAGA_TIMEOUT_MESSAGE, "").lower() == "true"
+    return Origin.SAGA_TIMEOUT if is_timeout else Origin.APPLICATION
 
 
 def new_message_id() -> str:
@@ -384,6 +406,11 @@ class DelayedMessage:
 
     def __hash__(self) -> int:
         return hash((self.message_id, self.due, self.destination, self.body))
+
+    @property
+    def origin(self) -> Origin:
+        """Why it waits: scheduled by an application, to be tried again, or for a saga."""
+        return origin_of(self.headers)
 
     @classmethod
     def restored(  # noqa: PLR0913 - the fields

@@ -49,6 +49,23 @@ def test_all_that_match_are_cancelled_or_counted(cli, waiting) -> None:
     assert cli.ok("messages", "cancel", "--queue", "bills").out == "no message is like that\n"
 
 
+def test_options_leave_out_what_waits_for_another_reason(cli, waiting) -> None:
+    """Unless it is named; a list without options has all, and marks them."""
+    cli.ok("send", "orders", "x", "--id", "retry", "--at", "2126-01-01T00:00Z", "--header", "NServiceBus.Retries=1")
+    assert cli.ok("messages", "list", "--limit", "1").out.splitlines()[1].split()[:4] == [
+        "retry",
+        "2126-01-01T00:00:00Z",
+        "waiting,",
+        "retry",
+    ]
+    assert "retry" not in waiting("--queue", "orders")
+    assert waiting("--queue", "orders", "--origin", "retry") == ["retry"]
+    assert waiting("--origin", "retry", "--origin", "application", "--limit", "2") == ["retry", "m-0"]
+    assert cli.ok("messages", "cancel", "--queue", "orders", "--json").json["answers"] == {"done": 5}
+    assert cli("messages", "cancel", "--origin", "application", "--origin", "retry").status == 2
+    assert cli.ok("messages", "cancel", "--origin", "retry", "--json").json["answers"] == {"done": 1}
+
+
 def test_what_takes_long_says_how_far_it_is(cli, waiting, monkeypatch) -> None:
     monkeypatch.setattr(command, "TOLD_EACH", 2)
     assert cli.ok("messages", "cancel", "--queue", "bills").err.splitlines() == ["2 so far", "4 so far"]

@@ -4,13 +4,17 @@ import sqlite3
 import tracemalloc
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from postdate import Answer, Pending, SendOptions, connect
+from postdate import Answer, Origin, Pending, SendOptions, connect
 from postdate.backends.sqlite.store import SqliteStore
 from postdate.client.client import Client
+from postdate.errors import InvalidMessage, PostdateError
+from postdate.messages import Headers
+from postdate.ports.changing import INTENTS, MARKERS
 
 AT = datetime(2100, 1, 31, 9, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -51,3 +55,100 @@ async def test_a_page_in_a_herd_goes_by_an_index(client: Client, tmp_path: Path)
     assert all("USING INDEX" in step for step in steps)
     assert sum("=? AND rowid>?" in step for step in steps) == 3
     connection.close()
+
+
+# --- why a message waits ----------------------------------------------------------------------------------------------
+
+OF_ENDPOINTS = {
+    "retry": {Headers.DELAYED_RETRIES: "1"},
+    "timeout": {Headers.IS_SAGA_TIMEOUT_MESSAGE: "True"},
+    "retried timeout": {Headers.IS_SAGA_TIMEOUT_MESSAGE: "True", Headers.DELAYED_RETRIES: "2"},
+}
+
+
+async def _of_each_origin(client: Client) -> None:
+    for message_id, headers in {"mine": {}, **OF_ENDPOINTS}.items():
+        await client.send(b"x", destination="mails", deliver_at=AT, message_id=message_id, headers=headers)
+    for destination in (MARKERS, INTENTS):  # of the store's own
+        await client.send(b"x", destination=destination, deliver_at=AT)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [Pending("mails"), Pending(text="x"), Pending(due_from=AT), Pending(failing=False), Pending(due_to=AT + HOUR)],
+    ids=str,
+)
+async def test_filters_match_what_an_application_scheduled(client: Client, where: Pending) -> None:
+    """Not what waits to be tried again, and no timeouts of sagas; a list without a filter has all, and marks them."""
+    await _of_each_origin(client)
+    assert [each.message_id for each in await client.list(where)] == ["mine"]
+    assert await client.reschedule_where(where, later_by=timedelta(0)) == {Answer.DONE: 1}
+    assert await client.cancel_where(where, dry_run=True) == {Answer.DONE: 1}
+    assert await client.cancel_where(where) == {Answer.DONE: 1}
+    assert {each.message_id: each.origin for each in await client.list()} == {
+        "retry": Origin.RETRY,
+        "timeout": Origin.SAGA_TIMEOUT,
+        "retried timeout": Origin.RETRY,
+    }
+
+
+async def test_what_waits_for_another_reason_is_matched_when_it_is_named(client: Client) -> None:
+    await _of_each_origin(client)
+    retries = Pending("mails", origins={Origin.RETRY})
+    assert [each.message_id for each in await client.list(retries)] == ["retry", "retried timeout"]
+    assert len(await client.list(Pending(origins=list(Origin)))) == 4
+    assert await client.cancel_where(Pending(origins={Origin.SAGA_TIMEOUT})) == {Answer.DONE: 1}
+    for everything in (Pending(), Pending(origins=list(Origin)), Pending(origins={Origin.APPLICATION, Origin.RETRY})):
+        with pytest.raises(InvalidMessage, match="no condition"):
+            await client.cancel_where(everything)
+    assert len(await client.list()) == 3
+
+
+# --- slips of a program -----------------------------------------------------------------------------------------------
+
+SLIPS: dict[str, dict[str, object]] = {
+    "a body that is bytes": {"text": b"x"},
+    "half a character": {"text": "\ud800"},
+    "a destination that is a number": {"destination": 5},
+    "a NUL": {"destination": "a\0"},
+    "headers that are a text": {"headers": "customer"},
+    "headers that are a list": {"headers": [("customer", "1")]},
+    "a header that is a number": {"headers": {"customer": 1}},
+    "a number for a choice": {"failing": 1},
+    "a zone that is a number": {"zone": 1},
+    "a day": {"due_to": AT.date()},
+    "a text for a time": {"due_from": "2026-01-31"},
+    "an origin that is a text": {"origins": "retry"},
+    "origins that are texts": {"origins": ["retry"]},
+    "no origin": {"origins": []},
+    "None for origins": {"origins": None},
+}
+
+
+@pytest.mark.parametrize("slip", SLIPS.values(), ids=SLIPS)
+def test_a_filter_of_another_type_is_refused_where_it_is_made(slip: dict[str, object]) -> None:
+    with pytest.raises(PostdateError) as raised:
+        Pending(**slip)  # type: ignore[arg-type]
+    assert not raised.value.transient
+
+
+async def test_slips_are_errors_of_the_program_and_not_of_the_store(client: Client) -> None:
+    """Such as callers do not try again, in each method that takes a filter."""
+    await _herd(client, 1)
+    mails = Pending("mails")
+    slips = [
+        *(partial(client.list, limit=limit) for limit in (-1, "5", 1.5, True)),
+        *(partial(client.list, after=after) for after in (5, b"x", "", "x")),
+        *(partial(client.list, where) for where in ("mails", 0, {}, Pending)),
+        *(partial(client.cancel_where, where) for where in ("mails", None)),
+        *(partial(client.reschedule_where, mails, later_by=by) for by in (5, "5")),
+        *(partial(client.reschedule_where, mails, delay=by) for by in (5, "5")),
+        *(partial(client.reschedule_where, mails, deliver_at=at) for at in (5, "9:00")),
+    ]
+    for slip in slips:
+        with pytest.raises(PostdateError) as raised:
+            await slip()
+        assert not raised.value.transient, slip
+        assert not isinstance(raised.value.__cause__, TypeError | AttributeError)
+    assert [each.due for each in await client.list()] == [AT]
+    assert await client.list(limit=0) == []

@@ -1,6 +1,7 @@
 """Each page shows what is there, in words, and nothing of others' making runs in it."""
 
 import logging
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from unittest.mock import AsyncMock
@@ -15,6 +16,7 @@ from tests.web.conftest import MINUTE, Deployment, Page, Visit, app_of, browsing
 from postdate import DelayedMessage, PostgresStore, SqliteStore, SystemClock, TransactionMode, operations
 from postdate.core.limits import change_limits, paused
 from postdate.errors import StoreUnavailable
+from postdate.messages import Headers
 from postdate.operations.plain import clean
 from postdate.web.views import SECURITY_HEADERS
 from postdate.web.watching import LISTED, Watcher
@@ -135,6 +137,20 @@ async def test_messages_are_listed_by_queue_and_time_and_page_by_page(deployment
         assert "No message is like that." in (await browser("/messages?queue=nowhere")).words
         wrong = await browser("/messages?due_from=tomorrow")
     assert (wrong.status, "tomorrow" in wrong.words) == (400, True)
+
+
+async def test_what_waits_to_be_tried_again_is_marked_and_listed_when_it_is_asked_for(
+    deployment: Deployment, visit: Visit
+) -> None:
+    mine, again = deployment.waiting("m-mine", 1, "bills"), deployment.waiting("m-again", 2, "bills")
+    await deployment.store(mine, replace(again, headers={**again.headers, Headers.DELAYED_RETRIES: "1"}))
+    async with visit() as browser:
+        every = await browser("/messages")
+        assert every.links("/messages/m-") == ["/messages/m-mine", "/messages/m-again"]
+        assert "retry" in every.words
+        for origin, links in (("", ["m-mine"]), ("retry", ["m-again"]), ("any", ["m-mine", "m-again"])):
+            page = await browser(f"/messages?queue=bills&origin={origin}")
+            assert page.links("/messages/m-") == [f"/messages/{each}" for each in links], origin
 
 
 async def test_a_list_goes_on_though_the_last_message_of_a_page_has_gone(deployment: Deployment, visit: Visit) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Annotated
 
@@ -29,8 +29,8 @@ from postdate.cli.command import (
 )
 from postdate.cli.output import clean, print_body, print_pairs, print_table, time_or_dash
 from postdate.clock import later
-from postdate.core.changing import Pending
-from postdate.messages import DelayedMessage
+from postdate.core.changing import EVERYTHING, Pending
+from postdate.messages import DelayedMessage, Origin
 from postdate.operations.plain import Event, shown_count, shown_time
 from postdate.wiring import OpenDeployment
 
@@ -52,10 +52,15 @@ class Which:
     zone: Annotated[
         str | None, named("--zone", "Only those due by the clocks of this zone, as Europe/Paris.", metavar="ZONE")
     ] = None
+    origin: Annotated[
+        list[Origin] | None,
+        option("--origin", "Those that wait for this reason, in place of what was scheduled; may be repeated."),
+    ] = None
 
     def pending(self) -> Pending:
-        headers = pairs_of(self.header) or None
-        return Pending(self.queue, self.due_from, self.due_to, headers, self.text, self.failing or None, self.zone)
+        headers, failing = pairs_of(self.header) or None, self.failing or None
+        where = Pending(self.queue, self.due_from, self.due_to, headers, self.text, failing, self.zone)
+        return replace(where, origins=self.origin) if self.origin else where
 
 
 @command(app, "list")
@@ -69,6 +74,8 @@ def list_(
 ) -> None:
     """List messages that wait, the next due first."""
     where = which.pending()
+    if not (where.says_something or which.origin):
+        where = EVERYTHING
     found = use.work(lambda deployment, now: operations.list_messages(deployment, where, limit, now, after))
     use.report(found, lambda: _print_list(found))
 
@@ -86,7 +93,8 @@ def _print_list(found: operations.MessageList) -> None:
 
 
 def _state(message: operations.MessageLine) -> str:
-    return "held" if message.held else "overdue" if message.overdue else "waiting"
+    state = "held" if message.held else "overdue" if message.overdue else "waiting"
+    return state if message.origin == Origin.APPLICATION.value else f"{state}, {message.origin}"
 
 
 @command(app, "show")
@@ -115,6 +123,7 @@ def _print_place(place: operations.MessageLocation) -> None:
     print_pairs(
         {
             "due": place.due,
+            "origin": place.origin if place.origin != Origin.APPLICATION.value else None,
             "next attempt": place.next_attempt_at if place.next_attempt_at != place.due else None,
             "expires": place.expires_at,
             "failures": place.number_of_failures or None,

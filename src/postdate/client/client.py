@@ -20,11 +20,13 @@ from postdate.client.background import Background, InUse, log
 from postdate.clock import later
 from postdate.config import Settings, load_settings
 from postdate.core.changing import (
+    EVERYTHING,
     Pending,
     administrable,
     cancel,
     change_all,
     change_steps,
+    check_limit,
     count_of,
     count_steps,
     first_of,
@@ -221,6 +223,8 @@ class _Calls:
     def list(self, where: Pending, limit: int | None, after: str | None = None) -> _Call[list[DelayedMessage]]:
         if not isinstance(where, Pending):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without types
             raise InvalidMessage(f"say which messages with Pending(…), such as Pending('queue'), not {where!r}")
+        if limit is not None:
+            check_limit(limit)
 
         async def alone(opened: InUse) -> list[DelayedMessage]:
             return await first_of(administrable(opened.store), where, limit, after)
@@ -271,7 +275,8 @@ class _Calls:
     ) -> _Call[Counter[Answer]]:
         if (delay, deliver_at, later_by).count(None) != 2:
             raise DelayConflict("say when they are to be delivered: delay=…, deliver_at=…, or later_by=timedelta(…)")
-
+        if later_by is not None and not isinstance(later_by, timedelta):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidMessage(f"later_by must be a timedelta, not {type(later_by).__name__} {later_by!r}")
         options = SendOptions(delay=delay, deliver_at=deliver_at)  # refuses what cannot be
 
         def change(message: DelayedMessage) -> _Call[Answer]:
@@ -449,16 +454,18 @@ class Client(AbstractAsyncContextManager["Client"]):
     ) -> list[DelayedMessage]:
         """Return waiting messages that match, the first due first. Of headers and bodies the client reads all.
 
+        Without ``where`` all that waits is listed, whatever its :attr:`~postdate.DelayedMessage.origin`.
         ``after``: go on behind the last one of a list before, by its :attr:`~postdate.DelayedMessage.cursor`, also when
         that message has gone. Raises `InvalidMessage`: it is no cursor.
         """
-        return await self._do(self._calls.list(where or Pending(), limit, after), transaction)
+        return await self._do(self._calls.list(EVERYTHING if where is None else where, limit, after), transaction)
 
     async def cancel_where(
         self, where: Pending, *, dry_run: bool = False, transaction: NativeTransaction | None = None
     ) -> Counter[Answer]:
         """Cancel all that match; return how many there were of each answer. ``dry_run``: only count what would be.
 
+        Messages that wait to be tried again, and timeouts of sagas, are left alone unless ``where`` names their origin.
         They are listed first, and then changed by their ids: what begins to match meanwhile may be left out, and what
         ceases to match is changed all the same. Raises `InvalidMessage` for a ``where`` without a condition.
         """
@@ -594,7 +601,7 @@ class BlockingClient(AbstractContextManager["BlockingClient"]):
         transaction: NativeTransaction | None = None,
     ) -> list[DelayedMessage]:
         """See :meth:`Client.list`."""
-        return self._do(self._calls.list(where or Pending(), limit, after), transaction)
+        return self._do(self._calls.list(EVERYTHING if where is None else where, limit, after), transaction)
 
     def cancel_where(
         self, where: Pending, *, dry_run: bool = False, transaction: NativeTransaction | None = None

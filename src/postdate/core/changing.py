@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
 import anyio
 
 from postdate.errors import InvalidMessage, NotSupported
-from postdate.messages import DelayedMessage, Headers, aware_utc, check_headers, check_reschedule
+from postdate.messages import (
+    DESTINATION_LIMIT,
+    DelayedMessage,
+    Headers,
+    Origin,
+    aware_utc,
+    check_headers,
+    check_reschedule,
+    check_text,
+)
 from postdate.ports import (
     AdministrableStore,
     Answer,
@@ -24,7 +33,7 @@ from postdate.ports import (
     Steps,
     answer_of,
 )
-from postdate.ports.changing import MARKERS
+from postdate.ports.changing import OF_THE_STORE
 
 _PAGE: Final = 500
 _AT_ONCE: Final = 16
@@ -85,10 +94,12 @@ class Pending:
         text: that is in their bodies, in UTF-8.
         failing: whether an attempt to deliver them has failed.
         zone: by whose clocks they are due, such as ``Europe/Paris``.
+        origins: why they wait. Unless you say otherwise they are those that an application scheduled: no messages that
+            wait to be tried again after their handler failed, and no timeouts of sagas.
 
     Raises:
         InvalidTimestamp: a date-time without a time zone.
-        InvalidMessage, InvalidHeaders: a condition that is empty, or headers that are no texts.
+        InvalidMessage, InvalidHeaders: a condition that is empty, or of another type.
     """
 
     destination: str | None = None
@@ -98,20 +109,28 @@ class Pending:
     text: str | None = None
     failing: bool | None = None
     zone: str | None = None
+    origins: Collection[Origin] = frozenset({Origin.APPLICATION})
 
     def __post_init__(self) -> None:
         for name in ("due_from", "due_to"):
-            if getattr(self, name) is not None:
-                aware_utc(getattr(self, name), name)
-        check_headers(self.headers or {})
-        for name in ("destination", "headers", "text", "zone"):
-            if getattr(self, name) is not None and not getattr(self, name):
+            if (instant := getattr(self, name)) is not None:
+                object.__setattr__(self, name, aware_utc(instant, name))
+        for name, kind in _TYPES.items():
+            value: object = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise InvalidMessage(f"{name} must be {kind.__name__}, not {type(value).__name__} {repr(value)[:80]}")
+            if kind is not bool and value is not None and not value:
                 raise InvalidMessage(f"{name} is empty, which says nothing: leave it out, or say which")
+        check_headers(self.headers or {})
+        check_headers({name: getattr(self, name) or "" for name in ("text", "zone")})
+        if self.destination is not None:
+            check_text(self.destination, "destination", DESTINATION_LIMIT)
+        object.__setattr__(self, "origins", _origins(self.origins))
 
     @property
     def says_something(self) -> bool:
-        """Whether there is a condition."""
-        return self != Pending()
+        """Whether there is a condition; to leave out what an application scheduled is one, too."""
+        return replace(self, origins=_SCHEDULED) != Pending() or Origin.APPLICATION not in self.origins
 
     def check_says_something(self) -> None:
         """Refuse to mean everything: it may be a variable that was not set."""
@@ -121,12 +140,34 @@ class Pending:
     def matches(self, message: DelayedMessage) -> bool:
         """Return whether a message fulfils the conditions that no store knows, and is none of the store's own."""
         return (
-            message.destination != MARKERS
+            message.destination not in OF_THE_STORE
+            and message.origin in self.origins
             and all(message.headers.get(name) == value for name, value in (self.headers or {}).items())
             and (self.text is None or self.text.encode() in message.body)
             and (self.failing is None or self.failing == (message.number_of_failures > 0))
             and (self.zone is None or message.headers.get(Headers.WALL_TIME, "").endswith(f" {self.zone}"))
         )
+
+
+_SCHEDULED: Final = frozenset({Origin.APPLICATION})
+_TYPES: Final = {"destination": str, "headers": Mapping, "text": str, "failing": bool, "zone": str}
+
+
+def _origins(origins: object) -> frozenset[Origin]:
+    found = frozenset(origins) if isinstance(origins, Collection) else frozenset[object]({origins})
+    if not found or not all(isinstance(each, Origin) for each in found):
+        raise InvalidMessage(f"origins must be some of Origin, such as {{Origin.RETRY}}, not {repr(origins)[:80]}")
+    return cast("frozenset[Origin]", found)
+
+
+EVERYTHING: Final = Pending(origins=frozenset(Origin))
+"""All that waits, for whatever reason."""
+
+
+def check_limit(limit: object) -> None:
+    """Refuse what is no number of messages, in the same way for each store."""
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
+        raise InvalidMessage(f"limit must be a whole number of messages, 0 or more, not {repr(limit)[:80]}")
 
 
 class PendingPages:

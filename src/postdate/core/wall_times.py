@@ -31,7 +31,7 @@ from postdate.clock import LATEST, Clock, SystemClock
 from postdate.core.changing import Pending, PendingPages
 from postdate.core.daily import Daily
 from postdate.errors import InvalidMessage, InvalidTimestamp, NotSupported, StoreUnavailable
-from postdate.messages import OWN_PREFIX, DelayedMessage, Headers
+from postdate.messages import OWN_PREFIX, DelayedMessage, Headers, Origin
 from postdate.ports import AdministrableStore, ClaimingStore, MessageFilter, ReplacingStore
 from postdate.ports.changing import MARKERS, KeyedIds
 
@@ -264,7 +264,7 @@ def wall_times(store: Keeping, clock: Clock) -> Daily:
 
     async def _move(daily: Daily, zone: str, rules: Sequence[bytes]) -> tuple[int, int]:
         """Return how many messages were moved, and how many could not be as somebody holds them."""
-        reading, told = PendingPages(Pending(zone=zone), None), {True: 0, False: 0}
+        reading, told = PendingPages(Pending(zone=zone, origins=frozenset(Origin)), None), {True: 0, False: 0}
         while not reading.is_over and await daily.pause(0):
             for message in reading.take(await daily.ask(partial(store.read_pending, *reading.ask()))):
                 wall = WallTime.of(message.headers)

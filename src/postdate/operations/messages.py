@@ -12,7 +12,7 @@ from postdate.core import changing
 from postdate.core.changing import Pending, first_of
 from postdate.core.limits import limits_of
 from postdate.errors import MessageNotFound, TransportUnavailable
-from postdate.messages import DelayedMessage, Envelope
+from postdate.messages import DelayedMessage, Envelope, origin_of
 from postdate.operations.explanation import explain
 from postdate.operations.needs import administrable, in_queues, lengths, standing_of, users_of_store
 from postdate.operations.plain import Body, Event, Progress, body_of, delivering, events_of, unheard
@@ -29,7 +29,8 @@ class Statistics:
     Args:
         at: time of counting.
         store: its address, without secrets.
-        pending, overdue, claimed, failing, next_due: see :class:`postdate.ports.StoreStatistics`.
+        pending, overdue, claimed, failing, next_due: see :class:`postdate.ports.StoreStatistics`; of all that waits,
+            whatever its origin.
         records: records by kind.
         queues: messages by queue: of all queues where these can be listed, else of the endpoint's and the settings';
             ``None`` where none can be counted.
@@ -80,7 +81,7 @@ async def record_counts(deployment: OpenDeployment) -> Mapping[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class MessageLine:
-    """One waiting message in a list; ``held``: it is due, and its queue has limits."""
+    """One waiting message in a list; ``held``: it is due, and its queue has limits; ``origin``: why it waits."""
 
     message_id: str
     due: datetime
@@ -90,6 +91,7 @@ class MessageLine:
     number_of_failures: int
     expires_at: datetime | None
     body_bytes: int
+    origin: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ async def list_messages(
 ) -> MessageList:
     """Return what waits, the first due first, behind the cursor ``after``; ``among``: of so many, where few match."""
     store = administrable(deployment, "list messages")
+    changing.check_limit(limit)
     found = await first_of(store, where, limit + 1, after, among)
     held = set(await limits_of(store) if isinstance(store, LimitingStore) else ())
     shown = found[:limit]
@@ -129,6 +132,7 @@ def _line(message: DelayedMessage, now: datetime, held: Container[str]) -> Messa
         number_of_failures=message.number_of_failures,
         expires_at=message.expires_at,
         body_bytes=len(message.body),
+        origin=message.origin.value,
     )
 
 
@@ -142,6 +146,7 @@ class MessageLocation:
         next_attempt_at: of a waiting message; ``None`` while a process holds it, or limits of its queue do.
         number_of_failures: failed deliveries of a waiting message, failed handlings of a queued one.
         held_by: process that is delivering or handling it.
+        origin: why it waits, or waited before it came to its queue: see :class:`postdate.messages.Origin`.
     """
 
     where: str
@@ -153,6 +158,7 @@ class MessageLocation:
     held_by: int | None
     headers: Mapping[str, str]
     body: Body
+    origin: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +210,7 @@ def _location(
         held_by=held_by,
         headers=message.headers,
         body=body_of(message.body),
+        origin=origin_of(message.headers).value,
     )
 
 

@@ -15,7 +15,7 @@ from postdate.core.limits import limits_of
 from postdate.operations.messages import Statistics, statistics
 from postdate.operations.needs import administrable, users_of_store
 from postdate.ports import Delivered, MessageFilter, Process, counted_between
-from postdate.ports.changing import MARKERS
+from postdate.ports.changing import OF_THE_STORE
 from postdate.ports.limits import LimitingStore
 from postdate.wiring import OpenDeployment
 
@@ -142,7 +142,7 @@ async def overview(deployment: OpenDeployment, now: datetime, look_ahead: int = 
         hour=intervals(minutes, counted_between(minutes, dues)),
         day=intervals(hours, counted_between(hours, dues)),
         month=intervals(days, counted_between(days, dues)),
-        destinations=following and {name: count for name, count in following.items() if name != MARKERS},
+        destinations=following and {name: count for name, count in following.items() if name not in OF_THE_STORE},
         processes=await users_of_store(deployment),
         clocks=await store.reported_clocks() if store and view and look_ahead and store.capabilities.has_clock else {},
         errors=(counted.queues or {}).get(deployment.settings.endpoint.error_queue),

@@ -16,7 +16,7 @@ from typing_extensions import override
 from postdate.backends.memory.database import MemorySagaStore
 from postdate.backends.memory.store import MemoryStore
 from postdate.backends.memory.transport import MemoryReceiver, MemoryTransport
-from postdate.core.changing import Pending, cancel, first_of, reschedule
+from postdate.core.changing import EVERYTHING, cancel, first_of, reschedule
 from postdate.core.recoverability import Recoverability
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.endpoint import Endpoint
@@ -34,7 +34,7 @@ S = TypeVar("S")
 
 _NO_RETRIES = Recoverability(immediate_retries=0, delayed_retries=0)
 _ERRORS = "error"
-_EVERYTHING = 1_000_000
+_ALL = 1_000_000
 _JUST_AFTER = (timedelta(microseconds=1), timedelta(milliseconds=1), timedelta(milliseconds=1))
 """A message goes strictly after its due time, and the poller pauses a millisecond after each look that found some."""
 
@@ -230,7 +230,7 @@ class EndpointTest:
         """Return the delayed messages that are not due yet, by due time; saga timeouts are among them."""
         return [
             Waiting(self._endpoint.made.get(each.message_id, each.body), each.destination, each.due)
-            for each in await first_of(self._store, Pending(), _EVERYTHING)
+            for each in await first_of(self._store, EVERYTHING, _ALL)
         ]
 
     async def state_of(self, saga: type[Saga[S]], value: object) -> S | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from postdate import operations
 from postdate.config import parse_instant, without_secrets
-from postdate.core.changing import Pending
+from postdate.core.changing import EVERYTHING, Pending
 from postdate.core.limits import limits_of
 from postdate.errors import (
     ConfigurationError,
@@ -33,6 +33,7 @@ from postdate.errors import (
     PostdateError,
     QueueNotFound,
 )
+from postdate.messages import Origin
 from postdate.operations import Interval, MessageState, Overview
 from postdate.operations.looking import Look
 from postdate.operations.plain import clean, shown_count, shown_span, shown_time
@@ -65,6 +66,12 @@ _WAITED_SECONDS: Final = 1.0
 
 _EVERY: Final = timedelta(seconds=3)
 """Some deployment always has news, and one that was away is opened by a request."""
+
+_ORIGINS: Final[Mapping[str, Collection[Origin]]] = {
+    "any": EVERYTHING.origins,
+    **{each.value: frozenset({each}) for each in Origin},
+}
+"""Why listed messages wait, by what a page may be asked for."""
 
 _MOODS: Final = {
     **dict.fromkeys(("waiting", "being_delivered", "delivered", "handled"), "good"),
@@ -116,7 +123,8 @@ class Views:
         step = intervals[-1].end - intervals[-1].begin
 
         def address(each: Interval) -> str:
-            return f"{base}/messages?" + _query({"due_from": shown_time(each.begin), "due_to": shown_time(each.end)})
+            due = {"due_from": shown_time(each.begin), "due_to": shown_time(each.end)}
+            return f"{base}/messages?" + _query({**due, "origin": "any"})
 
         def times_usual(herd: Interval) -> int:
             return round(herd.count / max(usual, 1) * min(step / (herd.end - herd.begin), 1.0))
@@ -170,9 +178,12 @@ class Views:
         given, look = request.query_params, None
         asked = {name: given.get(name, "").strip().replace("\0", "") for name in ("queue", "due_from", "due_to")}
         where = Pending(asked["queue"] or None, _instant(asked["due_from"]), _instant(asked["due_to"]))
+        origin = given.get("origin", "")
+        if origin or not where.says_something:
+            where = replace(where, origins=_ORIGINS.get(origin, EVERYTHING.origins))
         deployment, after = await self._watcher.deployment(), given.get("after") or None
         among = None if (search := given.get("search")) == "all" else _SEARCHED_THROUGH
-        if after or where.says_something:
+        if after or where != EVERYTHING:
             async with self._asking:
                 now = await operations.present(deployment)
                 found = await operations.list_messages(deployment, where, LISTED, now, after, among)
@@ -180,11 +191,13 @@ class Views:
             look = await self._watcher.first_messages.last()
             found, now = look.found, look.at
         beyond = 0
-        if where.destination and among is not None and not found.more:
+        if (where.destination or where.origins != EVERYTHING.origins) and among is not None and not found.more:
             beyond = (await self._watcher.overview.last()).found.statistics.pending - among
+        asked["origin"] = origin
         further = _query({**asked, "search": search, "after": found.cursor})
         everywhere = _query({**asked, "search": "all", "after": after}) if beyond > 0 else ""
         values: dict[str, Any] = {"further": further, "everywhere": everywhere, "among": among, "look": look}
+        values |= {"origins": _ORIGINS, "everything": EVERYTHING}
         return self._page(request, "messages", found=found, where=where, now=now, **values)
 
     async def message(self, request: Request) -> Response:

@@ -14,7 +14,7 @@ import anyio
 from postdate import operations
 from postdate.clock import Clock
 from postdate.config import Settings
-from postdate.core.changing import Pending
+from postdate.core.changing import EVERYTHING
 from postdate.operations.looking import Refresher
 from postdate.runtime.threads import in_thread
 from postdate.wiring import OpenDeployment, opened
@@ -34,7 +34,7 @@ class Watcher:
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self.settings, self.clock, errors = settings, clock, settings.endpoint.error_queue
         self.overview = Refresher(operations.overview, clock)
-        self.first_messages = Refresher(lambda d, now: operations.list_messages(d, Pending(), LISTED, now), clock)
+        self.first_messages = Refresher(lambda d, now: operations.list_messages(d, EVERYTHING, LISTED, now), clock)
         self.records = Refresher(lambda d, _: operations.record_counts(d), clock)
         self.errors = Refresher(lambda d, _: operations.group_errors(d, errors, _GROUPED), clock)
         self.diagnosis = Refresher(self._diagnose, clock)

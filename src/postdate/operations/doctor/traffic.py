@@ -12,7 +12,7 @@ from postdate.operations.doctor.checks import Probe, Verdict
 from postdate.operations.plain import delivering, shown_count, shown_span
 from postdate.operations.state import LOOK_AHEAD
 from postdate.ports import AdministrableStore, MessageFilter, Observer, Process, StoreTraffic
-from postdate.ports.changing import MARKERS
+from postdate.ports.changing import OF_THE_STORE
 
 _EXCHANGES = ("exchange:", "exchange-or-queue:")
 """Prefixes of destinations on RabbitMQ that are no queues."""
@@ -64,7 +64,7 @@ def traffic(
         yield _queues(queues)
         yield _error_queue(settings.endpoint.error_queue, queues)
         if stored is not None:
-            yield _destinations([each for each in stored.destinations if each != MARKERS], queues.lengths)
+            yield _destinations([each for each in stored.destinations if each not in OF_THE_STORE], queues.lengths)
     if set_aside is not None:
         yield _set_aside(set_aside)
 

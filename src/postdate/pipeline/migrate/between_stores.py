@@ -69,14 +69,11 @@ from postdate.ports import (
     ScannableStore,
 )
 from postdate.ports.backends import Place
-from postdate.ports.changing import KEYED, KEYED_ID, MARKERS
+from postdate.ports.changing import INTENTS, KEYED, KEYED_ID, OF_THE_STORE
 from postdate.ports.limits import LimitingStore
 from postdate.ports.migrating import MOVED_AWAY, BatchStatus, MigrationBatch, MigrationRun, MigrationStatus
 from postdate.ports.scanning import ARCHIVED, ArchivableStore
 from postdate.wiring.sources import moves_of_older_versions
-
-INTENTS: Final = "postdate.migration"
-"""The destination of intents: no queue, for nothing ever delivers them."""
 
 _NAMED: Final = "migration-"
 
@@ -299,7 +296,7 @@ class _Passage:
         destinations, dues, back = Counter[str](), (to_microseconds(LATEST), 0), list[str]()
         gone = self._given_away()
         for id_, destination, due in self.source.rows("pending", ("message_id", "destination", "due")):
-            if destination not in {INTENTS, MARKERS}:
+            if destination not in OF_THE_STORE:
                 destinations[destination] += 1
                 dues = min(dues[0], due), max(dues[1], due)
                 back += [id_] if id_ in gone else []
