@@ -624,3 +624,17 @@ async def test_those_that_match_are_changed_in_a_transaction(sales: Sales, shop:
         await shop.cancel_where(of_one, transaction=application.connection)
         await application.commit()
     assert len(await shop.list()) == 20
+
+
+async def test_a_session_may_write_times_in_its_own_way(sales: Sales, shop: Client) -> None:
+    """What a session sets for itself (``datestyle``) breaks no call in its transaction."""
+    async with await psycopg.AsyncConnection.connect(sales.place.url) as connection:
+        await connection.execute("SET datestyle = 'German, DMY'")
+        for _ in range(2):
+            replaced = await shop.replace(b"", key="k", destination="mails", delay=HOUR, transaction=connection)
+        (listed,) = await shop.list(Pending("mails"), transaction=connection)
+        assert await shop.get(replaced, transaction=connection) == listed
+        assert await shop.reschedule(replaced, delay=2 * HOUR, transaction=connection)
+        assert await shop.cancel(replaced, transaction=connection)
+        assert await shop.cancel(replaced, transaction=connection) is Answer.CANCELLED
+        await connection.rollback()

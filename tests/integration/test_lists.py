@@ -152,3 +152,14 @@ async def test_slips_are_errors_of_the_program_and_not_of_the_store(client: Clie
         assert not isinstance(raised.value.__cause__, TypeError | AttributeError)
     assert [each.due for each in await client.list()] == [AT]
     assert await client.list(limit=0) == []
+
+
+@pytest.mark.parametrize("damage", ["'soon'", "x'00'", "1.5"])
+async def test_a_damaged_attempt_time_is_in_nobodys_way(client: Client, tmp_path: Path, damage: str) -> None:
+    await _herd(client, 1)
+    with sqlite3.connect(tmp_path / "shop.db") as connection:
+        connection.execute(f"UPDATE delayed_message SET attempt_at = {damage}")
+    connection.close()
+    await client.send(b"x", destination="mails", deliver_at=AT, message_id="next")
+    assert "next" in [each.message_id for each in await client.list(Pending("mails"))]
+    assert await client.cancel("next")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 from psycopg.rows import tuple_row
-from psycopg.types.datetime import TimestamptzLoader
+from psycopg.types.datetime import TimestamptzBinaryLoader
 
 from postdate.backends.postgres.inserting import PARAMETERS
 from postdate.backends.postgres.names import sql
@@ -167,15 +167,16 @@ async def _psycopg_ready_async(connection: Any) -> Any:
 def _psycopg_run(connection: Any, statement: bytes, values: Values) -> Rows:
     # A plain cursor: the application's factory may give one with other parameters or rows. Nothing is prepared: the
     # session has the planner's usual settings, and must not keep a plan that was made while the tables were small.
+    # Rows come in binary form, which does not depend on the datestyle of the session.
     with psycopg.Cursor[Any](connection, row_factory=tuple_row) as cursor:
-        cursor.adapters.register_loader("timestamptz", TimestamptzLoader)  # Django's may leave out the time zone
-        return cursor.execute(sql(_with_names(statement)), values, prepare=False).fetchall()
+        cursor.adapters.register_loader("timestamptz", TimestamptzBinaryLoader)  # Django's may leave out the time zone
+        return cursor.execute(sql(_with_names(statement)), values, prepare=False, binary=True).fetchall()
 
 
 async def _psycopg_run_async(connection: Any, statement: bytes, values: Values) -> Rows:
     async with psycopg.AsyncCursor[Any](connection, row_factory=tuple_row) as cursor:
-        cursor.adapters.register_loader("timestamptz", TimestamptzLoader)
-        await cursor.execute(sql(_with_names(statement)), values, prepare=False)
+        cursor.adapters.register_loader("timestamptz", TimestamptzBinaryLoader)
+        await cursor.execute(sql(_with_names(statement)), values, prepare=False, binary=True)
         return await cursor.fetchall()
 
 
