@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -135,15 +136,15 @@ def test_a_filter_of_another_type_is_refused_where_it_is_made(slip: dict[str, ob
 async def test_slips_are_errors_of_the_program_and_not_of_the_store(client: Client) -> None:
     """Such as callers do not try again, in each method that takes a filter."""
     await _herd(client, 1)
-    mails = Pending("mails")
+    mails, untyped = Pending("mails"), cast("Any", client)
     slips = [
-        *(partial(client.list, limit=limit) for limit in (-1, "5", 1.5, True)),
-        *(partial(client.list, after=after) for after in (5, b"x", "", "x")),
-        *(partial(client.list, where) for where in ("mails", 0, {}, Pending)),
-        *(partial(client.cancel_where, where) for where in ("mails", None)),
-        *(partial(client.reschedule_where, mails, later_by=by) for by in (5, "5")),
-        *(partial(client.reschedule_where, mails, delay=by) for by in (5, "5")),
-        *(partial(client.reschedule_where, mails, deliver_at=at) for at in (5, "9:00")),
+        *(partial(untyped.list, limit=limit) for limit in (-1, "5", 1.5, True)),
+        *(partial(untyped.list, after=after) for after in (5, b"x", "", "x")),
+        *(partial(untyped.list, where) for where in ("mails", 0, {}, Pending)),
+        *(partial(untyped.cancel_where, where) for where in ("mails", None)),
+        *(partial(untyped.reschedule_where, mails, later_by=by) for by in (5, "5")),
+        *(partial(untyped.reschedule_where, mails, delay=by) for by in (5, "5")),
+        *(partial(untyped.reschedule_where, mails, deliver_at=at) for at in (5, "9:00")),
     ]
     for slip in slips:
         with pytest.raises(PostdateError) as raised:

@@ -18,7 +18,7 @@ from postdate.core.recoverability import Allowed, Way
 from postdate.errors import ClaimLost, PostdateError, StoreTroubled, TransportUnavailable, TransportUnreachable
 from postdate.messages import Envelope
 from postdate.ports import HANDLED, End, Received, Receiver, RecordKind
-from postdate.runtime.reporting import NO_METRICS
+from postdate.runtime.reporting import NO_METRICS, CountedMetrics
 from postdate.testing import VirtualClock
 
 SECOND = timedelta(seconds=1)
@@ -126,7 +126,7 @@ class Deciding(Recovery):
     """Notes what it is asked about; of one message it says that it is to blame for the failure of its end."""
 
     def __init__(self, to_blame: str = "") -> None:
-        super().__init__(allowed=Allowed())
+        super().__init__(allowed=Allowed(), metrics=CountedMetrics())
         self.to_blame, self.asked = to_blame, list[tuple[int, int]]()
 
     def way(self, received: Received, failed: Failed | None, error: PostdateError) -> Way:

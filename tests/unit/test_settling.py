@@ -18,7 +18,7 @@ from postdate.core.recoverability import Allowed, Way
 from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, TransportUnreachable
 from postdate.messages import Envelope
 from postdate.ports import HANDLED, End, Ending, Received, Receiver
-from postdate.runtime.reporting import NO_METRICS
+from postdate.runtime.reporting import NO_METRICS, CountedMetrics
 from postdate.testing import VirtualClock
 
 DONE = StepOutcome(HANDLED)
@@ -132,7 +132,7 @@ async def test_a_refused_end_is_decided_anew_and_spoils_no_other(clock: VirtualC
         def copied(self, received: Received, failed: Failed, *, brief: bool) -> StepOutcome:
             raise AssertionError("no end was refused twice")
 
-    recovery = Noting(allowed=Allowed())
+    recovery = Noting(allowed=Allowed(), metrics=CountedMetrics())
 
     async def step(received: Received) -> StepOutcome:
         return StepOutcome(HANDLED, recovery)

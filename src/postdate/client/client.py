@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
 
 from postdate.client.background import Background, InUse, log
 from postdate.clock import later
@@ -370,8 +370,8 @@ class Client(AbstractAsyncContextManager["Client"]):
         if transaction is None:
             return await self._background.run(call.run)
         store, now = await self._background.run(partial(self._calls.joining, call))
-        done: Any = await store.join(transaction, call.joined(store, now))
-        return await self._background.run(call.seen) if call.may_be_unseen(done) else done
+        done = await store.join(transaction, call.joined(store, now))
+        return cast("T", await self._background.run(call.seen)) if call.may_be_unseen(done) else done
 
     async def send(
         self,
@@ -542,8 +542,8 @@ class BlockingClient(AbstractContextManager["BlockingClient"]):
         if transaction is None:
             return self._background.submit(call.run).result()
         store, now = self._background.submit(partial(self._calls.joining, call)).result()
-        done: Any = store.join_blocking(transaction, call.joined(store, now))
-        return self._background.submit(call.seen).result() if call.may_be_unseen(done) else done
+        done = store.join_blocking(transaction, call.joined(store, now))
+        return cast("T", self._background.submit(call.seen).result()) if call.may_be_unseen(done) else done
 
     def send(
         self,

@@ -154,10 +154,11 @@ _TYPES: Final = {"destination": str, "headers": Mapping, "text": str, "failing":
 
 
 def _origins(origins: object) -> frozenset[Origin]:
-    found = frozenset(origins) if isinstance(origins, Collection) else frozenset[object]({origins})
-    if not found or not all(isinstance(each, Origin) for each in found):
-        raise InvalidMessage(f"origins must be some of Origin, such as {{Origin.RETRY}}, not {repr(origins)[:80]}")
-    return cast("frozenset[Origin]", found)
+    several = cast("Collection[object]", origins) if isinstance(origins, Collection) else (origins,)
+    chosen = frozenset(each for each in several if isinstance(each, Origin))
+    if not chosen or len(chosen) < len(frozenset(several)):
+        raise InvalidMessage(f"origins must be some of Origin, such as {{Origin.RETRY}}, not {repr(several)[:80]}")
+    return chosen
 
 
 EVERYTHING: Final = Pending(origins=frozenset(Origin))

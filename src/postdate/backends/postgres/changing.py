@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from itertools import count
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -79,7 +78,8 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
         """
         is_lasting = isinstance(connection, psycopg.Connection | psycopg.AsyncConnection)
         if not is_lasting or connection not in _CHECKED or _CHECKED[connection] != self._which:
-            ((*which,),) = (yield _WHICH_DATABASE, {}) or ()
+            rows = yield _WHICH_DATABASE, {}
+            which = list(rows[0])
             if which != list(self._which or ()):
                 raise ConfigurationError(
                     f"the transaction is in the database {which[-1]!r}, which is not that of the store, "
@@ -155,10 +155,12 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
             row = self._row(make(newest, utc(at)))
             if (yield self._sql.replace, self._values_of(row, now, NOTICE)):
                 return row[0]
-        for refused in count():
+        refused = 0
+        while True:
             row = self._row(make(ids.after(newest, refused), None))
             if (yield self._sql.insert_one, self._values_of(row, now, NOTICE)):
                 break
+            refused += 1
         yield self._sql.keep_key, self._values(id=row[0])
         return row[0]
 

@@ -116,7 +116,9 @@ async def what_is_being_delivered_is_not_replaced(store: ClaimingStore, keyed: R
 
 async def _fail(store: ClaimingStore, times: int) -> Claim:
     """Have attempts to deliver the one message that is due fail; return the last claim."""
-    for _ in range(times):
+    claim = await claim_one(store, NOW + 60 * SECOND)
+    await store.retry_later(claim, NOW, NOW, "refused")
+    for _ in range(times - 1):
         claim = await claim_one(store, NOW + 60 * SECOND)
         await store.retry_later(claim, NOW, NOW, "refused")
     return claim
