@@ -90,7 +90,7 @@ def check_nights(zone: str, year: int, step: timedelta) -> None:
             for instant, is_open in zip(reversed(instants), reversed(shown), strict=True):
                 opens = window.opens(instant)
                 assert (opens == instant) is is_open, f"{text} {zone} at {instant}"
-                assert instant <= opens < instant + 10 * DAY
+                assert instant <= opens < instant + 15 * DAY  # clocks may leave one out
                 expected = instant if is_open else expected
                 assert expected is None or opens <= expected, f"{text} {zone} at {instant}"
                 if opens != instant:
