@@ -239,7 +239,8 @@ async def test_a_message_is_rescheduled_to_a_wall_time_and_away_from_it(
     assert await dues(client) == {"a": at(7), "b": at(8, 12), "c": at(10)}
     assert [each.message_id for each in await client.list(Pending(zone=PARIS))] == ["a", "b"]
     wrongs: list[dict[str, Any]] = [{"deliver_at": SUMMER}, {"delay": timedelta(1), "zone": PARIS}]
-    for wrong in (*wrongs, {"deliver_at": SUMMER, "zone": "Mars"}):
+    wrongs.append({"deliver_at": SUMMER, "zone": "Mars"})
+    for wrong in wrongs:
         with pytest.raises((InvalidTimestamp, DelayConflict)):
             await client.reschedule("c", **wrong)
     # Away from it to the very instant: it stays there, whatever becomes of the rules.
