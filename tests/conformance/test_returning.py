@@ -62,7 +62,6 @@ async def filled(transport: Transport) -> AsyncGenerator[OpenDeployment]:
 @pytest.fixture(autouse=True)
 def short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("postdate.operations.error_queue._PAGE", 3)
-    monkeypatch.setattr("postdate.operations.queues._LAST_MESSAGE_SECONDS", 0.1)
 
 
 async def test_each_failed_message_is_returned_once_while_its_cause_is_still_there(
@@ -72,7 +71,8 @@ async def test_each_failed_message_is_returned_once_while_its_cause_is_still_the
         await check_returned_once(here)
 
 
-async def test_so_it_is_where_queues_cannot_be_counted() -> None:
+async def test_so_it_is_where_queues_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("postdate.operations.queues._LAST_MESSAGE_SECONDS", 0.1)
     transport = UncountedTransport()
     await transport.create_queues([IN, OUT])
     async with filled(transport) as here:
