@@ -284,9 +284,13 @@ class PostgresPool:
 
 
 def as_opened(connection: BoundedAsyncConnection) -> None:
-    """Undo settings of a handler about rows and statements: our own statements read tuples."""
+    """Undo settings of a handler about rows and statements: our own statements read tuples.
+
+    Nothing is prepared, not even what asks for it: the session has the planner's usual settings, and must not keep a
+    plan that was made while the tables were small (ADR 37).
+    """
     connection.row_factory, connection.cursor_factory = tuple_row, psycopg.AsyncCursor
-    connection.prepare_threshold = 2
+    connection.prepare_threshold = None
 
 
 def _is_quiet(connection: Bounded) -> bool:
