@@ -331,6 +331,7 @@ async def test_limits_of_queues_without_messages_are_neither_read_nor_looked_int
 async def test_what_is_due_already_in_the_timeouts_queue_is_held(services: Running) -> None:
     async with services() as shop:
         await change_limits(shop.limits, "q", paused, shop.clock.now())
+        await shop.pass_time(1.1)  # by then every service knows
         due = [DelayedMessage(f"{queue}-1", shop.start - SECOND, queue) for queue in ("q", "free")]
         await shop.transport.send([through_queue(each, "shop.timeouts") for each in due], shop.clock.now())
         await shop.pass_time(30)
