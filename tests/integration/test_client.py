@@ -338,6 +338,12 @@ async def test_a_change_is_made_with_the_commit_and_never_was_with_a_roll_back(
             [(Remind(each), SendOptions("sales", HOUR)) for each in ("e", "f")], transaction=given
         )
         assert await shop.cancel(two[0], transaction=given) is Answer.DONE, "what was sent in the same transaction"
+        at_nine = await shop.reschedule(two[1], deliver_at="2099-07-01 09:00", zone="Europe/Paris", transaction=given)
+        assert at_nine is Answer.DONE
+        waiting = await shop.get(two[1], transaction=given)
+        assert waiting is not None
+        assert waiting.due == datetime(2099, 7, 1, 7, tzinfo=UTC)
+        assert "Europe/Paris" in waiting.headers[Headers.WALL_TIME]
         assert await shop.reschedule(two[1], delay=timedelta(0), transaction=given) is Answer.DONE
         assert await shop.reschedule(moved, delay=timedelta(0), transaction=given) is Answer.DONE
         await application.commit()

@@ -33,7 +33,7 @@ due before the commit is delivered at the commit."""
 
 _TYPES: Final[Mapping[str, str]] = {
     **PARAMETERS,
-    **dict.fromkeys(("id", "first", "last"), "text"),
+    **dict.fromkeys(("id", "first", "last", "wall"), "text"),
     **dict.fromkeys(("due_from", "due_to"), "timestamptz"),
     **dict.fromkeys(("among", "limit"), "integer"),
     "behind": "bigint",
