@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg import sql
 from tests import java
 
 GUIDES = sorted(
@@ -18,6 +19,9 @@ GUIDES = sorted(
     for guide in (Path(__file__).parents[2] / "docs" / "guides").glob("*.md")
     if guide.stem != "rabbitmq-delay"  # it needs a service, and has a test of its own
 )
+
+_HANGS_AFTER = 300
+"""Seconds: what has not arrived by then never does."""
 
 
 @pytest.fixture
@@ -55,10 +59,36 @@ def test_snippets_run_and_print_what_is_said(
             printed = capsys.readouterr().out
         else:
             command = [sys.executable, "-c", code]
-            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=_HANGS_AFTER
+            )
             assert done.returncode == 0, done.stderr
             printed = done.stdout
         assert printed == (f"{said}\n" if said else "")
+    if "DATABASE_URL" in text:
+        assert left_in(os.environ["DATABASE_URL"]) == []
+
+
+def left_in(url: str) -> list[str]:
+    """Return the ids of messages that wait, or are in a queue, as in that for errors: none, at the end of a guide."""
+    with psycopg.connect(url) as connection:
+        in_queues = connection.execute("SELECT message_id FROM postdate.queue_message").fetchall()
+        stores = connection.execute(
+            "SELECT table_name FROM information_schema.tables WHERE table_schema = 'postdate'"
+            " AND table_name LIKE '%.timeouts'"
+        ).fetchall()
+        waiting = [
+            row
+            for (name,) in stores
+            for row in connection.execute(
+                sql.SQL("SELECT message_id FROM {} WHERE message_id NOT LIKE 'postdate~%%'").format(
+                    sql.Identifier("postdate", name)
+                ),
+                [],
+            )
+        ]
+    assert stores
+    return [id_ for (id_,) in [*in_queues, *waiting]]
 
 
 def test_links_between_documents_lead_somewhere() -> None:
