@@ -103,6 +103,9 @@ SMALL_DATA: Final = MappingProxyType(
 """Plans of thirty rows are interpreted: to compile them, and to plan them anew after each stage, costs a quarter of the
 work of a job. Pages and guides run with the settings of users."""
 
+PATIENCE: Final = MappingProxyType({"spark.python.authenticate.socketTimeout": "120s"})
+"""Java and Python wait so long for each other; with Spark's 15 seconds, tests of ``delay`` fail beside a load of 25."""
+
 
 def home() -> Path:
     """Return where the Java home of this environment is, or will be."""
@@ -145,7 +148,7 @@ def lasting(folder: Path) -> Generator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        spark = spark_session("documentation", cores=1)
+        spark = spark_session("documentation", cores=1, conf=PATIENCE)
         jvm: Any = spark.sparkContext._jvm
         assert jvm.System.getProperty("user.dir") == str(folder), "Java was started elsewhere"
         before = dict(spark.conf.getAll)

@@ -19,7 +19,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         patch.chdir(java.folder(tmp_path_factory))
         if (documentation := SparkSession.getActiveSession()) is not None:
             documentation.stop()
-        session = spark_session("postdate-tests", cores=2, with_format=True, conf=java.SMALL_DATA)
+        session = spark_session("postdate-tests", cores=2, with_format=True, conf=java.SMALL_DATA | java.PATIENCE)
     with session:
         yield session
 
