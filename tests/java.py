@@ -148,7 +148,7 @@ def lasting(folder: Path) -> Generator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        spark = spark_session("documentation", cores=1)
+        spark = spark_session("documentation", cores=1, conf=PATIENCE)
         jvm: Any = spark.sparkContext._jvm
         assert jvm.System.getProperty("user.dir") == str(folder), "Java was started elsewhere"
         before = dict(spark.conf.getAll)

@@ -60,6 +60,16 @@ async def filled(transport: Transport) -> AsyncGenerator[OpenDeployment]:
     yield OpenDeployment(load_settings(None, {}), None, transport, None, transport.observer())
 
 
+async def all_are_back(transport: Transport) -> None:
+    """Wait until a server counts what was given back: quorum queues of RabbitMQ do so a moment later."""
+
+    async def counted() -> bool:
+        lengths = await transport.lengths_of([IN, OUT])
+        return lengths is None or sum(lengths.values()) >= COUNT
+
+    await until(counted)
+
+
 @pytest.fixture(autouse=True)
 def short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("postdate.operations.error_queue._PAGE", 3)
@@ -100,10 +110,12 @@ async def test_those_that_match_are_returned_or_discarded_and_the_others_stay(
     discarding = operations.Treatment(discard=True)
     async with queues(transport_subject) as transport, filled(transport) as here:
         dry = await operations.return_all(here, IN, START, odd, operations.Treatment(dry_run=True))
+        await all_are_back(transport)
         async with failing(transport):
             results = await operations.return_all(here, IN, START, odd, progress=heard)
         assert {each.message_id for each in results} == {f"m{n}" for n in range(1, COUNT, 2)}
         assert sorted(each.message_id for each in dry) == sorted(each.message_id for each in results)
+        await all_are_back(transport)
         gone = await operations.return_all(here, IN, START, even, discarding)
         assert {each.message_id for each in gone} == {f"m{n}" for n in range(0, COUNT, 2)}
 
