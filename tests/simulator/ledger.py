@@ -89,8 +89,9 @@ class Ledger:
         """When a message was first anywhere."""
         self.arrived: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
+        self.in_error_queue: Counter[str] = Counter()
         self.rounds: Counter[str] = Counter()
-        """Delayed retries: each lets a message arrive once more."""
+        """Delayed retries, and returns from the error queue: each lets a message arrive once more."""
         self.doubts: Counter[str] = Counter()
         """Calls about a message whose answer nobody got, and holds on it that were lost: each may double it once."""
         self.blamed: Counter[str] = Counter()

@@ -18,8 +18,10 @@ from tests.simulator.clock import ProcessClock
 from tests.simulator.run import RunResult, run
 from tests.simulator.site import Breaks
 
+from postdate.clock import LATEST
 from postdate.core import finishing, guard, letting_through, limits, poller, recoverability, store_clock
 from postdate.errors import PostdateError
+from postdate.operations import error_queue
 from postdate.ports import Claim
 from postdate.testing.clock import START
 
@@ -201,7 +203,7 @@ def holding_what_is_limited() -> Generator[Breaks]:
     def none(self: Any, claim: Claim) -> None:
         return None
 
-    with _instead(limits.LimitsCache, "holds", none):
+    with _instead(limits.LimitsCache, "hold", none):
         yield Breaks()
 
 
@@ -220,6 +222,28 @@ def freeing_what_was_held() -> Generator[Breaks]:
 def one_taker_of_a_turn() -> Generator[Breaks]:
     """ADR 34: Each of several services that take the same turn of a rate gets it."""
     yield Breaks(gives_turns_to_all=True)
+
+
+@contextmanager
+def keeping_to_windows() -> Generator[Breaks]:
+    """ADR 34: A queue with a window takes messages at any time."""
+
+    def at_once(self: Any, now: datetime) -> datetime:
+        return LATEST if self.paused else now
+
+    with _instead(letting_through.Limits, "opens", at_once):
+        yield Breaks()
+
+
+@contextmanager
+def holding_what_is_returned() -> Generator[Breaks]:
+    """ADR 39: What is returned from the error queue goes to its queue at once, whatever limits that has."""
+
+    async def nobody_has(store: object, destination: str) -> bool:
+        return False
+
+    with _instead(error_queue, "has_limits", nobody_has):
+        yield Breaks()
 
 
 def first_found(fix: str, seeds: Iterable[int]) -> RunResult | None:
@@ -263,6 +287,8 @@ MUTATIONS: Final = _named(
         holding_what_is_limited,
         freeing_what_was_held,
         one_taker_of_a_turn,
+        keeping_to_windows,
+        holding_what_is_returned,
     ]
 )
 """By the name of the fix that is taken out."""

@@ -24,10 +24,12 @@ from tests.simulator.ports import (
     SimulatedStore,
     SimulatedTransport,
 )
-from tests.simulator.scenario import Happening, Kind, ScenarioEvent, scenario
+from tests.simulator.scenario import WINDOW, Happening, Kind, ScenarioEvent, scenario
 from tests.simulator.site import HOLDS_AT_MOST, Breaks, Site, SiteSession
 
+from postdate import operations
 from postdate.clock import LATEST, later
+from postdate.config import load_settings
 from postdate.core.limits import NO_LIMITS, Limits, change_limits, limiting
 from postdate.core.poller import LONGEST_SLEEP
 from postdate.core.recoverability import Recoverability
@@ -36,6 +38,7 @@ from postdate.endpoint.outgoing import HandlerContext
 from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import DuplicateMessage, PostdateError, StoreUnreachable, TransportUnreachable
 from postdate.messages import DelayedMessage, Headers
+from postdate.wiring import OpenDeployment
 
 NAME: Final = "sales"
 OTHERS: Final = "billing"
@@ -47,6 +50,7 @@ _QUEUES_BACK_SECONDS: Final = 15.0
 _DOWN_AT_MOST_SECONDS: Final = 20.0
 _SPINS_AT_MOST: Final = 50
 _PAUSED: Final = Limits(paused=True)
+_SETTINGS: Final = load_settings(None, {})
 _STORES: Final = {
     (False, False): SimulatedStore,
     (True, False): SimulatedMovingStore,
@@ -149,6 +153,9 @@ class _Run:
         for name in (OTHERS, "error", f"{NAME}.timeouts", NAME):
             queue_site.queues[name] = []
         queue_site.sinks.update({OTHERS: None, "error": None})
+        queue_site.limited, queue_site.taken_at = store_site.limited, store_site.taken_at
+        queue_site.is_alone = plot.same_database
+        queue_site.clock_is_set = lambda: self.was_set
         self.breaks = breaks
         self.processes = [
             SimulatedService(self, f"{NAME}{number}", plot.ahead[number]) for number in range(plot.processes)
@@ -156,7 +163,7 @@ class _Run:
         self.is_over = False
         self.ahead = timedelta(0)
         """How far the clock of the machine was set, on which all processes are."""
-        self.was_set_back = False
+        self.was_set_back = self.was_set = False
         self.latest = self.machine_now()
 
     def true_now(self) -> datetime:
@@ -284,6 +291,9 @@ class _Run:
             case Happening.LIMIT:
                 if process.is_well:
                     process.do(self._limit(process, event))
+            case Happening.RETURN:
+                if process.is_well:
+                    process.do(self._return_all(process))
             case Happening.SEND | Happening.STORE | Happening.CANCEL | Happening.RESCHEDULE:
                 if process.is_well:
                     process.do(self._operate(process, event))
@@ -317,6 +327,7 @@ class _Run:
         self.latest_now()
         self.ahead += by
         self.was_set_back |= by < timedelta(0)
+        self.was_set = True
         for process in self.processes:
             process.clock.ahead += by
         # Who sleeps until an instant that has come by this finds out at the next look.
@@ -365,12 +376,25 @@ class _Run:
 
     async def _limit(self, process: SimulatedService, event: ScenarioEvent) -> None:
         """Pause a queue, slow it down, or let everything through."""
-        limits = NO_LIMITS if event.seconds < 0 else Limits(per_second=event.seconds) if event.seconds else _PAUSED
+        if event.seconds == WINDOW:
+            opens = self.machine_now() + timedelta(minutes=1)
+            limits = Limits(windows=(f"{opens:%H:%M}-{opens + timedelta(minutes=1):%H:%M} UTC",))
+        else:
+            limits = NO_LIMITS if event.seconds < 0 else Limits(per_second=event.seconds) if event.seconds else _PAUSED
         try:
             store = limiting(process.store)
             await change_limits(store, (OTHERS, NAME)[event.message], lambda _: limits, process.clock.now())
         except (PostdateError, OSError, asyncio.CancelledError) as error:
             self.ledger.note(f"limits come to nothing: {type(error).__name__} {error}")
+
+    async def _return_all(self, process: SimulatedService) -> None:
+        """Return all that is in the error queue, as an operator does."""
+        here = OpenDeployment(_SETTINGS, process.store, process.transport, None, None)
+        try:
+            results = await operations.return_all(here, "error", process.clock.now())
+            self.ledger.note(f"{sum(each.done for each in results)} of {len(results)} failed messages were returned")
+        except (PostdateError, OSError, asyncio.CancelledError) as error:
+            self.ledger.note(f"returning comes to nothing: {type(error).__name__} {error}")
 
     def _row(self, process: SimulatedService, event: ScenarioEvent, due: datetime) -> DelayedMessage:
         kind, origin = self.plot.kinds[event.message], f"m{event.message}"
@@ -451,7 +475,7 @@ class SimulatedService:
         self._connections = [Connection(world.queues, session)]
         self._connections.append(Connection(world.store, session if shares else SiteSession(life)))
         queues, stored = self._connections
-        transport = SimulatedTransport(queues, pipelines=world.plot.pipelines, shares=shares)
+        self.transport = transport = SimulatedTransport(queues, pipelines=world.plot.pipelines, shares=shares)
         kind = _STORES[shares, world.plot.is_limited]
         self.store = kind(stored, shares=shares, has_clock=world.plot.profile.store_clock)
         self.endpoint = Endpoint(

@@ -27,6 +27,11 @@ class Happening(enum.Enum):
     FULL = "is full"
     NOT_REMOVED = "cannot be removed"
     LIMIT = "is limited"
+    RETURN = "is returned from the error queue"
+
+
+WINDOW: Final = 1_000_000.0
+"""In the place of a rate: the queue takes messages within a minute of the near future only, and of other days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,7 @@ class ScenarioEvent:
         what: happens.
         process: to which process, or through which.
         seconds: how long, how far, or when a message is due after it was sent; of limits: their rate a second, 0 for
-            a pause, or below, for none.
+            a pause, :data:`WINDOW` for a window that opens soon, or below 0, for none.
         message: number of a message, or of a limited queue.
         weather: of a site.
     """
@@ -190,19 +195,30 @@ def scenario(chance: Random) -> Scenario:
         rate=chance.choice((0.01, 0.05, 0.2)),
         trouble_until=trouble_until,
         kinds=kinds,
-        events=sorted([*events, *limits], key=lambda event: event.at),
+        events=sorted([*events, *limits, *_returns(chance, processes, trouble_until)], key=lambda event: event.at),
         is_limited=bool(limits),
     )
 
 
-def _limits(chance: Random, processes: int, until: float, number: int) -> list[ScenarioEvent]:
-    """Draw limits for one seed in four, and a herd that meets them: messages from ``number`` on.
-
-    That is drawn beside the rest, so that nothing else of a seed depends on it.
-    """
+def _beside(chance: Random, what: int) -> Random:
+    """Return chance for something that is drawn beside the rest, so that nothing else of a seed depends on it."""
     copy = Random()
     copy.setstate(chance.getstate())
-    own = Random(copy.getrandbits(64))
+    return Random(copy.getrandbits(64) + what)
+
+
+def _returns(chance: Random, processes: int, until: float) -> list[ScenarioEvent]:
+    """Draw for one seed in three when an operator returns all that is in the error queue; the last time at the end."""
+    own = _beside(chance, 1)
+    if own.random() >= 1 / 3:
+        return []
+    ats = [own.uniform(1, until) for _ in range(own.randint(1, 4))]
+    return [ScenarioEvent(at, Happening.RETURN, own.randrange(processes)) for at in [*ats, until]]
+
+
+def _limits(chance: Random, processes: int, until: float, number: int) -> list[ScenarioEvent]:
+    """Draw limits for one seed in four, and a herd that meets them: messages from ``number`` on."""
+    own = _beside(chance, 0)
     if own.random() >= 0.25:
         return []
     limits = [
@@ -210,7 +226,7 @@ def _limits(chance: Random, processes: int, until: float, number: int) -> list[S
             own.uniform(0, until),
             Happening.LIMIT,
             own.randrange(processes),
-            own.choice((-1.0, 0.0, 0.0, 0.5, 2.0, 20.0)),
+            own.choice((-1.0, 0.0, 0.0, 0.5, 2.0, 20.0, WINDOW, WINDOW)),
             own.randrange(2),
         )
         for _ in range(own.randint(1, 6))

@@ -133,9 +133,13 @@ class Site:
         self._undo: list[Callable[[], object]] = []
         self._committed: list[Callable[[], None]] = []
         self._is_open = False
-        self._taken_at: dict[str, float] = {}
-        """When a message was claimed, or moved, last."""
+        self.taken_at: dict[str, float] = {}
+        """When a message was claimed, moved, or returned, last."""
+        self.is_alone = True
+        """Whether this is the only site, so that what is taken arrives at once."""
         self.are_lifted = False
+        self.clock_is_set: Callable[[], bool] = lambda: False
+        """Whether the clock that is judged by was ever set."""
 
     # --- transactions ---------------------------------------------------------------------------------------------
 
@@ -193,6 +197,7 @@ class Site:
         ledger, origin = self._ledger, origin_of(envelope.message_id, envelope.headers)
         ledger.placed(origin, envelope.destination, +1)
         if envelope.destination == "error":
+            ledger.in_error_queue[origin] += 1
             of_dispatch = envelope.headers.get(Headers.FAILED_QUEUE, "").endswith(".timeouts")
             why = envelope.headers.get(Headers.EXCEPTION_MESSAGE, "")
             ledger.becomes_error(origin, why, instead=of_dispatch)
@@ -209,6 +214,8 @@ class Site:
         self._undo.append(lambda: parcels.insert(at, parcel))
         origin = origin_of(parcel.envelope.message_id, parcel.envelope.headers)
         self._committed.append(lambda: self._ledger.placed(origin, f"{queue} ({why})", -1))
+        if queue == "error":
+            self._committed.append(lambda: self._ledger.in_error_queue.subtract([origin]))
 
     # --- the store ------------------------------------------------------------------------------------------------
 
@@ -229,6 +236,8 @@ class Site:
                     continue
                 self.known[id_] = None
                 self._undo.append(lambda id_=id_: self.known.pop(id_))
+                if self._ledger.in_error_queue[origin_of_row(message)] > 0:
+                    self._lets_arrive_again(origin_of_row(message))
                 self._add_row(Row(with_failures(message, 0), message.due, next(self._numbers), self._ledger.now))
             self._committed.append(lambda: self._wake_if_earlier(first))
         return StoreReport(len(messages) - len(there), tuple(there))
@@ -277,7 +286,7 @@ class Site:
                     continue
                 unreadable = row.message.message_id
             row.session, row.token = session, next(self._numbers)
-            self._taken_at[origin_of_row(row.message)] = self._ledger.now
+            self.taken_at[origin_of_row(row.message)] = self._ledger.now
             claims.append(Claim(row.message, row.token))
             self._ledger.note(f"{origin_of_row(row.message)} claimed by {session.life}")
         if unreadable is not None:
@@ -397,7 +406,7 @@ class Site:
 
     def _check_limits(self, destination: str, origin: str) -> None:
         """Fail when a message of the store comes to a queue whose limits did not let it through."""
-        taken_at, queue = self._taken_at.pop(origin, None), self.limited.get(destination)
+        taken_at, queue = self.taken_at.pop(origin, None), self.limited.get(destination)
         if taken_at is None or queue is None:
             return
         # What was taken before everybody could know goes out, and trouble holds up what went before.
@@ -406,13 +415,24 @@ class Site:
             return
         if queue.limits.paused:
             self._ledger.fail("limits are kept", f"{origin} was let through, but {destination} is paused")
-        if (rate := queue.limits.per_second) is None:
+        if queue.limits.windows and not self._may_be_open(queue.limits, taken_at):
+            self._ledger.fail("limits are kept", f"{origin} was let through, but not {queue.limits}")
+        if (rate := queue.limits.per_second) is None or not self.is_alone:
             return
         queue.arrivals.append(self._ledger.now)
         for number, first in enumerate(queue.arrivals):
             count, seconds = len(queue.arrivals) - number, self._ledger.now - first
             if count > 1.5 + max(0.2 * rate, 1.5) + rate * seconds:
                 self._ledger.fail("limits are kept", f"{count} came to {destination} in {seconds:.2f} s, of {rate:g}/s")
+
+    def _may_be_open(self, limits: Limits, taken_at: float) -> bool:
+        """Return whether a window is open about the time at which a message was taken, by a clock that was never set.
+
+        Its process decides by its own clock some time before it takes the message.
+        """
+        taken = self._now() - timedelta(seconds=self._ledger.now - taken_at)
+        before = [taken - timedelta(seconds=seconds) for seconds in (0, 0.5, 1, 1.5)]
+        return self.clock_is_set() or any(limits.opens(at) == at for at in before)
 
     def move(self, now: datetime, limit: int) -> MoveReport:
         """See :meth:`postdate.ports.MovingStore.move_due`."""
@@ -426,7 +446,7 @@ class Site:
                         raise InvalidHeaders(f"the headers of {row.message.message_id!r} are no JSON")
                     self._set_aside(row)
                 elif row.message.destination in self.queues:
-                    self._taken_at[origin_of_row(row.message)] = self._ledger.now
+                    self.taken_at[origin_of_row(row.message)] = self._ledger.now
                     self._put(to_envelope(row.message))
                     self._remove_row(row, "moved")
                     moved[row.message.destination] += 1
@@ -502,14 +522,19 @@ class Site:
         with self.transaction():
             for work in end.work:
                 work(self)
-            if end.record is RecordKind.RETRIED:
-                ledger.rounds[origin] += 1
-                self._undo.append(lambda: ledger.rounds.subtract([origin]))
+            if end.record is RecordKind.RETRIED or (queue == "error" and end.outgoing):
+                self._lets_arrive_again(origin)
+                if queue == "error":
+                    self.taken_at[origin] = ledger.now
             elif end.record is RecordKind.HANDLED:
                 self._committed.insert(0, lambda: ledger.placed(origin, "what was handled", +1))
             for envelope in end.outgoing:
                 self._put(envelope)
             self._take_off(queue, parcel, "committed")
+
+    def _lets_arrive_again(self, origin: str) -> None:
+        self._ledger.rounds[origin] += 1
+        self._undo.append(lambda: self._ledger.rounds.subtract([origin]))
 
     def roll_back(self, received: Received, *, failed: bool) -> None:
         """See :meth:`postdate.ports.Receiver.roll_back`."""
