@@ -16,7 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -94,6 +94,24 @@ def _came_of(work: Callable[[], object]) -> str:
     except BaseException:  # noqa: BLE001 - told to the test
         return traceback.format_exc()
     return "done" if found is None else str(found)
+
+
+def until_other_threads_sleep() -> None:
+    """Wait until no other thread runs, or waits for the interpreter, which it asks for every few milliseconds."""
+
+    def turns() -> dict[str, list[str]]:
+        """Return by thread how often it has begun and stopped to run."""
+        own, there = str(threading.get_native_id()), dict[str, list[str]]()
+        for task in Path("/proc/self/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                if task.name != own:
+                    lines = (task / "status").read_text().splitlines()
+                    there[task.name] = [line for line in lines if "ctxt" in line]
+        return there
+
+    before, waiting = turns(), threading.Event()
+    while waiting.wait(0.1) or before != (before := turns()):
+        pass
 
 
 # --- every store ------------------------------------------------------------------------------------------------------
@@ -322,9 +340,10 @@ def a_handler_forks(place: Place) -> object:
 
 
 def a_fork_in_c(place: Place) -> object:
-    """As uWSGI does it, which tells Python nothing."""
+    """As uWSGI does it, which tells Python nothing: so in the child its lock must not be what others waited for."""
     shop = place.connect()
     place.send(shop, "before")
+    until_other_threads_sleep()
     came = Child(lambda: place.send(shop, "child"), ctypes.PyDLL(None).fork).came()
     place.send(shop, "after")
     shop.close()
