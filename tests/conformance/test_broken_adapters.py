@@ -355,9 +355,9 @@ class ReplacesByTheFormOfTheId(MemoryStore):
 
 
 class KeepsFailures(MemoryStore):
-    async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
+    async def reschedule(self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None) -> bool:
         before = await self.get(message_id)
-        done = await super().reschedule(message_id, due, now)
+        done = await super().reschedule(message_id, due, now, wall_time)
         return done and self._keep(message_id, before)
 
     async def replace(self, key: str, make: Making, now: datetime) -> str:

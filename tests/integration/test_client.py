@@ -636,8 +636,8 @@ async def test_a_session_may_write_times_in_its_own_way(sales: Sales, shop: Clie
     """What a session sets for itself (``datestyle``) breaks no call in its transaction."""
     async with await psycopg.AsyncConnection.connect(sales.place.url) as connection:
         await connection.execute("SET datestyle = 'German, DMY'")
-        for _ in range(2):
-            replaced = await shop.replace(b"", key="k", destination="mails", delay=HOUR, transaction=connection)
+        await shop.replace(b"", key="k", destination="mails", delay=HOUR, transaction=connection)
+        replaced = await shop.replace(b"", key="k", destination="mails", delay=HOUR, transaction=connection)
         (listed,) = await shop.list(Pending("mails"), transaction=connection)
         assert await shop.get(replaced, transaction=connection) == listed
         assert await shop.reschedule(replaced, delay=2 * HOUR, transaction=connection)

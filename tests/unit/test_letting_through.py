@@ -313,7 +313,7 @@ async def test_limits_of_queues_without_messages_are_neither_read_nor_looked_int
         read, looked_into = list[list[str]](), list[str]()
 
         async def reading(destinations=None):
-            read.append(destinations)
+            read.append(list(destinations or ()))
             return await kept_limits(destinations)
 
         async def looking(kept, now, limit):

@@ -173,7 +173,7 @@ class GroupCommit(Generic[W, T]):
         """Do the jobs of a turn, wake their callers, and have the first that came meanwhile lead the next turn."""
         self._led, self._next = True, None
         try:
-            await in_thread(partial(Context().run, self._do, do, turn))
+            await in_thread(Context().run, partial(self._do, do, turn))
         except BaseException:
             # By asyncio's own means a task is cancelled although it waits for a thread.
             if not turn.taken.acquire(blocking=False):

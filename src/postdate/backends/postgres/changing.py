@@ -80,7 +80,7 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
         is_lasting = isinstance(connection, psycopg.Connection | psycopg.AsyncConnection)
         if not is_lasting or connection not in _CHECKED or _CHECKED[connection] != self._which:
             rows = yield _WHICH_DATABASE, {}
-            which = list(rows[0])
+            which = list((rows or ((),))[0])
             if which != list(self._which or ()):
                 raise ConfigurationError(
                     f"the transaction is in the database {which[-1]!r}, which is not that of the store, "
