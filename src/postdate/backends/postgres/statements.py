@@ -268,16 +268,16 @@ class Statements:
                 UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s, failures = 0
                 WHERE number = (SELECT number FROM target) RETURNING number, message_id, due, destination),
             retimed AS (
-                UPDATE {content} AS c SET headers = CASE
-                    WHEN %(wall)s::text IS NULL THEN n.headers
-                    WHEN n.headers = '{{}}' THEN %(wall)s::text || '}}'
-                    ELSE %(wall)s::text || ',' || substr(n.headers, 2) END
-                FROM (
-                    SELECT regexp_replace(replace(headers, {said("(SELECT due FROM target)")}, {said("%(due)s")}),
-                        '{wall}', '') AS headers
-                    FROM {content} WHERE number = (SELECT number FROM target)) AS n
-                WHERE c.number = (SELECT number FROM target)
-                    AND (c.headers <> n.headers OR %(wall)s::text IS NOT NULL)),
+                UPDATE {content} SET headers = (
+                    SELECT CASE WHEN %(wall)s::text IS NULL THEN n.headers
+                        WHEN n.headers = '{{}}' THEN %(wall)s::text || '}}'
+                        ELSE %(wall)s::text || ',' || substr(n.headers, 2) END
+                    FROM (SELECT regexp_replace(
+                        replace(headers, {said("(SELECT due FROM target)")}, {said("%(due)s")}), '{wall}', ''
+                        )) AS n (headers))
+                WHERE number = (SELECT number FROM target) AND (
+                    %(wall)s::text IS NOT NULL OR strpos(headers, '"{Headers.WALL_TIME}":') > 0
+                    OR strpos(headers, {said("(SELECT due FROM target)")}) > 0)),
             recorded AS ({noted("moved", "8", "NULL")})
             {announced("moved")}""")
         self.alone_with = sql("SELECT pg_advisory_xact_lock(hashtextextended(%(first)s, %(store)s))")
