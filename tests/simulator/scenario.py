@@ -183,6 +183,8 @@ def scenario(chance: Random) -> Scenario:
     ]
     limits = _limits(chance, processes, trouble_until, len(kinds))
     kinds += [Kind.TO_OTHERS] * sum(each.what is Happening.STORE for each in limits)
+    returns = _returns(chance, processes, trouble_until, len(kinds))
+    kinds += [Kind.FAILS] * sum(each.what is Happening.STORE for each in returns)
     ahead = [chance.uniform(-600, 600) if profile.store_clock else 0.0 for _ in range(processes)]
     return Scenario(
         profile,
@@ -195,7 +197,7 @@ def scenario(chance: Random) -> Scenario:
         rate=chance.choice((0.01, 0.05, 0.2)),
         trouble_until=trouble_until,
         kinds=kinds,
-        events=sorted([*events, *limits, *_returns(chance, processes, trouble_until)], key=lambda event: event.at),
+        events=sorted([*events, *limits, *returns], key=lambda event: event.at),
         is_limited=bool(limits),
     )
 
@@ -207,13 +209,21 @@ def _beside(chance: Random, what: int) -> Random:
     return Random(copy.getrandbits(64) + what)
 
 
-def _returns(chance: Random, processes: int, until: float) -> list[ScenarioEvent]:
-    """Draw for one seed in three when an operator returns all that is in the error queue; the last time at the end."""
+def _returns(chance: Random, processes: int, until: float, number: int) -> list[ScenarioEvent]:
+    """Draw for one seed in three when an operator returns all that is in the error queue; the last time at the end.
+
+    Messages from ``number`` on fail before that.
+    """
     own = _beside(chance, 1)
     if own.random() >= 1 / 3:
         return []
     ats = [own.uniform(1, until) for _ in range(own.randint(1, 4))]
-    return [ScenarioEvent(at, Happening.RETURN, own.randrange(processes)) for at in [*ats, until]]
+    returns = [ScenarioEvent(at, Happening.RETURN, own.randrange(processes)) for at in [*ats, until]]
+    failing = [
+        ScenarioEvent(own.uniform(0, until / 2), Happening.STORE, own.randrange(processes), 1.0, number + index)
+        for index in range(own.randint(1, 3))
+    ]
+    return [*returns, *failing]
 
 
 def _limits(chance: Random, processes: int, until: float, number: int) -> list[ScenarioEvent]:

@@ -17,6 +17,7 @@ from typing import Final
 from tests.simulator.ledger import Ledger, origin_of, origin_of_row
 
 from postdate.core.limits import NO_LIMITS, Limits, limits_in
+from postdate.core.windows import Window
 from postdate.errors import (
     ClaimLost,
     DuplicateMessage,
@@ -432,7 +433,8 @@ class Site:
         """
         taken = self._now() - timedelta(seconds=self._ledger.now - taken_at)
         before = [taken - timedelta(seconds=seconds) for seconds in (0, 0.5, 1, 1.5)]
-        return self.clock_is_set() or any(limits.opens(at) == at for at in before)
+        windows = [Window.read(each) for each in limits.windows]
+        return self.clock_is_set() or any(each.opens(at) == at for at in before for each in windows)
 
     def move(self, now: datetime, limit: int) -> MoveReport:
         """See :meth:`postdate.ports.MovingStore.move_due`."""
