@@ -144,6 +144,15 @@ def test_a_cancelled_message_is_gone_for_good(cli, store):
     assert cli.ok("messages", "list", "--json").json["messages"] == []
 
 
+@pytest.mark.parametrize("command", [["cancel"], ["reschedule", "--delay", "1h"]])
+def test_messages_of_the_stores_own_are_left_alone(cli, store, command: list[str]):
+    """They keep the rules of time zones (ADR 41)."""
+    ran = cli("messages", *command, "postdate~Europe/Paris~00000001")
+    assert ran.status == 2
+    assert "begins with 'postdate~'" in ran.err
+
+
+
 def test_a_rescheduled_message_has_its_new_time(cli, store):
     cli.ok("send", "orders", "x", "--delay", "1m", "--id", "m1", "--expires-at", "2127-01-01T00:00Z")
     ran = cli.ok("messages", "reschedule", "m1", "--at", "2126-01-31T12:00+01:00")

@@ -13,7 +13,7 @@ from postdate.core.changing import Pending, first_of
 from postdate.core.limits import limits_of
 from postdate.core.wall_times import KeptZones, WallTime
 from postdate.errors import MessageNotFound, TransportUnavailable
-from postdate.messages import DelayedMessage, Envelope, origin_of
+from postdate.messages import OWN_PREFIX, DelayedMessage, Envelope, check_id, origin_of
 from postdate.operations.explanation import explain
 from postdate.operations.needs import administrable, in_queues, lengths, standing_of, users_of_store
 from postdate.operations.plain import Body, Event, Progress, body_of, delivering, events_of, unheard
@@ -225,9 +225,20 @@ class Change:
     due: datetime | None = None
 
 
+def _check_nobodys(*message_ids: str) -> None:
+    """Refuse ids of messages that a store keeps for itself (ADR 41). Raises `InvalidMessage`."""
+    for each in message_ids:
+        if each.startswith(OWN_PREFIX):
+            check_id(each)
+
+
 async def cancel(deployment: OpenDeployment, message_ids: Sequence[str], now: datetime) -> list[Change]:
-    """Remove pending messages for good; for others, return why they cannot be cancelled."""
+    """Remove pending messages for good; for others, return why they cannot be cancelled.
+
+    Raises InvalidMessage for the id of a message of the store's own; nothing was done.
+    """
     store = administrable(deployment, "cancel a message")
+    _check_nobodys(*message_ids)
     return [
         Change(each, done=True)
         if await store.cancel(each, now)
@@ -243,6 +254,7 @@ async def reschedule(
 
     ``wall_time``: what clocks show then, which it follows.
     """
+    _check_nobodys(message_id)
     store, by_clocks = administrable(deployment, "reschedule a message"), await _by_clocks(deployment, wall_time, now)
     if await store.reschedule(message_id, due, now, *by_clocks):
         return Change(message_id, done=True, due=due)

@@ -32,13 +32,16 @@ from postdate.errors import InvalidHeaders, InvalidTimestamp, PostdateError
 from postdate.messages import (
     DESTINATION_LIMIT,
     MESSAGE_ID_LIMIT,
+    OWN_PREFIX,
     DelayedMessage,
+    check_id,
     decode_headers,
     encode_headers,
     size_in_bytes,
 )
 from postdate.pipeline.texts import json_pairs
 from postdate.ports import RecordKind
+from postdate.ports.changing import OF_THE_STORE
 from postdate.ports.scanning import SCANNED, TIMES, WRITTEN, check_scanned
 
 pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
@@ -349,6 +352,7 @@ def _doubt(columns: pa.RecordBatch, largest_message_bytes: int) -> _Mask:
     size = pc.add(pc.cast(pc.binary_length(headers), pa.int64()), pc.cast(pc.binary_length(body), pa.int64()))
     doubts = [
         _text_doubt(columns.column("message_id"), MESSAGE_ID_LIMIT),
+        pc.fill_null(pc.starts_with(columns.column("message_id"), OWN_PREFIX), fill_value=True),
         _text_doubt(columns.column("destination"), DESTINATION_LIMIT),
         pc.fill_null(_outside(due), fill_value=True),
         pc.fill_null(pc.or_(_outside(expires_at), pc.less(expires_at, due)), fill_value=False),
@@ -407,6 +411,8 @@ def _values(batch: pa.RecordBatch, name: str) -> Sequence[Any]:
 
 def _message(row: _Row) -> DelayedMessage:
     message_id, destination, due, expires_at, headers, body = row
+    if message_id is not None and destination not in OF_THE_STORE:  # a migration moves the store's own messages, too
+        check_id(message_id)
     return DelayedMessage(
         message_id=message_id,
         due=_instant(due),

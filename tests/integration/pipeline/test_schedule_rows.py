@@ -113,3 +113,13 @@ def test_a_batch_without_messages_has_the_columns() -> None:
     batch = pa.record_batch({"message_id": [" "], "destination": ["q"], "due": pa.array([DUE]).cast(INSTANT)})
     good, bad = checked(batch, LIMIT)
     assert (good.num_rows, good.schema, [row.position for row in bad]) == (0, MESSAGE_COLUMNS, [0])
+
+
+def test_ids_of_the_stores_own_messages_are_refused() -> None:
+    """Stored, such a row would take the place of the rules of a zone (ADR 41)."""
+    ids = ["postdate~Europe/Paris~00000001", "postdate", "a"]
+    batch = pa.record_batch({"message_id": ids, "destination": ["q"] * 3, "due": pa.array([DUE] * 3).cast(INSTANT)})
+    good, bad = checked(batch, LIMIT)
+    assert good.column("message_id").to_pylist() == ["postdate", "a"]
+    assert [(row.position, row.code) for row in bad] == [(0, "invalid_message")]
+    assert sort_out(batch, LIMIT)[1] == bad
