@@ -152,7 +152,6 @@ def test_messages_of_the_stores_own_are_left_alone(cli, store, command: list[str
     assert "begins with 'postdate~'" in ran.err
 
 
-
 def test_a_rescheduled_message_has_its_new_time(cli, store):
     cli.ok("send", "orders", "x", "--delay", "1m", "--id", "m1", "--expires-at", "2127-01-01T00:00Z")
     ran = cli.ok("messages", "reschedule", "m1", "--at", "2126-01-31T12:00+01:00")

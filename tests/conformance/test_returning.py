@@ -60,12 +60,12 @@ async def filled(transport: Transport) -> AsyncGenerator[OpenDeployment]:
     yield OpenDeployment(load_settings(None, {}), None, transport, None, transport.observer())
 
 
-async def all_are_back(transport: Transport) -> None:
+async def all_are_back(transport: Transport, count: int = COUNT) -> None:
     """Wait until a server counts what was given back: quorum queues of RabbitMQ do so a moment later."""
 
     async def counted() -> bool:
         lengths = await transport.lengths_of([IN, OUT])
-        return lengths is None or sum(lengths.values()) >= COUNT
+        return lengths is None or sum(lengths.values()) >= count
 
     await until(counted)
 
@@ -127,14 +127,18 @@ async def test_what_was_edited_is_returned_by_its_own_id_only(transport_subject:
         here = OpenDeployment(load_settings(None, {}), None, transport, None, transport.observer())
         sent = await operations.edit(here, IN, "m1", START, operations.Edit(b"new", {"own": "1"}, None))
         for how in (operations.Treatment(dry_run=True), operations.Treatment()):
+            await all_are_back(transport, 3)
             results = {each.message_id: each for each in await operations.return_all(here, IN, START, how=how)}
             assert (results["m1"].done, results["m2"].done) == (False, True)
             assert f"it was edited, and sent as {sent.message_id}" in results["m1"].remark
         assert sorted(await left_in(transport, OUT, 2)) == sorted([sent.message_id, "m2"])
+        await all_are_back(transport, 3)
         details = await operations.show_error(here, IN, "m1", START)
         assert details.headers[Headers.EDITED_AS] == sent.message_id
+        await all_are_back(transport, 3)
         with pytest.raises(QueueNotFound):
             await operations.edit(here, IN, "m1", START, operations.Edit(b"newer", {}, "nowhere"))
+        await all_are_back(transport, 3)
         (returned,) = await operations.return_messages(here, IN, ["m1"], START)
         assert returned.done
         bodies = dict[str, bytes]()

@@ -322,7 +322,7 @@ async def test_pages_are_for_everybody(deployment: Deployment, visit: Visit) -> 
             assert (page.all("a")[0]["href"], page.all("main")[0]["id"]) == ("#content", "content")
             here = [each["href"] for each in page.all("a") if each.get("aria-current") == "page"]
             assert here == ([] if path == "/nowhere" else [f"/{path.split('/')[1]}"])
-            assert len(page.all("label")) == len(page.all("input")) > 0
+            assert len(page.all("label")) == len(page.all("input")) + len(page.all("select")) > 0
             assert all(each.get("aria-hidden") == "true" for each in page.all("svg"))
             assert all(each.get("scope") for each in page.all("th"))
             ids = [given["id"] for _, given in page.elements if given.get("id")]

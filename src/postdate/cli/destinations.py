@@ -8,6 +8,7 @@ from typing import Annotated
 from postdate.cli.command import Queue, Use, command, group, option
 from postdate.cli.output import clean, print_table
 from postdate.core.limits import Limits, limited, limiting, limits_of, paused, resumed
+from postdate.errors import QueueNotFound
 from postdate.operations.destinations import change_destination
 
 app = group("destinations", "Pause queues, and limit how much they are sent, and when.")
@@ -58,8 +59,11 @@ def limit(
 
 
 def _change(use: Use, queue: str, change: Callable[[Limits], Limits], *, missing_ok: bool) -> None:
-    limits, is_there = use.work(
-        lambda deployment, now: change_destination(deployment, queue, change, now, must_exist=not missing_ok)
-    )
+    try:
+        limits, is_there = use.work(
+            lambda deployment, now: change_destination(deployment, queue, change, now, must_exist=not missing_ok)
+        )
+    except QueueNotFound as error:
+        raise QueueNotFound(f"{error} To limit it before it is created, add --missing-ok") from error
     unknown = "" if is_there is not None else " (whether that queue exists cannot be seen from here)"
     use.report({"destination": queue, "limits": limits}, lambda: print(f"{clean(queue)}: {limits}{unknown}"))

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from postdate.core.limits import Limits, change_limits, has_limits, limiting
 from postdate.errors import QueueNotFound
+from postdate.messages import DESTINATION_LIMIT, check_text
 from postdate.operations.needs import exists, lengths
 from postdate.wiring import OpenDeployment
 
@@ -25,13 +26,15 @@ async def change_destination(
     Limits of a queue that does not exist can always be lifted.
 
     Raises:
+        InvalidMessage: no queue has such a name.
         QueueNotFound: it does not exist and has no limits, and it ``must_exist``; names queues with a similar name.
         NotSupported: the store keeps no limits.
     """
+    check_text(queue, "destination", DESTINATION_LIMIT)
     store, is_there = limiting(deployment.store), await exists(deployment, queue)
     if must_exist and is_there is False and not await has_limits(store, queue):
         known = await lengths(deployment, []) or {}
         similar = difflib.get_close_matches(queue, known)
-        hint = f"did you mean {' or '.join(map(repr, similar))}? " if similar else ""
-        raise QueueNotFound(f"there is no queue {queue!r}; {hint}To limit it before it is created, add --missing-ok")
+        hint = f"; did you mean {' or '.join(map(repr, similar))}?" if similar else "."
+        raise QueueNotFound(f"there is no queue {queue!r}{hint}")
     return await change_limits(store, queue, change, now), is_there

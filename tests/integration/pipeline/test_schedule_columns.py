@@ -305,6 +305,7 @@ def task_rows() -> list[pa.RecordBatch]:
             ("headers", pa.string()),
             ("body", pa.binary()),
             ("reason", pa.string()),
+            ("shown", pa.struct([("row", pa.binary())])),
         ]
     )
     rows = [{"message_id": f"m{n}", **columns} for n in range(1_000)]
