@@ -411,7 +411,7 @@ def _values(batch: pa.RecordBatch, name: str) -> Sequence[Any]:
 
 def _message(row: _Row) -> DelayedMessage:
     message_id, destination, due, expires_at, headers, body = row
-    if message_id is not None and destination not in OF_THE_STORE:  # a migration moves the store's own messages, too
+    if destination not in OF_THE_STORE:  # a migration moves the store's own messages, too
         check_id(message_id)
     return DelayedMessage(
         message_id=message_id,
