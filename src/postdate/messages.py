@@ -341,6 +341,27 @@ OWN_PREFIX: Final = "postdate~"
 """How the ids of messages begin that a store keeps for itself, such as the rules of time zones (ADR 33)."""
 
 
+MARKERS: Final = "postdate.zones"
+"""The destination of the messages by which a store keeps time zones: no queue, for nothing delivers them. ADR 33."""
+
+INTENTS: Final = "postdate.migration"
+"""Likewise of those by which messages move to another store. ADR 27."""
+
+OF_THE_STORE: Final = frozenset({MARKERS, INTENTS})
+"""The destinations of messages that are nobody's: no list has them, and no filter matches them."""
+
+
+def check_destination(value: str) -> None:
+    """Refuse a destination that no application's message can have: as :func:`check_text`, and one of the store's own.
+
+    Raises:
+        InvalidMessage: with the value.
+    """
+    check_text(value, "destination", DESTINATION_LIMIT)
+    if value in OF_THE_STORE:
+        raise InvalidMessage(f"destination {value!r} is a name for the store's own messages: name a queue of yours")
+
+
 def check_id(value: str, what: str = "message id", limit: int = MESSAGE_ID_LIMIT) -> None:
     """Refuse an id, or a key, that an application may not have: as :func:`check_text`, and one of the store's own.
 
@@ -350,7 +371,8 @@ def check_id(value: str, what: str = "message id", limit: int = MESSAGE_ID_LIMIT
     check_text(value, what, limit)
     if value.startswith(OWN_PREFIX):
         raise InvalidMessage(
-            f"{what} {value!r} begins with {OWN_PREFIX!r}, as those of the store's own messages do: use another one"
+            f"{what} {value!r} begins with {OWN_PREFIX!r}: such messages are the store's own, and only the "
+            f"store may send, change or cancel them"
         )
 
 
@@ -576,7 +598,7 @@ def from_delay_headers(message_id: str, headers: Mapping[str, str], body: bytes)
     """Return the delayed message that arrived at a timeouts queue.
 
     Raises:
-        InvalidMessage: its id is one of the store's own, under which it would pass for stored already.
+        InvalidMessage: its id or destination is one of the store's own, so that it would pass for one of those.
         NotADelayedMessage: destination or due time is missing from the headers.
         InvalidTimestamp: the due time is malformed.
     """
@@ -585,6 +607,7 @@ def from_delay_headers(message_id: str, headers: Mapping[str, str], body: bytes)
         missing = Headers.TIMEOUT_EXPIRE if destination else Headers.TIMEOUT_DESTINATION
         raise NotADelayedMessage(f"message {message_id!r} is no delayed message: header {missing!r} is missing")
     check_id(message_id)
+    check_destination(destination)
     due_at, expires_at = parse_timestamp(due), expires_at_of(headers)
     if expires_at is not None and expires_at < due_at:
         expires_at = None  # the header stays: whoever receives it decides

@@ -185,6 +185,8 @@ async def test_the_ids_of_the_store_cannot_be_named(place: tuple[Client, str, di
     ):
         with pytest.raises(InvalidMessage, match="begins with 'postdate~'"):
             await call()
+    with pytest.raises(InvalidMessage, match=r"destination 'postdate\.zones' is a name for the store's own messages"):
+        await client.send(b"", destination="postdate.zones", delay=HOUR)
     assert len(await client.list()) == 1
 
 

@@ -14,8 +14,7 @@ from postdate import Answer, Origin, Pending, SendOptions, connect
 from postdate.backends.sqlite.store import SqliteStore
 from postdate.client.client import Client
 from postdate.errors import InvalidMessage, PostdateError
-from postdate.messages import Headers
-from postdate.ports.changing import INTENTS, MARKERS
+from postdate.messages import INTENTS, MARKERS, Headers
 
 AT = datetime(2100, 1, 31, 9, tzinfo=UTC)
 HOUR = timedelta(hours=1)

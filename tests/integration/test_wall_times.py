@@ -32,10 +32,9 @@ from postdate import (
 from postdate.clock import LATEST
 from postdate.core import wall_times, zones
 from postdate.errors import DelayConflict, InvalidMessage, InvalidTimestamp, NotSupported
-from postdate.messages import Headers
+from postdate.messages import MARKERS, Headers
 from postdate.operations.doctor.checks import Verdict, time_zones
 from postdate.ports import MessageFilter, RecordKind
-from postdate.ports.changing import MARKERS
 from postdate.testing import FaultyStore, VirtualClock
 from postdate.wiring import open_store
 

@@ -72,6 +72,27 @@ def test_a_negative_delay_is_refused_row_5() -> None:
         SendOptions(delay=-SECOND)
 
 
+@pytest.mark.parametrize(
+    "slip",
+    [
+        {"destination": 5},
+        {"delay": 5},
+        {"deliver_at": 5},
+        {"expires_at": 5},
+        {"time_to_be_received": 5},
+        {"headers": 5},
+        {"message_id": 5},
+        {"zone": 5, "deliver_at": "2030-01-01 09:00"},
+        {"window": 5},
+        {"spread": 5},
+    ],
+    ids=lambda slip: next(iter(slip)),
+)
+def test_an_option_of_another_type_is_refused_by_name(slip: dict[str, Any]) -> None:
+    with pytest.raises((InvalidMessage, InvalidTimestamp), match=next(iter(slip)).replace("_", ".") + ".*int"):
+        SendOptions(**slip)
+
+
 def test_delay_and_absolute_time_exclude_each_other_row_6() -> None:
     with pytest.raises(DelayConflict, match="deliver_at"):
         SendOptions(delay=SECOND, deliver_at=NOW)

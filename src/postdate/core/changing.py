@@ -13,6 +13,7 @@ import anyio
 from postdate.errors import InvalidMessage, NotSupported
 from postdate.messages import (
     DESTINATION_LIMIT,
+    OF_THE_STORE,
     DelayedMessage,
     Headers,
     Origin,
@@ -33,7 +34,6 @@ from postdate.ports import (
     Steps,
     answer_of,
 )
-from postdate.ports.changing import OF_THE_STORE
 
 _PAGE: Final = 500
 _AT_ONCE: Final = 16

@@ -25,9 +25,9 @@ from postdate.core.changing import Pending, PendingPages
 from postdate.core.daily import Daily
 from postdate.core.zones import SAME_FOR_SECONDS, have_same_rules, rules_of, zone_by, zone_files
 from postdate.errors import InvalidMessage, InvalidTimestamp, NotSupported, StoreUnavailable
-from postdate.messages import OWN_PREFIX, DelayedMessage, Headers, Origin
+from postdate.messages import MARKERS, OWN_PREFIX, DelayedMessage, Headers, Origin
 from postdate.ports import AdministrableStore, ClaimingStore, MessageFilter, ReplacingStore
-from postdate.ports.changing import MARKERS, KeyedIds
+from postdate.ports.changing import KeyedIds
 
 _KEY: Final = OWN_PREFIX + "{}"
 """Under which the marker of a zone waits."""

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from random import random
 from types import MappingProxyType
-from typing import Any, TypedDict, Unpack
+from typing import Any, Final, TypedDict, Unpack
 
 from postdate.clock import EARLIEST, later
 from postdate.core.receive.settling import RepeatableStoring
@@ -41,16 +41,15 @@ from postdate.errors import (
     UnknownMessageType,
 )
 from postdate.messages import (
-    DESTINATION_LIMIT,
     LONGEST_TIME_TO_BE_RECEIVED,
     DelayedMessage,
     Envelope,
     Headers,
     aware_utc,
+    check_destination,
     check_headers,
     check_id,
     check_not_reserved,
-    check_text,
     delay_headers,
     encode_headers,
     format_time_span,
@@ -95,6 +94,16 @@ class SendKeywords(TypedDict, total=False):
 
 log = logging.getLogger("postdate.endpoint")
 
+_TYPES: Final = {
+    "delay": timedelta,
+    "time_to_be_received": timedelta,
+    "spread": timedelta,
+    "zone": str,
+    "window": str,
+    "headers": Mapping,
+}
+"""Of options that no other check asks for their type."""
+
 
 @dataclass(frozen=True, slots=True)
 class SendOptions:
@@ -120,18 +129,15 @@ class SendOptions:
     spread: timedelta | None = None
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.destination is not None:
-            check_text(self.destination, "destination", DESTINATION_LIMIT)
+            check_destination(self.destination)
         if self.message_id is not None:
             check_id(self.message_id)
         if self.delay is not None and self.deliver_at is not None:
             raise DelayConflict("delay and deliver_at exclude each other: give one of them")
         if self.zone is not None and (self.window, self.spread) != (None, None):
             raise DelayConflict("what follows the clocks of a zone is due just then: no window, and no spread")
-        for name in ("delay", "time_to_be_received", "spread"):
-            span: object = getattr(self, name)
-            if span is not None and not isinstance(span, timedelta):
-                raise InvalidMessage(f"{name} must be a timedelta, not {type(span).__name__} {span!r}")
         for name in ("delay", "spread"):
             if (getattr(self, name) or timedelta(0)) < timedelta(0):
                 raise InvalidMessage(f"{name} must not be negative, not {getattr(self, name)}")
@@ -149,6 +155,13 @@ class SendOptions:
         self._check_due()
         if self.expires_at is not None:
             aware_utc(self.expires_at, "expires_at")
+
+    def _check_types(self) -> None:
+        """Refuse values of another type, which callers without type checks may give."""
+        for name, kind in _TYPES.items():
+            value: object = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise InvalidMessage(f"{name} must be a {kind.__name__}, not {type(value).__name__} {value!r}")
 
     def _check_due(self) -> None:
         """Refuse a due time or a window that cannot be."""

@@ -12,10 +12,10 @@ from typing import Final
 
 from postdate.clock import later
 from postdate.core.limits import limits_of
+from postdate.messages import OF_THE_STORE
 from postdate.operations.messages import Statistics, statistics
 from postdate.operations.needs import administrable, users_of_store
 from postdate.ports import Delivered, MessageFilter, Process, counted_between
-from postdate.ports.changing import OF_THE_STORE
 from postdate.ports.limits import LimitingStore
 from postdate.wiring import OpenDeployment
 

@@ -32,8 +32,10 @@ from postdate.errors import InvalidHeaders, InvalidTimestamp, PostdateError
 from postdate.messages import (
     DESTINATION_LIMIT,
     MESSAGE_ID_LIMIT,
+    OF_THE_STORE,
     OWN_PREFIX,
     DelayedMessage,
+    check_destination,
     check_id,
     decode_headers,
     encode_headers,
@@ -41,7 +43,6 @@ from postdate.messages import (
 )
 from postdate.pipeline.texts import json_pairs
 from postdate.ports import RecordKind
-from postdate.ports.changing import OF_THE_STORE
 from postdate.ports.scanning import SCANNED, TIMES, WRITTEN, check_scanned
 
 pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
@@ -178,6 +179,7 @@ MESSAGE_COLUMNS: Final = pa.schema(
 
 _BEYOND_DOUBT_NOT_BLANK: Final = r"[!-~\p{L}\p{N}]"
 _NUL: Final = r"\x00"
+_OF_THE_STORE: Final = pa.array(sorted(OF_THE_STORE))
 NOT_UTF8: Final = "not_utf8"
 """Code of rows with a text that is no UTF-8."""
 _TEXT_COLUMNS: Final = ("message_id", "destination", "headers", "body")
@@ -213,10 +215,12 @@ def restored(batch: pa.RecordBatch) -> list[DelayedMessage]:
     ]
 
 
-def checked(batch: pa.RecordBatch, largest_message_bytes: int) -> tuple[pa.RecordBatch, list[BadRow]]:
+def checked(
+    batch: pa.RecordBatch, largest_message_bytes: int, *, of_a_store: bool = False
+) -> tuple[pa.RecordBatch, list[BadRow]]:
     """Return the messages of a batch as columns, and the rows that are none, as :func:`sort_out` finds them.
 
-    Headers are text.
+    Headers are text. ``of_a_store``: they come from a store, which has messages of its own among them.
     """
     columns = pa.record_batch([_column(batch, field) for field in MESSAGE_COLUMNS], schema=MESSAGE_COLUMNS)
     not_utf8 = pa.array([bool(names) for names in texts_not_utf8(batch)], pa.bool_())
@@ -225,7 +229,7 @@ def checked(batch: pa.RecordBatch, largest_message_bytes: int) -> tuple[pa.Recor
     if not pc.any(doubt).as_py():
         return columns, []
     positions = cast("list[int]", pc.indices_nonzero(doubt).to_pylist())
-    messages, bad = sort_out(batch.filter(doubt), largest_message_bytes)
+    messages, bad = sort_out(batch.filter(doubt), largest_message_bytes, of_a_store=of_a_store)
     good = concat_batches([columns.filter(pc.invert(doubt)), to_columns(messages)])
     return good, [BadRow(positions[row.position], row.code, row.detail) for row in bad]
 
@@ -247,7 +251,9 @@ def to_columns(messages: Sequence[DelayedMessage]) -> pa.RecordBatch:
     )
 
 
-def sort_out(batch: pa.RecordBatch, largest_message_bytes: int) -> tuple[list[DelayedMessage], list[BadRow]]:
+def sort_out(
+    batch: pa.RecordBatch, largest_message_bytes: int, *, of_a_store: bool = False
+) -> tuple[list[DelayedMessage], list[BadRow]]:
     """Return the messages of a batch, and the rows that are none, each checked by itself."""
     messages, bad = list[DelayedMessage](), list[BadRow]()
     not_utf8 = texts_not_utf8(batch)
@@ -256,7 +262,7 @@ def sort_out(batch: pa.RecordBatch, largest_message_bytes: int) -> tuple[list[De
             bad.append(BadRow(position, NOT_UTF8, f"{' and '.join(names)}: the text is no UTF-8"))
             continue
         try:
-            message = _message(row)
+            message = _message(row, of_a_store=of_a_store)
         except PostdateError as error:
             bad.append(BadRow(position, error.code, str(error)))
             continue
@@ -354,6 +360,7 @@ def _doubt(columns: pa.RecordBatch, largest_message_bytes: int) -> _Mask:
         _text_doubt(columns.column("message_id"), MESSAGE_ID_LIMIT),
         pc.fill_null(pc.starts_with(columns.column("message_id"), OWN_PREFIX), fill_value=True),
         _text_doubt(columns.column("destination"), DESTINATION_LIMIT),
+        pc.is_in(columns.column("destination"), value_set=_OF_THE_STORE),
         pc.fill_null(_outside(due), fill_value=True),
         pc.fill_null(pc.or_(_outside(expires_at), pc.less(expires_at, due)), fill_value=False),
         pc.invert(pc.match_substring_regex(headers, _HEADERS_WRITTEN)),
@@ -409,10 +416,11 @@ def _values(batch: pa.RecordBatch, name: str) -> Sequence[Any]:
     return (pc.cast(pc.cast(column, INSTANT), pa.int64()) if name in TIMES else column).to_pylist()
 
 
-def _message(row: _Row) -> DelayedMessage:
+def _message(row: _Row, *, of_a_store: bool) -> DelayedMessage:
     message_id, destination, due, expires_at, headers, body = row
-    if destination not in OF_THE_STORE:  # a migration moves the store's own messages, too
+    if not (of_a_store and destination in OF_THE_STORE):
         check_id(message_id)
+        check_destination(destination)
     return DelayedMessage(
         message_id=message_id,
         due=_instant(due),

@@ -115,16 +115,6 @@ KEYED: Final = "under a key"
 """Detail of the *scheduled* record of a message that waits under a key: what was sent under a like id does not."""
 
 
-MARKERS: Final = "postdate.zones"
-"""The destination of the messages by which a store keeps time zones: no queue, for nothing delivers them. ADR 33."""
-
-INTENTS: Final = "postdate.migration"
-"""Likewise of those by which messages move to another store. ADR 27."""
-
-OF_THE_STORE: Final = frozenset({MARKERS, INTENTS})
-"""The destinations of messages that are nobody's: no list has them, and no filter matches them."""
-
-
 class ReplacingStore(ABC):
     """A store that keeps one waiting message for each key: the last one stored takes the place of the one before."""
 

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from postdate.clock import to_microseconds
-from postdate.messages import DelayedMessage, encode_headers
+from postdate.messages import OF_THE_STORE, DelayedMessage, encode_headers
 from postdate.pipeline.rows import INSTANT, MESSAGE_COLUMNS, checked, restored, sort_out, to_columns
 
 DUE = to_microseconds(datetime(2026, 4, 1, tzinfo=UTC))
@@ -123,3 +123,16 @@ def test_ids_of_the_stores_own_messages_are_refused() -> None:
     assert good.column("message_id").to_pylist() == ["postdate", "a"]
     assert [(row.position, row.code) for row in bad] == [(0, "invalid_message")]
     assert sort_out(batch, LIMIT)[1] == bad
+
+
+@pytest.mark.parametrize("destination", sorted(OF_THE_STORE))
+def test_destinations_of_the_stores_own_messages_are_refused(destination: str) -> None:
+    """Those of a store pass: a migration moves them, too."""
+    ids = ["postdate~Europe/Paris~00000001", "a", "b"]
+    destinations = [destination, destination, "q"]
+    batch = pa.record_batch({"message_id": ids, "destination": destinations, "due": pa.array([DUE] * 3).cast(INSTANT)})
+    good, bad = checked(batch, LIMIT)
+    assert (good.column("message_id").to_pylist(), [row.position for row in bad]) == (["b"], [0, 1])
+    assert f"destination {destination!r} is a name for the store's own messages" in bad[1].detail
+    good, bad = checked(batch, LIMIT, of_a_store=True)
+    assert (good.column("message_id").to_pylist(), bad) == (["b", *ids[:2]], [])

@@ -30,9 +30,8 @@ from postdate.backends.sqlite.rows import (
 )
 from postdate.clock import from_microseconds
 from postdate.errors import QueueNotFound
-from postdate.messages import decode_headers
+from postdate.messages import MARKERS, decode_headers
 from postdate.ports import Delivered, FileFacts, Observer, Process, Queued, Standing
-from postdate.ports.changing import MARKERS
 
 OLDEST_SQLITE: Final = (3, 35, 0)
 """The first version with RETURNING, which claims need."""

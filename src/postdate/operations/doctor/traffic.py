@@ -9,11 +9,11 @@ from datetime import datetime
 from postdate.config import Settings
 from postdate.core.wall_times import markers
 from postdate.core.zones import zone_files
+from postdate.messages import OF_THE_STORE
 from postdate.operations.doctor.checks import Probe, Verdict
 from postdate.operations.plain import delivering, shown_count, shown_span
 from postdate.operations.state import LOOK_AHEAD
 from postdate.ports import AdministrableStore, MessageFilter, Observer, Process, StoreTraffic
-from postdate.ports.changing import OF_THE_STORE
 
 _EXCHANGES = ("exchange:", "exchange-or-queue:")
 """Prefixes of destinations on RabbitMQ that are no queues."""

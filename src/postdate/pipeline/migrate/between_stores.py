@@ -42,7 +42,7 @@ from postdate.core.letting_through import free_lanes
 from postdate.core.limits import limits_of
 from postdate.core.wall_times import Keeping, markers, note_rules, rules_in
 from postdate.errors import MessageError, MigrationConflict, PipelineError
-from postdate.messages import DelayedMessage, Headers
+from postdate.messages import INTENTS, OF_THE_STORE, DelayedMessage, Headers
 from postdate.pipeline.migrate.ends import TargetStore, opened_target
 from postdate.pipeline.migrate.looking import BATCH_SIZE, EVERYTHING, begun_with, meant_by, nothing_new, target_of
 from postdate.pipeline.migrate.moving import MovedBatch, Tally, late_in
@@ -69,7 +69,7 @@ from postdate.ports import (
     ScannableStore,
 )
 from postdate.ports.backends import Place
-from postdate.ports.changing import INTENTS, KEYED, KEYED_ID, OF_THE_STORE
+from postdate.ports.changing import KEYED, KEYED_ID
 from postdate.ports.limits import LimitingStore
 from postdate.ports.migrating import MOVED_AWAY, BatchStatus, MigrationBatch, MigrationRun, MigrationStatus
 from postdate.ports.scanning import ARCHIVED, ArchivableStore
@@ -413,7 +413,7 @@ class _Passage:
         """Move claimed messages; return the claims that must stay, unchanged."""
         messages = to_columns([claim.message for claim in claims])
         largest = min(self.target.largest_message_bytes, self.source.largest_message_bytes - _BESIDE_BYTES)
-        bad = {row.position: row.detail for row in checked(messages, largest)[1]}
+        bad = {row.position: row.detail for row in checked(messages, largest, of_a_store=True)[1]}
         back = self._came_from_target([claim.message.message_id for claim in claims])
         bad |= {
             place: "was moved out of the target before, which would not take it back"

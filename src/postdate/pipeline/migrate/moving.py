@@ -87,7 +87,7 @@ def move_batch(
         raise PipelineError(
             f"batch {number} of run {run.run_id} has {read.num_rows:,} messages in the source, and not {task.count:,}"
         )
-    messages, bad = checked(read, target.largest_message_bytes)
+    messages, bad = checked(read, target.largest_message_bytes, of_a_store=True)
     if bad:
         first = read.column("message_id")[bad[0].position].as_py()
         more = f", and {len(bad) - 1} more like it" if len(bad) > 1 else ""

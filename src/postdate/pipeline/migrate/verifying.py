@@ -55,7 +55,7 @@ class Verified:
 def expected(source: MigrationSource, run: MigrationRun, number: int) -> pa.RecordBatch:
     """Return a batch as it was given to the target."""
     # No limit here: the target's was checked when the batch was moved.
-    messages, bad = checked(to_columns(source.read(run, number)), sys.maxsize)
+    messages, bad = checked(to_columns(source.read(run, number)), sys.maxsize, of_a_store=True)
     if bad:
         raise PipelineError(f"batch {number} of run {run.run_id} has changed since it was moved: {bad[0].detail}")
     return messages
