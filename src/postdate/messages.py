@@ -646,12 +646,12 @@ def rescheduled_headers(
     return changed if wall_time is None else {**changed, Headers.WALL_TIME: wall_time}
 
 
-def rescheduled_text(text: str | bytes, before: datetime | None, due: datetime, wall_time: str | None) -> str | bytes:
-    """Do :func:`rescheduled_headers` with encoded headers; those that cannot be read stay as they are."""
+def rescheduled_text(text: str | bytes, before: datetime | None, due: datetime, wall_time: str | None) -> str | None:
+    """Do :func:`rescheduled_headers` with encoded headers; return ``None`` for headers that cannot be read."""
     try:
         headers = decode_headers(text)
     except InvalidHeaders:
-        return text
+        return None
     return encode_headers(rescheduled_headers(headers, before, due, wall_time))
 
 

@@ -110,8 +110,11 @@ def until_other_threads_sleep() -> None:
         return there
 
     before, waiting = turns(), threading.Event()
-    while waiting.wait(0.1) or before != (before := turns()):
-        pass
+    for _ in range(600):
+        waiting.wait(0.1)
+        if before == (before := turns()):
+            return
+    raise AssertionError(f"other threads went on for a minute: {before}")
 
 
 # --- every store ------------------------------------------------------------------------------------------------------

@@ -44,6 +44,10 @@ class OneFile:
         with closing(sqlite3.connect(self.path)) as file, file:
             assert file.execute(sql).rowcount, "nothing was damaged"
 
+    def contents(self) -> list[tuple[str, str, str]]:
+        with closing(sqlite3.connect(self.path)) as file:
+            return file.execute("SELECT typeof(headers), hex(headers), hex(body) FROM content ORDER BY seq").fetchall()
+
     async def close(self) -> None:
         await self.store.close()
         await self.transport.close()
@@ -88,6 +92,19 @@ async def test_whatever_is_damaged_in_a_waiting_row_the_others_are_claimed(damag
     assert await one_file.store.quarantined_count() == 1
     (aside,) = await one_file.store.quarantined(10)
     assert aside.message_id in {"m-6", "m\ufffd", " "}
+
+
+@pytest.mark.parametrize("damage", [each for each in DAMAGES if "header" in each or "content" in each])
+async def test_headers_that_cannot_be_read_stay_as_they_are_when_their_message_is_rescheduled(
+    damage: str, one_file: OneFile
+) -> None:
+    await one_file.store.store_many(messages(2), NOW)
+    for sql in DAMAGES[damage]:
+        one_file.damage(sql.replace("{}", "1"))
+    before = one_file.contents()
+    assert await one_file.store.reschedule("m-0", NOW + timedelta(days=1), NOW)
+    assert one_file.contents() == before
+    assert await one_file.store.next_attempt() == NOW + timedelta(microseconds=1)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

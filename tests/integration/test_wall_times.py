@@ -31,6 +31,7 @@ from postdate import (
 )
 from postdate.clock import LATEST
 from postdate.core import wall_times, zones
+from postdate.endpoint.outgoing import through_queue
 from postdate.errors import DelayConflict, InvalidMessage, InvalidTimestamp, NotSupported
 from postdate.messages import MARKERS, Headers
 from postdate.operations.doctor.checks import Verdict, time_zones
@@ -115,7 +116,7 @@ def test_what_clocks_show_is_an_instant(local: str | datetime, instant: datetime
         ({"deliver_at": SUMMER, "zone": "../../etc/passwd"}, InvalidTimestamp, "there is no time zone"),
         ({"deliver_at": SUMMER, "zone": ""}, InvalidTimestamp, "there is no time zone"),
         ({"deliver_at": SUMMER, "zone": "localtime"}, InvalidTimestamp, "there is no time zone"),
-        ({"deliver_at": SUMMER, "zone": 2}, InvalidTimestamp, "there is no time zone '2'"),
+        ({"deliver_at": SUMMER, "zone": 2}, InvalidMessage, "zone must be a str, not int 2"),
         ({"deliver_at": "9999-12-31 23:59", "zone": "America/New_York"}, InvalidTimestamp, "outside of the years"),
         ({"deliver_at": SUMMER, "zone": PARIS, "delay": timedelta(1)}, DelayConflict, "exclude each other"),
     ],
@@ -257,15 +258,24 @@ async def test_a_message_is_rescheduled_to_a_wall_time_and_away_from_it(
     await client.close()
 
 
-async def test_what_was_made_due_now_by_hand_follows_no_clocks_when_it_comes_through_a_queue(tmp_path: Path) -> None:
-    """As a failed message does that is returned from the error queue; it had the old time again."""
+async def test_a_message_made_due_by_hand_keeps_its_time_on_its_way_through_a_queue(tmp_path: Path) -> None:
+    """A failed message that is returned from the error queue goes that way; it had its old time again."""
     store: Any = open_store(f"sqlite:///{tmp_path / 'shop.db'}")
     await store.initialize("shop", postdate.TransactionMode.RECEIVE_ONLY)
     await store.setup()
     headers = {Headers.WALL_TIME: f"2090-07-01T09:00:00 {PARIS}"}
     await store.store(DelayedMessage("m", datetime(2090, 7, 1, 7, tzinfo=UTC), "q", headers, b""), at(0))
     assert await store.reschedule("m", at(1), at(1))
-    assert wall_times.WallTime.of((await store.get("m")).headers) is None
+    message = await store.get("m")
+    assert await store.cancel("m", at(1))
+    transport, clock = MemoryTransport(), VirtualClock(at(2))
+    await transport.create_queues(["q"])
+    delivery = DelayedDelivery(store)
+    async with Endpoint("shop", transport=transport, delayed_delivery=delivery, error_queue="error", clock=clock):
+        returned = replace(message, message_id="m-2")
+        await transport.send([through_queue(returned, "shop.timeouts")], clock.now())
+        (arrived,) = await transport.receiver("q").receive(1)
+    assert arrived.envelope.message_id == "m-2"
     await store.close()
 
 
@@ -430,7 +440,7 @@ def test_the_newest_zone_files_hold(tmp_path: Path, rules: Change, monkeypatch: 
         zones._rules_of.cache_clear()
         assert wall_times._version() == version
         assert zones.rules_of(PARIS) == algiers
-        assert "; there is 2026f in the package tzdata, too" in time_zones().found
+        assert "; also installed: 2026f in the package tzdata" in time_zones().found
         assert (time_zones().result is Verdict.OK) is bool(version)
     for name, text in (("tzdata.zi", "# version 2026e\nR x\n"), ("+VERSION", "2026e\n")):
         (tmp_path / "zones" / "tzdata.zi").unlink(missing_ok=True)
@@ -439,22 +449,32 @@ def test_the_newest_zone_files_hold(tmp_path: Path, rules: Change, monkeypatch: 
         assert wall_times._version() == "2026f"
         assert zones.rules_of(PARIS) == paris
         assert time_zones().result is Verdict.OK
-        assert time_zones().found.startswith(
-            "the rules of zones are those of 2026f in the package tzdata; there is 2026e"
-        )
+        assert time_zones().found.startswith("time zones follow 2026f in the package tzdata; also installed: 2026e")
+
+
+def zone(footer: str, *changes: tuple[int, int]) -> bytes:
+    """Return a file in which clocks are changed by hours at seconds since 1970 UTC; east of UTC."""
+    counts = struct.pack(">6L", 0, 0, 0, len(changes), 3, 4)
+    head = b"TZif2" + bytes(15)
+    types = b"".join(struct.pack(">lBB", hours * 3600, 0, 0) for hours in range(3)) + b"xxx\0"
+    times = b"".join(struct.pack(">q", at) for at, _ in changes) + bytes(hours for _, hours in changes)
+    first = head + struct.pack(">6L", 0, 0, 0, 0, 1, 4) + types[:6] + b"xxx\0"
+    return first + head + counts + times + types + f"\n{footer}\n".encode()
+
+
+def test_a_change_of_clocks_at_new_year_in_utc_counts() -> None:
+    new_year = int(datetime(2028, 1, 1, tzinfo=UTC).timestamp())
+    rules = zone("<x01>-1", (new_year, 1))
+    stretches = zones.unchanged_stretches(rules, new_year - 100)
+    assert next(stretches) == (new_year - 100, new_year, 0)
+    begin, _, offset = next(stretches)
+    assert (begin, offset) == (new_year, 3600)
+    begin, _, offset = next(zones.unchanged_stretches(rules, new_year))
+    assert (begin, offset) == (new_year, 3600)
 
 
 def test_rules_that_differ_between_full_hours_are_others() -> None:
     """Also where they differ in one night far ahead, and by the rule at the end of the file."""
-
-    def zone(footer: str, *changes: tuple[int, int]) -> bytes:
-        """Return a file in which clocks are changed by hours at seconds since 1970 UTC; east of UTC."""
-        counts = struct.pack(">6L", 0, 0, 0, len(changes), 3, 4)
-        head = b"TZif2" + bytes(15)
-        types = b"".join(struct.pack(">lBB", hours * 3600, 0, 0) for hours in range(3)) + b"xxx\0"
-        times = b"".join(struct.pack(">q", at) for at, _ in changes) + bytes(hours for _, hours in changes)
-        first = head + struct.pack(">6L", 0, 0, 0, 0, 1, 4) + types[:6] + b"xxx\0"
-        return first + head + counts + times + types + f"\n{footer}\n".encode()
 
     one = zone("XXX0", (1_800_000_000, 1), (1_800_009_000, 0))
     assert zones.have_same_rules(one, zone("<x00>0", (1_800_000_000, 1), (1_800_009_000, 0)), 2026)
@@ -466,6 +486,9 @@ def test_rules_that_differ_between_full_hours_are_others() -> None:
     ):
         assert not zones.have_same_rules(one, other, 2026)
     last, fourth = (zone(f"XXX0YYY,M3.{week}.0/2:30,M10.5.0") for week in (5, 4))
+    assert not zones.have_same_rules(last, fourth, 2026)
+    # Only a leap year that begins on a Sunday has a fifth one of February, such as 2032 and 2060.
+    last, fourth = (zone(f"XXX0YYY,M2.{week}.0,M10.5.0", (1_990_000_000, 1)) for week in (5, 4))
     assert not zones.have_same_rules(last, fourth, 2026)
 
 

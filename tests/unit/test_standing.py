@@ -1,7 +1,5 @@
 """Who keeps the event loop from everybody else is said, with the message: by a clock that the test moves."""
 
-from types import SimpleNamespace
-
 import anyio
 import anyio.lowlevel
 import pytest
@@ -16,7 +14,7 @@ class Seconds:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr("postdate.endpoint.handling.time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr("postdate.endpoint.handling.steady_seconds", lambda: self.now)
 
     def pass_by(self, seconds: float) -> None:
         self.now += seconds

@@ -5,10 +5,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import anyio
 import pytest
 
+import postdate
 from postdate import DelayedDelivery, Endpoint, MemoryStore, MemoryTransport, SystemClock
 from postdate.clock import ScaledClock, brought_up_to_date, steady_seconds
 from postdate.core.store_clock import FollowingClock, clock_of_store
@@ -365,3 +367,15 @@ def test_a_frozen_monotonic_clock_brings_no_instant_decades_ahead(monkeypatch: p
     monkeypatch.setattr(time, "monotonic", lambda: 1_800_000_000.0)
     assert brought_up_to_date(START, heard_at) - START < MINUTE
     assert SystemClock().monotonic() - heard_at < 60
+
+
+def test_only_the_clock_reads_the_clock_that_libraries_for_tests_freeze() -> None:
+    source = Path(postdate.__file__).parent
+    readers = {
+        path.relative_to(source).as_posix()
+        for path in source.rglob("*.py")
+        if "time.monotonic()" in (text := path.read_text()) or "import monotonic" in text
+    }
+    # Leases count the machine's sleep, too; forks wait in one thread, before the clock; benchmarks are no service.
+    allowed = {"clock.py", "backends/azure/lease.py", "runtime/forks.py"}
+    assert {each for each in readers if "bench" not in each} == allowed

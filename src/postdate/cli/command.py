@@ -293,17 +293,16 @@ def _instant_or_wall(text: str) -> datetime | str:
 
 
 def wall_time_of(at: datetime | str | None, zone: str | None, option_name: str) -> WallTime | None:
-    """Return what clocks show, where an option says whose; refuse a time without an offset where none does."""
-    from postdate.config import parse_instant
-    from postdate.core.wall_times import WallTime
-    from postdate.errors import InvalidTimestamp
+    """Return the wall time of ``--at`` and of the option for its zone, or ``None`` without a zone.
 
-    if isinstance(at, str) and zone is None:
-        try:
-            parse_instant(at)
-        except InvalidTimestamp as error:
-            raise typer.BadParameter(f"{error}; or say by whose clocks: {option_name}", param_hint="'--at'") from None
+    Raises a usage error if only one of the two says when.
+    """
+    from postdate.core.wall_times import WallTime
+
     if zone is None:
+        if isinstance(at, str):
+            text = f"{at!r} has no time zone: add Z or an offset, or name a zone with {option_name}"
+            raise typer.BadParameter(text, param_hint="'--at'")
         return None
     if not isinstance(at, str):
         raise wrong_usage(f"{option_name} needs --at with what its clocks show, without an offset: 2027-03-28T09:00")

@@ -179,7 +179,11 @@ def reschedule(
     at: AtWall = None,
     at_zone: Annotated[
         str | None,
-        named("--at-zone", "By whose clocks it is due --at, as Europe/Paris: it follows them.", metavar="ZONE"),
+        named(
+            "--at-zone",
+            "Time zone of --at, such as Europe/Paris; the message then follows the clocks there.",
+            metavar="ZONE",
+        ),
     ] = None,
     later_by: Annotated[timedelta | None, duration("--later-by", "Due so much later than each is now.")] = None,
     *,

@@ -80,7 +80,12 @@ def send(
     delay: Delay = None,
     at: AtWall = None,
     zone: Annotated[
-        str | None, named("--zone", "By whose clocks it is due --at, as Europe/Paris: it follows them.", metavar="ZONE")
+        str | None,
+        named(
+            "--zone",
+            "Time zone of --at, such as Europe/Paris; the message then follows the clocks there.",
+            metavar="ZONE",
+        ),
     ] = None,
     expires_at: Annotated[datetime | None, instant("--expires-at", "Not to be delivered after that.")] = None,
     time_to_be_received: Annotated[

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
@@ -18,7 +17,7 @@ import anyio
 import typer
 
 from postdate.cli.command import Exit, LogLevel, Use, command, instant, logging_to_stderr, option, wrong_usage
-from postdate.clock import Clock, ScaledClock, SystemClock
+from postdate.clock import Clock, ScaledClock, SystemClock, steady_seconds
 from postdate.config import Settings
 from postdate.core.guard import left_behind
 from postdate.endpoint.endpoint import Endpoint
@@ -181,7 +180,7 @@ class _Service:
             log.info("taking in what is published to exchange %s with a header x-delay", exchange.name)
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
+        now = steady_seconds()
         if self._first_signal_at is None:
             self._first_signal_at = now
             self._alarm.ring()

@@ -57,7 +57,7 @@ async def reschedule(
     store: AdministrableStore, message_id: str, due: datetime, now: datetime, wall_time: str | None = None
 ) -> Answer:
     """Give a message another due time. Raises `InvalidMessage` if it expires before ``due``."""
-    done = await store.reschedule(message_id, due, now, *([] if wall_time is None else [wall_time]))
+    done = await store.reschedule(message_id, due, now, wall_time)
     return Answer.DONE if done else await standing(store, message_id)
 
 
@@ -158,10 +158,10 @@ _TYPES: Final = {"destination": str, "headers": Mapping, "text": str, "failing":
 
 def _origins(origins: object) -> frozenset[Origin]:
     several = cast("Collection[object]", origins) if isinstance(origins, Collection) else (origins,)
-    chosen = frozenset(each for each in several if isinstance(each, Origin))
-    if not chosen or len(chosen) < len(frozenset(several)):
-        raise InvalidMessage(f"origins must be some of Origin, such as {{Origin.RETRY}}, not {repr(several)[:80]}")
-    return chosen
+    chosen = [each for each in several if isinstance(each, Origin)]
+    if not chosen or len(chosen) < len(several):
+        raise InvalidMessage(f"origins must be some of Origin, such as {{Origin.RETRY}}, not {repr(origins)[:80]}")
+    return frozenset(chosen)
 
 
 EVERYTHING: Final = Pending(origins=frozenset(Origin))

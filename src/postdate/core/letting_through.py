@@ -253,7 +253,8 @@ class LimitedWork(DueWork):
 
         What has expired is not sent and takes no turns. It is claimed together with the messages behind it.
         """
-        look.is_lost, free_at = False, look.kept.free_at
+        look.is_lost = False
+        free_at = look.kept.free_at  # another one if something is sent
         claims, wanted = await self._held(look.kept, limit, look.now), list[Claim]()
         expired = [each for each in claims if is_expired(each.message, look.now)]
         try:

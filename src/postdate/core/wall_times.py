@@ -237,6 +237,9 @@ def wall_times(store: Keeping, clock: Clock) -> Daily:
         return told[True], told[False]
 
     async def _moved(daily: Daily, message: DelayedMessage, wall: WallTime, due: datetime) -> bool:
+        current = await daily.ask(partial(store.get, message.message_id))
+        if current is None or (current.due, current.headers) != (message.due, message.headers):
+            return True  # it ended, or was changed since its page was read, and is left alone
         done = await daily.ask(partial(store.reschedule, message.message_id, due, clock.now(), str(wall)))
         if done:
             log.info("message %s, for %s, is due at %s instead of %s", message.message_id, wall, due, message.due)

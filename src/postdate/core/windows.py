@@ -70,7 +70,7 @@ class Window:
         if length > _SLICE:
             number, share = divmod(share * (length / _SLICE), 1)
             from_ = opens + number * _SLICE
-            parts = self._open_parts_between(from_, min(from_ + _SLICE, opens + length))
+            parts = self._open_parts_between(from_, min(later(from_, _SLICE), opens + length))
             parts = parts or self._open_parts_between(opens, opens + _SLICE)  # the last slice is short
         else:
             parts = self._open_parts_between(opens, opens + length)

@@ -65,13 +65,13 @@ class ZoneFiles:
 def zone_files() -> list[ZoneFiles]:
     """Return the zone files of this machine, those first whose rules hold.
 
-    A zone goes by the newest files. Where the system's do not say how old they are, they go before the package's: an
-    administrator may have chosen them.
+    A zone goes by the newest files. Where the first folder of the system does not state its version, it goes before all
+    others: an administrator may have chosen it.
     """
     system = [ZoneFiles(folder, _version_in(folder)) for folder in map(Path, zoneinfo.TZPATH) if folder.is_dir()]
-    package = ZoneFiles(None, tzdata.IANA_VERSION)
-    is_older = bool(system) and "" < system[0].version < package.version
-    return [package, *system] if is_older else [*system, package]
+    sets = [*system, ZoneFiles(None, tzdata.IANA_VERSION)]
+    chosen = [sets.pop(0)] if not sets[0].version else []
+    return chosen + sorted(sets, key=lambda each: each.version, reverse=True)
 
 
 def _version_in(folder: Path) -> str:
@@ -126,6 +126,7 @@ def unchanged_stretches(rules: bytes, begin: int) -> Iterator[tuple[int, int, in
         for change, after in _changes_in(rules, year):
             if change > begin:
                 yield begin, change, offset
+            if change >= begin:  # one at the very begin of a year has no stretch before it
                 begin, offset = change, after
         if begin < (end := _begin_of(year + 1)):
             yield begin, end, offset
@@ -135,7 +136,9 @@ def unchanged_stretches(rules: bytes, begin: int) -> Iterator[tuple[int, int, in
 def have_same_rules(one: bytes, other: bytes, year: int) -> bool:
     """Return whether clocks go alike by two files from ``year`` on.
 
-    They are compared up to twelve years after the last change that one of the files names: from there on rules repeat.
+    They are compared up to forty years after the last change that one of the files names. From there on rules repeat,
+    and within forty years each calendar of a year occurs: rules like "the last" and "the fourth Sunday of February"
+    differ in a leap year that begins on a Sunday only.
     """
     if one == other:
         return True
@@ -143,7 +146,7 @@ def have_same_rules(one: bytes, other: bytes, year: int) -> bool:
     if _offset_at(one, begin) != _offset_at(other, begin):
         return False
     last = max([year, *(_year_of(each[-1]) for each in (_listed_changes(one), _listed_changes(other)) if each)])
-    years = range(year, min(last + 12, _LAST_YEAR) + 1)
+    years = range(year, min(last + 40, _LAST_YEAR) + 1)
     return all(_changes_in(one, each) == _changes_in(other, each) for each in years)
 
 
@@ -151,14 +154,17 @@ def have_same_rules(one: bytes, other: bytes, year: int) -> bool:
 def _changes_in(rules: bytes, year: int) -> tuple[tuple[int, int], ...]:
     """Return the changes of clocks in a year (of UTC): each its second since 1970, and the offset from then on.
 
-    The offset is asked for at every change that the file names and every six hours; where two answers differ, the
-    second of the change is found between them. What a file does not name it computes from a rule that no zone uses for
-    less than weeks.
+    The offset is asked for at every change that the file names; behind the last of them also every six hours, for the
+    file computes later ones from a rule, which no zone uses for less than weeks. Where two answers differ, the second
+    of the change is found between them.
     """
     begin, end = _begin_of(year), _begin_of(year + 1)
     listed = _listed_changes(rules)
+    by_rule = begin if not listed or listed[-1] < begin else max(begin, listed[-1])
     named = listed[bisect_right(listed, begin) : bisect_right(listed, end)]
-    points = sorted({*range(begin, end, 6 * _HOUR), *(each + before for each in named for before in (-1, 0)), end})
+    points = sorted(
+        {begin, *range(by_rule, end, 6 * _HOUR), *(each + before for each in named for before in (-1, 0)), end}
+    )
     changes, before, offset = list[tuple[int, int]](), begin - 1, _offset_at(rules, begin - 1)
     for point in points:
         if (new := _offset_at(rules, point)) != offset:

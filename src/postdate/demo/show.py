@@ -23,7 +23,7 @@ from rich.table import Table
 
 from postdate.backends.sqlite.store import SqliteStore
 from postdate.backends.sqlite.transport import LocalTransport
-from postdate.clock import Clock, ScaledClock, SystemClock, from_microseconds
+from postdate.clock import Clock, ScaledClock, SystemClock, from_microseconds, steady_seconds
 from postdate.demo import QUEUE
 from postdate.demo.flights import NEW_YORK, day_bounds, flight_messages
 from postdate.errors import PostdateError
@@ -256,13 +256,13 @@ class DemoResult:
 
 class _Patience:
     def __init__(self, total: int) -> None:
-        self._left, self._since = total, time.monotonic()
+        self._left, self._since = total, steady_seconds()
 
     def check(self, scene: Scene) -> None:
         left = scene.pending + scene.queued
         if left != self._left:
-            self._left, self._since = left, time.monotonic()
-        elif time.monotonic() - self._since > _STUCK_SECONDS:
+            self._left, self._since = left, steady_seconds()
+        elif steady_seconds() - self._since > _STUCK_SECONDS:
             raise PostdateError(f"nothing has moved for {_STUCK_SECONDS:.0f} s; {left:,} messages are left")
 
 

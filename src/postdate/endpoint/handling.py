@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import types
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from typing import Any, Final
 import anyio
 from typing_extensions import override
 
-from postdate.clock import Clock, later
+from postdate.clock import Clock, later, steady_seconds
 from postdate.core.expiry import discard_reason, end_of_use
 from postdate.core.guard import OF_TRANSPORTS, cancelled_task, is_being_cancelled, is_ending
 from postdate.core.outages import Suspects
@@ -129,12 +128,12 @@ class Handlers:
         calling = self._call(received, context)
         step: Callable[[Any], Any] = calling.send
         given: Any = None
-        began = time.monotonic()
+        began = steady_seconds()
         while True:
             try:
                 waits_for = step(given)
             except StopIteration:
-                if time.monotonic() - began >= _STANDS_AFTER_SECONDS:
+                if steady_seconds() - began >= _STANDS_AFTER_SECONDS:
                     _log_standing(began, received)
                     yield from asyncio.sleep(_LOOKS_ROUND_SECONDS).__await__()
                 return
@@ -147,14 +146,14 @@ class Handlers:
                 step = calling.send
             except BaseException as error:  # noqa: BLE001 - raised where it belongs, in the handler
                 step, given = calling.throw, error
-            began = time.monotonic()
+            began = steady_seconds()
 
     async def _call(self, received: Received, context: HandlerContext) -> None:
         envelope = received.envelope
         decoded, message = self._decoded.pop(envelope.message_id, (None, None))
         if decoded is not envelope:
             message = self._types.decode(envelope.headers, envelope.body)
-        began = time.monotonic()
+        began = steady_seconds()
         try:  # in a coroutine of its own this would cost each message 1 % more
             if self.sagas is not None and is_saga_timeout(envelope.headers):
                 await self.sagas.handle_timeout(message, context)
@@ -168,7 +167,7 @@ class Handlers:
                 await self.sagas.handle(message, context)
         finally:
             if self.times is not None:
-                self.times.add(type(message), time.monotonic() - began)
+                self.times.add(type(message), steady_seconds() - began)
 
 
 class HandlerTimes:
@@ -195,7 +194,7 @@ class HandlerTimes:
 
 
 def _log_standing(began: float, received: Received) -> None:
-    stood = time.monotonic() - began
+    stood = steady_seconds() - began
     if stood >= _STANDS_AFTER_SECONDS:
         kind = received.envelope.headers.get(Headers.ENCLOSED_MESSAGE_TYPES, "bytes")
         text = "the event loop stood for %.0f s, in the handler of %s %s: have a thread do what blocks"

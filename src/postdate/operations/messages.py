@@ -225,8 +225,8 @@ class Change:
     due: datetime | None = None
 
 
-def _check_nobodys(*message_ids: str) -> None:
-    """Refuse ids of messages that a store keeps for itself (ADR 41). Raises `InvalidMessage`."""
+def _refuse_ids_of_the_store(*message_ids: str) -> None:
+    """Raise `InvalidMessage` for the id of a message of the store's own (ADR 41)."""
     for each in message_ids:
         if each.startswith(OWN_PREFIX):
             check_id(each)
@@ -238,7 +238,7 @@ async def cancel(deployment: OpenDeployment, message_ids: Sequence[str], now: da
     Raises InvalidMessage for the id of a message of the store's own; nothing was done.
     """
     store = administrable(deployment, "cancel a message")
-    _check_nobodys(*message_ids)
+    _refuse_ids_of_the_store(*message_ids)
     return [
         Change(each, done=True)
         if await store.cancel(each, now)
@@ -254,20 +254,21 @@ async def reschedule(
 
     ``wall_time``: what clocks show then, which it follows.
     """
-    _check_nobodys(message_id)
-    store, by_clocks = administrable(deployment, "reschedule a message"), await _by_clocks(deployment, wall_time, now)
-    if await store.reschedule(message_id, due, now, *by_clocks):
+    _refuse_ids_of_the_store(message_id)
+    store = administrable(deployment, "reschedule a message")
+    header = await _keep_zone(deployment, wall_time, now)
+    if await store.reschedule(message_id, due, now, header):
         return Change(message_id, done=True, due=due)
     return Change(message_id, done=False, reason=await _why_not(deployment, message_id, now))
 
 
-async def _by_clocks(deployment: OpenDeployment, wall_time: WallTime | None, now: datetime) -> Sequence[str]:
-    """Return the last argument of `AdministrableStore.reschedule`, if there is one; have the store know the zone."""
+async def _keep_zone(deployment: OpenDeployment, wall_time: WallTime | None, now: datetime) -> str | None:
+    """Store the rules of the zone, and return the header of the wall time, if there is one."""
     if wall_time is None:
-        return ()
+        return None
     assert deployment.store is not None  # its messages can be changed
     await KeptZones(deployment.store).keep(wall_time.zone, now)
-    return (str(wall_time),)
+    return str(wall_time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,10 +306,10 @@ async def reschedule_all(  # noqa: PLR0913 - which, when, and how
 ) -> ManyChanged:
     """Give all pending messages that match the due time that ``due`` says of each."""
     store = administrable(deployment, "reschedule messages")
-    by_clocks = () if dry_run else await _by_clocks(deployment, wall_time, now)
+    header = None if dry_run else await _keep_zone(deployment, wall_time, now)
 
     async def change(message: DelayedMessage) -> Answer:
-        return await changing.reschedule(store, message.message_id, due(message, now), now, *by_clocks)
+        return await changing.reschedule(store, message.message_id, due(message, now), now, header)
 
     def expected(message: DelayedMessage) -> Answer:
         return changing.would_be(message, due(message, now))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import threading
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Final
 
 from pyspark.sql.streaming.query import StreamingQuery
 
+from postdate.clock import steady_seconds
 from postdate.config import without_secrets
 from postdate.errors import PipelineError
 
@@ -115,9 +115,9 @@ def watched(query: StreamingQuery, what: str, stop: threading.Event) -> None:
 
 def wait_for(query: StreamingQuery, seconds: float | None = None, reached: Callable[[], bool] = lambda: False) -> None:
     """Wait until a query has ended, ``reached`` is true, or the time is up."""
-    deadline = math.inf if seconds is None else time.monotonic() + seconds
+    deadline = math.inf if seconds is None else steady_seconds() + seconds
     look_again = threading.Event()
-    while query.isActive and not reached() and time.monotonic() < deadline:
+    while query.isActive and not reached() and steady_seconds() < deadline:
         look_again.wait(_LOOKS_EVERY_SECONDS)
 
 

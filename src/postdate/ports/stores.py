@@ -659,7 +659,7 @@ class AdministrableStore(ABC):
             due: aware, UTC; may be past.
             now: for the record; aware, UTC.
             wall_time: set its header of a wall time to this; ``None``: take that header off, as the message does not
-                follow the clocks of a zone any more. Given only to stores that keep time zones.
+                follow the clocks of a zone any more.
 
         Raises:
             InvalidMessage: the message expires before ``due``.

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from typing_extensions import override
 
+from postdate.clock import steady_seconds
 from postdate.errors import PostdateError
 from postdate.runtime import forks
 from postdate.runtime.reporting import OutageLog
@@ -84,11 +84,11 @@ class Housekeeping(forks.ForkAware):
             except (PostdateError, OSError) as error:
                 if self._stopped.is_set():  # its file or connection is being closed, which is no outage
                     return False
-                outage.failed(error, time.monotonic())
+                outage.failed(error, steady_seconds())
             except Exception:  # in a user's clock, say: claims of dead processes must become free all the same
                 log.exception("%s", chore.what)
             else:
-                outage.succeeded(time.monotonic())
+                outage.succeeded(steady_seconds())
         return more
 
     def in_shares(self, share: Share) -> bool:
@@ -96,11 +96,11 @@ class Housekeeping(forks.ForkAware):
 
         A pause after each, as long as it took, leaves other writers half of the time.
         """
-        end = time.monotonic() + _ROUND_SECONDS
+        end = steady_seconds() + _ROUND_SECONDS
         while True:
-            started = time.monotonic()
+            started = steady_seconds()
             more = share()
-            now = time.monotonic()
+            now = steady_seconds()
             if not more or self._stopped.wait(now - started) or now > end:
                 return more
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import anyio
 
+from postdate.clock import steady_seconds
 from postdate.runtime.process import WATCHDOG, notify
 from postdate.runtime.reporting import CountedMetrics, shown_duration
 
@@ -33,14 +33,14 @@ class Vitals:
 
     def __init__(self, tally: CountedMetrics, problems: Callable[[], Sequence[str]]) -> None:
         self._tally, self._problems = tally, problems
-        self._beat_at = time.monotonic()
+        self._beat_at = steady_seconds()
         self.is_ready = False
         """Set once the service receives and delivers, and no more when it stops."""
         self._told = Counter[str]()
 
     def ill(self) -> list[str]:
         """Return why the process should be started anew; nothing if it is well."""
-        still = time.monotonic() - self._beat_at - _BEAT_SECONDS
+        still = steady_seconds() - self._beat_at - _BEAT_SECONDS
         stands = [f"the event loop stands still, for {shown_duration(still)} now"]
         return [*self._problems(), *(stands if still > _STANDS_STILL_SECONDS else ())]
 
@@ -53,17 +53,17 @@ class Vitals:
 
     async def run(self) -> None:
         """Beat once a second, with the watchdog of the service manager; sum up each minute in the log."""
-        watched, summed_up = _watchdog_seconds(), time.monotonic()
+        watched, summed_up = _watchdog_seconds(), steady_seconds()
         apart = min(_BEAT_SECONDS, watched or _BEAT_SECONDS)
         while True:
-            self._beat_at = began = time.monotonic()
+            self._beat_at = began = steady_seconds()
             if watched is not None and not self.ill():
                 notify(WATCHDOG)
             if began - summed_up >= _SUMMARY_SECONDS:
                 summed_up = began
                 self._sum_up()
             await anyio.sleep(apart)
-            self._tally.stood_still(max(time.monotonic() - began - apart, 0.0))
+            self._tally.stood_still(max(steady_seconds() - began - apart, 0.0))
 
     def _sum_up(self) -> None:
         counts = Counter(self._tally.counts)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
@@ -20,6 +19,7 @@ import psycopg
 
 from postdate.backends.postgres.names import sql
 from postdate.backends.postgres.sessions import carries, mark
+from postdate.clock import steady_seconds
 from postdate.errors import ConfigurationError
 from postdate.runtime import forks
 
@@ -80,7 +80,7 @@ class GivenUp:
         with self._lock:
             self._waiting.append((connection.pgconn.backend_pid, connection.opened_at))
             if silent:
-                self._distrusted_at = time.monotonic()
+                self._distrusted_at = steady_seconds()
         connection.pgconn.finish()
 
     def distrusts(self, connection: Bounded) -> bool:
@@ -92,9 +92,9 @@ class GivenUp:
 
         Errors of the driver are raised only when the connection was lost.
         """
-        deadline = time.monotonic() + _ENDS_WITHIN_SECONDS
+        deadline = steady_seconds() + _ENDS_WITHIN_SECONDS
         while waiting := list(self._waiting):
-            now = time.monotonic()
+            now = steady_seconds()
             pids, ages = [pid for pid, _ in waiting], [now - opened_at for _, opened_at in waiting]
             try:
                 living = {pid for pid, _ in connection.execute(_END, (pids, ages, *[mark()] * 2)).fetchall()}
@@ -158,8 +158,8 @@ class _Watched(Generic[RV]):
         if value:
             self._silent_since = None
         elif self._silent_since is None:
-            self._silent_since = time.monotonic() - _TURN_SECONDS
-        elif time.monotonic() - self._silent_since >= (limit := self._answers.silence(patient=self._patient)):
+            self._silent_since = steady_seconds() - _TURN_SECONDS
+        elif steady_seconds() - self._silent_since >= (limit := self._answers.silence(patient=self._patient)):
             raise NoAnswer(f"did not answer within {limit:g} s")
         return self._call.send(value)
 

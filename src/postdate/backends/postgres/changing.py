@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import count
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -130,9 +131,9 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
     def _moved(self, message_id: str, due: datetime, now: datetime, wall_time: str | None) -> Steps[bool]:
         store_id = self._sql.store_id
         assert store_id is not None
-        said = notice(store_id, due, now, NOTICE)
+        notice_values = notice(store_id, due, now, NOTICE)
         wall = None if wall_time is None else f'{{"{Headers.WALL_TIME}":{msgspec.json.encode(wall_time).decode()}'
-        values = self._values(id=message_id, due=due, now=now, notice=said, wall=wall)
+        values = self._values(id=message_id, due=due, now=now, notice=notice_values, wall=wall)
         return bool((yield self._sql.reschedule, values))
 
     @override
@@ -160,14 +161,12 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
             row = self._row(make(newest, utc(at)))
             if (yield self._sql.replace, self._values_of(row, now, NOTICE)):
                 return row[0]
-        refused = 0
-        while True:
+        for refused in count():
             row = self._row(make(ids.after(newest, refused), None))
             if (yield self._sql.insert_one, self._values_of(row, now, NOTICE)):
-                break
-            refused += 1
-        yield self._sql.keep_key, self._values(id=row[0])
-        return row[0]
+                yield self._sql.keep_key, self._values(id=row[0])
+                return row[0]
+        raise AssertionError  # the key's numbers are used up before, which its ids refuse
 
     @override
     async def keep_keys(self, message_ids: Sequence[str]) -> None:

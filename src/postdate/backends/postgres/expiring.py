@@ -6,13 +6,13 @@ counts ignore it. Source: specification 2.2, 2.5.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable
 from typing import Any, Final
 
 import psycopg
 
 from postdate.backends.postgres.names import SchemaNames, places, sql
+from postdate.clock import steady_seconds
 from postdate.ports import RecordKind
 from postdate.runtime import forks
 
@@ -66,11 +66,11 @@ class Reaper:
 
     def reap_in_turn(self, connection: Connection) -> bool:
         """Remove a batch if it is this reaper's turn; return whether there may be more. Idle, it reads one index."""
-        began = time.monotonic()
+        began = steady_seconds()
         if not _TURNS.take(self._identity, began):
             return False
         more = self.reap(connection)
-        _TURNS.looked(self._identity, began, time.monotonic(), more=more)
+        _TURNS.looked(self._identity, began, steady_seconds(), more=more)
         return more
 
     def reap(self, connection: Connection) -> bool:

@@ -16,7 +16,6 @@ import os
 import platform
 import select
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from postdate.backends.postgres.errors import translate
 from postdate.backends.postgres.expiring import Reaper
 from postdate.backends.postgres.names import SchemaNames, sql
 from postdate.backends.postgres.sessions import carries
+from postdate.clock import steady_seconds
 from postdate.errors import ConfigurationError, PostdateError, StoreUnavailable, StoreUnreachable
 from postdate.runtime import forks
 from postdate.runtime.reporting import OutageLog
@@ -233,7 +233,7 @@ class Listener:
                         return
                     self._present(connection)
                     failures = 0
-                    outage.succeeded(time.monotonic())
+                    outage.succeeded(steady_seconds())
                     self._tell("lost", 0, 0)
                     self._listen(connection)
             except Exception as error:  # noqa: BLE001 - without this thread nothing that we hold would be ours
@@ -241,7 +241,7 @@ class Listener:
                 with self._lock:
                     self._failure, self._holder = failure, None
                 self._ready.set()
-                outage.failed(failure, time.monotonic())
+                outage.failed(failure, steady_seconds())
                 self._pause(_RECONNECT_AFTER_SECONDS[min(failures, len(_RECONNECT_AFTER_SECONDS) - 1)])
                 failures += 1
 
@@ -285,7 +285,7 @@ class Listener:
 
     def _listen(self, connection: BoundedConnection) -> None:
         # True at first, so that a process that lives for a moment, as a command that sends, reaps once.
-        socket, looked_at, more_to_reap = connection.fileno(), time.monotonic(), True
+        socket, looked_at, more_to_reap = connection.fileno(), steady_seconds(), True
         seen_at = looked_at
         look_every = min(_LOOK_EVERY_SECONDS, self._life.every_seconds)
         while not (self._stopping or self._renewing):
@@ -298,12 +298,12 @@ class Listener:
                     raise psycopg.OperationalError("the server closed the connection")
             if not self._told:
                 self._try(connection, "who this process is cannot be written down", self._introduce)
-            if time.monotonic() - seen_at >= self._life.every_seconds:
-                seen_at = time.monotonic()
+            if steady_seconds() - seen_at >= self._life.every_seconds:
+                seen_at = steady_seconds()
                 self._try(connection, "this process cannot show that it lives", self._show_life)
                 self._try(connection, "who lives cannot be read", self._end_the_frozen)
-            if time.monotonic() - looked_at >= look_every:
-                looked_at = time.monotonic()
+            if steady_seconds() - looked_at >= look_every:
+                looked_at = steady_seconds()
                 if self._given_up:
                     self._given_up.end(connection)
                 self._try(connection, "what dead processes hold cannot be freed", self._free_what_the_dead_hold)
@@ -375,7 +375,7 @@ class Listener:
         )
         rows = connection.execute(find, (self._holder,)).fetchall()
         seen = {holder: (said, seconds) for holder, _, said, seconds, _, _ in rows}
-        silent = self._watched.silent(seen, time.monotonic(), self._life.every_seconds + _LOST_SIGHT_SECONDS)
+        silent = self._watched.silent(seen, steady_seconds(), self._life.every_seconds + _LOST_SIGHT_SECONDS)
         # If another adapter of that process shows life, only the session that holds the silent number is ended.
         lively = {self._life.mark, *(mark for holder, mark, *_ in rows if holder not in silent)}
         for holder, mark, _, seconds, pid, machine in rows:

@@ -8,12 +8,12 @@ look begins at the beginning all the same. Source: ADR 0007.
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from typing_extensions import override
 
+from postdate.clock import steady_seconds
 from postdate.runtime.next_due import NextDue
 
 _SWEEP_EVERY_SECONDS: Final = 30.0
@@ -31,13 +31,13 @@ class PostgresNextDue(NextDue[datetime]):
     def __init__(self) -> None:
         super().__init__()
         self._since: datetime | None = None
-        self._swept_at = time.monotonic()
+        self._swept_at = steady_seconds()
         self._claims = 0
 
     def since(self) -> datetime | None:
         """Return the attempt time at which a look begins; ``None``: without a lower bound."""
         with self._lock:
-            now = time.monotonic()
+            now = steady_seconds()
             if now - self._swept_at >= _SWEEP_EVERY_SECONDS:
                 self._swept_at, self._since = now, None
             # A time before the calendar is damaged, and only a look without a bound finds it.

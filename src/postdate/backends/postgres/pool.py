@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import select
 import threading
-import time
 from contextlib import suppress
 from typing import Final
 
@@ -31,6 +30,7 @@ from postdate.backends.postgres.answering import (
     NoAnswer,
 )
 from postdate.backends.postgres.sessions import address_of, check_unpooled
+from postdate.clock import steady_seconds
 from postdate.runtime import forks
 from postdate.runtime.threads import in_thread
 
@@ -86,7 +86,7 @@ class PostgresPool:
         ``options`` are more settings of the session, as ``name=value``; they override the address. A closing adapter
         fails at once if another one has just waited in vain.
         """
-        if answers.leaving and time.monotonic() - self._in_vain_at < _IN_VAIN_SECONDS:
+        if answers.leaving and steady_seconds() - self._in_vain_at < _IN_VAIN_SECONDS:
             raise NoAnswer("has not answered just now")
         more = " ".join(f"-c {option}" for option in options)
         try:
@@ -98,11 +98,11 @@ class PostgresPool:
             )
         except psycopg.errors.ConnectionTimeout:
             if answers.leaving:
-                self._in_vain_at = time.monotonic()
+                self._in_vain_at = steady_seconds()
             raise
         self._in_vain_at = float("-inf")
         forks.own(connection).prepare_threshold = 2
-        connection.opened_at, connection.answers = time.monotonic(), answers
+        connection.opened_at, connection.answers = steady_seconds(), answers
         try:
             check_unpooled(connection)
             if self.given_up:
@@ -247,7 +247,7 @@ class PostgresPool:
             await in_thread(lambda: self.connect(answers).close())
         connection = await BoundedAsyncConnection.connect(self.address.for_applications, autocommit=True)
         self._in_vain_at = float("-inf")
-        forks.own(connection).opened_at = time.monotonic()
+        forks.own(connection).opened_at = steady_seconds()
         as_opened(connection)
         return connection
 

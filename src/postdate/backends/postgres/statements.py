@@ -252,10 +252,12 @@ class Statements:
             recorded AS ({noted("counted", "4", "NULL")}{of_retries})
             SELECT number, pg_notify('{names.channel}', 'lost 0 0') FROM counted""")
 
-        def said(due: str) -> str:
-            """Return SQL of a due time as it stands in encoded headers; see ``encoded_deliver_at``."""
+        def deliver_at_header(due: str) -> str:
+            """Return SQL of the header of a due time, as `postdate.messages.format_timestamp` writes it."""
             time = f"to_char({due}::timestamptz AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS:US')"
             return f"""'"{Headers.DELIVER_AT}":"' || {time} || ' Z"'"""
+
+        before, after = deliver_at_header("(SELECT due FROM target)"), deliver_at_header("%(due)s")
 
         # The header of a wall time, with one of the commas beside it. In an encoded text each quotation mark has a
         # backslash before it, so nothing but the header itself is like this.
@@ -273,11 +275,11 @@ class Statements:
                         WHEN n.headers = '{{}}' THEN %(wall)s::text || '}}'
                         ELSE %(wall)s::text || ',' || substr(n.headers, 2) END
                     FROM (SELECT regexp_replace(
-                        replace(headers, {said("(SELECT due FROM target)")}, {said("%(due)s")}), '{wall}', ''
+                        replace(headers, {before}, {after}), '{wall}', ''
                         )) AS n (headers))
                 WHERE number = (SELECT number FROM target) AND (
                     %(wall)s::text IS NOT NULL OR strpos(headers, '"{Headers.WALL_TIME}":') > 0
-                    OR strpos(headers, {said("(SELECT due FROM target)")}) > 0)),
+                    OR strpos(headers, {before}) > 0)),
             recorded AS ({noted("moved", "8", "NULL")})
             {announced("moved")}""")
         self.alone_with = sql("SELECT pg_advisory_xact_lock(hashtextextended(%(first)s, %(store)s))")

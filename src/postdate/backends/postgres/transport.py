@@ -12,7 +12,6 @@ unless it goes back to its queue. Source: specification 2.2, 2.5, 6; ADR 0007.
 from __future__ import annotations
 
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -36,6 +35,7 @@ from postdate.backends.postgres.quarantine import (
 )
 from postdate.backends.postgres.queues import Acknowledgement, Acknowledgements, QueueStatements, raise_first
 from postdate.backends.postgres.rows import Row, Unreadable, envelope_of, queued_row, read
+from postdate.clock import steady_seconds
 from postdate.errors import (
     ClaimLost,
     MessageTooLarge,
@@ -528,14 +528,14 @@ class LowWater:
     def __init__(self) -> None:
         self._lock = forks.lock()
         self._value = 0
-        self._swept_at = time.monotonic()
+        self._swept_at = steady_seconds()
         self._freed_while_looking: int | None = None
 
     def value(self) -> int:
         """Return the number, or 0 every ten seconds."""
         with self._lock:
             self._freed_while_looking = None
-            now = time.monotonic()
+            now = steady_seconds()
             if now - self._swept_at >= self._SWEEP_EVERY_SECONDS:  # what others had locked may be free again
                 self._value, self._swept_at = 0, now
             return self._value

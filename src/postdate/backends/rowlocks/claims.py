@@ -19,12 +19,12 @@ A dialect gives :class:`LeasingTables` and :class:`ClaimConnections`. Source: AD
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from typing_extensions import override
 
+from postdate.clock import steady_seconds
 from postdate.ports import Claim
 from postdate.runtime import forks
 
@@ -77,7 +77,7 @@ class LockedBatch:
         self.session: Any | None = session
         self.tokens = [HeldMessage(number, attempt_at, self) for number, attempt_at in rows]
         self.lock = forks.lock()
-        self.heard_at = time.monotonic()
+        self.heard_at = steady_seconds()
 
 
 class HeldMessage:
@@ -188,7 +188,7 @@ class Claims(forks.ForkAware):
         """Return the batches whose connections have sent nothing for so long."""
         with self._lock:
             batches = {token.batch for token in self._held.values()}
-        return [each for each in batches if each.session and time.monotonic() - each.heard_at >= after_seconds]
+        return [each for each in batches if each.session and steady_seconds() - each.heard_at >= after_seconds]
 
     def keep(self, batches: Iterable[LockedBatch], ends_after_seconds: float) -> int:
         """Ping each connection that holds one of these batches, so that the server keeps its transaction; blocking.
@@ -209,9 +209,9 @@ class Claims(forks.ForkAware):
         if not batch.lock.acquire(blocking=False):  # it is being settled just now
             return 0
         try:
-            left = ends_after_seconds - (time.monotonic() - batch.heard_at)
+            left = ends_after_seconds - (steady_seconds() - batch.heard_at)
             if batch.session is None or batch.session.is_alive(max(left, _ASKED_FOR_SECONDS)):
-                batch.heard_at = time.monotonic()
+                batch.heard_at = steady_seconds()
                 return 0
             self._pool.drop(batch.session)
             self._unlocked(batch, batch.tokens, None)

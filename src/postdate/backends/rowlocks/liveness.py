@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import timedelta
@@ -29,6 +28,7 @@ from typing_extensions import override
 from postdate.backends.rowlocks.claims import Claims, LockedBatch
 from postdate.backends.rowlocks.parts import Conflict, SessionSource
 from postdate.backends.rowlocks.tables import RowLockTables
+from postdate.clock import steady_seconds
 from postdate.errors import PostdateError, StoreFull, StoreTroubled, StoreUnreachable
 from postdate.runtime import forks
 from postdate.runtime.next_due import NextDue
@@ -156,13 +156,13 @@ class Liveness(forks.ForkAware):
         self._failures += 1
 
     def _stay(self, session: Any) -> None:
-        freed_at = time.monotonic()
+        freed_at = steady_seconds()
         self._try(session, self._free_what_nobody_holds)
         self._try(session, self._free_what_the_dead_hold)
         while not self._stop.is_set():
             self._keep_batches()
-            if time.monotonic() - freed_at >= _FREE_EVERY_SECONDS:
-                freed_at = time.monotonic()
+            if steady_seconds() - freed_at >= _FREE_EVERY_SECONDS:
+                freed_at = steady_seconds()
                 self._try(session, self._free_what_the_dead_hold)
             self._try(session, self._free_what_was_abandoned)
             self._try(session, self._look)

@@ -25,7 +25,7 @@ from postdate.errors import (
     StoreReadOnly,
     StoreTroubled,
 )
-from postdate.messages import DelayedMessage, decode_headers, rescheduled_text, stored_headers
+from postdate.messages import DelayedMessage, decode_headers, stored_headers
 from postdate.ports import ScanFilter
 
 P = TypeVar("P", bytes, str)
@@ -68,15 +68,6 @@ class WaitingRow(NamedTuple):
     attempt_at: int | None
     expires_at: int | None
     holder: int | None
-
-
-def headers_rescheduled(headers: Any, before: int, due: int, wall_time: str | None) -> Any:
-    """Return the encoded headers of a message with another due time; see `messages.rescheduled_headers`."""
-    try:
-        was_due = from_microseconds(before)
-    except OverflowError:  # outside the calendar: no header says it
-        was_due = None
-    return rescheduled_text(headers, was_due, from_microseconds(due), wall_time)
 
 
 @dataclass(frozen=True, slots=True)

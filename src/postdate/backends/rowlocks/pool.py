@@ -5,7 +5,6 @@ A dialect gives a `SessionSource` and its sessions, and raises `Conflict` where 
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext, suppress
@@ -16,6 +15,7 @@ from typing_extensions import override
 
 from postdate.backends.rowlocks.parts import Conflict, SessionSource
 from postdate.backends.sql.dialect import closing_on_error
+from postdate.clock import steady_seconds
 from postdate.errors import PostdateError, StoreUnavailable
 from postdate.runtime import forks
 from postdate.runtime.threads import in_thread
@@ -67,7 +67,7 @@ class Connections(forks.ForkAware):
                 session, used_at = self.idle.pop() if self.idle else (None, 0.0)
             if session is None:
                 return self.server.connect()
-            if time.monotonic() - used_at < _TRUSTED_SECONDS or session.is_alive():
+            if steady_seconds() - used_at < _TRUSTED_SECONDS or session.is_alive():
                 return session
             session.close()
             self.close_idle()  # most likely they all are gone, and to ask each may take two seconds
@@ -76,7 +76,7 @@ class Connections(forks.ForkAware):
         """Keep a connection that is in no transaction; it is closed if enough are idle, or all pools have left."""
         with self._lock:
             if self._pools and len(self.idle) < _MOST_IDLE:
-                self.idle.append((session, time.monotonic()))
+                self.idle.append((session, steady_seconds()))
                 return
         session.close()
 
@@ -135,7 +135,7 @@ class Pool:
 
     def transaction_blocking(self, work: Callable[[Any], T]) -> T:
         """Run ``work`` in one transaction, again after a conflict, and return its result."""
-        started = time.monotonic()
+        started = steady_seconds()
         for tries in range(1, _TRIES + 1):
             session = self.take()
             try:
@@ -144,7 +144,7 @@ class Pool:
                 session.commit()
             except Conflict:
                 self.roll_back(session)
-                if tries == _TRIES or time.monotonic() - started >= _GIVE_UP_AFTER_SECONDS:
+                if tries == _TRIES or steady_seconds() - started >= _GIVE_UP_AFTER_SECONDS:
                     raise
                 continue
             except PostdateError as error:
@@ -182,13 +182,13 @@ class Pool:
 
         ``patiently``: it reads or writes whole tables, so the server may take minutes.
         """
-        started = time.monotonic()
+        started = steady_seconds()
         for tries in range(1, _TRIES + 1):
             try:
                 with self.lent() as session, session.patient() if patiently else nullcontext():
                     return work(session)
             except Conflict:
-                if tries == _TRIES or time.monotonic() - started >= _GIVE_UP_AFTER_SECONDS:
+                if tries == _TRIES or steady_seconds() - started >= _GIVE_UP_AFTER_SECONDS:
                     raise
         raise AssertionError
 

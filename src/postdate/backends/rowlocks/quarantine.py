@@ -15,7 +15,6 @@ Source: :mod:`postdate.ports.observation`; ADR 0019.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -27,7 +26,7 @@ from postdate.backends.rowlocks.parts import MessageRow, QuarantinedRow, RecordN
 from postdate.backends.rowlocks.pool import Pool
 from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.backends.sql.questions import mended
-from postdate.clock import from_microseconds, to_microseconds
+from postdate.clock import from_microseconds, steady_seconds, to_microseconds
 from postdate.errors import DuplicateMessage, MessageNotFound, StoreError, StoreNotSetUp, StoreNotWritable
 from postdate.messages import DelayedMessage, check_headers
 from postdate.ports import Mending, Quarantine, Quarantined, RecordKind
@@ -51,7 +50,7 @@ class RowQuarantine(Quarantine):
 
     def left_out(self) -> frozenset[int]:
         """Return the row numbers that claims leave out for 60 s, because the quarantine refused them."""
-        return self._left if time.monotonic() < self._left_until else _NONE
+        return self._left if steady_seconds() < self._left_until else _NONE
 
     def clear_away(self, session: Any, bad: Mapping[int, str], at: int) -> None:
         """Quarantine locked messages and end the transaction; if that is refused, claims leave them out for a while.
@@ -63,7 +62,7 @@ class RowQuarantine(Quarantine):
             session.commit()
         except (StoreNotWritable, StoreNotSetUp) as error:
             session.rollback()
-            self._left, self._left_until = self.left_out() | bad.keys(), time.monotonic() + _TRY_AGAIN_AFTER_SECONDS
+            self._left, self._left_until = self.left_out() | bad.keys(), steady_seconds() + _TRY_AGAIN_AFTER_SECONDS
             if not self._has_complained:
                 text = "%d messages cannot be read (%s) and may not be set aside: %s; the others go on. %s"
                 log.error(text, len(bad), next(iter(bad.values())), error, _GRANT)

@@ -19,12 +19,12 @@ from postdate.backends.rowlocks.parts import (
     RecordNote,
     WaitingRow,
     filter_values,
-    headers_rescheduled,
     readable_due,
 )
 from postdate.backends.rowlocks.statements import EARLIEST, RowLockStatements
-from postdate.clock import from_microseconds
+from postdate.clock import from_microseconds, nearest_instant
 from postdate.errors import StoreNotSetUp, StoreUnreachable
+from postdate.messages import rescheduled_text
 from postdate.persistence.migrations import setup_command, standing
 from postdate.ports import Recording, RecordKind, Scan, ScanPart, ServerFacts
 
@@ -135,8 +135,9 @@ class RowLockTables(ABC):
     def reschedule(self, session: Any, found: WaitingRow, due: int, wall_time: str | None, at: int) -> None:
         """Change the due time of a locked message, also in its headers."""
         ((headers,),) = session.rows(self.sql.headers_of, {"number": found.number})
-        changed = headers_rescheduled(headers, found.due, due, wall_time)
-        session.change(self.sql.reschedule, {"number": found.number, "due": due, "headers": changed})
+        changed = rescheduled_text(headers, nearest_instant(found.due), nearest_instant(due), wall_time)
+        values = {"number": found.number, "due": due, "headers": headers if changed is None else changed}
+        session.change(self.sql.reschedule, values)
         self._record_one(session, found.number, RecordNote(at, int(RecordKind.RESCHEDULED)))
 
     # --- what cannot be read ------------------------------------------------------------------------------------

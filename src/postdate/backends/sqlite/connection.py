@@ -24,6 +24,7 @@ from typing_extensions import override
 
 from postdate.backends.sql.dialect import closing_on_error
 from postdate.backends.sqlite.processes import presence_folder
+from postdate.clock import steady_seconds
 from postdate.errors import (
     NotADatabase,
     PostdateError,
@@ -333,14 +334,14 @@ def patiently(
     ``patience`` returns the seconds to wait; it is called at each try, as they fall when the file is being closed. Then
     `StoreUnreachable`: an outage, for no message is to blame.
     """
-    started = time.monotonic()
+    started = steady_seconds()
     while True:
         try:
             return connection.execute(statement)
         except sqlite3.OperationalError as error:
             if not is_busy(error):
                 raise
-            if (waited := time.monotonic() - started) > patience():
+            if (waited := steady_seconds() - started) > patience():
                 raise StoreUnreachable(
                     f"the database was locked for {waited:.0f} s: another process writes all the time, or is frozen "
                     f"while it writes; nothing was changed"

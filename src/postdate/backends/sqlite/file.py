@@ -10,7 +10,6 @@ import logging
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
@@ -58,6 +57,7 @@ from postdate.backends.sqlite.processes import (
     presence_folder,
 )
 from postdate.backends.sqlite.rows import DUE, QueueRules, Transaction, next_attempt, queue_topic
+from postdate.clock import steady_seconds
 from postdate.errors import (
     ConfigurationError,
     PostdateError,
@@ -431,7 +431,7 @@ class SqliteFile(forks.ForkAware):
         presence = self._presence
         if claimant != self.claimant or presence is None or self._replaced:
             return False
-        if not presence.is_overdue(time.monotonic()):
+        if not presence.is_overdue(steady_seconds()):
             return True
         with suppress(PostdateError):
             return claimant in self.read_blocking(lambda c: _numbers(c.execute(_REGISTERED)))
@@ -458,7 +458,7 @@ class SqliteFile(forks.ForkAware):
 
     def _show_life(self) -> bool:
         """Give a sign of life while this process holds messages; without claims its silence harms nobody."""
-        presence, now = self._presence, time.monotonic()
+        presence, now = self._presence, steady_seconds()
         if presence is None or not presence.sign_is_wanted(now):
             return False
         if self._has_written or self._holds_something():
@@ -556,7 +556,7 @@ class SqliteFile(forks.ForkAware):
         return len(gone) + len(silent)
 
     def _silent(self, holders: set[int]) -> list[int]:
-        before, self._looked_at = self._looked_at, time.monotonic()
+        before, self._looked_at = self._looked_at, steady_seconds()
         passed = min(self._looked_at - before, _LONGEST_BETWEEN_LOOKS_SECONDS)
         return self._silence.look(holders, lambda claimant: last_sign(self._presence_folder, claimant), passed)
 
@@ -715,7 +715,7 @@ class SqliteFile(forks.ForkAware):
         """
         self._no_fork_ahead.clear()
         for each in (self._reading, self._writing):
-            if not each.acquire(timeout=max(deadline - time.monotonic(), 0)):
+            if not each.acquire(timeout=max(deadline - steady_seconds(), 0)):
                 text = "%s: a fork did not wait for another thread any longer; its child cannot use the file"
                 log.warning(text, self.path)
                 return

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -32,6 +31,7 @@ from postdate.backends.sqlite.connection import (
     translated,
 )
 from postdate.backends.sqlite.rows import QueueRules, SqliteSqlDialect, Transaction
+from postdate.clock import steady_seconds
 from postdate.errors import ConfigurationError, StoreError, StoreNotSetUp, StoreUnreachable
 from postdate.ports import Recording, Work
 from postdate.runtime import forks
@@ -118,7 +118,7 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
         A handler that has one is not waited for: it may be what forks. Then the child cannot use the file.
         """
         for each in (self._using, self._reading):
-            if not each.acquire(timeout=max(deadline - time.monotonic(), 0)):
+            if not each.acquire(timeout=max(deadline - steady_seconds(), 0)):
                 return
             self._locked_for_fork.append(each)
         if not self._lent and not (self._connection is not None and self._connection.in_transaction):

@@ -73,7 +73,9 @@ from postdate.ports import (
 from postdate.ports.changing import KEYED, KeyedIds, Making
 from postdate.ports.limits import LANE_WIDTH, LANES, KeptLimits
 
-_HEADERS: Final = "SELECT seq, headers FROM content WHERE seq = (SELECT content FROM delayed_message WHERE seq = ?)"
+_HEADERS: Final = """
+    SELECT seq, CAST(headers AS BLOB) FROM content
+    WHERE seq = (SELECT content FROM delayed_message WHERE seq = ?) AND headers NOT NULL"""
 _SET_HEADERS: Final = "UPDATE content SET headers = ? WHERE seq = ?"
 
 
@@ -427,7 +429,8 @@ class SqliteStore(SqlLimits, FileQuarantine, BulkOnFile, MovingStore, ReplacingS
             tx.execute(_RESCHEDULE, (new_due, new_due, seq))
             for content, headers in tx.execute(_HEADERS, (seq,)).fetchall():
                 changed = rescheduled_text(headers, time_of(old_due), due, wall_time)
-                tx.execute(_SET_HEADERS, (changed, content))
+                if changed is not None:
+                    tx.execute(_SET_HEADERS, (changed, content))
             record(tx, RecordKind.RESCHEDULED, (message_id, new_due, destination), at)
             return True
 

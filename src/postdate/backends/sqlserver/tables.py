@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
@@ -17,6 +16,7 @@ from postdate.backends.rowlocks.parts import MessageRow, in_pieces
 from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.backends.sqlserver.schema import SqlServerNames
 from postdate.backends.sqlserver.statements import SqlServerStatements
+from postdate.clock import steady_seconds
 from postdate.errors import StoreNotWritable, StoreUnavailable
 from postdate.ports import Recording, Scan, ScanPart
 
@@ -38,7 +38,7 @@ class SqlServerTables(RowLockTables):
         self._sqlserver = SqlServerStatements(names)
         super().__init__(names, self._sqlserver, recording)
         self._holds_at_most = holds_at_most
-        self._spoke_at, self._told = time.monotonic(), set[int]()
+        self._spoke_at, self._told = steady_seconds(), set[int]()
 
     def _listed(self, values: Sequence[Any]) -> str:
         return json.dumps(list(values))
@@ -83,8 +83,8 @@ class SqlServerTables(RowLockTables):
     @override
     def dead(self, session: Any) -> Sequence[int]:
         """Silent processes are ended first, where we have the rights."""
-        if time.monotonic() - self._spoke_at >= _SPEAK_EVERY_SECONDS:
-            self._spoke_at = time.monotonic()
+        if steady_seconds() - self._spoke_at >= _SPEAK_EVERY_SECONDS:
+            self._spoke_at = steady_seconds()
             session.change(self._sqlserver.show_life, {"own": self._own_lock})
             self._end_silent(session)
         return super().dead(session)

@@ -64,11 +64,14 @@ def python() -> Probe:
 def time_zones() -> Probe:
     """Say which zone files hold here, and which others there are."""
     first, *others = zone_files()
-    text = f"the rules of zones are those of {first}" + "".join(f"; there is {each}, too" for each in others)
+    text = f"time zones follow {first}" + "".join(f"; also installed: {each}" for each in others)
     if first.version or not others:
         return Probe("zone files", Verdict.OK, text)
-    mend = "update the system's zone files, and let them say their version (tzdata.zi): the newest files hold"
-    return Probe("zone files", Verdict.WARN, f"{text}; whether the first are the newest cannot be seen", mend)
+    mend = (
+        "install or update the system's package tzdata, which includes tzdata.zi; "
+        "or set PYTHONTZPATH to nothing, to use the Python package tzdata"
+    )
+    return Probe("zone files", Verdict.WARN, f"{text}; the first do not state their version", mend)
 
 
 def sqlite(version: tuple[int, ...]) -> Probe:

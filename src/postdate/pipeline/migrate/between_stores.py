@@ -36,7 +36,7 @@ import anyio
 import pyarrow as pa
 
 from postdate.backends.registry import place_of
-from postdate.clock import LATEST, SystemClock, from_microseconds, to_microseconds
+from postdate.clock import LATEST, SystemClock, from_microseconds, steady_seconds, to_microseconds
 from postdate.config import resolved
 from postdate.core.letting_through import free_lanes
 from postdate.core.limits import limits_of
@@ -495,7 +495,7 @@ class _Passage:
 
         Raises MigrationConflict for a batch on its way to another store.
         """
-        until = time.monotonic() + patience_seconds
+        until = steady_seconds() + patience_seconds
         for intent in _intents(self.source):
             if _target(intent) != target_of(self.plan.target):
                 raise MigrationConflict(f"{intent.message_id} is on its way, begun with {begun_with(_target(intent))}")
@@ -503,7 +503,7 @@ class _Passage:
                 continue
             batch = _content(intent)
             left = self._left(intent, batch)
-            while left is None and time.monotonic() < until:
+            while left is None and steady_seconds() < until:
                 self.source.ask(_look_soon)
                 left = self._left(intent, batch)
             if left is not None:
@@ -535,8 +535,7 @@ class _Passage:
         if found is None:
             return False
         wall_time = found.headers.get(Headers.WALL_TIME)  # it follows the clocks of a zone as before
-        more = () if wall_time is None else (wall_time,)
-        return self.source.ask(lambda store: store.reschedule(id_, found.due, now, *more))
+        return self.source.ask(lambda store: store.reschedule(id_, found.due, now, wall_time))
 
     def _waiting(self, id_: str) -> DelayedMessage | None:
         return self.source.ask(lambda store: store.get(id_))

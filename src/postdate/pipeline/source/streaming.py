@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from time import monotonic
 from typing import Any, Final
 
 import pyarrow as pa
@@ -18,6 +17,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from postdate.clock import steady_seconds
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.errors import PipelineError
 from postdate.pipeline.rows import to_batch
@@ -107,10 +107,10 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Open transactions are awaited for a while: the run ends below the records that they may still commit, even if
         others have committed higher ones long since.
         """
-        stream, deadline = self._opened(), monotonic() + WRITERS_ARE_AWAITED_SECONDS
+        stream, deadline = self._opened(), steady_seconds() + WRITERS_ARE_AWAITED_SECONDS
         end = stream.next_number()
         target, patience = stream.safe_end(), threading.Event()
-        while target < end and monotonic() < deadline:
+        while target < end and steady_seconds() < deadline:
             patience.wait(_LOOKS_EVERY_SECONDS)  # nothing tells when a transaction of somebody else ends
             target = stream.safe_end()
         if target < end:

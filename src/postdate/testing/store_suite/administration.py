@@ -265,7 +265,7 @@ async def what_is_rescheduled_follows_the_clocks_that_are_given(
         for headers in ({name: wall, **before}, {**before, name: wall}, before):
             await store.store(replace(message(id_), headers=headers), NOW)
             for given in (None, other, wall, None):
-                await operator.reschedule(id_, NOW + SECOND, NOW, *([] if given is None else [given]))
+                await operator.reschedule(id_, NOW + SECOND, NOW, given)
                 expected = {**before, name: given} if given is not None else before
                 found = await operator.get(id_)
                 expect_equal(None if found is None else dict(found.headers), expected, f"headers after {given!r}")
