@@ -6,7 +6,8 @@
 All messages are stored beforehand, by the application, and are due at one instant, at which both processes have been
 running and idle for a while; with ``--rate`` they are due one after the other. The time ends when the last was handled
 and the queue of the endpoint is empty. Each ``--backlog`` is a run of its own: what a message costs must not depend on
-how many wait beside it. PostgreSQL's statistics are made while the tables are empty, as an idle service leaves them.
+how many wait beside it. PostgreSQL's statistics are made while the tables are empty, as an idle service leaves them;
+with ``--statistics none`` they are those of a new table, until autovacuum comes by.
 With ``--tree`` another checkout of Postdate, with its own environment, takes turns with this one. With
 ``--queues rabbitmq`` the messages wait in a file of SQLite.
 
@@ -144,7 +145,8 @@ def run(tree: Path, kind: str, backlog: int, given: argparse.Namespace) -> Found
         service = start(python, "-m", "postdate.cli", "run", "--log-level", "warning")
         begins = time.time() + 2.0 + backlog / 8_000 + _IDLE_SECONDS
         storing = worker("store", due=begins, rate=given.rate)
-        where.analyze()
+        if given.statistics == "empty":
+            where.analyze()
         storing.communicate("store\n")
         if time.time() > begins - 1.0:
             raise SystemExit("storing took so long that the messages were due before the processes were idle")
@@ -188,6 +190,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--concurrency", type=int, default=0, help="of the endpoint; 0: its default")
     parser.add_argument("--tree", type=Path, help="another checkout, with an environment of its own")
+    parser.add_argument(
+        "--statistics",
+        choices=["empty", "none"],
+        default="empty",
+        help="what PostgreSQL knows of the tables: made while they are empty, or none until autovacuum comes by",
+    )
     given = parser.parse_args()
     trees = [HERE, *([given.tree] if given.tree else [])]
     runs: dict[tuple[Path, int], list[Found]] = {(tree, each): [] for tree in trees for each in given.backlog}
