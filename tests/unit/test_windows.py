@@ -149,8 +149,10 @@ def test_a_sample_of_zones(zone: str) -> None:
 @pytest.mark.soak(
     "all zones take minutes",
     part="random",
-    proven_by="tests/unit/test_windows.py::test_a_sample_of_zones "
-    "tests/unit/test_windows.py::test_a_window_is_open_exactly_when_clocks_show_a_time_in_it",
+    proven_by=(
+        "tests/unit/test_windows.py::test_a_sample_of_zones",
+        "tests/unit/test_windows.py::test_a_window_is_open_exactly_when_clocks_show_a_time_in_it",
+    ),
 )
 @pytest.mark.parametrize("zone", ZONES)
 def test_all_zones(zone: str) -> None:

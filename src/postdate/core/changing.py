@@ -157,10 +157,11 @@ _TYPES: Final = {"destination": str, "headers": Mapping, "text": str, "failing":
 
 
 def _origins(origins: object) -> frozenset[Origin]:
+    shown = repr(origins)[:80]
     several = cast("Collection[object]", origins) if isinstance(origins, Collection) else (origins,)
     chosen = [each for each in several if isinstance(each, Origin)]
     if not chosen or len(chosen) < len(several):
-        raise InvalidMessage(f"origins must be some of Origin, such as {{Origin.RETRY}}, not {repr(origins)[:80]}")
+        raise InvalidMessage(f"origins must be some of Origin, such as {{Origin.RETRY}}, not {shown}")
     return frozenset(chosen)
 
 
