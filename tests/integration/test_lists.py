@@ -3,6 +3,7 @@
 import sqlite3
 import tracemalloc
 from collections.abc import AsyncGenerator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -66,11 +67,13 @@ OF_ENDPOINTS = {
 }
 
 
-async def _of_each_origin(client: Client) -> None:
+async def _of_each_origin(client: Client, folder: Path) -> None:
     for message_id, headers in {"mine": {}, **OF_ENDPOINTS}.items():
         await client.send(b"x", destination="mails", deliver_at=AT, message_id=message_id, headers=headers)
-    for destination in (MARKERS, INTENTS):  # of the store's own
-        await client.send(b"x", destination=destination, deliver_at=AT)
+    for destination in (MARKERS, INTENTS):  # of the store's own, which no application can send
+        message_id = await client.send(b"x", destination="mails", deliver_at=AT)
+        with closing(sqlite3.connect(folder / "shop.db")) as file, file:
+            file.execute("UPDATE delayed_message SET destination = ? WHERE message_id = ?", (destination, message_id))
 
 
 @pytest.mark.parametrize(
@@ -78,9 +81,9 @@ async def _of_each_origin(client: Client) -> None:
     [Pending("mails"), Pending(text="x"), Pending(due_from=AT), Pending(failing=False), Pending(due_to=AT + HOUR)],
     ids=str,
 )
-async def test_filters_match_what_an_application_scheduled(client: Client, where: Pending) -> None:
+async def test_filters_match_what_an_application_scheduled(client: Client, tmp_path: Path, where: Pending) -> None:
     """Not what waits to be tried again, and no timeouts of sagas; a list without a filter has all, and marks them."""
-    await _of_each_origin(client)
+    await _of_each_origin(client, tmp_path)
     assert [each.message_id for each in await client.list(where)] == ["mine"]
     assert await client.reschedule_where(where, later_by=timedelta(0)) == {Answer.DONE: 1}
     assert await client.cancel_where(where, dry_run=True) == {Answer.DONE: 1}
@@ -92,8 +95,8 @@ async def test_filters_match_what_an_application_scheduled(client: Client, where
     }
 
 
-async def test_what_waits_for_another_reason_is_matched_when_it_is_named(client: Client) -> None:
-    await _of_each_origin(client)
+async def test_what_waits_for_another_reason_is_matched_when_it_is_named(client: Client, tmp_path: Path) -> None:
+    await _of_each_origin(client, tmp_path)
     retries = Pending("mails", origins={Origin.RETRY})
     assert [each.message_id for each in await client.list(retries)] == ["retry", "retried timeout"]
     assert len(await client.list(Pending(origins=list(Origin)))) == 4
