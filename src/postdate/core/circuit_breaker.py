@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import enum
 import logging
-import math
 from collections.abc import Callable
 from datetime import timedelta
 
 from postdate.errors import StoreReplaced
-from postdate.runtime.reporting import NO_METRICS, SAID_AGAIN_AFTER_SECONDS, Metrics
+from postdate.runtime.reporting import NO_METRICS, Metrics
 
 log = logging.getLogger("postdate.circuit_breaker")
 
@@ -34,8 +33,8 @@ class RepeatedFailures:
     """Trips when something keeps failing for ``time_to_trigger`` without one success; at once if retrying is in vain.
 
     ``trigger`` is then called, once, with the text ``critical`` and the last error. Whoever runs the breaker calls
-    :meth:`check` at :attr:`deadline`, so that it trips also when nobody tries any more. "Armed" is logged once a minute
-    at most: other calls may succeed in between.
+    :meth:`check` at :attr:`deadline`, so that it trips also when nobody tries any more. Its states are in the log at
+    level *debug* only: the outage itself is logged by its :class:`postdate.runtime.resource.Resource`.
     """
 
     def __init__(
@@ -52,7 +51,6 @@ class RepeatedFailures:
         self._critical, self._time_to_trigger, self._trigger = critical, time_to_trigger, trigger
         self._metrics = metrics
         self._armed_at: float | None = None
-        self._said_at, self._is_said = -math.inf, False
         self._last: BaseException | None = None
 
     @property
@@ -67,9 +65,7 @@ class RepeatedFailures:
         self._last = error
         if self.state is BreakerState.DISARMED:
             self._armed_at = seconds
-            if seconds - self._said_at >= SAID_AGAIN_AFTER_SECONDS:
-                self._said_at, self._is_said = seconds, True
-                log.warning("circuit breaker %s armed: %s", self.name, error)
+            log.debug("circuit breaker %s armed: %s", self.name, error)
             self._change(BreakerState.ARMED)
             self.on_armed()
         if isinstance(error, StoreReplaced) and self.state is BreakerState.ARMED:
@@ -84,16 +80,14 @@ class RepeatedFailures:
         self._trip(f"after {self._time_to_trigger}", last)
 
     def _trip(self, when: str, error: BaseException) -> None:
-        log.warning("circuit breaker %s triggered %s: %s", self.name, when, error)
-        self._is_said = True
+        log.debug("circuit breaker %s triggered %s: %s", self.name, when, error)
         self._change(BreakerState.TRIGGERED)
         _call(self._trigger, self._critical, error)
 
     def success(self) -> None:
         if self.state is not BreakerState.DISARMED:
-            if self._is_said:
-                log.info("circuit breaker %s disarmed", self.name)
-            self._armed_at, self._last, self._is_said = None, None, False
+            log.debug("circuit breaker %s disarmed", self.name)
+            self._armed_at, self._last = None, None
             self._change(BreakerState.DISARMED)
 
     def _change(self, state: BreakerState) -> None:
@@ -126,18 +120,18 @@ class FailureRate:
         self.check(seconds)
         if self.deadline is None:
             self.deadline, self._failures = seconds + RATE_WINDOW.total_seconds(), 0
-            log.warning("circuit breaker %s armed: %s", self.name, error)
+            log.debug("circuit breaker %s armed: %s", self.name, error)
             self._change(BreakerState.ARMED)
             self.on_armed()
         self._failures += 1
         if self._failing_since is None:
             self._failing_since = seconds
         if self._failures > self._limit:
-            log.warning("circuit breaker %s triggered by failure %d: %s", self.name, self._failures, error)
+            log.debug("circuit breaker %s triggered by failure %d: %s", self.name, self._failures, error)
             self._trip(error)
         elif not self._is_said and seconds - self._failing_since >= NOTHING_HANDLED.total_seconds():
             self._is_said = True
-            log.warning("circuit breaker %s triggered after %s: %s", self.name, NOTHING_HANDLED, error)
+            log.debug("circuit breaker %s triggered after %s: %s", self.name, NOTHING_HANDLED, error)
             self._trip(error)
 
     def success(self) -> None:
@@ -152,7 +146,7 @@ class FailureRate:
     def check(self, seconds: float) -> None:
         """End the window if its time is up."""
         if self.deadline is not None and seconds >= self.deadline:
-            log.info("circuit breaker %s disarmed after %d failures", self.name, self._failures)
+            log.debug("circuit breaker %s disarmed after %d failures", self.name, self._failures)
             self.deadline = None
             self._change(BreakerState.DISARMED)
 

@@ -48,7 +48,8 @@ from postdate.errors import (
 from postdate.messages import Envelope, to_envelope
 from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, Outcome, Transport, Wake
 from postdate.runtime import tracing
-from postdate.runtime.reporting import NO_METRICS, Metrics, OutageLog
+from postdate.runtime.reporting import NO_METRICS, Metrics
+from postdate.runtime.resource import Resource, resource_of
 
 LONGEST_SEND = timedelta(seconds=30)
 """A destination that has not answered by then counts as unavailable."""
@@ -104,11 +105,10 @@ class Dispatcher:
         self._longest_letting_go = in_real_time(clock, LONGEST_LETTING_GO)
         self._tasks: TaskGroup | None = None
         self._wake: Wake = nobody
-        queues = type(transport).__name__
-        self._outage = OutageLog(log, f"cannot send due messages, as {queues} is out of reach", f"{queues} is")
-        self._full = OutageLog(log, "some queues take no messages now", "all queues are")
+        self._outage = resource_of(transport).calls("cannot send due messages", log)
+        self._full = Resource("every queue").calls("some queues take no messages now", log)
         error_queue = f"error queue {settings.error_queue}"
-        self._refused = OutageLog(log, f"{error_queue} does not take messages", f"{error_queue} is")
+        self._refused = Resource(error_queue).calls(f"{error_queue} does not take messages", log)
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -428,7 +428,7 @@ class Dispatcher:
                 self._outages.destination_works(destination)
             if not self._outages.has_destinations:
                 self._full.succeeded(self._clock.monotonic())
-        if self._outage.is_out:
+        if self._outage.is_failing:
             self._outage.succeeded(self._clock.monotonic())
 
     async def _remove(self, batch: Batch, sent: Sequence[Claim]) -> None:

@@ -26,7 +26,7 @@ from postdate.errors import PostdateError, StoreUnreachable
 from postdate.messages import DelayedMessage
 from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, Moved, Outcome, RecordKind
 from postdate.runtime.bounded import Bounded
-from postdate.runtime.reporting import OutageLog
+from postdate.runtime.resource import resource_of
 
 REMEMBERED: Final = 10_000
 """Unwritten outcomes at most; with as many, no more messages are claimed."""
@@ -130,7 +130,7 @@ class Finisher:
         self._refuses = 0
         """Not 0 while the store takes no outcome: the number of probes of that, plus one."""
         self._probe_at, self._counted_at, self._failed_at = 0.0, -math.inf, -math.inf
-        self._outage = OutageLog(log, "cannot finish or give back due messages", "for that, the store is")
+        self._outage = resource_of(store).calls("cannot finish or give back due messages", log)
 
     # --- what a dispatcher asks before it claims --------------------------------------------------------------------
 
@@ -355,7 +355,7 @@ class Finisher:
     def _works(self) -> None:
         if self._refuses:
             self._refuses = 0
-        if self._outage.is_out:
+        if self._outage.is_failing:
             self._failure_rate.success()
             self._outage.succeeded(self._clock.monotonic())
 

@@ -33,7 +33,8 @@ from postdate.errors import (
 )
 from postdate.messages import DelayedMessage, Envelope, Headers, from_delay_headers, rescheduled, to_envelope
 from postdate.ports import ClaimingStore, End, Read, Received, Transport
-from postdate.runtime.reporting import NO_METRICS, Metrics, OutageLog
+from postdate.runtime.reporting import NO_METRICS, Metrics
+from postdate.runtime.resource import resource_of
 
 log = logging.getLogger("postdate.intake")
 
@@ -105,7 +106,7 @@ class Intake:
         self._enlisting, self._zones = enlisting(store, transport), KeptZones(store)
         self._limits = LimitsCache(store, Guard.of_store(store, clock), clock)
         said = f"cannot store the delayed messages of {settings.timeouts_queue}"
-        self.outage = StoreOutage(clock, OutageLog(log, said, f"{type(store).__name__} is"), breaker)
+        self.outage = StoreOutage(clock, resource_of(store).calls(said, log), breaker)
         self._storing = AttemptsRecovery(
             allowed=Allowed(stays=True, is_one=self._enlisting is not None, counts=True),
             suspects=Suspects(),

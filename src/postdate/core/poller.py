@@ -19,7 +19,8 @@ from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.guard import LETTING_GO, calling_store
 from postdate.errors import PostdateError
 from postdate.ports import Wake
-from postdate.runtime.reporting import OutageLog, shown_duration
+from postdate.runtime.reporting import shown_duration
+from postdate.runtime.resource import Resource
 from postdate.runtime.threads import Alarm
 
 LONGEST_SLEEP = timedelta(minutes=1)
@@ -84,6 +85,7 @@ class Poller:
         breaker: RepeatedFailures,
         recovered: Callable[[], None] = lambda: None,
         longest_sleep: timedelta = LONGEST_SLEEP,
+        resource: Resource | None = None,
     ) -> None:
         self._longest_sleep = longest_sleep
         self._work, self._clock, self._breaker, self._recovered = work, clock, breaker, recovered
@@ -95,7 +97,7 @@ class Poller:
         """Seconds of the clock when the last look began; ``None``: it does not run."""
         self._stands_still_after = longest_sleep + in_real_time(clock, _STANDS_STILL_AFTER)
         self._letting_go = in_real_time(clock, LETTING_GO)
-        self._outage = OutageLog(log, "cannot take due messages", "the store is", logging.WARNING)
+        self._outage = (resource or Resource("the store")).calls("cannot take due messages", log, logging.WARNING)
 
     async def run(self) -> None:
         """Take what is due until stopped; then wait for what was begun."""
@@ -131,7 +133,7 @@ class Poller:
                 await self._pause_after(error, alarm)
                 continue
             self._breaker.success()
-            if self._outage.is_out:
+            if self._outage.is_failing:
                 self._outage.succeeded(self._clock.monotonic())
                 self._recovered()
             if taken.more:

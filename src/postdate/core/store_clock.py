@@ -16,7 +16,8 @@ from postdate.clock import Clock, SystemClock, later, time_left
 from postdate.core.guard import Guard
 from postdate.errors import PostdateError
 from postdate.ports import ClaimingStore
-from postdate.runtime.reporting import OutageLog, shown_duration
+from postdate.runtime.reporting import shown_duration
+from postdate.runtime.resource import resource_of
 
 log = logging.getLogger("postdate.clock")
 
@@ -81,12 +82,10 @@ class FollowingClock:
         self._used, self._took = anyio.Event(), timedelta(0)
         self._said: timedelta | None = None
         self._measured = False
-        self._outage = OutageLog(log, "cannot read the clock of the store", "the clock of the store is")
-        self._untold = OutageLog(
-            log,
-            "cannot tell others how far the clock of this machine is off",
-            "for that, the store is",
-            logging.WARNING,
+        resource = resource_of(store)
+        self._outage = resource.calls("cannot read the clock of the store", log)
+        self._untold = resource.calls(
+            "cannot tell others how far the clock of this machine is off", log, logging.WARNING
         )
 
     def now(self) -> datetime:

@@ -35,6 +35,7 @@ from postdate.errors import ConfigurationError, UnsupportedTransactionMode
 from postdate.messages import DESTINATION_LIMIT
 from postdate.ports import DelayedMessageStore, End, OutboxStore, SagaStore, TransactionMode, Transport
 from postdate.runtime.reporting import NO_METRICS, Metrics
+from postdate.runtime.resource import resource_of
 
 _LONGEST_NAME: Final = DESTINATION_LIMIT - len(timeouts_queue(""))
 """So that its timeouts queue is an address, too."""
@@ -273,6 +274,7 @@ class ReceivingService(Service):
             prefetches=ahead,
             expect=expect,
             report=report,
+            resource=resource_of(transport),
         )
         self._runs = [pump] if outbox is None else [pump, OutboxCleanUp(outbox, queue, clock)]
         self._breakers = [breaker]

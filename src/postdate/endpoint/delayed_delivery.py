@@ -27,6 +27,7 @@ from postdate.endpoint.settings import DelayedDelivery, check_scope
 from postdate.errors import ConfigurationError, ErrorQueueNotConfigured, PostdateError, UnsupportedTransactionMode
 from postdate.ports import ForeignIntake, IntakeQueue, TransactionMode, Transport
 from postdate.ports.scanning import ArchivableStore
+from postdate.runtime.resource import resource_of
 
 log = logging.getLogger("postdate.delayed_delivery")
 
@@ -128,7 +129,7 @@ class DelayedDeliveryService(Service):
         store, transport, clock, metrics = chosen.claims, context.transport, context.clock, context.metrics
         dispatcher = Dispatcher(store, transport, self._dispatch, clock, dispatching, failures, metrics)
         due = due_work(store, transport, dispatcher, clock, metrics)
-        poller = Poller(due, context.clock, fetching, self._store_is_back, context.longest_sleep)
+        poller = Poller(due, context.clock, fetching, self._store_is_back, context.longest_sleep, resource_of(store))
         self._runs = [*pumps, poller]
         if chosen.retention and isinstance(chosen.claims, ArchivableStore):
             self._runs.append(retention(chosen.claims, chosen.retention, context.clock))
@@ -164,7 +165,16 @@ class DelayedDeliveryService(Service):
         if self._orders_first is not None and is_own:
             handle = self._orders_first(queue.name, handle)
         concurrency, ahead = max(16, os.cpu_count() or 1), context.transport.capabilities.prefetches
-        return MessagePump(receiver, handle, concurrency, context.clock, breaker, queue.name, prefetches=ahead)
+        return MessagePump(
+            receiver,
+            handle,
+            concurrency,
+            context.clock,
+            breaker,
+            queue.name,
+            prefetches=ahead,
+            resource=resource_of(context.transport),
+        )
 
     @override
     async def run(self) -> None:

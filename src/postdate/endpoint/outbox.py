@@ -29,7 +29,7 @@ from postdate.errors import ConfigurationError, PostdateError, StoreUnavailable,
 from postdate.messages import Envelope, Headers
 from postdate.ports import End, OutboxRecord, OutboxStore, OutboxTransaction, Received, RecordKind, TransactionMode
 from postdate.runtime.bounded import Bounded
-from postdate.runtime.reporting import OutageLog
+from postdate.runtime.resource import resource_of
 
 log = logging.getLogger("postdate.outbox")
 
@@ -217,7 +217,7 @@ class OutboxCleanUp:
     def __init__(self, outbox: Outbox, endpoint: str, clock: Clock) -> None:
         self._outbox, self._endpoint, self._clock = outbox, endpoint, clock
         self._stop = anyio.Event()
-        self._outage = OutageLog(log, "cannot forget old messages of the outbox", "the outbox is", logging.WARNING)
+        self._outage = resource_of(outbox.store).calls("cannot forget old messages of the outbox", log, logging.WARNING)
 
     async def run(self) -> None:
         while not self._stop.is_set():

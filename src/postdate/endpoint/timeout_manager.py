@@ -27,7 +27,7 @@ from postdate.endpoint.settings import (
 )
 from postdate.errors import ConfigurationError, MessageError, PostdateError
 from postdate.ports import Received, TransactionMode, TransportCapabilities
-from postdate.runtime.reporting import OutageLog
+from postdate.runtime.resource import resource_of
 
 log = logging.getLogger("postdate.timeout_manager")
 
@@ -118,9 +118,21 @@ class TimeoutManagerService(Service):
             critical = f"Failed to receive messages of the timeout manager from {queue!r}"
             breaker = context.breaker("TimeoutManagerReceive", critical, queue=queue)
             at_once = settings.messages_at_once
-            self._runs.append(MessagePump(receiver, step, at_once, context.clock, breaker, queue, prefetches=ahead))
+            resource = resource_of(context.transport)
+            pump = MessagePump(
+                receiver, step, at_once, context.clock, breaker, queue, prefetches=ahead, resource=resource
+            )
+            self._runs.append(pump)
             self._breakers.append(breaker)
-        self._runs.append(Poller(due, context.clock, storage, longest_sleep=context.longest_sleep))
+        self._runs.append(
+            Poller(
+                due,
+                context.clock,
+                storage,
+                longest_sleep=context.longest_sleep,
+                resource=resource_of(settings.persister),
+            )
+        )
 
     async def _is_set_up(self) -> bool:
         try:
@@ -136,7 +148,7 @@ class TimeoutManagerService(Service):
     def _step(self, queue: str, due: DueTimeouts) -> Step:
         context, persister = self._context, self._settings.persister
         dispatches = queue == self._dispatcher_queue
-        said = OutageLog(log, f"messages of {queue} wait for the storage of timeouts", "the storage of timeouts is")
+        said = resource_of(persister).calls(f"messages of {queue} wait for the storage of timeouts", log)
         outage = StoreOutage(context.clock, said)
         self._outages.append(outage)
         recovery = AttemptsRecovery(

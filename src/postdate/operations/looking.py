@@ -13,7 +13,7 @@ import anyio
 from postdate.clock import Clock
 from postdate.core.guard import Guard
 from postdate.operations.needs import present
-from postdate.runtime.reporting import OutageLog
+from postdate.runtime.resource import Resource
 from postdate.wiring import OpenDeployment
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class Refresher(Generic[T]):
         self._watched, self._news = anyio.Event(), anyio.Event()
         self._last: Look[T] | None = None
         self._before: Look[T] | None = None
-        self._outage = OutageLog(log, "cannot look at what waits, for metrics or the page", "what waits is")
+        self._outage = Resource("the store").calls("cannot look at what waits, for metrics or the page", log)
 
     async def run(self, deployment: OpenDeployment) -> None:
         """Look again and again, until it is cancelled."""

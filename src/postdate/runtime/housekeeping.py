@@ -16,7 +16,7 @@ from typing_extensions import override
 from postdate.clock import steady_seconds
 from postdate.errors import PostdateError
 from postdate.runtime import forks
-from postdate.runtime.reporting import OutageLog
+from postdate.runtime.resource import Resource
 
 log = logging.getLogger("postdate.housekeeping")
 
@@ -39,14 +39,16 @@ class Chore:
 
 
 class Housekeeping(forks.ForkAware):
-    """Does the chores ``of`` one file or connection, in order, every so many seconds; calls ``end`` in its thread.
+    """Does the chores of one file or connection, in order, every so many seconds; calls ``end`` in its thread.
 
     The child of a fork has no such thread: it calls :meth:`start`, too.
     """
 
-    def __init__(self, of: str, every: float, chores: Sequence[Chore], end: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, resource: Resource, every: float, chores: Sequence[Chore], end: Callable[[], None] = lambda: None
+    ) -> None:
         self._every, self._end = every, end
-        self._chores = [(chore, OutageLog(log, chore.what, of, logging.WARNING)) for chore in chores]
+        self._chores = [(chore, resource.calls(chore.what, log, logging.WARNING)) for chore in chores]
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._starting = forks.lock()
@@ -78,17 +80,17 @@ class Housekeeping(forks.ForkAware):
     def round(self) -> bool:
         """Do every chore once; return whether there is more. Raises nothing: the thread must not end by an error."""
         more = False
-        for chore, outage in self._chores:
+        for chore, calls in self._chores:
             try:
                 more |= chore.do()
             except (PostdateError, OSError) as error:
                 if self._stopped.is_set():  # its file or connection is being closed, which is no outage
                     return False
-                outage.failed(error, steady_seconds())
+                calls.failed(error, steady_seconds())
             except Exception:  # in a user's clock, say: claims of dead processes must become free all the same
                 log.exception("%s", chore.what)
             else:
-                outage.succeeded(steady_seconds())
+                calls.succeeded(steady_seconds())
         return more
 
     def in_shares(self, share: Share) -> bool:

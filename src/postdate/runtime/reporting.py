@@ -1,26 +1,16 @@
-"""What operators get to see: counts and measurements, to be exported, and outages, in the log. Pure.
+"""What operators get to see of messages: counts and measurements, to be exported. Pure.
 
 Metrics are called once a batch, never once a message. Time is an argument.
 """
 
 from __future__ import annotations
 
-import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Literal
 
 from typing_extensions import override
-
-from postdate.errors import PostdateError
-
-SAID_AGAIN_AFTER_SECONDS = 60.0
-
-_IS_THE_SAME_WITHIN_SECONDS = 5.0
-"""What fails again so soon after a success is one outage: a server may do one thing, and refuse another."""
-
 
 Counted = Literal["stored", "expired", "handled", "discarded", "failed", "retried", "moved_to_error"]
 """What becomes of messages, but for their delivery.
@@ -136,54 +126,6 @@ class CountedMetrics(Metrics):
             del self._dispatchers[dispatcher]
         else:
             self._dispatchers[dispatcher] = claims
-
-
-class OutageLog:
-    """Keeps an outage from filling a log: what fails three times a second fails for one reason.
-
-    Each kind of failure is logged when it comes for the first time in an outage, with its text; after that one line a
-    minute counts all of them, also where there are successes between them. ``what`` could not be done begins these
-    lines; ``who`` was out of reach, that of the recovery.
-    """
-
-    def __init__(self, log: logging.Logger, what: str, who: str, level: int = logging.ERROR) -> None:
-        self._log, self._what, self._who, self._level = log, what, who, level
-        self._since = self._said_at = self._out_since = 0.0
-        self._over_at = -math.inf
-        self._failures = 0
-        self.is_out = self._is_said = False
-        """``is_out``: the last call failed. ``_is_said``: a failure was logged since the last recovery."""
-        self._kinds: set[str] = set()
-
-    def failed(self, error: BaseException, seconds: float) -> None:
-        """Note a failure; ``seconds`` are of a clock that nobody sets."""
-        kind = error.code if isinstance(error, PostdateError) else type(error).__name__
-        if not self.is_out:
-            self.is_out, self._out_since = True, seconds
-            if seconds - self._over_at >= _IS_THE_SAME_WITHIN_SECONDS:
-                self._since, self._failures = seconds, 0
-                self._kinds.clear()
-        self._failures += 1
-        if kind not in self._kinds:
-            self._kinds.add(kind)
-            self._log.log(self._level, "%s: %s", self._what, error)
-        elif seconds - self._said_at >= SAID_AGAIN_AFTER_SECONDS or (
-            not self._is_said and seconds - self._out_since >= _IS_THE_SAME_WITHIN_SECONDS
-        ):
-            lasted, failures = seconds - self._since, self._failures
-            text = "%s, for %s now (%d failures): %s"
-            self._log.log(self._level, text, self._what, shown_duration(lasted), failures, error)
-        else:
-            return
-        self._said_at, self._is_said = seconds, True
-
-    def succeeded(self, seconds: float) -> None:
-        if self.is_out:
-            self.is_out, self._over_at = False, seconds
-        if self._is_said:
-            self._is_said = False
-            count = f"{self._failures} failures" if self._failures > 1 else "1 failure"
-            self._log.info("%s reachable again after %s (%s)", self._who, shown_duration(seconds - self._since), count)
 
 
 def shown_duration(seconds: float) -> str:

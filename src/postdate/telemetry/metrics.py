@@ -12,7 +12,9 @@ from typing import Any, Final, get_args
 from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
 from typing_extensions import override
 
+from postdate.clock import steady_seconds
 from postdate.runtime.reporting import Counted, CountedMetrics, Gauges
+from postdate.runtime.resource import outages
 
 LATENESS_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 3600.0)
 _DURATION_BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -24,6 +26,7 @@ _HISTOGRAMS: Final = {
     "loop.delay": ("How long the event loop stood still, looked at once a second", _DURATION_BOUNDS),
 }
 _OF_PROCESS: Final = {
+    "outages": ("{resource}", "Stores and servers of queues that are out of reach", ""),
     "breakers.triggered": ("{breaker}", "Triggered circuit breakers", ""),
     "claims.held": ("{message}", "Messages that this process has claimed", ""),
 }
@@ -108,7 +111,8 @@ class OpenTelemetryMetrics(CountedMetrics):
 
     def _of_process(self) -> Gauges:
         triggered = sum(state == "triggered" for state in list(self.breakers.values()))
-        return {"breakers.triggered": {"": triggered}, "claims.held": {"": self.claims_held}}
+        out = len(outages(steady_seconds()))
+        return {"outages": {"": out}, "breakers.triggered": {"": triggered}, "claims.held": {"": self.claims_held}}
 
     def _messages(self, _: CallbackOptions) -> Generator[Observation]:
         for outcome in get_args(Counted):  # from 0 on, or the first ones would not be seen as an increase

@@ -13,6 +13,7 @@ import anyio
 from postdate.clock import steady_seconds
 from postdate.runtime.process import WATCHDOG, notify
 from postdate.runtime.reporting import CountedMetrics, shown_duration
+from postdate.runtime.resource import outages
 
 _BEAT_SECONDS: Final = 1.0
 _STANDS_STILL_SECONDS: Final = 10.0
@@ -49,7 +50,12 @@ class Vitals:
         breakers = [
             f"{name} is triggered" for name, state in list(self._tally.breakers.items()) if state == "triggered"
         ]
-        return [*self.ill(), *breakers, *([] if self.is_ready else ["it has not started, or is stopping"])]
+        return [
+            *self.ill(),
+            *outages(steady_seconds()),
+            *breakers,
+            *([] if self.is_ready else ["it has not started, or is stopping"]),
+        ]
 
     async def run(self) -> None:
         """Beat once a second, with the watchdog of the service manager; sum up each minute in the log."""

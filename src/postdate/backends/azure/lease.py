@@ -27,7 +27,7 @@ from postdate.backends.azure.layout import DelayedEntity
 from postdate.backends.azure.pages import BackOff
 from postdate.errors import PostdateError
 from postdate.ports import Claim
-from postdate.runtime.reporting import OutageLog
+from postdate.runtime.resource import Resource
 
 if TYPE_CHECKING:
     from azure.storage.blob.aio import ContainerClient
@@ -222,10 +222,11 @@ class Keeper:
         took: Callable[[], None],
         look: Callable[[], Awaitable[None]],
         back_off: BackOff,
+        resource: Resource,
     ) -> None:
         self._lease, self._took, self._look, self._back_off = lease, took, look, back_off
         self._task: asyncio.Task[None] | None = None
-        self._outage = OutageLog(log_of_keeper, "the lease cannot be kept", "the store is", logging.WARNING)
+        self._outage = resource.calls("the lease cannot be kept", log_of_keeper, logging.WARNING)
         self.is_wanted = False
         """Whether a poller waits: only then a free lease is taken, and looks are made."""
 

@@ -52,6 +52,7 @@ from postdate.ports import (
 )
 from postdate.runtime import forks
 from postdate.runtime.next_due import NextDue
+from postdate.runtime.resource import resource_of
 
 if TYPE_CHECKING:
     from azure.data.tables.aio import TableServiceClient
@@ -190,7 +191,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine, fo
         of_records = Table(tables.get_table_client(records_table(name)), place)
         records = Records(of_records, keeps_retries=self._recording is Recording.ALL)
         lease = ContainerLease(blobs.get_container_client(name), blob_place, self._lost)
-        keeper = Keeper(lease, self._next_due.forget, self._look, self._back_off)
+        keeper = Keeper(lease, self._next_due.forget, self._look, self._back_off, resource_of(self))
 
         async def set_aside(entity: Entity, error: MessageError, now: datetime) -> None:
             await quarantine.set_aside(entity, error, now)

@@ -26,6 +26,7 @@ from postdate.errors import ConfigurationError, StoreUnavailable
 from postdate.persistence.migrations import Step, run
 from postdate.ports import Recording, Scripted
 from postdate.runtime import forks
+from postdate.runtime.resource import resource_at
 from postdate.runtime.threads import in_thread
 
 T = TypeVar("T")
@@ -56,6 +57,7 @@ class OpenDatabase(forks.ForkAware):
         self.names, self.pool = SchemaNames(schema), PostgresPool(url)
         self.recording, self.answers_within, self.holds_at_most = recording, answers_within, holds_at_most
         self._life = Life(mark(), holds_at_most)
+        self.resource = resource_at(self.identity, self.pool.address.shown)
         self._reaper = Reaper(self.names, self.identity)
         self._answers = Answers(answers_within, self.pool.given_up)
         self._lock = forks.lock()
@@ -87,7 +89,12 @@ class OpenDatabase(forks.ForkAware):
         with self._lock:
             if self._listener is None:
                 self._listener = Listener(
-                    partial(self.connected, _SHORT_WAIT), self.pool.given_up, self.names, self._reaper, self._life
+                    partial(self.connected, _SHORT_WAIT),
+                    self.pool.given_up,
+                    self.names,
+                    self._reaper,
+                    self._life,
+                    self.resource,
                 )
                 self._listener.start()
             return self._listener
@@ -169,6 +176,7 @@ class Access:
         self.recording, self.holds_at_most = recording or database.recording, database.holds_at_most
         self.identity = (*database.pool.address.identity, self.names.schema)
         self.where = f"{database.pool.address.shown}, schema {self.names.schema}"
+        self.resource = resource_at(self.identity, self.where)
         self.reaper = Reaper(self.names, self.identity)
         within = database.answers_within if answers_within is None else answers_within
         self._answers = Answers(within, database.pool.given_up)

@@ -33,7 +33,7 @@ from postdate.backends.postgres.sessions import carries
 from postdate.clock import steady_seconds
 from postdate.errors import ConfigurationError, PostdateError, StoreUnavailable, StoreUnreachable
 from postdate.runtime import forks
-from postdate.runtime.reporting import OutageLog
+from postdate.runtime.resource import Resource
 
 Connection = psycopg.Connection[Any]
 Heard = Callable[[str, int, int], None]
@@ -111,6 +111,7 @@ class Listener:
         names: of the schema.
         reaper: of expired messages, run by this thread, which lives as long as its process works.
         life: of this process.
+        resource: of the database.
     """
 
     def __init__(
@@ -120,7 +121,9 @@ class Listener:
         names: SchemaNames,
         reaper: Reaper,
         life: Life,
+        resource: Resource,
     ) -> None:
+        self._resource = resource
         self._connect, self._given_up = connect, given_up
         self.names, self._reaper, self._life = names, reaper, life
         self._watched = Watched()
@@ -224,8 +227,8 @@ class Listener:
             self._let_go_of_pipe()
 
     def _serve(self) -> None:
-        failures, what = 0, "no connection to PostgreSQL that hears of stored messages"
-        outage = OutageLog(log, what, "PostgreSQL is", logging.WARNING)
+        failures = 0
+        calls = self._resource.calls("no connection to PostgreSQL that hears of stored messages", log, logging.WARNING)
         while not self._stopping:
             try:
                 with self._connected(again=failures > 0) as connection:
@@ -233,7 +236,7 @@ class Listener:
                         return
                     self._present(connection)
                     failures = 0
-                    outage.succeeded(steady_seconds())
+                    calls.succeeded(steady_seconds())
                     self._tell("lost", 0, 0)
                     self._listen(connection)
             except Exception as error:  # noqa: BLE001 - without this thread nothing that we hold would be ours
@@ -241,7 +244,7 @@ class Listener:
                 with self._lock:
                     self._failure, self._holder = failure, None
                 self._ready.set()
-                outage.failed(failure, steady_seconds())
+                calls.failed(failure, steady_seconds())
                 self._pause(_RECONNECT_AFTER_SECONDS[min(failures, len(_RECONNECT_AFTER_SECONDS) - 1)])
                 failures += 1
 

@@ -17,7 +17,7 @@ from postdate.backends.rabbitmq.stream import READ_WITHIN_SECONDS, Stream
 from postdate.backends.rabbitmq.wire import Arguments, FrameReader, MalformedFrame, Method, method_frame
 from postdate.errors import DestinationUnavailable, PostdateError, TransportUnavailable, TransportUnreachable
 from postdate.runtime import forks
-from postdate.runtime.reporting import OutageLog
+from postdate.runtime.resource import Resource
 
 ANSWERS_WITHIN_SECONDS = 15.0
 """A quorum queue that elects a leader takes a while."""
@@ -322,7 +322,7 @@ def _text(content: bytes) -> str:
 class PersistentConnection:
     """One connection to a server at a time: made when needed, made again when it was lost."""
 
-    def __init__(self, login: Login, connects_within_seconds: float, purpose: str = "work") -> None:
+    def __init__(self, login: Login, connects_within_seconds: float, resource: Resource, purpose: str = "work") -> None:
         self.login = login
         self._within = connects_within_seconds
         self._link: AmqpConnection | None = None
@@ -333,7 +333,7 @@ class PersistentConnection:
         self._closed = False
         self.frame_limit = LARGEST_FRAME
         """Bytes in a frame, by the latest connection; the usual limit before there was one."""
-        self._outage = OutageLog(log, f"no connection for {purpose}", f"for {purpose}, {login.place} is")
+        self._outage = resource.calls(f"no connection for {purpose}", log)
 
     async def link(self) -> AmqpConnection:
         """Return an open connection; after a failure it raises for a while without connecting again."""

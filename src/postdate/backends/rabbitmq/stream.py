@@ -20,6 +20,7 @@ from postdate.backends.rabbitmq.address import Login
 from postdate.errors import PostdateError, TransportUnreachable
 from postdate.runtime import forks
 from postdate.runtime.housekeeping import Chore, Housekeeping
+from postdate.runtime.resource import Resource
 
 _LATE_SECONDS = 2.0
 """How late a heartbeat may be before a server that also owes an answer is considered dead."""
@@ -198,7 +199,7 @@ class Stream(asyncio.BufferedProtocol, forks.ForkAware):
         """Send and expect something at least every ``seconds``."""
         self._alive_within = seconds + _LATE_SECONDS
         self._listen(seconds)
-        self._beats = Housekeeping(f"{self.login.place} is", seconds, [Chore("cannot send heartbeats", self._beat)])
+        self._beats = Housekeeping(Resource(self.login.place), seconds, [Chore("cannot send heartbeats", self._beat)])
         self._beats.start()
 
     def _beat(self) -> bool:

@@ -74,6 +74,7 @@ from postdate.ports import (
 )
 from postdate.ports.backends import DatabaseObject
 from postdate.ports.transports import bound_to_intake
+from postdate.runtime.resource import resource_of
 from postdate.runtime.threads import in_thread
 
 log = logging.getLogger("postdate.rabbitmq")
@@ -120,9 +121,11 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
             )
         login = parse_url(url)
         self.publishing = Publisher(
-            PersistentConnection(login, _CONNECTS_WITHIN_SECONDS, "sending"), confirm_window, confirms_within
+            PersistentConnection(login, _CONNECTS_WITHIN_SECONDS, resource_of(self), "sending"),
+            confirm_window,
+            confirms_within,
         )
-        self.consuming = PersistentConnection(login, _CONNECTS_WITHIN_SECONDS, "receiving")
+        self.consuming = PersistentConnection(login, _CONNECTS_WITHIN_SECONDS, resource_of(self), "receiving")
         self.attempts = Attempts()
         self.limits: dict[str, Mapping[str, int] | None] = {}
         self._asks_from = 0.0 if login.management_port > 0 else math.inf

@@ -28,6 +28,7 @@ from postdate.clock import SystemClock
 from postdate.errors import ConfigurationError, PostdateError
 from postdate.runtime import forks
 from postdate.runtime.housekeeping import Chore, Housekeeping
+from postdate.runtime.resource import resource_at
 from postdate.runtime.threads import in_thread
 
 # --- subscriptions, on one connection that is renewed as long as somebody listens -------------------------------------
@@ -262,7 +263,9 @@ class RedisLiveness(forks.ForkAware):
                 runner.run(connections.close())
 
         chores = [Chore("cannot show that this process lives", beat)]
-        beats = Housekeeping(f"{connections.login.place} is", _BEATS_EVERY_SECONDS, chores, end)
+        beats = Housekeeping(
+            resource_at(connections.login.identity, connections.login.place), _BEATS_EVERY_SECONDS, chores, end
+        )
         beats.start()
         return beats
 

@@ -69,6 +69,7 @@ from postdate.errors import (
 from postdate.ports import Recording, Wake
 from postdate.runtime import forks
 from postdate.runtime.housekeeping import Chore, Housekeeping
+from postdate.runtime.resource import resource_at
 from postdate.runtime.threads import Job, group_of, in_thread
 
 _DEFAULT_RULES = QueueRules()
@@ -187,7 +188,7 @@ class SqliteFile(forks.ForkAware):
         self._room = RoomToGiveBack()
         self._wakeups = Wakeups()
         self._chores = Housekeeping(
-            str(path),
+            resource_at(("sqlite", str(path)), str(path)),
             _HOUSEKEEPING_SECONDS,
             [
                 Chore("cannot look at the file", self._look_at_the_file),

@@ -31,7 +31,8 @@ from postdate.core.recoverability import (
 from postdate.errors import PostdateError, StoreError
 from postdate.messages import Envelope
 from postdate.ports import End, Received, RecordKind
-from postdate.runtime.reporting import Counted, Metrics, OutageLog
+from postdate.runtime.reporting import Counted, Metrics
+from postdate.runtime.resource import Calls, Resource
 
 log = logging.getLogger("postdate.recoverability")
 
@@ -205,9 +206,9 @@ def attempts(number: int, *unrecoverable: type[PostdateError]) -> Recoverability
 class StoreOutage:
     """A store that takes nothing, and messages in hand that wait for it; without ``breaker``, for a second."""
 
-    def __init__(self, clock: Clock, said: OutageLog, breaker: RepeatedFailures | None = None) -> None:
-        self._clock, self._said, self._breaker = clock, said, breaker
-        self._of_some = OutageLog(log, "cannot store some messages, only others", "they are", logging.WARNING)
+    def __init__(self, clock: Clock, calls: Calls, breaker: RepeatedFailures | None = None) -> None:
+        self._clock, self._calls, self._breaker = clock, calls, breaker
+        self._of_some = Resource("that store").calls("cannot store some messages, only others", log, logging.WARNING)
         self._stop, self._is_over, self._over_at = anyio.Event(), anyio.Event(), -math.inf
 
     def stop(self) -> None:
@@ -223,9 +224,9 @@ class StoreOutage:
         self._is_over, self._over_at = anyio.Event(), self._clock.monotonic()
 
     def worked(self) -> None:
-        if self._said.is_out:
+        if self._calls.is_failing:
             self.over()
-            self._said.succeeded(self._clock.monotonic())
+            self._calls.succeeded(self._clock.monotonic())
         if self._breaker is not None:
             self._breaker.success()
 
@@ -241,7 +242,7 @@ class StoreOutage:
         elif self._breaker is not None:
             pause = self._breaker.failure(error, seconds)
         if way is Way.STAYS:
-            self._said.failed(error, seconds)
+            self._calls.failed(error, seconds)
             if seconds - self._over_at < PAUSE_ARMED.total_seconds():
                 pause = min(pause, PAUSE_ARMED)
             elif not until.is_set():

@@ -21,7 +21,7 @@ from postdate.core.recoverability import Way, is_outage, retry_delay, text_of
 from postdate.errors import ClaimLost, PostdateError, TransportUnavailable
 from postdate.ports import Received, Receiver
 from postdate.runtime.bounded import Bounded
-from postdate.runtime.reporting import OutageLog
+from postdate.runtime.resource import Resource
 
 log = logging.getLogger("postdate.pump")
 
@@ -62,6 +62,7 @@ class MessagePump:
         prefetches: bool = False,
         expect: Callable[[Sequence[Received]], Awaitable[None]] | None = None,
         report: Report | None = None,
+        resource: Resource | None = None,
     ) -> None:
         self._reading = Prefetch(concurrency) if prefetches else None
         self._receiver = receiver if isinstance(receiver, WatchedReceiver) else WatchedReceiver(receiver, clock)
@@ -82,7 +83,7 @@ class MessagePump:
         self._has_room = anyio.Event()
         in_batches = prefetches and self._receiver.ends_in_batches
         self._settler = Settler(self._receiver, clock, report) if in_batches else None
-        self._outage = OutageLog(log, f"cannot receive from {queue}", f"{queue} is")
+        self._outage = (resource or Resource(queue)).calls(f"cannot receive from {queue}", log)
 
     async def run(self) -> None:
         """Receive and hand over until stopped; then wait for handlers, as long as they take.
@@ -163,13 +164,13 @@ class MessagePump:
         while (room := self._room()) <= 0:
             await self._room_made()
         try:
-            received = await self._receiver.receive(room, wait=not self._outage.is_out)
+            received = await self._receiver.receive(room, wait=not self._outage.is_failing)
         except PostdateError as error:
             self._outage.failed(error, self._clock.monotonic())
             await self._pause_after(error)
             return
         self._breaker.success()
-        if self._outage.is_out:
+        if self._outage.is_failing:
             self._outage.succeeded(self._clock.monotonic())
         if self._expect is not None and len(received) > 1:
             self._busy += 1

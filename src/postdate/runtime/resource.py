@@ -1,0 +1,175 @@
+"""Things outside of the process that can be out of reach, and one line in the log for each outage. Source: ADR 45.
+
+A store, the server of the queues, the error queue are *resources*. Many loops call the same one: the poller, the pumps,
+the thread that listens, housekeeping. When it goes away, each of them fails. They share one :class:`Resource`, so an
+operator reads about the outage once, and ``/readyz``, ``doctor`` and metrics have one state to show.
+
+Adapters with an equal identity, such as a store and the queues in one database, are one resource. Time is an argument,
+in monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from typing import Final
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from postdate.errors import PostdateError
+from postdate.runtime.reporting import shown_duration
+
+LOGGED_AGAIN_AFTER_SECONDS: Final = 60.0
+
+_SAME_OUTAGE_WITHIN_SECONDS: Final = 5.0
+"""A failure so soon after the end of an outage continues it: a server may do one thing, and refuse another."""
+
+_FORGOTTEN_AFTER_SECONDS: Final = 150.0
+"""A kind of calls that failed, and that nobody made since, says nothing any more. The longest pause of a loop and the
+longest deadline of a call are shorter together."""
+
+
+class Resource:
+    """One thing that several loops of a process need. Safe to use from any thread.
+
+    It is out of reach from the first call that fails until each kind of calls that failed has gone well once.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        """Begins the line about the end of an outage."""
+        self._lock = threading.Lock()
+        """Around everything below. Never held while something is logged."""
+        self._failing: dict[Calls, float] = {}
+        """Kinds of calls whose last one failed, with the seconds at which it did."""
+        self._since = 0.0
+        """When the outage began."""
+        self._resumed_at = 0.0
+        """When it began anew, if it ended for a moment."""
+        self._ended_at = -math.inf
+        self._failures = 0
+        self._logged_at = -math.inf
+        self._is_logged = False
+        """Whether the outage was logged, so that its end has to be, too."""
+        self._codes: set[str] = set()
+        """Of the errors that were logged in this outage."""
+        self._last_error: BaseException | None = None
+
+    def calls(self, what: str, log: logging.Logger, level: int = logging.ERROR) -> Calls:
+        """Return the kind of calls that one loop makes; ``what`` says what could not be done when one fails."""
+        return Calls(self, what, log, level)
+
+    def outage(self, seconds: float) -> str | None:
+        """Return the outage in words, such as ``out of reach for 3 min: …``; ``None`` while the resource answers."""
+        with self._lock:
+            if not any(seconds - failed_at < _FORGOTTEN_AFTER_SECONDS for failed_at in self._failing.values()):
+                return None
+            return f"out of reach for {shown_duration(seconds - self._since)}: {self._last_error}"
+
+    def record_failure(self, calls: Calls, error: BaseException, seconds: float) -> str | None:
+        """Note a failure; return the line to be logged, if any."""
+        code = error.code if isinstance(error, PostdateError) else type(error).__name__
+        may_pass = isinstance(error, PostdateError) and (error.outage or error.transient)
+        with self._lock:
+            self._forget_old(seconds)
+            if not self._failing:
+                self._resumed_at = seconds
+                if seconds - self._ended_at >= _SAME_OUTAGE_WITHIN_SECONDS:
+                    self._since, self._failures = seconds, 0
+                    self._codes.clear()
+            self._failing[calls], self._last_error = seconds, error
+            self._failures += 1
+            is_new = not self._codes or (code not in self._codes and not may_pass)
+            lasts = not self._is_logged and seconds - self._resumed_at >= _SAME_OUTAGE_WITHIN_SECONDS
+            if is_new:
+                self._codes.add(code)
+                line = f"{calls.what}: {error}"
+            elif lasts or seconds - self._logged_at >= LOGGED_AGAIN_AFTER_SECONDS:
+                whats = "; ".join(dict.fromkeys(each.what for each in self._failing))
+                duration = shown_duration(seconds - self._since)
+                line = f"{whats}, for {duration} now ({self._failures} failures): {error}"
+            else:
+                return None
+            self._logged_at, self._is_logged = seconds, True
+            return line
+
+    def record_success(self, calls: Calls, seconds: float) -> str | None:
+        """Note that a kind of calls that failed goes well; return the line to be logged, if that ends the outage."""
+        with self._lock:
+            self._failing.pop(calls, None)
+            self._forget_old(seconds)
+            if self._failing:
+                return None
+            self._ended_at = seconds
+            if not self._is_logged:
+                return None
+            self._is_logged = False
+            count = f"{self._failures} failures" if self._failures > 1 else "1 failure"
+            return f"{self.name} is reachable again after {shown_duration(seconds - self._since)} ({count})"
+
+    def _forget_old(self, seconds: float) -> None:
+        for calls, failed_at in list(self._failing.items()):
+            if seconds - failed_at >= _FORGOTTEN_AFTER_SECONDS:
+                del self._failing[calls]
+
+
+class Calls:
+    """One kind of calls to a resource, made by one loop."""
+
+    def __init__(self, resource: Resource, what: str, log: logging.Logger, level: int) -> None:
+        self.resource = resource
+        self.what = what
+        """Begins the line in the log: ``cannot take due messages``."""
+        self.is_failing = False
+        """Whether the last call failed. Written by the loop that makes the calls."""
+        self._log = log
+        self._level = level
+
+    def failed(self, error: BaseException, seconds: float) -> None:
+        self.is_failing = True
+        line = self.resource.record_failure(self, error, seconds)
+        if line is not None:
+            self._log.log(self._level, "%s", line)
+
+    def succeeded(self, seconds: float) -> None:
+        if not self.is_failing:
+            return
+        self.is_failing = False
+        line = self.resource.record_success(self, seconds)
+        if line is not None:
+            self._log.info("%s", line)
+
+
+_by_identity = WeakValueDictionary[object, Resource]()
+_by_adapter = WeakKeyDictionary[object, Resource]()
+_lock = threading.Lock()
+
+
+def resource_at(identity: object, name: str) -> Resource:
+    """Return the resource with an identity: the same one for all who ask for it in this process."""
+    with _lock:
+        resource = _by_identity.get(identity)
+        if resource is None:
+            resource = _by_identity[identity] = Resource(name)
+        return resource
+
+
+def resource_of(adapter: object) -> Resource:
+    """Return the resource that an adapter needs: that of its database, or one of its own."""
+    name = type(adapter).__name__
+    identity = getattr(getattr(adapter, "capabilities", None), "database", None)
+    if identity is not None:
+        return resource_at(identity, name)
+    try:
+        with _lock:
+            return _by_adapter.setdefault(adapter, Resource(name))
+    except TypeError:  # it cannot be a key
+        return Resource(name)
+
+
+def outages(seconds: float) -> list[str]:
+    """Return, in words, which resources of this process are out of reach: those of adapters, in the order of names."""
+    with _lock:
+        resources = {*_by_identity.values(), *_by_adapter.values()}
+    texts = {each.name: each.outage(seconds) for each in resources}
+    return [f"{name} is {text}" for name, text in sorted(texts.items()) if text is not None]

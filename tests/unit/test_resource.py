@@ -1,0 +1,166 @@
+"""A resource: one outage is one line in the log, one a minute, and one for its end, however many loops meet it."""
+
+import gc
+import logging
+from dataclasses import dataclass
+
+import pytest
+
+from postdate import MemoryStore
+from postdate.errors import StoreError, StoreUnavailable, StoreUnreachable
+from postdate.runtime.reporting import shown_duration
+from postdate.runtime.resource import Calls, Resource, resource_at, resource_of
+
+DOWN, LOCKED, WRONG = StoreUnreachable("connection refused"), StoreUnavailable("locked"), StoreError("no such column")
+LOG = logging.getLogger("postdate.test")
+
+
+@pytest.fixture
+def sales(caplog: pytest.LogCaptureFixture) -> Resource:
+    caplog.set_level(logging.INFO)
+    return Resource("PostgreSQL sales")
+
+
+@pytest.fixture
+def receiving(sales: Resource) -> Calls:
+    return sales.calls("cannot receive from sales", LOG)
+
+
+@pytest.fixture
+def claiming(sales: Resource) -> Calls:
+    return sales.calls("cannot take due messages", LOG)
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+
+def test_an_outage_that_several_loops_meet_is_one_line_and_one_for_its_end(
+    receiving: Calls, claiming: Calls, sales: Resource, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert sales.outage(1_000) is None
+    for third in range(78):
+        (receiving, claiming)[third % 2].failed(DOWN, 1_000 + third / 3)
+    assert sales.outage(1_026) == "out of reach for 26 s: connection refused"
+    receiving.succeeded(1_026)
+    assert sales.outage(1_026) is not None, "the other loop still fails"
+    claiming.succeeded(1_026.1)
+    claiming.succeeded(1_027)
+    assert lines(caplog) == [
+        ("ERROR", "cannot receive from sales: connection refused"),
+        ("INFO", "PostgreSQL sales is reachable again after 26 s (78 failures)"),
+    ]
+    assert sales.outage(1_027) is None
+    assert all(record.exc_info is None for record in caplog.records)
+
+
+def test_a_long_one_is_a_line_a_minute_that_names_what_fails(
+    receiving: Calls, claiming: Calls, caplog: pytest.LogCaptureFixture
+) -> None:
+    for second in range(181):
+        receiving.failed(DOWN, second)
+        if second > 100:
+            claiming.failed(DOWN, second)
+    assert [text for _, text in lines(caplog)[1:]] == [
+        "cannot receive from sales, for 60 s now (61 failures): connection refused",
+        "cannot receive from sales; cannot take due messages, for 2 min now (140 failures): connection refused",
+        "cannot receive from sales; cannot take due messages, for 3 min now (260 failures): connection refused",
+    ]
+
+
+def test_another_outage_within_it_is_no_line_and_an_error_of_another_kind_is_one(
+    receiving: Calls, claiming: Calls, caplog: pytest.LogCaptureFixture
+) -> None:
+    for second, error in enumerate([DOWN, LOCKED, DOWN, WRONG, WRONG]):
+        receiving.failed(error, second)
+        claiming.failed(error, second)
+    assert [text.rpartition(": ")[2] for _, text in lines(caplog)] == ["connection refused", "no such column"]
+
+
+def test_failures_with_successes_between_them_are_one_outage(
+    receiving: Calls, caplog: pytest.LogCaptureFixture
+) -> None:
+    for second in range(100):
+        receiving.failed(DOWN, second)
+        receiving.succeeded(second + 0.5)
+    assert [text for _, text in lines(caplog)] == [
+        "cannot receive from sales: connection refused",
+        "PostgreSQL sales is reachable again after 0.5 s (1 failure)",
+        "cannot receive from sales, for 60 s now (61 failures): connection refused",
+        "PostgreSQL sales is reachable again after 60 s (61 failures)",
+    ]
+    for second in range(100, 110):  # the last line does not stay untrue
+        receiving.failed(DOWN, second)
+    assert [text for _, text in lines(caplog)[4:]] == [
+        "cannot receive from sales, for 105 s now (106 failures): connection refused"
+    ]
+
+
+def test_what_fails_while_all_else_goes_well_is_an_outage_until_it_goes_well(
+    receiving: Calls, claiming: Calls, caplog: pytest.LogCaptureFixture
+) -> None:
+    for second in range(50):
+        receiving.failed(DOWN, second)
+        claiming.succeeded(second)
+    receiving.succeeded(50)
+    assert [level for level, _ in lines(caplog)] == ["ERROR", "INFO"]
+
+
+def test_the_next_outage_begins_anew(receiving: Calls, caplog: pytest.LogCaptureFixture) -> None:
+    for second in (0, 10):
+        receiving.failed(DOWN, second)
+        assert receiving.is_failing
+        receiving.succeeded(second + 1)
+        assert not receiving.is_failing
+    assert [level for level, _ in lines(caplog)] == ["ERROR", "INFO", "ERROR", "INFO"]
+
+
+def test_a_loop_that_ended_while_it_failed_is_forgotten(
+    receiving: Calls, claiming: Calls, sales: Resource, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiving.failed(DOWN, 0)
+    assert sales.outage(149) is not None
+    assert sales.outage(150) is None
+    claiming.failed(DOWN, 200)
+    claiming.succeeded(201)
+    assert lines(caplog)[-1] == ("INFO", "PostgreSQL sales is reachable again after 1 s (1 failure)")
+
+
+# --- which resource ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    database: object
+
+
+class OfDatabase:
+    def __init__(self, database: object) -> None:
+        self.capabilities = Capabilities(database)
+
+
+def test_adapters_of_one_database_share_a_resource_and_others_have_one_each() -> None:
+    one, two, other = OfDatabase(("sqlite", "a")), OfDatabase(("sqlite", "a")), OfDatabase(("sqlite", "b"))
+    resource = resource_of(one)
+    assert resource is resource_of(two) is resource_at(("sqlite", "a"), "a")
+    assert resource is not resource_of(other)
+    memory, another = MemoryStore(), MemoryStore()
+    assert resource_of(memory) is resource_of(memory) is not resource_of(another)
+    assert resource_of(memory).name == "MemoryStore"
+    assert resource_of(slots := []).name == "list", slots  # it cannot be a key
+
+
+def test_a_resource_ends_with_those_who_use_it() -> None:
+    calls = resource_at("a place", "first").calls("cannot", LOG)
+    assert resource_at("a place", "second") is calls.resource
+    del calls
+    gc.collect()
+    assert resource_at("a place", "third").name == "third"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(-1, "0.0 s"), (0.44, "0.4 s"), (26, "26 s"), (119, "119 s"), (150, "2 min"), (7_500, "2 h 5 min")],
+)
+def test_durations(seconds: float, shown: str) -> None:
+    assert shown_duration(seconds) == shown
