@@ -43,7 +43,7 @@ def all_came(lab: Lab) -> bool:
 
 def said_to_be_away(lab: Lab) -> bool:
     """The services have noticed."""
-    return all(service.says(" armed: ") for service in lab.services)
+    return all(service.says(" cannot ") for service in lab.services)
 
 
 def _promise(deployment: str, **more: Any) -> Promise:

@@ -30,6 +30,7 @@ from postdate.backends.rabbitmq.transport import RabbitMqTransport
 from postdate.errors import ConfigurationError
 from postdate.operations.error_queue import returned_copy
 from postdate.ports import DelayExchange, End, MessageFilter
+from postdate.runtime.resource import Resource
 
 pytest_plugins = ["tests.integration.rabbitmq_fixtures"]
 
@@ -239,7 +240,7 @@ async def test_every_type_of_the_table_arrives_bit_for_bit(site: Site) -> None:
     queue = site.queue()
     content = (BITS["headers"] | BITS["type"]).to_bytes(2, "big") + len(EVERY_TYPE).to_bytes(4, "big")
     content += EVERY_TYPE + b"\x02\xff\x00"
-    line = PersistentConnection(parse_url(site.url), 10)
+    line = PersistentConnection(parse_url(site.url), 10, Resource("a broker"))
     async with site.service():
         site.channel.basic_publish(site.name, queue, b"x", Raw(content))
         link = await line.link()

@@ -69,7 +69,7 @@ def test_one_success_in_time_prevents_it_row_44(breaker: RepeatedFailures, criti
 def test_a_success_disarms_it_and_it_can_trigger_again_row_47(
     breaker: RepeatedFailures, critical: Critical, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "postdate.circuit_breaker"):
+    with caplog.at_level(logging.DEBUG, "postdate.circuit_breaker"):
         for start in (NOW, NOW + 3600):
             breaker.failure(ERROR, start)
             breaker.failure(ERROR, start + 31)
@@ -171,7 +171,7 @@ def test_who_watches_the_deadline_is_told_once_for_each_arming(breaker: Repeated
 
 def test_a_window_of_failures_ends_with_a_word_row_46(critical: Critical, caplog: pytest.LogCaptureFixture) -> None:
     rate = FailureRate("handling", "cannot handle", 1, critical)
-    with caplog.at_level(logging.INFO, "postdate.circuit_breaker"):
+    with caplog.at_level(logging.DEBUG, "postdate.circuit_breaker"):
         rate.failure(ERROR, NOW)
         rate.failure(ERROR, NOW + 1)
         rate.check(NOW + 29)
@@ -180,8 +180,8 @@ def test_a_window_of_failures_ends_with_a_word_row_46(critical: Critical, caplog
         rate.check(NOW + 90)
     assert rate.state is BreakerState.DISARMED
     assert [(record.levelname, record.message) for record in caplog.records] == [
-        ("WARNING", "circuit breaker handling armed: down"),
-        ("INFO", "circuit breaker handling disarmed after 2 failures"),
+        ("DEBUG", "circuit breaker handling armed: down"),
+        ("DEBUG", "circuit breaker handling disarmed after 2 failures"),
     ]
 
 

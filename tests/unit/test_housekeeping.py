@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from postdate.runtime.housekeeping import Housekeeping
+from postdate.runtime.resource import Resource
 
 
 def test_a_chore_that_is_just_starting_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     start, failed = threading.Thread.start, list[Exception]()
-    housekeeping = Housekeeping("a file", 60.0, [])
+    housekeeping = Housekeeping(Resource("a file"), 60.0, [])
 
     def join() -> None:
         try:

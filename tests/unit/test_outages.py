@@ -578,7 +578,7 @@ async def test_an_outage_of_the_broker_is_said_when_it_begins_and_when_it_is_ove
     lines = [record.message for record in caplog.records if record.name == "postdate.pump"]
     assert lines[0] == "cannot receive from sales.timeouts: connection refused"
     assert len(lines) == 2
-    assert lines[1].startswith("sales.timeouts is reachable again after 27 s (")
+    assert lines[1].startswith("FaultyTransport is reachable again after 27 s (")
 
 
 async def test_an_outage_of_the_store_is_said_when_it_begins_and_when_it_is_over(
@@ -602,7 +602,7 @@ async def test_an_outage_of_the_store_is_said_when_it_begins_and_when_it_is_over
     assert len(lines) == 3
     assert lines[0] == "cannot take due messages: connection refused"
     assert lines[1].startswith("cannot take due messages, for 6")
-    assert lines[2].startswith("the store is reachable again after ")
+    assert lines[2].startswith("FaultyStore is reachable again after ")
 
 
 async def test_debug_lines_say_what_was_stored_and_delivered(bench, caplog: pytest.LogCaptureFixture) -> None:

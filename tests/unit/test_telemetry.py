@@ -94,7 +94,7 @@ def test_all_is_exported_under_names_of_the_conventions() -> None:
     }
     # OpenTelemetry's rules for names, and units by UCUM with counted things in braces.
     assert all(re.fullmatch(r"postdate(\.[a-z_]+)+", name) for name in found)
-    assert {each.unit for each in found.values()} == {"s", "{message}", "{breaker}", "{run}"}
+    assert {each.unit for each in found.values()} == {"s", "{message}", "{breaker}", "{resource}", "{run}"}
 
 
 def test_what_has_not_happened_yet_is_counted_from_the_start() -> None:

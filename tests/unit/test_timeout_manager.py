@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from dataclasses import replace
 from datetime import timedelta
@@ -646,6 +647,7 @@ CRITICAL = "Repeated failures when fetching timeouts from storage, endpoint will
 async def test_row_102_outages_of_a_second_are_no_critical_error_and_a_longer_one_is_exactly_one(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.DEBUG, "postdate.circuit_breaker")
     async with bench.endpoint(manager={"time_to_wait_before_triggering_critical_error": 3 * SECOND}):
         await bench.clock.settle()
         for _ in range(20):
