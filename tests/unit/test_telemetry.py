@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import anyio
 import pytest
@@ -22,8 +23,10 @@ from prometheus_client.parser import text_string_to_metric_families as plain
 from tests.waiting import until
 
 from postdate import DelayedDelivery, Endpoint, MemoryStore, MemoryTransport
+from postdate.clock import steady_seconds
 from postdate.core.poller import Poller
-from postdate.errors import ConfigurationError
+from postdate.errors import ConfigurationError, StoreUnreachable
+from postdate.runtime import resource
 from postdate.runtime.reporting import OTHERS, CountedMetrics
 from postdate.telemetry import vitals
 from postdate.telemetry.metrics import OpenTelemetryMetrics, prometheus
@@ -174,6 +177,14 @@ def test_scrapes_at_one_time_are_taken_one_after_the_other() -> None:
         assert [each.result()[0] for each in answers] == [200, 200]
 
 
+@pytest.fixture
+def resources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No resources of other tests, which may be out of reach."""
+    monkeypatch.setattr(resource, "_by_identity", WeakValueDictionary())
+    monkeypatch.setattr(resource, "_by_adapter", WeakKeyDictionary())
+
+
+@pytest.mark.usefixtures("resources")
 def test_health_is_told_in_words() -> None:
     metrics, registry = prometheus()
     problems = list[str]()
@@ -182,6 +193,16 @@ def test_health_is_told_in_words() -> None:
         assert ask(port, "/healthz") == (200, "text/plain; charset=utf-8", "ok\n")
         assert ask(port, "/readyz")[::2] == (503, "it has not started, or is stopping\n")
         signs.is_ready = True
+        assert ask(port, "/readyz")[0] == 200
+        assert "postdate_outages 0.0" in ask(port, "/metrics")[2]
+        claiming = resource.resource_at("shop", "PostgreSQL shop").calls(
+            "cannot take due messages", logging.getLogger()
+        )
+        claiming.failed(StoreUnreachable("connection refused"), steady_seconds())
+        assert ask(port, "/readyz")[::2] == (503, "PostgreSQL shop is out of reach for 0.0 s: connection refused\n")
+        assert ask(port, "/healthz")[0] == 200
+        assert "postdate_outages 1.0" in ask(port, "/metrics")[2]
+        claiming.succeeded(steady_seconds())
         assert ask(port, "/readyz")[0] == 200
         metrics.breaker_changed("dispatch", "triggered")
         assert ask(port, "/readyz")[::2] == (503, "dispatch is triggered\n")
