@@ -126,6 +126,40 @@ def test_a_loop_that_ended_while_it_failed_is_forgotten(
     assert lines(caplog)[-1] == ("INFO", "PostgreSQL sales is reachable again after 1 s (1 failure)")
 
 
+def test_an_outage_ends_when_all_goes_well_and_lasted_until_something_did(
+    receiving: Calls, claiming: Calls, caplog: pytest.LogCaptureFixture
+) -> None:
+    for second in range(60):
+        receiving.failed(DOWN, second)
+        claiming.failed(DOWN, second)
+    claiming.succeeded(60)
+    receiving.succeeded(69)  # its pause is longer
+    assert lines(caplog)[-1] == ("INFO", "PostgreSQL sales is reachable again after 60 s (120 failures)")
+
+
+def test_the_end_of_an_outage_does_not_wait_for_calls_that_are_rare(
+    receiving: Calls, sales: Resource, caplog: pytest.LogCaptureFixture
+) -> None:
+    rare = sales.calls("cannot read the clock", LOG, is_rare=True)
+    rare.failed(DOWN, 0)
+    assert sales.outage(1) is not None
+    receiving.failed(DOWN, 1)
+    receiving.succeeded(2)
+    assert sales.outage(2) is None
+    assert [level for level, _ in lines(caplog)] == ["ERROR", "INFO"]
+    rare.succeeded(30)
+    assert len(caplog.records) == 2
+
+
+def test_one_outage_is_one_critical_error(receiving: Calls, claiming: Calls, sales: Resource) -> None:
+    for begin in (0, 1_000):
+        receiving.failed(DOWN, begin)
+        claiming.failed(DOWN, begin)
+        assert [sales.may_raise_critical_error() for _ in range(3)] == [True, False, False]
+        receiving.succeeded(begin + 60)
+        claiming.succeeded(begin + 60)
+
+
 # --- which resource ---------------------------------------------------------------------------------------------------
 
 
@@ -147,6 +181,9 @@ def test_adapters_of_one_database_share_a_resource_and_others_have_one_each() ->
     memory, another = MemoryStore(), MemoryStore()
     assert resource_of(memory) is resource_of(memory) is not resource_of(another)
     assert resource_of(memory).name == "MemoryStore"
+    own = OfDatabase(("sqlite", "a"))
+    own.resource = Resource("its own")  # pyright: ignore[reportAttributeAccessIssue]
+    assert resource_of(own).name == "its own"
     assert resource_of(slots := []).name == "list", slots  # it cannot be a key
 
 

@@ -83,9 +83,9 @@ class FollowingClock:
         self._said: timedelta | None = None
         self._measured = False
         resource = resource_of(store)
-        self._outage = resource.calls("cannot read the clock of the store", log)
+        self._outage = resource.calls("cannot read the clock of the store", log, is_rare=True)
         self._untold = resource.calls(
-            "cannot tell others how far the clock of this machine is off", log, logging.WARNING
+            "cannot tell others how far the clock of this machine is off", log, logging.WARNING, is_rare=True
         )
 
     def now(self) -> datetime:

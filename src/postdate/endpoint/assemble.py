@@ -248,7 +248,7 @@ class ReceivingService(Service):
             await transport.create_queues([queue, self._endings.error_queue, *audit])
             if self._events:
                 await publishing(transport).subscribe(queue, self._events)
-        breaker = context.breaker("Receive", "Failed to receive messages")
+        breaker = context.breaker("Receive", "Failed to receive messages", transport)
         handling = Handling(self._outgoing, self._endings, self._handlers, self._audit, transport.receiver(queue))
         handle, expect = handling.handle, self._handlers.expect
         if outbox is not None:

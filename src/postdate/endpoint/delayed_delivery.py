@@ -105,16 +105,19 @@ class DelayedDeliveryService(Service):
         storing = context.breaker(
             "DelayedDeliveryStore",
             "Failed to store delayed messages: the store has refused them for too long",
+            chosen.claims,
             chosen.time_to_trigger_store_circuit_breaker,
         )
         fetching = context.breaker(
             "DelayedDeliveryFetch",
             "Failed to fetch due delayed messages from the store",
+            chosen.claims,
             chosen.time_to_trigger_fetch_circuit_breaker,
         )
         dispatching = context.breaker(
             "DelayedDeliveryDispatch",
             "Failed to dispatch delayed messages to their destination",
+            context.transport,
             chosen.time_to_trigger_dispatch_circuit_breaker,
         )
         failures = FailureRate(
@@ -143,10 +146,12 @@ class DelayedDeliveryService(Service):
     def _pump(self, queue: IntakeQueue, storing: RepeatedFailures, failures: FailureRate) -> MessagePump:
         context, is_own = self._context, queue.name == self._dispatch.timeouts_queue
         if is_own:
-            breaker = context.breaker("DelayedDeliveryReceive", "Failed to receive delayed messages", queue=queue.name)
+            breaker = context.breaker(
+                "DelayedDeliveryReceive", "Failed to receive delayed messages", context.transport, queue=queue.name
+            )
         else:
             critical = f"Failed to receive messages to be delayed from {queue.name!r}"
-            breaker = context.breaker("DelayedDeliveryIntake", critical, queue=queue.name)
+            breaker = context.breaker("DelayedDeliveryIntake", critical, context.transport, queue=queue.name)
         self._breakers.append(breaker)
         receiver = WatchedReceiver(queue.receiver, context.clock)
         intake = Intake(

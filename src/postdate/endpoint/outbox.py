@@ -217,7 +217,9 @@ class OutboxCleanUp:
     def __init__(self, outbox: Outbox, endpoint: str, clock: Clock) -> None:
         self._outbox, self._endpoint, self._clock = outbox, endpoint, clock
         self._stop = anyio.Event()
-        self._outage = resource_of(outbox.store).calls("cannot forget old messages of the outbox", log, logging.WARNING)
+        self._outage = resource_of(outbox.store).calls(
+            "cannot forget old messages of the outbox", log, logging.WARNING, is_rare=True
+        )
 
     async def run(self) -> None:
         while not self._stop.is_set():

@@ -21,6 +21,7 @@ from postdate.core.receive.pump import MessagePump
 from postdate.errors import PostdateError
 from postdate.ports import TransactionMode, Transport
 from postdate.runtime.reporting import NO_METRICS, Metrics
+from postdate.runtime.resource import resource_of
 
 log = logging.getLogger("postdate.endpoint")
 
@@ -41,11 +42,25 @@ class EndpointContext:
     send_only: bool = False
 
     def breaker(
-        self, name: str, critical: str, time_to_trigger: timedelta = RECEIVE_BREAKER, queue: str = ""
+        self,
+        name: str,
+        critical: str,
+        adapter: object,
+        time_to_trigger: timedelta = RECEIVE_BREAKER,
+        queue: str = "",
     ) -> RepeatedFailures:
-        """Return a breaker, named after its queue, or the endpoint, too: metrics tell breakers apart by their names."""
-        named = f"{name} {queue or self.endpoint}"
-        return RepeatedFailures(named, critical, time_to_trigger, self.critical_error, self.metrics)
+        """Return a breaker for calls of an adapter.
+
+        It is named after its queue, or the endpoint, too: metrics tell breakers apart by their names. Breakers of one
+        resource raise one critical error for one outage.
+        """
+        resource, named = resource_of(adapter), f"{name} {queue or self.endpoint}"
+
+        def trigger(text: str, error: BaseException) -> None:
+            if resource.may_raise_critical_error():
+                self.critical_error(text, error)
+
+        return RepeatedFailures(named, critical, time_to_trigger, trigger, self.metrics)
 
 
 class _Runs(Protocol):

@@ -110,13 +110,13 @@ class TimeoutManagerService(Service):
             metrics=context.metrics,
         )
         wait = settings.time_to_wait_before_triggering_critical_error
-        storage = context.breaker(STORAGE_BREAKER, STORAGE_CRITICAL, wait)
+        storage = context.breaker(STORAGE_BREAKER, STORAGE_CRITICAL, settings.persister, wait)
         self._outages, self._runs, self._breakers = [], [], [storage]
         ahead = context.transport.capabilities.prefetches
         for queue in own:
             receiver, step = context.transport.receiver(queue), self._step(queue, due)
             critical = f"Failed to receive messages of the timeout manager from {queue!r}"
-            breaker = context.breaker("TimeoutManagerReceive", critical, queue=queue)
+            breaker = context.breaker("TimeoutManagerReceive", critical, context.transport, queue=queue)
             at_once = settings.messages_at_once
             resource = resource_of(context.transport)
             pump = MessagePump(

@@ -51,13 +51,24 @@ class Resource:
         self._logged_at = -math.inf
         self._is_logged = False
         """Whether the outage was logged, so that its end has to be, too."""
+        self._answered_at: float | None = None
+        """When a call went well since the last failure: the outage has lasted until then, if nothing fails any more."""
+        self._has_raised_critical_error = False
+        """In this outage."""
         self._codes: set[str] = set()
         """Of the errors that were logged in this outage."""
         self._last_error: BaseException | None = None
 
-    def calls(self, what: str, log: logging.Logger, level: int = logging.ERROR) -> Calls:
-        """Return the kind of calls that one loop makes; ``what`` says what could not be done when one fails."""
-        return Calls(self, what, log, level)
+    def calls(self, what: str, log: logging.Logger, level: int = logging.ERROR, *, is_rare: bool = False) -> Calls:
+        """Return the kind of calls that one loop makes; see :class:`Calls`."""
+        return Calls(self, what, log, level, is_rare=is_rare)
+
+    def may_raise_critical_error(self) -> bool:
+        """Return whether a critical error may be raised: one for each outage, whichever breaker trips first."""
+        with self._lock:
+            may_raise = not (self._failing and self._has_raised_critical_error)
+            self._has_raised_critical_error = True
+            return may_raise
 
     def outage(self, seconds: float) -> str | None:
         """Return the outage in words, such as ``out of reach for 3 min: …``; ``None`` while the resource answers."""
@@ -77,7 +88,8 @@ class Resource:
                 if seconds - self._ended_at >= _SAME_OUTAGE_WITHIN_SECONDS:
                     self._since, self._failures = seconds, 0
                     self._codes.clear()
-            self._failing[calls], self._last_error = seconds, error
+                    self._has_raised_critical_error = False
+            self._failing[calls], self._last_error, self._answered_at = seconds, error, None
             self._failures += 1
             is_new = not self._codes or (code not in self._codes and not may_pass)
             lasts = not self._is_logged and seconds - self._resumed_at >= _SAME_OUTAGE_WITHIN_SECONDS
@@ -96,16 +108,20 @@ class Resource:
     def record_success(self, calls: Calls, seconds: float) -> str | None:
         """Note that a kind of calls that failed goes well; return the line to be logged, if that ends the outage."""
         with self._lock:
-            self._failing.pop(calls, None)
+            if self._failing.pop(calls, None) is None and (self._failing or not self._is_logged):
+                return None  # the outage ended without it
+            if self._answered_at is None:
+                self._answered_at = seconds
             self._forget_old(seconds)
-            if self._failing:
+            if any(not each.is_rare for each in self._failing):
                 return None
+            self._failing.clear()
             self._ended_at = seconds
             if not self._is_logged:
                 return None
             self._is_logged = False
             count = f"{self._failures} failures" if self._failures > 1 else "1 failure"
-            return f"{self.name} is reachable again after {shown_duration(seconds - self._since)} ({count})"
+            return f"{self.name} is reachable again after {shown_duration(self._answered_at - self._since)} ({count})"
 
     def _forget_old(self, seconds: float) -> None:
         for calls, failed_at in list(self._failing.items()):
@@ -114,12 +130,20 @@ class Resource:
 
 
 class Calls:
-    """One kind of calls to a resource, made by one loop."""
+    """One kind of calls to a resource, made by one loop.
 
-    def __init__(self, resource: Resource, what: str, log: logging.Logger, level: int) -> None:
+    Args:
+        resource: that is called.
+        what: what could not be done when a call fails, for the log: ``cannot take due messages``.
+        log: of the loop.
+        level: of the lines about an outage that begins with one of these calls.
+        is_rare: they are made so seldom that an outage ends without waiting for the next of them.
+    """
+
+    def __init__(self, resource: Resource, what: str, log: logging.Logger, level: int, *, is_rare: bool) -> None:
         self.resource = resource
         self.what = what
-        """Begins the line in the log: ``cannot take due messages``."""
+        self.is_rare = is_rare
         self.is_failing = False
         """Whether the last call failed. Written by the loop that makes the calls."""
         self._log = log
@@ -155,8 +179,10 @@ def resource_at(identity: object, name: str) -> Resource:
 
 
 def resource_of(adapter: object) -> Resource:
-    """Return the resource that an adapter needs: that of its database, or one of its own."""
-    name = type(adapter).__name__
+    """Return the resource that an adapter needs: its ``resource``, that of its database, or one of its own."""
+    name, resource = type(adapter).__name__, getattr(adapter, "resource", None)
+    if isinstance(resource, Resource):
+        return resource
     identity = getattr(getattr(adapter, "capabilities", None), "database", None)
     if identity is not None:
         return resource_at(identity, name)

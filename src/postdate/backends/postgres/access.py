@@ -26,7 +26,7 @@ from postdate.errors import ConfigurationError, StoreUnavailable
 from postdate.persistence.migrations import Step, run
 from postdate.ports import Recording, Scripted
 from postdate.runtime import forks
-from postdate.runtime.resource import resource_at
+from postdate.runtime.resource import Resource, resource_at
 from postdate.runtime.threads import in_thread
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class OpenDatabase(forks.ForkAware):
         self.names, self.pool = SchemaNames(schema), PostgresPool(url)
         self.recording, self.answers_within, self.holds_at_most = recording, answers_within, holds_at_most
         self._life = Life(mark(), holds_at_most)
-        self.resource = resource_at(self.identity, self.pool.address.shown)
+        self.resource = resource_at(self.pool.address.identity, self.pool.address.shown)
         self._reaper = Reaper(self.names, self.identity)
         self._answers = Answers(answers_within, self.pool.given_up)
         self._lock = forks.lock()
@@ -176,7 +176,7 @@ class Access:
         self.recording, self.holds_at_most = recording or database.recording, database.holds_at_most
         self.identity = (*database.pool.address.identity, self.names.schema)
         self.where = f"{database.pool.address.shown}, schema {self.names.schema}"
-        self.resource = resource_at(self.identity, self.where)
+        self.resource = database.resource
         self.reaper = Reaper(self.names, self.identity)
         within = database.answers_within if answers_within is None else answers_within
         self._answers = Answers(within, database.pool.given_up)
@@ -332,6 +332,11 @@ class KeptInSchema(Scripted):
 
     def _use(self, database: Access, wanted: Sequence[Step]) -> None:
         self._kept_in, self._wanted = database, wanted
+
+    @property
+    def resource(self) -> Resource:
+        """Its database."""
+        return self._kept_in.resource
 
     @override
     def setup_statements(self, endpoint: str) -> str:

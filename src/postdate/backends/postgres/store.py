@@ -67,6 +67,7 @@ from postdate.ports import (
     Work,
 )
 from postdate.ports.limits import KeptLimits
+from postdate.runtime.resource import Resource
 from postdate.runtime.threads import in_thread, together
 
 if TYPE_CHECKING:
@@ -129,6 +130,11 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Deleg
             holds_at_most=self.database.holds_at_most,
             has_clock=True,
         )
+
+    @property
+    def resource(self) -> Resource:
+        """Its database."""
+        return self.database.resource
 
     @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:

@@ -23,6 +23,7 @@ from postdate.errors import StoreNotSetUp
 from postdate.persistence.timeouts import TIME, normal_id, rounded_up, table_name
 from postdate.ports import Scripted
 from postdate.ports.timeouts import Timeout, TimeoutClaim
+from postdate.runtime.resource import Resource
 from postdate.runtime.threads import in_thread
 
 _WHAT: Final = "the table of timeouts (table_prefix=...)"
@@ -80,6 +81,11 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
             lambda name: _PostgresTable(schema, check_name(name, _WHAT), self._connections.where),
             table_prefix,
         )
+
+    @property
+    def resource(self) -> Resource:
+        """Its database."""
+        return self._connections.resource
 
     @property
     @override

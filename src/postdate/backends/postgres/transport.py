@@ -68,6 +68,7 @@ from postdate.ports import (
     do_works,
 )
 from postdate.runtime import forks
+from postdate.runtime.resource import Resource
 from postdate.runtime.threads import Alarm, in_thread, together
 
 _POLL_FLOOR_SECONDS: Final = 1.0
@@ -136,6 +137,11 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted, forks.ForkAwar
             takes_by_id=True,
         )
         forks.register(self)
+
+    @property
+    def resource(self) -> Resource:
+        """Its database."""
+        return self.database.resource
 
     @override
     def after_fork_in_child(self) -> None:
