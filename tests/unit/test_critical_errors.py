@@ -11,7 +11,7 @@ import pytest
 from postdate import DelayedDelivery, Endpoint, MemoryStore, MemoryTimeouts, MemoryTransport, TimeoutManager
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.endpoint.service import CriticalErrors, run_timers
-from postdate.errors import StoreUnavailable, TransportError, TransportUnavailable
+from postdate.errors import StoreUnavailable, StoreUnreachable, TransportError, TransportUnavailable
 from postdate.messages import Envelope
 from postdate.testing import Fault, FaultyStore, FaultyTransport, RecordedMetrics, VirtualClock
 
@@ -114,6 +114,23 @@ async def test_a_failing_fetch_is_a_critical_error_and_one_success_in_time_preve
         await service.clock.advance(32 * SECOND)
     assert [text for text in service.texts if "fetch" in text] == service.texts
     assert len(service.critical) == 1
+
+
+async def test_one_outage_that_trips_several_breakers_is_one_critical_error(service: Service) -> None:
+    """The store neither stores nor gives out messages: an operator is told once, and again by the next outage."""
+    gone = StoreUnreachable("connection refused")
+    async with service.endpoint() as sales:
+        for number in range(2):
+            service.store.faults.add(Fault("store", gone))
+            service.store.faults.add(Fault("claim_due", gone))
+            await send(sales, f"m-{number}", delay=60 * SECOND)
+            await service.clock.advance(150 * SECOND)
+            assert list(service.metrics.breakers.values()).count("triggered") == 2
+            assert len(service.critical) == number + 1
+            service.store.faults.clear()
+            await send(sales, f"well-{number}", delay=600 * SECOND)
+            await service.clock.advance(60 * SECOND)
+            assert set(service.metrics.breakers.values()) == {"disarmed"}
 
 
 async def test_failing_sends_are_a_critical_error_by_themselves_row_45(service: Service) -> None:

@@ -151,11 +151,11 @@ def test_the_end_of_an_outage_does_not_wait_for_calls_that_are_rare(
     assert len(caplog.records) == 2
 
 
-def test_one_outage_is_one_critical_error(receiving: Calls, claiming: Calls, sales: Resource) -> None:
-    for begin in (0, 1_000):
+def test_outages_are_counted(receiving: Calls, claiming: Calls, sales: Resource) -> None:
+    for number, begin in enumerate((0, 1_000), 1):
         receiving.failed(DOWN, begin)
         claiming.failed(DOWN, begin)
-        assert [sales.may_raise_critical_error() for _ in range(3)] == [True, False, False]
+        assert sales.outages == number
         receiving.succeeded(begin + 60)
         claiming.succeeded(begin + 60)
 

@@ -6,7 +6,7 @@ import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from postdate.core.receive.pump import MessagePump
 from postdate.errors import PostdateError
 from postdate.ports import TransactionMode, Transport
 from postdate.runtime.reporting import NO_METRICS, Metrics
-from postdate.runtime.resource import resource_of
+from postdate.runtime.resource import Resource, resource_of
 
 log = logging.getLogger("postdate.endpoint")
 
@@ -40,6 +40,8 @@ class EndpointContext:
     metrics: Metrics = NO_METRICS
     longest_sleep: timedelta = LONGEST_SLEEP
     send_only: bool = False
+    criticized: dict[Resource, tuple[int, str]] = field(default_factory=dict[Resource, tuple[int, str]])
+    """Resources whose outages raised a critical error: the number of the last such outage, and by which breaker."""
 
     def breaker(
         self,
@@ -57,7 +59,9 @@ class EndpointContext:
         resource, named = resource_of(adapter), f"{name} {queue or self.endpoint}"
 
         def trigger(text: str, error: BaseException) -> None:
-            if resource.may_raise_critical_error():
+            outage, by = self.criticized.get(resource, (0, named))
+            if outage != resource.outages or by == named:
+                self.criticized[resource] = resource.outages, named
                 self.critical_error(text, error)
 
         return RepeatedFailures(named, critical, time_to_trigger, trigger, self.metrics)
@@ -87,6 +91,7 @@ class Service(ABC):
     async def run(self) -> None:
         """Run until :meth:`stop`, then finish messages in hand; once after each :meth:`prepare`."""
         self._ended.clear()
+        self._context.criticized.clear()
         self._is_stopping = False
         try:
             async with anyio.create_task_group() as beside:

@@ -53,8 +53,7 @@ class Resource:
         """Whether the outage was logged, so that its end has to be, too."""
         self._answered_at: float | None = None
         """When a call went well since the last failure: the outage has lasted until then, if nothing fails any more."""
-        self._has_raised_critical_error = False
-        """In this outage."""
+        self._outages = 0
         self._codes: set[str] = set()
         """Of the errors that were logged in this outage."""
         self._last_error: BaseException | None = None
@@ -63,12 +62,10 @@ class Resource:
         """Return the kind of calls that one loop makes; see :class:`Calls`."""
         return Calls(self, what, log, level, is_rare=is_rare)
 
-    def may_raise_critical_error(self) -> bool:
-        """Return whether a critical error may be raised: one for each outage, whichever breaker trips first."""
-        with self._lock:
-            may_raise = not (self._failing and self._has_raised_critical_error)
-            self._has_raised_critical_error = True
-            return may_raise
+    @property
+    def outages(self) -> int:
+        """How many outages there were; grows when one begins."""
+        return self._outages
 
     def outage(self, seconds: float) -> str | None:
         """Return the outage in words, such as ``out of reach for 3 min: …``; ``None`` while the resource answers."""
@@ -88,7 +85,7 @@ class Resource:
                 if seconds - self._ended_at >= _SAME_OUTAGE_WITHIN_SECONDS:
                     self._since, self._failures = seconds, 0
                     self._codes.clear()
-                    self._has_raised_critical_error = False
+                    self._outages += 1
             self._failing[calls], self._last_error, self._answered_at = seconds, error, None
             self._failures += 1
             is_new = not self._codes or (code not in self._codes and not may_pass)
