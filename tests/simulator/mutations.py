@@ -19,7 +19,8 @@ from tests.simulator.run import RunResult, run
 from tests.simulator.site import Breaks
 
 from postdate.clock import LATEST
-from postdate.core import finishing, guard, letting_through, limits, poller, recoverability, store_clock
+from postdate.core import finishing, letting_through, limits, poller, recoverability, store_clock
+from postdate.core.health import deadlines
 from postdate.errors import PostdateError
 from postdate.operations import error_queue
 from postdate.ports import Claim
@@ -109,14 +110,13 @@ def the_clock_of_the_store() -> AbstractContextManager[Breaks]:
 def deadlines_of_calls() -> Generator[Breaks]:
     """B: A call of an adapter is waited for as long as it takes."""
 
-    async def call(self: Any, make: Callable[[], Awaitable[Any]], late: object = None) -> Any:
+    async def call_apart(self: Any, make: Callable[[], Awaitable[Any]], late: object = None) -> Any:
         try:
             return await make()
         except BaseException as error:  # noqa: BLE001 - all of it is raised again
-            raise_ours(self._adapter, error, self._errors)
+            self.raise_translated(error)
 
-    raise_ours: Callable[..., None] = guard.raise_ours
-    with _instead(guard.Guard, "call", call):
+    with _instead(deadlines.Deadlines, "call_apart", call_apart):
         yield Breaks()
 
 
@@ -127,10 +127,10 @@ def a_guard_against_cancellations() -> Generator[Breaks]:
     def theirs(adapter: object, error: BaseException, *others: object) -> PostdateError:
         if isinstance(error, asyncio.CancelledError):
             raise error
-        return ours(adapter, error, *others)
+        return translate(adapter, error, *others)
 
-    ours: Callable[..., PostdateError] = vars(guard)["_ours"]
-    with _instead(guard, "_ours", theirs):
+    translate: Callable[..., PostdateError] = vars(deadlines)["_translate"]
+    with _instead(deadlines, "_translate", theirs):
         yield Breaks()
 
 

@@ -10,7 +10,6 @@ import pytest
 from postdate import DelayedMessage, Envelope, MemoryStore, MemoryTransport
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
 from postdate.core.dispatcher import Dispatcher
-from postdate.core.guard import CallWatch
 from postdate.core.intake import Intake, from_timeouts_queue
 from postdate.core.receive.pump import MessagePump
 from postdate.core.receive.settling import WatchedReceiver
@@ -48,8 +47,7 @@ class DeliveryBench:
 
     def intake_of(self, store: ClaimingStore, *, read: Read = from_timeouts_queue) -> Intake:
         """Return an intake from these queues into another store."""
-        watch, breaker = CallWatch(self.clock), self.store_breaker
-        return Intake(watch, store, self.transport, self.settings, self.clock, breaker, read=read)
+        return Intake(store, self.transport, self.settings, self.clock, self.store_breaker, read=read)
 
     def pump_of(self, receiver: Receiver) -> MessagePump:
         """Return a pump whose step is the intake, which need not run to handle what it is given."""

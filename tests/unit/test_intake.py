@@ -534,7 +534,7 @@ async def test_in_one_database_what_arrives_together_is_taken_off_together(bench
         patch.setattr(LocalReceiver, "settle", noted)
         async with Endpoint("sales", transport=transport, delayed_delivery=DelayedDelivery(store), send_only=True):
             await until(is_done)
-    assert max(batches) > 10
+    assert max(batches) >= 10
     assert (await store.statistics(bench.start)).pending == 180
     assert await transport.queue_lengths() == {QUEUE: 0, "billing": 20, "error": 1}
     await store.close()

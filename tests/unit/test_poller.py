@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.core.guard import LETTING_GO
+from postdate.core.health.deadlines import STOP_DEADLINE
 from postdate.core.poller import Poller, PollResult
 from postdate.errors import StoreUnavailable
 from postdate.ports import Wake
@@ -127,7 +127,7 @@ async def test_a_look_that_does_not_end_is_a_problem(
         assert poller.problem == "no look for due messages has begun for 4 min"
         poller.stop()
         assert poller.problem is None
-        await work.clock.advance(2 * LETTING_GO)
+        await work.clock.advance(2 * STOP_DEADLINE)
 
 
 async def test_a_due_time_years_away_is_slept_for_a_minute_at_a_time_row_34(work: Work, critical: list[str]) -> None:
@@ -414,7 +414,7 @@ async def test_who_waits_for_it_to_listen_is_held_up_by_no_outage_and_no_stop(
     async with polling(work, critical) as poller:
         assert poller.listening.is_set() is fails
         poller.stop()
-        await work.clock.advance(LETTING_GO)
+        await work.clock.advance(STOP_DEADLINE)
         assert poller.listening.is_set()
 
 

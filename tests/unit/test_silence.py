@@ -1,34 +1,32 @@
-"""Adapters that never answer, answer late, or end with a cancellation of their own (ADR 0019).
+"""Services whose stores and queues never answer, or answer late (ADR 19). What a deadline does is in test_deadlines.
 
-A call that does not end even when it is cancelled stands for one in a blocked thread: it shields itself.
+A call that does not end even when it is cancelled stands for one in a blocked thread: it shields itself. One in the
+task of its caller swallows cancellations, too: there a deadline comes by asyncio's own means.
 """
 
 import asyncio
 import logging
-import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 
 import anyio
 import pytest
-from tests.waiting import until
+from tests.unit.timeouts_bench import deferred
 
-from postdate import DelayedDelivery, DelayedMessage, Endpoint, MemoryStore, MemoryTransport
-from postdate.clock import SystemClock
+from postdate import DelayedDelivery, DelayedMessage, Endpoint, MemoryStore, MemoryTransport, TimeoutManager
+from postdate.backends.memory.database import MemoryTimeouts
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.finishing import GivingBack
-from postdate.core.guard import ANSWERS_WITHIN, OF_TRANSPORTS, CallWatch, Guard, calling_store, left_behind
-from postdate.core.intake import Intake
 from postdate.core.letting_through import Mover
 from postdate.core.poller import Poller
-from postdate.core.receive.settling import WatchedReceiver
+from postdate.core.receive.outcomes import StepOutcome
+from postdate.core.receive.pump import MessagePump
 from postdate.endpoint.outgoing import through_queue
-from postdate.errors import StoreUnavailable, StoreUnreachable, TransportUnavailable, TransportUnreachable
+from postdate.errors import StoreUnavailable
 from postdate.messages import Envelope
-from postdate.ports import RecordKind
-from postdate.runtime.threads import in_thread, our_threads
+from postdate.ports import HANDLED, Received, RecordKind
 from postdate.testing import Fault, FaultyMovingStore, VirtualClock
 
 SECOND = timedelta(seconds=1)
@@ -37,8 +35,11 @@ SECOND = timedelta(seconds=1)
 class Silent:
     """Makes calls of a method wait, whatever is done to them, until :attr:`answers` is set; then they take effect."""
 
-    def __init__(self, adapter: Any, method: str, *, shielded: bool = True, calls: int = 1_000_000) -> None:
-        self.answers, self.calls, self._shielded = anyio.Event(), 0, shielded
+    def __init__(
+        self, adapter: Any, method: str, *, shielded: bool = True, swallows: bool = False, calls: int = 1_000_000
+    ) -> None:
+        """``swallows``: cancellations; :attr:`answers` must be set in the end, as the loop waits for all tasks."""
+        self.answers, self.calls, self._shielded, self._swallows = anyio.Event(), 0, shielded, swallows
         self._call: Callable[..., Awaitable[Any]] = getattr(adapter, method)
         self._silent = calls
         setattr(adapter, method, self)
@@ -47,7 +48,9 @@ class Silent:
         self.calls += 1
         if self.calls <= self._silent:
             with anyio.CancelScope(shield=self._shielded):
-                await self.answers.wait()
+                while not self.answers.is_set():
+                    with suppress(asyncio.CancelledError) if self._swallows else nullcontext():
+                        await self.answers.wait()
         return await self._call(*args, **more)
 
 
@@ -66,166 +69,6 @@ async def polling(bench) -> AsyncGenerator[Poller]:
         await bench.clock.settle()
         yield poller
         poller.stop()
-
-
-# --- the guard --------------------------------------------------------------------------------------------------------
-
-
-async def raises(guard: Guard, call: Callable[[], Awaitable[Any]], clock: VirtualClock, after: timedelta) -> str:
-    """Return the text of the error, which comes ``after`` so long."""
-    told = list[str]()
-
-    async def make() -> None:
-        try:
-            await guard.call(call)
-        except StoreUnavailable as error:
-            told.append(f"{error.code}: {error}")
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(make)
-        await clock.advance(after - timedelta(microseconds=1))
-        assert told == []
-        await clock.advance(timedelta(microseconds=1))
-        assert told
-    return told[0]
-
-
-async def test_a_call_that_is_not_answered_is_cancelled(clock: VirtualClock) -> None:
-    guard = Guard.of_store(MemoryStore(), clock)
-    text = await raises(guard, anyio.sleep_forever, clock, ANSWERS_WITHIN)
-    assert text == "store_unreachable: MemoryStore did not answer within 40 s"
-    assert left_behind() == 0
-
-
-async def test_a_call_that_does_not_let_itself_be_cancelled_is_left_behind_and_what_it_brings_is_dealt_with(
-    clock: VirtualClock,
-) -> None:
-    guard, answer, brought = Guard.of_store(MemoryStore(), clock, 2 * SECOND), anyio.Event(), list[int]()
-
-    async def deaf() -> int:
-        with anyio.CancelScope(shield=True):
-            await answer.wait()
-        return 7
-
-    async def late(result: int) -> None:
-        brought.append(result)
-
-    async def make() -> None:
-        with pytest.raises(StoreUnreachable):
-            await guard.call(deaf, late)
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(make)
-        await clock.advance(3 * SECOND)
-    assert left_behind() == 1
-    answer.set()
-    await clock.settle()
-    assert brought == [7]
-    assert left_behind() == 0
-
-
-async def test_a_deadline_ends_a_call_though_calls_that_hang_have_all_threads() -> None:
-    """The clock slept the last millisecond of each wait in one of them: no deadline was ever over then."""
-    free = threading.Event()
-    guard = Guard.of_store(MemoryStore(), SystemClock(), SECOND / 10)
-
-    async def hang() -> None:
-        await in_thread(free.wait)
-
-    try:
-        async with anyio.create_task_group() as tasks:
-            for _ in range(int(our_threads().total_tokens)):
-                tasks.start_soon(hang)
-            await until(lambda: not our_threads().available_tokens)
-            with pytest.raises(StoreUnreachable):
-                await guard.call(anyio.sleep_forever)
-            free.set()
-    finally:
-        free.set()
-
-
-async def test_a_late_failure_is_said_and_ends_nothing(clock: VirtualClock, caplog: pytest.LogCaptureFixture) -> None:
-    guard, answer = Guard.of_store(MemoryStore(), clock, SECOND), anyio.Event()
-
-    async def deaf() -> None:
-        with anyio.CancelScope(shield=True):
-            await answer.wait()
-        raise OSError("connection reset")
-
-    await raises(guard, deaf, clock, 2 * SECOND)
-    answer.set()
-    await clock.settle()
-    assert caplog.messages == ["a call that nobody waited for any more failed: connection reset"]
-
-
-async def test_a_cancellation_of_the_adapters_own_is_an_outage_like_any_other(clock: VirtualClock) -> None:
-    """It ended delivery, and nothing said so."""
-
-    async def cancelled() -> None:
-        raise asyncio.CancelledError
-
-    with pytest.raises(StoreUnavailable, match="MemoryStore failed with CancelledError"):
-        await Guard.of_store(MemoryStore(), clock).call(cancelled)
-    with pytest.raises(TransportUnavailable):
-        await Guard.of_transport(MemoryTransport(), clock).call(cancelled)
-
-
-async def test_who_is_cancelled_gets_what_the_call_has_brought_and_ends_at_the_next_wait(clock: VirtualClock) -> None:
-    guard, answer, got = Guard.of_store(MemoryStore(), clock), anyio.Event(), list[int]()
-
-    async def deaf() -> int:
-        with anyio.CancelScope(shield=True):
-            await answer.wait()
-        return 7
-
-    async def make() -> None:
-        got.append(await guard.call(deaf))
-        await anyio.sleep_forever()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(make)
-        await clock.settle()
-        tasks.cancel_scope.cancel()
-        asyncio.get_running_loop().call_soon(answer.set)
-    assert got == [7]
-
-
-async def test_a_failure_has_its_traceback_in_the_log_once(
-    clock: VirtualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    guard = Guard.of_store(MemoryStore(), clock)
-
-    async def fail() -> None:
-        raise KeyError("a bug")
-
-    for _ in range(3):
-        with pytest.raises(StoreUnavailable):
-            await guard.call(fail)
-    assert [bool(record.exc_info) for record in caplog.records] == [True]
-
-
-@pytest.mark.parametrize("slots", [False, True])
-async def test_so_it_has_where_no_guard_makes_the_call(caplog: pytest.LogCaptureFixture, slots: bool) -> None:
-    """A pump that cannot receive tried each second, with a traceback each time."""
-    adapter = WithSlots() if slots else MemoryStore()
-    for text in ("first", "first", "second", "first"):
-        with pytest.raises(StoreUnavailable), calling_store(adapter):
-            raise KeyError(f"{text} of {slots}")
-    assert [bool(record.exc_info) for record in caplog.records] == [True, True]
-
-
-class WithSlots:
-    """Cannot be a weak key."""
-
-    __slots__ = ()
-
-
-async def test_no_connection_of_an_adapter_of_ones_own_says_nothing_about_a_message(clock: VirtualClock) -> None:
-    async def refused() -> None:
-        raise ConnectionRefusedError("nobody listens")
-
-    with pytest.raises(TransportUnreachable):
-        await Guard.of_transport(MemoryTransport(), clock).call(refused)
 
 
 # --- a store that falls silent ----------------------------------------------------------------------------------------
@@ -342,10 +185,7 @@ async def test_what_was_sent_while_removing_was_never_answered_is_removed_and_no
 async def test_the_intake_waits_for_a_silent_store_without_counting_and_stores_once(bench) -> None:
     Silent(bench.memory, "store", shielded=False, calls=1)
     received = await bench.put_in_timeouts_queue(through_queue(bench.message(due_in=600), "sales.timeouts"))
-    watch = bench.receiver.watch
-    bench.intake = Intake(watch, bench.store, bench.transport, bench.settings, bench.clock, bench.store_breaker)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch.run)
         tasks.start_soon(bench.pump.handle, received)
         await bench.clock.advance(39 * SECOND)
         assert (await bench.memory.statistics(bench.start)).pending == 0
@@ -461,37 +301,52 @@ async def test_a_commit_that_is_never_answered_is_an_outage_said_once_and_its_me
     assert said == ["cannot receive from sales: MemoryReceiver did not answer within 40 s"]
 
 
-@pytest.mark.parametrize("ending", ["returns", "raises an error of ours", "is cancelled"])
-async def test_however_a_call_ends_that_was_cancelled_for_want_of_an_answer_its_task_is_not_cancelled_after_it(
-    clock: VirtualClock, ending: str
+async def messages_in_hand(
+    clock: VirtualClock, count: int, *, shielded: bool, prefetches: bool
+) -> tuple[MessagePump, anyio.Event]:
+    """Return a pump of so many messages, whose queue takes and gives back none; and an event that has it answer."""
+    queues = MemoryTransport()
+    await queues.create_queues(["sales"])
+    await queues.send([Envelope("sales", f"m-{n}") for n in range(count)], clock.now())
+    receiver, answers = queues.receiver("sales"), anyio.Event()
+    for method in ("commit", "settle", "roll_back"):
+        Silent(receiver, method, shielded=shielded, swallows=shielded).answers = answers
+
+    async def handle(received: Received) -> StepOutcome:
+        return StepOutcome(HANDLED)
+
+    breaker = RepeatedFailures("Receive", "failed", 30 * SECOND, lambda text, error: None)
+    return MessagePump(receiver, handle, 4, clock, breaker, "sales", prefetches=prefetches), answers
+
+
+@pytest.mark.parametrize("prefetches", [True, False], ids=["in batches", "one by one"])
+@pytest.mark.parametrize("shielded", [True, False], ids=["deaf", "cancellable"])
+async def test_a_pump_that_stops_waits_once_for_its_silent_queue_however_many_messages_are_in_hand(
+    clock: VirtualClock, shielded: bool, prefetches: bool
 ) -> None:
-    """A stray cancellation of a later message was taken for one of ours, and so was that of a user's task group."""
-    watch, counts = CallWatch(clock, SECOND), list[int]()
+    """It waited for each message: eight minutes for a hundred of them."""
+    pump, answers = await messages_in_hand(clock, 100, shielded=shielded, prefetches=prefetches)
+    task = asyncio.create_task(pump.run())
+    await clock.advance(SECOND)
+    pump.stop()
+    await clock.advance(20 * SECOND)
+    assert task.done()
+    answers.set()
 
-    async def answer() -> None:
-        try:
-            await anyio.sleep_forever()
-        except asyncio.CancelledError:
-            if ending == "is cancelled":
-                raise
-            if ending != "returns":
-                raise TransportUnreachable("translated") from None
 
-    async def call() -> None:
-        with suppress(TransportUnreachable):
-            await watch.call(answer(), watch, OF_TRANSPORTS)
-        task = asyncio.current_task()
-        assert task is not None
-        counts.append(task.cancelling())
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch.run)
-        calling = asyncio.create_task(call())
-        await clock.advance(2 * SECOND)
-        await calling
-        tasks.cancel_scope.cancel()
-    assert counts == [0]
-    assert watch.overdue == 0
+@pytest.mark.parametrize("prefetches", [True, False], ids=["in batches", "one by one"])
+@pytest.mark.parametrize("shielded", [True, False], ids=["deaf", "cancellable"])
+async def test_a_pump_that_is_cancelled_does_not_wait_for_ever_for_its_silent_queue(
+    clock: VirtualClock, shielded: bool, prefetches: bool
+) -> None:
+    """With it, the watch ended by which it knew which calls were overdue."""
+    pump, answers = await messages_in_hand(clock, 1, shielded=shielded, prefetches=prefetches)
+    task = asyncio.create_task(pump.run())
+    await clock.advance(SECOND)
+    task.cancel()
+    await clock.advance(20 * SECOND)
+    assert task.done()
+    answers.set()
 
 
 async def test_a_handler_may_take_as_long_as_it_likes(clock: VirtualClock) -> None:
@@ -519,21 +374,6 @@ async def test_a_handler_may_take_as_long_as_it_likes(clock: VirtualClock) -> No
     assert await queues.queue_lengths() == {"sales": 0, "error": 0}
 
 
-async def test_calls_of_a_receiver_are_looked_after_only_while_there_are_any(clock: VirtualClock) -> None:
-    """A month of virtual time is not made of looks."""
-    queues = MemoryTransport()
-    await queues.create_queues(["sales"])
-    await queues.send([Envelope("sales", "m-1")], clock.now())
-    receiver = WatchedReceiver(queues.receiver("sales"), clock)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(receiver.watch.run)
-        (received,) = await receiver.receive(1)
-        await receiver.commit(received, clock.now())
-        await clock.advance(timedelta(minutes=2))
-        assert clock.next_wait is None
-        tasks.cancel_scope.cancel()
-
-
 async def test_an_endpoint_whose_store_is_silent_is_left_within_a_bound(clock: VirtualClock) -> None:
     queues, store = MemoryTransport(), MemoryStore()
     await queues.create_queues(["billing"])
@@ -546,6 +386,23 @@ async def test_an_endpoint_whose_store_is_silent_is_left_within_a_bound(clock: V
         late = through_queue(make_message(clock), "sales.timeouts")
         await queues.send([late], clock.now())
         await clock.sleep(SECOND)
+
+    assert await run_endpoint(clock, endpoint, one) <= 20 * SECOND
+
+
+@pytest.mark.parametrize("method", ["add", "claim", "next_chunk"])
+async def test_an_endpoint_whose_storage_of_timeouts_is_silent_is_left_within_a_bound(
+    clock: VirtualClock, method: str
+) -> None:
+    """What was in hand at the stop waited for its usual deadline."""
+    queues, timeouts = MemoryTransport(), MemoryTimeouts()
+    silent = Silent(timeouts, method)
+    endpoint = Endpoint("sales", transport=queues, timeout_manager=TimeoutManager(timeouts), clock=clock)
+
+    async def one() -> None:
+        await queues.send([deferred(clock.now() + 2 * SECOND)], clock.now())
+        await clock.sleep(4 * SECOND)
+        assert silent.calls
 
     assert await run_endpoint(clock, endpoint, one) <= 20 * SECOND
 

@@ -19,7 +19,7 @@ import typer
 from postdate.cli.command import Exit, LogLevel, Use, command, instant, logging_to_stderr, option, wrong_usage
 from postdate.clock import Clock, ScaledClock, SystemClock, steady_seconds
 from postdate.config import Settings
-from postdate.core.guard import left_behind
+from postdate.core.health.deadlines import count_abandoned_calls
 from postdate.endpoint.endpoint import Endpoint
 from postdate.endpoint.service import log_critical_error
 from postdate.errors import StoreReplaced
@@ -149,7 +149,7 @@ class _Service:
             notify(STOPPING)
             log.info("stopping: finishing what is in hand")
         log.info("stopped")
-        if left_behind():  # whose threads an ordinary end would wait for
+        if count_abandoned_calls():  # whose threads an ordinary end would wait for
             os._exit(self.ending)
 
     def _tell(self, running: AsyncExitStack, deployment: OpenDeployment, endpoints: Sequence[Endpoint]) -> Vitals:

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from postdate.clock import Clock, SystemClock
 from postdate.config import Settings
-from postdate.core.guard import calling_store
+from postdate.core.health.deadlines import translate_store_errors
 from postdate.core.store_clock import FollowingClock, clock_of_store
 from postdate.core.wall_times import KeptZones
 from postdate.errors import ConfigurationError, PostdateError, StoreUnavailable, StoreUnreachable
@@ -138,7 +138,7 @@ class _Running:
         self._tasks.add(task)
         try:
             opened = await self._opened()
-            with calling_store(opened.store):
+            with translate_store_errors(opened.store):
                 await opened.now_known()
                 return await work(opened)
         except asyncio.CancelledError:
@@ -176,7 +176,7 @@ class _Running:
 
     async def _prepared(self, store: ClaimingStore) -> InUse:
         settings = self._settings
-        with calling_store(store):
+        with translate_store_errors(store):
             await store.initialize(settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
             if self._create:
                 await store.setup()

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 import anyio
 
 from postdate.clock import Clock, SystemClock, later
-from postdate.core.guard import Guard
+from postdate.core.health.deadlines import Deadlines
 from postdate.errors import PostdateError
 from postdate.ports import ArchivableStore, ScanPart
 from postdate.runtime.threads import in_thread
@@ -19,7 +19,7 @@ _APART: Final = timedelta(days=1)
 _AGAIN_AFTER: Final = timedelta(hours=1)
 """After a failure."""
 
-_ANSWERS_WITHIN: Final = timedelta(minutes=10)
+_CALL_DEADLINE: Final = timedelta(minutes=10)
 
 log = logging.getLogger("postdate.daily")
 
@@ -41,11 +41,11 @@ class Daily:
         self, store: object, clock: Clock, what: str, first_after: timedelta, do: Callable[[Daily], Awaitable[None]]
     ) -> None:
         self._clock, self._what, self._first_after, self._do = clock, what, first_after, do
-        self._guard, self._stop = Guard.of_store(store, clock, _ANSWERS_WITHIN), anyio.Event()
+        self._deadlines, self._stop = Deadlines.of_store(store, clock, _CALL_DEADLINE), anyio.Event()
 
     async def ask(self, call: Callable[[], Awaitable[T]]) -> T:
         """Make one call of the store. Raises `PostdateError`."""
-        return await self._guard.call(call)
+        return await self._deadlines.call_apart(call)
 
     async def pause(self, seconds: float) -> bool:
         """Pause for real seconds; return whether to go on."""
@@ -54,7 +54,7 @@ class Daily:
         return not self._stop.is_set()
 
     def stop(self) -> None:
-        self._guard.hurry()
+        self._deadlines.shorten()
         self._stop.set()
 
     async def run(self) -> None:

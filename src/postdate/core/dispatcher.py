@@ -20,7 +20,7 @@ from postdate.clock import Clock, in_real_time, later
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures, nobody
 from postdate.core.expiry import is_expired
 from postdate.core.finishing import NO_JOURNAL, Doomed, Finisher, GivingBack, Journal
-from postdate.core.guard import ANSWERS_WITHIN, Guard, calling_store
+from postdate.core.health.deadlines import CALL_DEADLINE, Deadlines, translate_store_errors
 from postdate.core.in_flight import HANGS_AFTER, Batch, Group, InFlight, within
 from postdate.core.limits import LimitsCache
 from postdate.core.outages import ANOTHER_SECONDS, Outages
@@ -88,15 +88,16 @@ class Dispatcher:
         failure_rate: FailureRate,
         metrics: Metrics = NO_METRICS,
         journal: Journal = NO_JOURNAL,
-        answers_within: timedelta = ANSWERS_WITHIN,
+        call_deadline: timedelta = CALL_DEADLINE,
     ) -> None:
         self._store, self._transport, self._settings, self._clock = store, transport, settings, clock
         self._breaker, self._failure_rate, self._metrics, self._journal = breaker, failure_rate, metrics, journal
-        self.asking = Guard.of_store(store, clock, answers_within)
-        """Makes the calls of the store, also those of a mover; hurried when it stops."""
-        self._sending = Guard.of_transport(transport, clock, answers_within)
-        self.limits = LimitsCache(store, self.asking, clock)
-        self.finisher = Finisher(store, self.asking, clock, failure_rate, journal)
+        self.store_deadlines = Deadlines.of_store(store, clock, call_deadline)
+        """Of all calls of the store, also those of a mover; short when it stops."""
+        # Not short when it stops: what is being sent is waited for (row 55).
+        self._send_deadlines = Deadlines.of_transport(transport, clock, call_deadline)
+        self.limits = LimitsCache(store, self.store_deadlines, clock)
+        self.finisher = Finisher(store, self.store_deadlines, clock, failure_rate, journal)
         self._outages, self._doomed = Outages(), Doomed(_CLAIMED_AT_ONCE)
         self._enlisting = enlisting(store, transport)
         self._hangs_after, self._patience = in_real_time(clock, HANGS_AFTER), in_real_time(clock, PATIENCE)
@@ -117,7 +118,7 @@ class Dispatcher:
         Outside, and where store and queues share a database, :meth:`take` returns when its batch is done.
         """
         stop_listening = self._store.when_lost(self._in_flight.lose) or nobody
-        self.asking.hurry(hurries=False)
+        self.store_deadlines.restore()
         self._metrics.dispatches(self, lambda: self._in_flight.held)
         try:
             async with anyio.create_task_group() as tasks:
@@ -126,7 +127,7 @@ class Dispatcher:
                     yield
                 finally:
                     self._tasks = None
-                    self.asking.hurry()
+                    self.store_deadlines.shorten()
             await self.finisher.again(at_once=True)
         finally:
             self._metrics.dispatches(self, None)
@@ -168,12 +169,12 @@ class Dispatcher:
             return self._paused(len(wanted), pause)
         if len(claims) == limit or claim_held is not None:
             return PollResult(len(wanted), more=len(claims) == limit)
-        next_attempt = await self.asking.call(self._store.next_attempt)
+        next_attempt = await self.store_deadlines.call_apart(self._store.next_attempt)
         return PollResult(len(wanted), more=False, next_attempt=self.finisher.next_attempt(next_attempt))
 
     async def _claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
         await self.limits.refresh()
-        claims = await self.asking.call(lambda: self._store.claim_due(now, limit), self.give_back_late)
+        claims = await self.store_deadlines.call_apart(lambda: self._store.claim_due(now, limit), self.give_back_late)
         if not (claims and self.limits.any):
             return claims
         try:
@@ -232,7 +233,7 @@ class Dispatcher:
         return wanted
 
     async def listen(self, wake: Wake) -> Callable[[], None]:
-        stop_listening = await self.asking.call(lambda: self._store.listen(wake), _stop_at_once)
+        stop_listening = await self.store_deadlines.call_apart(lambda: self._store.listen(wake), _stop_at_once)
         self._wake = wake
 
         def stop() -> None:
@@ -349,7 +350,9 @@ class Dispatcher:
         began = self._clock.monotonic()
         try:
             with tracing.current.dispatching([each.headers for each in envelopes]):
-                errors = await self._sending.call(lambda: self._transport.send(envelopes, self._clock.now()), late)
+                errors = await self._send_deadlines.call_apart(
+                    lambda: self._transport.send(envelopes, self._clock.now()), late
+                )
         except PostdateError as error:
             return [error] * len(envelopes)
         finally:
@@ -377,9 +380,9 @@ class Dispatcher:
         assert self._enlisting is not None
         now = self._clock.now()
         try:
-            with calling_store(self._store):
+            with translate_store_errors(self._store):
                 work = self._enlisting.finishing(claims, outcome, now, detail)
-            errors = await self._sending.call(lambda: self._transport.send(envelopes, now, work=[work]))
+            errors = await self._send_deadlines.call_apart(lambda: self._transport.send(envelopes, now, work=[work]))
             error = next(filter(None, errors), None)
         except PostdateError as failure:
             error = failure

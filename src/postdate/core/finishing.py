@@ -20,7 +20,7 @@ import anyio
 
 from postdate.clock import Clock, later
 from postdate.core.circuit_breaker import FailureRate
-from postdate.core.guard import Guard
+from postdate.core.health.deadlines import Deadlines
 from postdate.core.recoverability import retry_delay
 from postdate.errors import PostdateError, StoreUnreachable
 from postdate.messages import DelayedMessage
@@ -116,9 +116,9 @@ class Finisher:
     """Ends claims. Errors of the store stay in here: the outcome is remembered, and tried again at later looks."""
 
     def __init__(
-        self, store: ClaimingStore, guard: Guard, clock: Clock, failure_rate: FailureRate, journal: Journal
+        self, store: ClaimingStore, deadlines: Deadlines, clock: Clock, failure_rate: FailureRate, journal: Journal
     ) -> None:
-        self._store, self._guard, self._clock = store, guard, clock
+        self._store, self._deadlines, self._clock = store, deadlines, clock
         self._failure_rate, self._journal = failure_rate, journal
         self.left: dict[str, _Left] = {}
         """Unwritten outcomes of claims that are held, by message id: no other process can have these messages."""
@@ -250,7 +250,7 @@ class Finisher:
             self.sent(claims)
 
     async def _finish(self, claims: Sequence[Claim], outcome: Outcome, at: datetime, detail: str) -> int:
-        finished = await self._guard.call(lambda: self._store.finish(claims, outcome, at, detail))
+        finished = await self._deadlines.call_apart(lambda: self._store.finish(claims, outcome, at, detail))
         if finished:
             self._works()
         return finished
@@ -293,7 +293,7 @@ class Finisher:
         for attempt_at, some in by_time.items():
             release = partial(self._store.release, [each.claim for each in some], attempt_at)
             try:
-                await self._guard.call(release)
+                await self._deadlines.call_apart(release)
             except PostdateError as error:
                 self._failed(error)
                 self._give_back_again(some, error)
@@ -304,7 +304,7 @@ class Finisher:
         claim, now, reason = given.claim, self._clock.now(), given.reason or ""
         attempt_at = given.attempt_at or now
         try:
-            there = await self._guard.call(lambda: self._store.retry_later(claim, attempt_at, now, reason))
+            there = await self._deadlines.call_apart(lambda: self._store.retry_later(claim, attempt_at, now, reason))
         except PostdateError as error:
             self._failed(error)
             return error
@@ -321,7 +321,7 @@ class Finisher:
         """Quarantine a message that no queue takes; return whether that was done."""
         now = self._clock.now()
         try:
-            if not await self._guard.call(lambda: self._store.set_aside(claim, reason, now)):
+            if not await self._deadlines.call_apart(lambda: self._store.set_aside(claim, reason, now)):
                 return False
         except PostdateError as refused:
             log.error("message %s cannot be set aside: %s", claim.message.message_id, refused)

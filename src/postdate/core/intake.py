@@ -11,7 +11,7 @@ from typing import Final
 
 from postdate.clock import Clock
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
-from postdate.core.guard import OF_STORES, CallWatch, Guard
+from postdate.core.health.deadlines import Deadlines
 from postdate.core.limits import LimitsCache
 from postdate.core.outages import Suspects
 from postdate.core.receive.outcomes import AttemptsRecovery, Failed, StepOutcome, StoreOutage, attempts
@@ -92,7 +92,6 @@ class Intake:
 
     def __init__(  # noqa: PLR0913 - collaborators; put together in one place
         self,
-        watch: CallWatch,
         store: ClaimingStore,
         transport: Transport,
         settings: DispatchSettings,
@@ -102,9 +101,11 @@ class Intake:
         read: Read = from_timeouts_queue,
         failure_rate: FailureRate | None = None,
     ) -> None:
-        self._read, self._watch, self._store, self._clock, self._metrics = read, watch, store, clock, metrics
+        self._read, self._store, self._clock, self._metrics = read, store, clock, metrics
         self._enlisting, self._zones = enlisting(store, transport), KeptZones(store)
-        self._limits = LimitsCache(store, Guard.of_store(store, clock), clock)
+        self.deadlines = Deadlines.of_store(store, clock)
+        """Of all calls of the store; to be shortened when its pump stops."""
+        self._limits = LimitsCache(store, self.deadlines, clock)
         said = f"cannot store the delayed messages of {settings.timeouts_queue}"
         self.outage = StoreOutage(clock, resource_of(store).calls(said, log), breaker)
         self._storing = AttemptsRecovery(
@@ -155,7 +156,7 @@ class Intake:
     async def _by_clocks(self, message: DelayedMessage, wall: WallTime, now: datetime) -> DelayedMessage:
         """Return the message at the instant by the rules of now; what cannot follow its zone keeps its own."""
         try:
-            await self._watch.call_apart(self._zones.keep(wall.zone, now), self._store, OF_STORES)
+            await self.deadlines.call_apart(lambda: self._zones.keep(wall.zone, now))
             due = wall.instant()
             return message if message.due == due else rescheduled(message, due, str(wall))
         except (InvalidMessage, InvalidTimestamp, NotSupported) as error:
@@ -165,9 +166,9 @@ class Intake:
     async def _store_apart(self, message: DelayedMessage, now: datetime) -> None:
         """Store a message before it is taken off its queue; a repetition is no error."""
         try:
-            await self._watch.call_apart(self._store.store(to_be_stored(message), now), self._store, OF_STORES)
+            await self.deadlines.call_apart(lambda: self._store.store(to_be_stored(message), now))
         except DuplicateMessage:
-            if not await self._watch.call_apart(is_stored(self._store, message), self._store, OF_STORES):
+            if not await self.deadlines.call_apart(lambda: is_stored(self._store, message)):
                 raise
 
     async def _ended(self, recovery: AttemptsRecovery, received_id: str, message: DelayedMessage) -> None:

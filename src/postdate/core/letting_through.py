@@ -77,7 +77,9 @@ class Mover:
         journal: Journal = NO_JOURNAL,
     ) -> None:
         self._store, self._dispatcher, self._clock, self._metrics = store, dispatcher, clock, metrics
-        self._asking = dispatcher.asking  # one for all calls of the store: once it is silent, stopping waits but once
+        self._deadlines = (
+            dispatcher.store_deadlines
+        )  # one for all calls of the store: once it is silent, stopping waits but once
         self._journal, self._listing = journal, journal is not NO_JOURNAL
 
     def running(self) -> AbstractAsyncContextManager[None]:
@@ -85,7 +87,9 @@ class Mover:
 
     async def take(self, now: datetime) -> PollResult:
         began = self._clock.monotonic()
-        report = await self._asking.call(lambda: self._store.move_due(now, _MOVED_AT_ONCE, listing=self._listing))
+        report = await self._deadlines.call_apart(
+            lambda: self._store.move_due(now, _MOVED_AT_ONCE, listing=self._listing)
+        )
         if report.moved is not None:
             self._journal.moved(report.moved, now)
         self._count(report, now, timedelta(seconds=self._clock.monotonic() - began))
@@ -104,7 +108,7 @@ class Mover:
             own = None if report.left_behind else report.next_attempt  # those left behind are the dispatcher's by now
             attempts = [each for each in (own, others.next_attempt) if each is not None]
             return PollResult(moved + others.count, others.more, min(attempts, default=None))
-        await self._asking.call(self._store.pause)
+        await self._deadlines.call_apart(self._store.pause)
         return PollResult(moved + others.count, more=True)
 
     def _count(self, report: MoveReport, now: datetime, duration: timedelta) -> None:
@@ -260,7 +264,9 @@ class LimitedWork(DueWork):
         try:
             if fresh := [each for each in claims if not is_expired(each.message, look.now)][: look.allowed]:
                 free_at = look.limits.after(len(fresh), look.kept.free_at, look.now)
-                is_ours = await self._dispatcher.asking.call(lambda: self._store.take_turns(look.kept, free_at))
+                is_ours = await self._dispatcher.store_deadlines.call_apart(
+                    lambda: self._store.take_turns(look.kept, free_at)
+                )
                 if not is_ours:
                     look.is_lost = True
                     fresh = []
@@ -293,7 +299,7 @@ class LimitedWork(DueWork):
     async def _held(self, kept: KeptLimits, limit: int, now: datetime) -> Sequence[Claim]:
         """Claim what is held; a message that is due in the far year of the lane by itself is none of these."""
         call = partial(self._store.claim_held, kept, now, limit)
-        claims = await self._dispatcher.asking.call(call, self._dispatcher.give_back_late)
+        claims = await self._dispatcher.store_deadlines.call_apart(call, self._dispatcher.give_back_late)
         strays = [each for each in claims if each.message.due >= now or each.message.destination != kept.destination]
         if strays:
             await self._finisher.give_back([GivingBack(claim, claim.message.due) for claim in strays])

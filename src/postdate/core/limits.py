@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from postdate.clock import LATEST, Clock, later
-from postdate.core.guard import Guard
+from postdate.core.health.deadlines import Deadlines
 from postdate.core.windows import Window
 from postdate.errors import InvalidMessage, NotSupported, PostdateError
 from postdate.messages import DESTINATION_LIMIT, check_text
@@ -201,9 +201,9 @@ class LimitsCache:
     empty. So limits of destinations without messages cost nothing, however many there are.
     """
 
-    def __init__(self, store: ClaimingStore, asking: Guard, clock: Clock) -> None:
+    def __init__(self, store: ClaimingStore, deadlines: Deadlines, clock: Clock) -> None:
         self._store = store if isinstance(store, LimitingStore) else None
-        self._asking, self._clock = asking, clock
+        self._deadlines, self._clock = deadlines, clock
         self.any = False
         """Whether limits are in force for any destination."""
         self.lanes = dict[str, tuple[KeptLimits, Limits]]()
@@ -234,7 +234,7 @@ class LimitsCache:
         """Ask the store which limits are in use, unless that was a moment ago. Raises `PostdateError`."""
         if self._store is None or self._clock.monotonic() < self._until:
             return
-        in_use = await self._asking.call(self._store.limits_in_use)
+        in_use = await self._deadlines.call_apart(self._store.limits_in_use)
         self._until = self._clock.monotonic() + SAME_FOR
         self._of_destinations.clear()
         self.any, self.lanes = in_use.any, {each.destination: (each, self._decode(each)) for each in in_use.held}
@@ -250,7 +250,7 @@ class LimitsCache:
         if self._store is None or not self.any:
             return
         if unknown := set(destinations) - self._of_destinations.keys():
-            kept = await self._asking.call(partial(self._store.kept_limits, unknown))
+            kept = await self._deadlines.call_apart(partial(self._store.kept_limits, unknown))
             self._of_destinations |= dict.fromkeys(unknown)
             self._of_destinations |= {each.destination: (each, self._decode(each)) for each in kept}
 

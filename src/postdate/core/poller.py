@@ -16,7 +16,7 @@ import anyio
 
 from postdate.clock import Clock, in_real_time, time_left
 from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.core.guard import LETTING_GO, calling_store
+from postdate.core.health.deadlines import STOP_DEADLINE, translate_store_errors
 from postdate.errors import PostdateError
 from postdate.ports import Wake
 from postdate.runtime.reporting import shown_duration
@@ -96,7 +96,7 @@ class Poller:
         self._looked_at: float | None = None
         """Seconds of the clock when the last look began; ``None``: it does not run."""
         self._stands_still_after = longest_sleep + in_real_time(clock, _STANDS_STILL_AFTER)
-        self._letting_go = in_real_time(clock, LETTING_GO)
+        self._stop_deadline = in_real_time(clock, STOP_DEADLINE)
         self._outage = (resource or Resource("the store")).calls("cannot take due messages", log, logging.WARNING)
 
     async def run(self) -> None:
@@ -117,7 +117,7 @@ class Poller:
     async def _end_soon_after_stop(self, looking: anyio.CancelScope) -> None:
         """End a look that does not end: stopping does not wait for a store that has fallen silent."""
         await self._stop.wait()
-        await self._clock.wait_for(anyio.Event(), self._letting_go)
+        await self._clock.wait_for(anyio.Event(), self._stop_deadline)
         looking.cancel()
 
     async def _look_until_stopped(self, alarm: Alarm) -> None:
@@ -127,7 +127,7 @@ class Poller:
             now, began = self._clock.now(), self._clock.monotonic()
             self._looked_at = began
             try:
-                with calling_store(self._work):
+                with translate_store_errors(self._work):
                     taken = await self._work.take(now)
             except PostdateError as error:
                 await self._pause_after(error, alarm)
@@ -148,7 +148,7 @@ class Poller:
     async def _listen(self, alarm: Alarm) -> Callable[[], None]:
         while True:
             try:
-                with calling_store(self._work):
+                with translate_store_errors(self._work):
                     stop_listening = await self._work.listen(alarm.ring)
             except PostdateError as error:
                 self.listening.set()

@@ -16,7 +16,7 @@ from typing import ParamSpec, TypeVar, cast
 
 from typing_extensions import override
 
-from postdate.core.guard import calling_store
+from postdate.core.health.deadlines import translate_store_errors
 from postdate.errors import ConfigurationError, DuplicateMessage, PostdateError
 from postdate.messages import DelayedMessage
 from postdate.ports import (
@@ -122,7 +122,7 @@ class SimpleStore(ClaimingStore):
     @override
     async def close(self) -> None:
         closing = getattr(self._store, "close", None)
-        with calling_store(self._store):
+        with translate_store_errors(self._store):
             closed = None if closing is None else closing()
             if inspect.isawaitable(closed):
                 await closed
@@ -135,7 +135,7 @@ class SimpleStore(ClaimingStore):
         await self._store.initialize(endpoint, mode)
 
     async def _call(self, method: Callable[P, Awaitable[T]], *args: P.args, **more: P.kwargs) -> T:
-        with calling_store(self._store):
+        with translate_store_errors(self._store):
             return await method(*args, **more)
 
     @override

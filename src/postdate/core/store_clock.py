@@ -13,7 +13,7 @@ from typing import Final
 import anyio
 
 from postdate.clock import Clock, SystemClock, later, time_left
-from postdate.core.guard import Guard
+from postdate.core.health.deadlines import Deadlines
 from postdate.errors import PostdateError
 from postdate.ports import ClaimingStore
 from postdate.runtime.reporting import shown_duration
@@ -31,7 +31,7 @@ TRIED_AGAIN_AFTER: Final = timedelta(seconds=1)
 
 ROUND_TRIPS: Final = 5
 ROUND_TRIPS_IN_USE: Final = 3
-ANSWERS_WITHIN: Final = timedelta(seconds=10)
+CALL_DEADLINE: Final = timedelta(seconds=10)
 """For each round trip."""
 
 WORTH_SAYING: Final = timedelta(seconds=1)
@@ -77,7 +77,7 @@ class FollowingClock:
 
     def __init__(self, own: SystemClock, store: ClaimingStore, *, judges: bool = True) -> None:
         self._own, self._store, self._judges = own, store, judges
-        self._asking = Guard.of_store(store, own, ANSWERS_WITHIN)
+        self._deadlines = Deadlines.of_store(store, own, CALL_DEADLINE)
         self._known: Bounds | None = None
         self._used, self._took = anyio.Event(), timedelta(0)
         self._said: timedelta | None = None
@@ -130,7 +130,7 @@ class FollowingClock:
         """Read the store's clock in a few round trips; the quickest counts."""
         self._took = timedelta.max
         for _ in range(round_trips):
-            found = await self._asking.call(self._ask)
+            found = await self._deadlines.call_apart(self._ask)
             self._known = found if self._known is None else self._known.narrowed_by(found)
 
     async def _try_to_read(self, round_trips: int) -> bool:
@@ -156,7 +156,7 @@ class FollowingClock:
         assert self._known is not None
         ahead = self._own.now() - self._known.earliest_at(self._own.since_boot())
         self._say(ahead)
-        await self._asking.call(partial(self._store.report_clock, ahead))
+        await self._deadlines.call_apart(partial(self._store.report_clock, ahead))
 
     def _say(self, ahead: timedelta) -> None:
         """Log a difference once, and again when it has become another one."""

@@ -127,7 +127,7 @@ class DelayedDeliveryService(Service):
             context.critical_error,
             context.metrics,
         )
-        self._outages, self._breakers = [], [storing, fetching, dispatching, failures]
+        self._outages, self._deadlines, self._breakers = [], [], [storing, fetching, dispatching, failures]
         pumps = [self._pump(queue, storing, failures) for queue in queues]
         store, transport, clock, metrics = chosen.claims, context.transport, context.clock, context.metrics
         dispatcher = Dispatcher(store, transport, self._dispatch, clock, dispatching, failures, metrics)
@@ -155,7 +155,6 @@ class DelayedDeliveryService(Service):
         self._breakers.append(breaker)
         receiver = WatchedReceiver(queue.receiver, context.clock)
         intake = Intake(
-            receiver.watch,
             self._settings.claims,
             context.transport,
             replace(self._dispatch, timeouts_queue=queue.name),
@@ -166,6 +165,7 @@ class DelayedDeliveryService(Service):
             failures,
         )
         self._outages.append(intake.outage)
+        self._deadlines.append(intake.deadlines)
         handle: Step = intake.handle
         if self._orders_first is not None and is_own:
             handle = self._orders_first(queue.name, handle)

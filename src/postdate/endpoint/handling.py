@@ -20,7 +20,6 @@ from typing_extensions import override
 
 from postdate.clock import Clock, later, steady_seconds
 from postdate.core.expiry import discard_reason, end_of_use
-from postdate.core.guard import OF_TRANSPORTS, cancelled_task, is_being_cancelled, is_ending
 from postdate.core.outages import Suspects
 from postdate.core.receive.outcomes import BACK, Afterwards, Failed, Recovery, StepOutcome
 from postdate.core.receive.settling import WatchedReceiver, leave_out_repetitions
@@ -70,6 +69,7 @@ from postdate.messages import (
 from postdate.ports import HANDLED, End, Received, Receiver, RecordKind, TransactionMode, Work
 from postdate.runtime import tracing
 from postdate.runtime.bounded import Bounded
+from postdate.runtime.cancellation import is_cancelled, is_scope_cancelled, is_task_cancelled, undo_task_cancellation
 from postdate.runtime.reporting import Metrics
 
 log = logging.getLogger("postdate.endpoint")
@@ -254,17 +254,16 @@ def cancels_itself(received: Received) -> bool:
 
     Only from the eleventh time on: before, it may be the program that cancels all its tasks, by asyncio's own means.
     """
-    if received.failures < POLICY_FAILURES or is_ending():
+    if received.failures < POLICY_FAILURES or is_scope_cancelled():
         return False
-    while (task := cancelled_task()) is not None:  # it has other messages to handle
-        task.uncancel()
+    undo_task_cancellation()  # it has other messages to handle
     return True
 
 
 def failure_of(received: Received, error: BaseException) -> Exception:
     """Return what a handler raised as a failure of its message; raise it if it is none."""
-    is_cancelled = isinstance(error, anyio.get_cancelled_exc_class())
-    if is_cancelled and (not is_being_cancelled() or cancels_itself(received)):
+    is_cancellation = isinstance(error, anyio.get_cancelled_exc_class())
+    if is_cancellation and (not is_cancelled() or cancels_itself(received)):
         # The handler awaited something that others cancelled, and let that out: it says nothing of this task.
         return RuntimeError(f"the handler ended by {type(error).__name__}")
     if isinstance(error, (SagaConflict, OwnStoreUnreachable)) or not isinstance(error, Exception):
@@ -371,7 +370,7 @@ class Handling:
             with tracing.current.handling(envelope.headers, context.message_id, self.outgoing.endpoint, envelope.due):
                 await self.handlers.call(received, context)
         finally:
-            if cancelled_task() is not None:  # by its handler, perhaps, which ended before this was raised
+            if is_task_cancelled():  # by its handler, perhaps, which ended before this was raised
                 await asyncio.sleep(0)
         context.has_ended = True
         if self.audit is not None and started is not None:
@@ -398,7 +397,7 @@ class Handling:
         transport = self.outgoing.transport
         sending = transport.send(envelopes, self.outgoing.clock.now(), work=work)
         try:
-            errors = await self.receiver.watch.call(sending, transport, OF_TRANSPORTS)
+            errors = await self.receiver.deadlines.call(sending, transport)
         except DuplicateMessage as error:
             await leave_out_repetitions(work, error)
             await self._send(envelopes, work)

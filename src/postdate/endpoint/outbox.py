@@ -17,7 +17,7 @@ from typing import Final
 import anyio
 
 from postdate.clock import Clock, later
-from postdate.core.guard import calling_store, is_being_cancelled
+from postdate.core.health.deadlines import translate_store_errors
 from postdate.core.outages import Suspects
 from postdate.core.receive.outcomes import Afterwards, Failed, StepOutcome
 from postdate.core.recoverability import is_outage
@@ -29,6 +29,7 @@ from postdate.errors import ConfigurationError, PostdateError, StoreUnavailable,
 from postdate.messages import Envelope, Headers
 from postdate.ports import End, OutboxRecord, OutboxStore, OutboxTransaction, Received, RecordKind, TransactionMode
 from postdate.runtime.bounded import Bounded
+from postdate.runtime.cancellation import is_cancelled
 from postdate.runtime.resource import resource_of
 
 log = logging.getLogger("postdate.outbox")
@@ -134,7 +135,7 @@ class OutboxHandling:
                 record, detail = first, ""
             if not record.dispatched:
                 await self._handling.send(self._outgoing.end_of(record.operations, RecordKind.HANDLED))
-                with calling_store(self._store):
+                with translate_store_errors(self._store):
                     await self._store.mark_dispatched(self._outgoing.endpoint, id_, self._outgoing.clock.now())
                 await recovery.ended_well(received.envelope.message_id)
         except PostdateError as error:  # messages that cannot be sent stay in the outbox
@@ -144,7 +145,7 @@ class OutboxHandling:
     async def expect(self, arrived: Sequence[Received]) -> None:
         """Look up messages that were received together, in one query. What fails is done again for each."""
         try:
-            with calling_store(self._store):
+            with translate_store_errors(self._store):
                 found = await self._store.find_all(self._outgoing.endpoint, [message_id(each) for each in arrived])
         except PostdateError:
             return  # sagas are in the same database
@@ -153,7 +154,7 @@ class OutboxHandling:
         await self._handling.handlers.expect(arrived)
 
     async def _find(self, id_: str) -> OutboxRecord | None:
-        with calling_store(self._store):
+        with translate_store_errors(self._store):
             return await self._store.find(self._outgoing.endpoint, id_)
 
     async def _first_time(self, received: Received, afterwards: list[Afterwards]) -> OutboxRecord | StepOutcome:
@@ -171,7 +172,7 @@ class OutboxHandling:
             try:
                 failure = failure_of(received, error)
             except BaseException:
-                with anyio.CancelScope(shield=is_being_cancelled()):
+                with anyio.CancelScope(shield=is_cancelled()):
                     await self._roll_back(transaction, error)
                 raise
             await self._roll_back(transaction, failure)
@@ -225,7 +226,7 @@ class OutboxCleanUp:
         while not self._stop.is_set():
             began = self._clock.monotonic()
             try:
-                with calling_store(self._outbox.store):
+                with translate_store_errors(self._outbox.store):
                     await self._forget(later(self._clock.now(), -self._outbox.retention))
             except PostdateError as error:
                 self._outage.failed(error, began)

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from postdate.core.guard import calling_store
+from postdate.core.health.deadlines import translate_store_errors
 from postdate.core.outages import Suspects
 from postdate.core.recoverability import BORNE, is_outage
 from postdate.core.simple_store import sharing
@@ -397,7 +397,7 @@ class Sagas:
                     wanted[definition.name].setdefault(text, (message_id, message, value))
         for name, by_text in wanted.items():
             correlations = [Correlation(self._by_name[name].correlated_by, text) for text in by_text]
-            with calling_store(self.store):
+            with translate_store_errors(self.store):
                 found = await self.store.find_all(name, correlations) or ()
             for (id_, message, value), correlation, record in zip(by_text.values(), correlations, found, strict=False):
                 self._expected[id_, name] = _Expected(message, value, correlation, record)
@@ -558,7 +558,7 @@ class Sagas:
         if not isinstance(store, AdministrableStore):
             return
         try:
-            with calling_store(store):
+            with translate_store_errors(store):
                 for message_id in message_ids:
                     await store.cancel(message_id, self._messages.clock.now())
         except PostdateError as error:
@@ -567,7 +567,7 @@ class Sagas:
     async def _remove(self, records: Sequence[SagaRecord]) -> None:
         """Remove records that were marked as completed; one that stays counts as completed all the same."""
         try:
-            with calling_store(self.store):
+            with translate_store_errors(self.store):
                 await self.store.apply([SagaChange(SagaFate.COMPLETED, record) for record in records])
         except SagaConflict:  # removed already, or another instance took its place
             return

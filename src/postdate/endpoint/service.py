@@ -15,6 +15,7 @@ from anyio.abc import TaskGroup
 
 from postdate.clock import Clock, time_left
 from postdate.core.circuit_breaker import Breaker, BreakerState, CriticalError, RepeatedFailures
+from postdate.core.health.deadlines import Deadlines
 from postdate.core.poller import LONGEST_SLEEP, Poller
 from postdate.core.receive.outcomes import StoreOutage
 from postdate.core.receive.pump import MessagePump
@@ -80,6 +81,8 @@ class Service(ABC):
         self._context = context
         self._outages: list[StoreOutage] = []
         """For which messages stay in hand: ended before the pumps are stopped."""
+        self._deadlines: list[Deadlines] = []
+        """Of what the steps of the pumps call: short from the stop on."""
         self._runs: list[_Runs] = []
         self._breakers: list[Breaker] = []
         self._ended, self._is_stopping = list[str](), False
@@ -127,6 +130,8 @@ class Service(ABC):
     def stop(self) -> None:
         """End :meth:`run`: the pumps first, then the poller. Does nothing before :meth:`prepare`."""
         self._is_stopping = True
+        for deadlines in self._deadlines:
+            deadlines.shorten()
         for each in (*self._outages, *self._runs):
             each.stop()
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from typing_extensions import override
 
-from postdate.core.guard import calling_store
+from postdate.core.health.deadlines import translate_store_errors
 from postdate.core.outages import Suspects
 from postdate.core.poller import Poller
 from postdate.core.receive.outcomes import AttemptsRecovery, Step, StepOutcome, StoreOutage, attempts
@@ -111,7 +111,7 @@ class TimeoutManagerService(Service):
         )
         wait = settings.time_to_wait_before_triggering_critical_error
         storage = context.breaker(STORAGE_BREAKER, STORAGE_CRITICAL, settings.persister, wait)
-        self._outages, self._runs, self._breakers = [], [], [storage]
+        self._outages, self._deadlines, self._runs, self._breakers = [], [], [], [storage]
         ahead = context.transport.capabilities.prefetches
         for queue in own:
             receiver, step = context.transport.receiver(queue), self._step(queue, due)
@@ -136,7 +136,7 @@ class TimeoutManagerService(Service):
 
     async def _is_set_up(self) -> bool:
         try:
-            with calling_store(self._settings.persister):
+            with translate_store_errors(self._settings.persister):
                 await self._settings.persister.setup()
         except PostdateError as error:
             if not error.transient:
@@ -161,9 +161,13 @@ class TimeoutManagerService(Service):
             metrics=context.metrics,
             given_up=telling(due.given_up) if dispatches else None,
         )
+        step: StoreStep | DispatchStep
         if dispatches:
-            return DispatchStep(persister, self._enlisting, context.transport, context.clock, due.gone, recovery).handle
-        return StoreStep(persister, self._enlisting, context.endpoint, context.clock, due.registered, recovery).handle
+            step = DispatchStep(persister, self._enlisting, context.transport, context.clock, due.gone, recovery)
+        else:
+            step = StoreStep(persister, self._enlisting, context.endpoint, context.clock, due.registered, recovery)
+        self._deadlines += step.deadlines
+        return step.handle
 
     def orders_first(self, queue: str, others: Step) -> Step:
         """Return a step that obeys orders to forget timeouts, before ``others``; call it after :meth:`prepare`."""

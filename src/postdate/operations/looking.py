@@ -11,7 +11,7 @@ from typing import Final, Generic, TypeVar
 import anyio
 
 from postdate.clock import Clock
-from postdate.core.guard import Guard
+from postdate.core.health.deadlines import Deadlines
 from postdate.operations.needs import present
 from postdate.runtime.resource import Resource
 from postdate.wiring import OpenDeployment
@@ -23,7 +23,7 @@ log = logging.getLogger("postdate.looking")
 _LEAST_PAUSE: Final = timedelta(seconds=2)
 _LONGEST_PAUSE: Final = timedelta(minutes=5)
 _AFTER_AN_ERROR: Final = timedelta(seconds=10)
-_ANSWERS_WITHIN: Final = timedelta(minutes=2)
+_CALL_DEADLINE: Final = timedelta(minutes=2)
 _PAUSES: Final = 49
 """After a look so many times its length passes: looking takes a fiftieth of the time."""
 
@@ -64,15 +64,15 @@ class Refresher(Generic[T]):
 
     async def run(self, deployment: OpenDeployment) -> None:
         """Look again and again, until it is cancelled."""
-        guard = Guard.of_store(deployment.store, self._clock, _ANSWERS_WITHIN)
+        deadlines = Deadlines.of_store(deployment.store, self._clock, _CALL_DEADLINE)
         while True:
             while self._clock.monotonic() - self._watched_at >= _WATCHED_SECONDS:
                 self._watched = anyio.Event()
                 await self._watched.wait()
             begun, at = self._clock.monotonic(), self._clock.now()
             try:
-                at = await guard.call(lambda: present(deployment))
-                result = await guard.call(lambda at=at: self._look(deployment, at))
+                at = await deadlines.call_apart(lambda: present(deployment))
+                result = await deadlines.call_apart(lambda at=at: self._look(deployment, at))
             except Exception as error:  # noqa: BLE001 - raised by whoever asks what was found
                 self._outage.failed(error, self._clock.monotonic())
                 result = error

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, cast
 from postdate.backends import registry
 from postdate.clock import Clock, SystemClock
 from postdate.config import Address, SectionValues, Settings
-from postdate.core.guard import Guard
+from postdate.core.health.deadlines import Deadlines
 from postdate.endpoint.delayed_delivery import timeouts_dispatcher_queue, timeouts_queue
 from postdate.endpoint.endpoint import Endpoint
 from postdate.endpoint.service import log_critical_error
@@ -62,9 +62,9 @@ CLOSES_WITHIN: Final = timedelta(seconds=10)
 
 async def close(name: str, closing: Callable[[], Awaitable[None]]) -> None:
     """Close an adapter; one that takes too long is abandoned, which is logged."""
-    guard = Guard.of_store(getattr(closing, "__self__", closing), SystemClock(), CLOSES_WITHIN)
+    deadlines = Deadlines.of_store(getattr(closing, "__self__", closing), SystemClock(), CLOSES_WITHIN)
     try:
-        await guard.call(closing)
+        await deadlines.call_apart(closing)
     except StoreUnreachable as error:
         log.warning("%s was not closed: %s", name, error)
 

@@ -14,13 +14,14 @@ import anyio
 
 from postdate.clock import Clock, in_real_time
 from postdate.core.circuit_breaker import PAUSE_ARMED, RepeatedFailures
-from postdate.core.guard import LETTING_GO, OF_TRANSPORTS, GuardedCall, is_ending, leave_behind, ours, raise_ours
+from postdate.core.health.deadlines import GRACE, STOP_DEADLINE, SeparateCall
 from postdate.core.receive.outcomes import BACK, UNCOUNTED, Failed, Step, StepOutcome
 from postdate.core.receive.settling import Ended, Report, Settler, WatchedReceiver
 from postdate.core.recoverability import Way, is_outage, retry_delay, text_of
 from postdate.errors import ClaimLost, PostdateError, TransportUnavailable
 from postdate.ports import Received, Receiver
 from postdate.runtime.bounded import Bounded
+from postdate.runtime.cancellation import is_scope_cancelled
 from postdate.runtime.resource import Resource
 
 log = logging.getLogger("postdate.pump")
@@ -69,9 +70,8 @@ class MessagePump:
         self._step, self._concurrency, self._expect, self._report = step, concurrency, expect, report
         self._lost = Bounded[str, int](_LOSSES_REMEMBERED)
         self._clock, self._breaker, self._queue = clock, breaker, queue
-        self._letting_go = in_real_time(clock, LETTING_GO)
-        self._stop, self._told = anyio.Event(), anyio.Event()
-        """``_told``: set when it is to end, or has ended."""
+        # Set when it is to end, or has ended by itself.
+        self._stop = anyio.Event()
         self.listening = anyio.Event()
         """Set once a first call to receive has begun to wait for its answer, or has ended, be it with an error."""
         self._ready: deque[Received] = deque()
@@ -88,45 +88,42 @@ class MessagePump:
     async def run(self) -> None:
         """Receive and hand over until stopped; then wait for handlers, as long as they take.
 
-        Queues that have fallen silent are not waited for: calls that they do not answer are left behind.
+        Queues that have fallen silent are not waited for: calls that they do not answer are abandoned.
         """
-        pump = GuardedCall(self._run)
-        self._told = pump.told
-        if self._stop.is_set():
-            pump.told.set()
-        task = asyncio.get_running_loop().create_task(pump.run())
+        # Calls of the receiver are made in the tasks of workers. A call that does not end keeps all tasks of the pump.
+        work = SeparateCall(self._run)
         try:
-            await pump.told.wait()
-            await self._end(pump)
+            await self._stop.wait()
+            await self._wait_for_end(work)
         except BaseException:
-            pump.scope.cancel()
+            work.cancel()
             with anyio.CancelScope(shield=True):
-                await self._end(pump)
+                await self._wait_for_end(work)
             raise
         finally:
-            if not pump.over.is_set():
-                leave_behind(task)
-        if pump.error is not None:
-            raise pump.error
+            if not work.ended.is_set():
+                work.abandon()
+        if work.error is not None:
+            raise work.error
 
-    async def _end(self, pump: GuardedCall[None]) -> None:
+    async def _wait_for_end(self, work: SeparateCall[None]) -> None:
         """Wait for the end, unless all that keeps it from ending are calls that its queue does not answer."""
-        self._receiver.watch.hurry()
-        while not pump.over.is_set():
-            await self._clock.wait_for(pump.over, self._letting_go)
+        self._receiver.deadlines.shorten()
+        while not work.ended.is_set():
+            await self._clock.wait_for(work.ended, in_real_time(self._clock, STOP_DEADLINE + GRACE))
             calls = self._busy + (self._settler.calls if self._settler is not None else 0)
-            if not pump.over.is_set() and calls <= self._receiver.watch.overdue:
+            if not work.ended.is_set() and calls <= self._receiver.deadlines.count_overdue_calls():
                 log.error("the pump of %s stops without an answer from its queue", self._queue)
-                pump.leave(None)
                 return
 
     async def _run(self) -> None:
         try:
             async with anyio.create_task_group() as watching:
-                watching.start_soon(self._receiver.watch.run)
+                watching.start_soon(self._receiver.deadlines.watch)
                 await self._pump()
                 watching.cancel_scope.cancel()
         finally:
+            self._stop.set()
             with anyio.CancelScope(shield=True):
                 await self._receiver.close()
 
@@ -240,7 +237,7 @@ class MessagePump:
         try:
             await self._handle_ready(messages)
         except anyio.get_cancelled_exc_class():
-            if is_ending():
+            if is_scope_cancelled():
                 raise
             # Let out, the cancellation would end the whole pump.
         finally:
@@ -322,7 +319,7 @@ class MessagePump:
     async def _carry_out(self, received: Received, outcome: StepOutcome) -> PostdateError | None:
         """End a message or give it back; return the error if that cannot be."""
         if outcome.end is None and outcome.failed is not None:
-            return ours(self._receiver, outcome.failed.error, OF_TRANSPORTS)
+            return self._receiver.deadlines.translate(outcome.failed.error)
         try:
             if outcome.end is None:
                 await self._receiver.roll_back(received, failed=outcome is not UNCOUNTED)
@@ -331,7 +328,7 @@ class MessagePump:
                 return None
             await self._receiver.commit(received, self._clock.now(), outcome.end)
         except Exception as raised:  # whosever it is: as where ends go in batches
-            error = ours(self._receiver, raised, OF_TRANSPORTS)
+            error = self._receiver.deadlines.translate(raised)
             self._note_loss(received, error)
             if outcome.end is None:
                 raise
@@ -379,7 +376,7 @@ class MessagePump:
             if raised is None:
                 self._unended.append(partial(self._after_end, received, outcome))
                 continue
-            error = ours(self._receiver, raised, OF_TRANSPORTS)
+            error = self._receiver.deadlines.translate(raised)
             self._note_loss(received, error)
             failure = received, outcome, error, outcome.way(received, error)
             if failure[-1] in _WAITS:
@@ -425,9 +422,9 @@ class MessagePump:
     async def _not_handled(self, received: Received, failure: BaseException) -> None:
         """Give a message back that could not be dealt with, after a pause."""
         try:
-            raise_ours(self._receiver, failure, OF_TRANSPORTS)
+            self._receiver.deadlines.raise_translated(failure)
         except anyio.get_cancelled_exc_class():
-            if not is_ending():
+            if not is_scope_cancelled():
                 await self._after_stray_cancellation(received)
             raise
         except PostdateError as error:
@@ -473,7 +470,6 @@ class MessagePump:
     def stop(self) -> None:
         """Stop receiving. Messages that were received ahead go back."""
         self._stop.set()
-        self._told.set()
         self._receiver.stop()
         if self._reading is not None:
             self._left.extend(self._ready)

@@ -17,7 +17,7 @@ import anyio
 from typing_extensions import override
 
 from postdate.clock import LATEST, Clock
-from postdate.core.guard import ANSWERS_WITHIN, OF_TRANSPORTS, CallWatch, calling_store, raise_ours
+from postdate.core.health.deadlines import CALL_DEADLINE, Deadlines, translate_store_errors
 from postdate.core.receive.outcomes import StepOutcome
 from postdate.errors import DuplicateMessage
 from postdate.messages import DelayedMessage, Headers, parse_timestamp
@@ -57,7 +57,7 @@ Left: TypeAlias = Callable[[Sequence[Ended]], None]
 
 
 class WatchedReceiver(Receiver):
-    """Guards a receiver: its calls have deadlines, its errors are ours. Leaves stored messages out of ends.
+    """A receiver whose calls have deadlines and whose errors are ours. Leaves stored messages out of ends.
 
     A commit that is never answered would keep its message, its place and, when the endpoint stops, all of it.
     """
@@ -65,8 +65,10 @@ class WatchedReceiver(Receiver):
     ends_in_batches: ClassVar[bool] = True
     """Whether messages may wait for their end, where the queue is read ahead."""
 
-    def __init__(self, receiver: Receiver, clock: Clock, answers_within: timedelta = ANSWERS_WITHIN) -> None:
-        self._receiver, self.watch = receiver, CallWatch(clock, answers_within)
+    def __init__(self, receiver: Receiver, clock: Clock, call_deadline: timedelta = CALL_DEADLINE) -> None:
+        self._receiver = receiver
+        self.deadlines = Deadlines.of_transport(receiver, clock, call_deadline)
+        """Whoever runs the receiver watches them."""
 
     @override
     async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
@@ -74,19 +76,19 @@ class WatchedReceiver(Receiver):
         try:
             return await self._receiver.receive(limit, wait=wait)
         except BaseException as error:  # noqa: BLE001 - all of it is raised again
-            raise_ours(self._receiver, error, OF_TRANSPORTS)
+            self.deadlines.raise_translated(error)
 
     @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
         try:
-            await self.watch.call(self._receiver.commit(received, now, end), self._receiver, OF_TRANSPORTS)
+            await self.deadlines.call(self._receiver.commit(received, now, end))
         except DuplicateMessage as error:
             await leave_out_repetitions(end.work, error)
             await self.commit(received, now, end)
 
     @override
     async def settle(self, endings: Sequence[Ending]) -> Sequence[Exception | None]:
-        errors = await self.watch.call(self._receiver.settle(endings), self._receiver, OF_TRANSPORTS)
+        errors = await self.deadlines.call(self._receiver.settle(endings))
         if not any(errors):
             return errors
         return [
@@ -96,7 +98,7 @@ class WatchedReceiver(Receiver):
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-        await self.watch.call(self._receiver.roll_back(received, failed=failed), self._receiver, OF_TRANSPORTS)
+        await self.deadlines.call(self._receiver.roll_back(received, failed=failed))
 
     @override
     async def take(self, message_id: str) -> Received | None:
@@ -208,7 +210,7 @@ async def is_stored(store: ClaimingStore, message: DelayedMessage) -> bool:
     """
     if not isinstance(store, AdministrableStore):
         return True
-    with calling_store(store):
+    with translate_store_errors(store):
         waiting = await store.get(message.message_id)
         records = await store.history(message.message_id) if waiting is None else ()
     if waiting is None and (not records or records[-1].kind is RecordKind.FAILED):

@@ -18,7 +18,7 @@ from typing import Final
 
 from postdate.clock import Clock, later, time_left
 from postdate.core.circuit_breaker import nobody
-from postdate.core.guard import Guard
+from postdate.core.health.deadlines import Deadlines
 from postdate.core.poller import PollResult
 from postdate.core.timeout_manager.steps import announcement
 from postdate.errors import PostdateError, TransportUnavailable
@@ -149,7 +149,8 @@ class DueTimeouts:
     ) -> None:
         self._persister, self._transport, self._queue, self._clock = persister, transport, queue, clock
         self._set_up, self._metrics = set_up, metrics
-        self._asking, self._sending = Guard.of_store(persister, clock), Guard.of_transport(transport, clock)
+        self._store_deadlines = Deadlines.of_store(persister, clock)
+        self._send_deadlines = Deadlines.of_transport(transport, clock)
         now = clock.now()
         self._announced = Announced(later(now, -OLDEST), at_once, remembered)
         self._slice = self._front = self._announced.floor
@@ -182,7 +183,7 @@ class DueTimeouts:
         """Announce some of the timeouts due by ``now``, inclusive; one that cannot be sent is next."""
         self._next_look = _NEVER  # this look may miss timeouts that are stored meanwhile: they wake the poller
         if self._set_up:
-            await self._asking.call(self._persister.setup)
+            await self._store_deadlines.call_apart(self._persister.setup)
             self._set_up = False
         began = self._clock.monotonic()
         count = await self._look_ahead(now)
@@ -201,7 +202,7 @@ class DueTimeouts:
         if self._fetched and self._fetched[-1].due > now:  # the clock was set back, and this is not due any more
             self._fetched.clear()
         if not self._fetched:
-            chunk = await self._asking.call(lambda: self._persister.next_chunk(self._slice, now, CHUNK))
+            chunk = await self._store_deadlines.call_apart(lambda: self._persister.next_chunk(self._slice, now, CHUNK))
             self._fetched.extend(chunk.due)
             self._next_query = chunk.next_query
         count = 0
@@ -220,7 +221,7 @@ class DueTimeouts:
         after, until = self._looked_back_to or self._announced.floor, min(self._front, now)
         self._gone_meanwhile = gone = set[str]()
         try:
-            chunk = await self._asking.call(lambda: self._persister.next_chunk(after, until, CHUNK))
+            chunk = await self._store_deadlines.call_apart(lambda: self._persister.next_chunk(after, until, CHUNK))
         finally:
             self._gone_meanwhile = None
         is_cut = bool(chunk.due) and chunk.next_query is not None and chunk.next_query <= until
@@ -257,7 +258,7 @@ class DueTimeouts:
         errors: Sequence[PostdateError | None] = [_NOT_SENT] * len(timeouts)
         try:
             envelopes = [announcement(each.timeout_id, self._queue) for each in timeouts]
-            answers = await self._sending.call(lambda: self._transport.send(envelopes, self._clock.now()))
+            answers = await self._send_deadlines.call_apart(lambda: self._transport.send(envelopes, self._clock.now()))
             if len(answers) == len(timeouts):
                 errors = answers
         finally:

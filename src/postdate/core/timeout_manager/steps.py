@@ -18,7 +18,7 @@ import anyio
 
 from postdate.clock import Clock, later
 from postdate.core.expiry import end_of_use
-from postdate.core.guard import Guard, calling_store
+from postdate.core.health.deadlines import Deadlines, translate_store_errors
 from postdate.core.receive.outcomes import Afterwards, AttemptsRecovery, Failed, StepOutcome
 from postdate.errors import InvalidMessage, InvalidTimestamp, NotADelayedMessage, TimeoutConcurrentlyProcessed
 from postdate.messages import (
@@ -199,7 +199,9 @@ class StoreStep:
     ) -> None:
         self._persister, self._enlisting, self._owner, self._clock = persister, enlisting, owner, clock
         self._registered, self._recovery = registered, recovery
-        self._asking = Guard.of_store(persister, clock)
+        self._store_deadlines = Deadlines.of_store(persister, clock)
+        self.deadlines = (self._store_deadlines,)
+        """Of all that it calls; to be shortened when its pump stops."""
 
     async def handle(self, received: Received) -> StepOutcome:
         envelope = received.envelope
@@ -225,10 +227,10 @@ class StoreStep:
     async def _store(self, timeout: Timeout, envelope: Envelope) -> StepOutcome:
         work: list[Work] = []
         if self._enlisting is None:
-            if not await self._asking.call(lambda: self._persister.add(timeout)):
+            if not await self._store_deadlines.call_apart(lambda: self._persister.add(timeout)):
                 log.info("message %s was stored before, as timeout %s", envelope.message_id, timeout.timeout_id)
         else:
-            with calling_store(self._persister):
+            with translate_store_errors(self._persister):
                 work.append(self._enlisting.adding(timeout))
 
         async def stored() -> None:
@@ -246,10 +248,10 @@ class StoreStep:
             )
         work: list[Work] = []
         if self._enlisting is None:
-            removed = await self._asking.call(lambda: self._persister.remove_by_saga(saga_id))
+            removed = await self._store_deadlines.call_apart(lambda: self._persister.remove_by_saga(saga_id))
             log.debug("removed %d timeouts of saga %s", removed, saga_id)
         else:
-            with calling_store(self._persister):
+            with translate_store_errors(self._persister):
                 work.append(self._enlisting.removing_by_saga(saga_id))
         return self._outcome(envelope, End(record=None, work=work))
 
@@ -279,7 +281,10 @@ class DispatchStep:
         recovery: AttemptsRecovery,
     ) -> None:
         self._persister, self._enlisting, self._transport, self._clock = persister, enlisting, transport, clock
-        self._asking, self._sending = Guard.of_store(persister, clock), Guard.of_transport(transport, clock)
+        self._store_deadlines = Deadlines.of_store(persister, clock)
+        self._send_deadlines = Deadlines.of_transport(transport, clock)
+        self.deadlines = (self._store_deadlines, self._send_deadlines)
+        """Of all that it calls; to be shortened when its pump stops."""
         self._gone, self._recovery = gone, recovery
         self._sent = Bounded[str, None](SENT_REMEMBERED)
 
@@ -295,7 +300,7 @@ class DispatchStep:
     async def _dispatch(self, announcement: Envelope) -> tuple[End, Afterwards]:
         """Dispatch a timeout, or return the end that does; and a callback for when the message has ended so."""
         timeout_id = announced_timeout(announcement)
-        taken = await self._asking.call(lambda: self._taken(timeout_id), _release)
+        taken = await self._store_deadlines.call_apart(lambda: self._taken(timeout_id), _release)
         if taken is None:  # if others hold it and do not dispatch it, the next look back finds it again
             log.debug("timeout %s is gone already, or in other hands", timeout_id)
             return End(record=None), partial(self._ended, timeout_id)
@@ -304,7 +309,7 @@ class DispatchStep:
             end = await self._end(taken, envelope)
         finally:
             with anyio.CancelScope(shield=True):
-                await self._asking.call(taken.release)
+                await self._store_deadlines.call_apart(taken.release)
         return end, partial(self._ended, timeout_id, taken.timeout)
 
     async def _taken(self, timeout_id: str) -> TimeoutClaim | None:
@@ -319,12 +324,12 @@ class DispatchStep:
     async def _end(self, taken: TimeoutClaim, envelope: Envelope) -> End:
         timeout = taken.timeout
         if self._enlisting is not None:
-            with calling_store(self._persister):
+            with translate_store_errors(self._persister):
                 work = [self._enlisting.removing(timeout.timeout_id)]
             return End(record=None, outgoing=[envelope], work=work)
         if timeout.timeout_id not in self._sent:
             await self._send(timeout.timeout_id, envelope)
-        removed = await self._asking.call(taken.remove)
+        removed = await self._store_deadlines.call_apart(taken.remove)
         self._sent.pop(timeout.timeout_id, None)
         if not removed:
             raise TimeoutConcurrentlyProcessed(
@@ -335,7 +340,7 @@ class DispatchStep:
 
     async def _send(self, timeout_id: str, envelope: Envelope) -> None:
         """Send, and remember it: a storage that can be read and not written would have it sent at every attempt."""
-        (error,) = await self._sending.call(lambda: self._transport.send([envelope], self._clock.now()))
+        (error,) = await self._send_deadlines.call_apart(lambda: self._transport.send([envelope], self._clock.now()))
         if error is not None:
             raise error
         self._sent[timeout_id] = None

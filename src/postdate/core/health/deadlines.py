@@ -1,0 +1,426 @@
+"""A deadline for each call of an adapter, and errors of ours for whatever it raises.
+
+An adapter of a user may raise anything and may never return. To the core both are outages: they are logged, counted by
+the circuit breaker, and tried again; they neither end the service nor hold it up. Source: ADR 19, ADR 45.
+
+A loop has one :class:`Deadlines` for each adapter that it calls. There are two ways to make a call:
+
+- :meth:`Deadlines.call_apart` makes it in a task of its own. A call that does not end although it was cancelled is
+  *abandoned*: its task goes on alone, and its late result goes to a callback. For stores and for sends of due messages.
+- :meth:`Deadlines.call` makes it in the task of its caller. It is twenty times as cheap, but a call that does not end
+  keeps its caller. For calls that are made for each received message.
+
+:func:`translate_store_errors` is for calls without a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Final, Generic, NamedTuple, NoReturn, TypeVar
+from weakref import WeakKeyDictionary
+
+import anyio
+
+from postdate.clock import Clock, in_real_time, time_left
+from postdate.core.recoverability import text_of
+from postdate.errors import (
+    PostdateError,
+    StoreUnavailable,
+    StoreUnreachable,
+    TransportUnavailable,
+    TransportUnreachable,
+)
+from postdate.runtime.cancellation import is_cancelled, is_scope_cancelled
+
+CALL_DEADLINE: Final = timedelta(seconds=40)
+"""Our adapters have shorter deadlines of their own at their connections: only they can end a blocked read."""
+
+STOP_DEADLINE: Final = timedelta(seconds=5)
+"""The deadline of calls while the service stops. A call whose caller is cancelled gets as long to end."""
+
+GRACE: Final = timedelta(seconds=1)
+"""A call that was cancelled at its deadline gets so long to end."""
+
+_NO_ANSWER: Final = (ConnectionError, TimeoutError, asyncio.CancelledError)
+"""Errors that leave open whether a call took effect."""
+
+_REMEMBERED_FAILURES: Final = 100
+"""Failures of an adapter that are logged only once with their traceback. After more different ones, all are logged
+again."""
+
+T = TypeVar("T")
+
+log = logging.getLogger("postdate.adapters")
+
+
+# --- errors of adapters become ours -----------------------------------------------------------------------------------
+
+
+class _Errors(NamedTuple):
+    """The errors of ours that take the place of foreign ones of one kind of adapter."""
+
+    unavailable: type[PostdateError]
+    """It refused the call."""
+    unreachable: type[PostdateError]
+    """It did not answer, so the call may have taken effect."""
+
+
+_STORE_ERRORS: Final = _Errors(StoreUnavailable, StoreUnreachable)
+_TRANSPORT_ERRORS: Final = _Errors(TransportUnavailable, TransportUnreachable)
+
+_logged_failures = WeakKeyDictionary[object, set[str]]()
+"""By adapter: the failures that were logged with their traceback. Many callers share an adapter, so they share this."""
+
+_logged_failures_of_others = set[str]()
+"""Those of adapters that cannot be weak keys."""
+
+
+@contextmanager
+def translate_store_errors(store: object) -> Generator[None]:
+    """Turn errors of a store that are no ``PostdateError`` into ``StoreUnavailable`` or ``StoreUnreachable``."""
+    try:
+        yield
+    except BaseException as error:  # noqa: BLE001 - all of it is raised again
+        _raise_translated(store, error, _STORE_ERRORS)
+
+
+def _raise_translated(adapter: object, error: BaseException, errors: _Errors) -> NoReturn:
+    """Raise what a call raised, translated if it is foreign.
+
+    A cancellation is foreign if nobody cancels this task: the adapter let out a cancellation of something of its own.
+    Taken for one of ours it would end the loop that made the call, without a word.
+    """
+    is_foreign = isinstance(error, Exception) and not isinstance(error, PostdateError)
+    if is_foreign or (isinstance(error, asyncio.CancelledError) and not is_cancelled()):
+        raise _translate(adapter, error, errors) from error
+    raise error
+
+
+def _translate(adapter: object, error: BaseException, errors: _Errors) -> PostdateError:
+    """Return the error of ours for a foreign one; log it with its traceback, once for each adapter and text."""
+    text = f"{type(adapter).__name__} failed with {type(error).__name__}: {text_of(error)}"
+    try:
+        logged = _logged_failures.setdefault(adapter, set())
+    except TypeError:
+        logged = _logged_failures_of_others
+    if text not in logged:  # from here on it is an outage like any other, and is logged as such
+        log.error(text, exc_info=error)
+        if len(logged) >= _REMEMBERED_FAILURES:
+            logged.clear()
+        logged.add(text)
+    return (errors.unreachable if isinstance(error, _NO_ANSWER) else errors.unavailable)(text)
+
+
+# --- calls that can be abandoned --------------------------------------------------------------------------------------
+
+
+_abandoned = set[asyncio.Task[None]]()
+"""Tasks of abandoned calls that have not ended. The event loop keeps no reference, so without this they could be
+garbage-collected in the middle."""
+
+
+def count_abandoned_calls() -> int:
+    """Return how many abandoned calls of this process have not ended.
+
+    The threads of such calls would hold up an ordinary end of the process.
+    """
+    return len(_abandoned)
+
+
+class SeparateCall(Generic[T]):
+    """A call that begins at once in a task of its own, so that it can be abandoned. For the event loop that makes it.
+
+    Scopes of anyio around the caller do not reach the task: it ends by itself, or by :meth:`cancel`.
+    """
+
+    def __init__(self, make: Callable[[], Awaitable[T]]) -> None:
+        self.ended = anyio.Event()
+        """Set when the call has a result or an error."""
+        self.attention = anyio.Event()
+        """Set when the call has ended, and by others when its caller is to look at the deadline again."""
+        self._make = make
+        # A scope, not Task.cancel(), which would also interrupt calls that an adapter shields: those of its threads.
+        self._scope = anyio.CancelScope()
+        self._results: list[T] = []  # one, as soon as there is one: it may be None
+        self.error: BaseException | None = None
+        """The error with which the call ended; ``None``: it has a result, goes on, or was cancelled by this object."""
+        self._is_abandoned = False
+        # Gets the result of an abandoned call.
+        self._late: Callable[[T], Awaitable[None]] | None = None
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            with self._scope:
+                self._results.append(await self._make())
+        except BaseException as error:
+            self.error = error  # for the caller
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+        finally:
+            self.ended.set()
+            self.attention.set()
+        if self._is_abandoned:
+            await self._finish_late()
+
+    @property
+    def has_result(self) -> bool:
+        return bool(self._results)
+
+    def result(self) -> T:
+        """Return the result. Only if :attr:`has_result`."""
+        return self._results[0]
+
+    def cancel(self) -> None:
+        self._scope.cancel()
+
+    def abandon(self, late: Callable[[T], Awaitable[None]] | None = None) -> None:
+        """Let the call go on alone. ``late`` gets its result; its failure is logged."""
+        self._is_abandoned, self._late = True, late
+        task = self._task
+        if self.ended.is_set():  # its caller cannot take the result any more
+            task = asyncio.get_running_loop().create_task(self._finish_late())
+        _abandoned.add(task)
+        task.add_done_callback(_abandoned.discard)
+
+    async def _finish_late(self) -> None:
+        try:
+            if self._results and self._late is not None:
+                await self._late(self._results[0])
+        except Exception as error:  # noqa: BLE001 - nobody waits for this task
+            log.warning("the late result of an abandoned call could not be dealt with: %s", text_of(error))
+        if isinstance(self.error, Exception):
+            log.warning("an abandoned call failed: %s", text_of(self.error))
+
+
+# --- deadlines --------------------------------------------------------------------------------------------------------
+
+
+class Deadlines:
+    """The deadlines of the calls that one loop makes of one adapter. For one event loop.
+
+    Deadlines are in real time, also on a scaled clock: a network is not faster because a clock is.
+
+    A service that stops calls :meth:`shorten`. From then on, the first call that is not answered is the last one that
+    is made: stopping waits for a silent adapter once, not once for each call.
+    """
+
+    def __init__(self, adapter: object, clock: Clock, errors: _Errors, deadline: timedelta) -> None:
+        self._adapter = adapter
+        self._clock = clock
+        self._monotonic = clock.monotonic  # bound once: `call` reads it for each message
+        self._errors = errors
+        self._deadline = deadline
+        # The deadline that is in force, in real time: `_deadline`, or a shorter one.
+        self._limit = deadline
+        self._is_short = False
+        # Monotonic seconds at which deadlines were shortened; -inf while they are not short.
+        self._short_since = -math.inf
+        # Monotonic seconds at which a call last showed that the adapter is silent: it was not answered within a short
+        # deadline, or did not end when it was cancelled.
+        self._silent_at = -math.inf
+        # Calls by `call_apart` that have a caller.
+        self._separate = set[SeparateCall[Any]]()
+        # Calls by `call`: the task that makes each, and the monotonic seconds at which it began. The oldest is the
+        # first, as a task makes one call at a time.
+        self._begin_times: dict[asyncio.Task[Any], float] = {}
+        # Tasks whose call was cancelled by `watch`, until that call ends.
+        self._overdue_tasks = set[asyncio.Task[Any]]()
+        # Whether `watch` waits for the next call, without a timer.
+        self._is_idle = True
+        # Wakes `watch`.
+        self._attention = anyio.Event()
+
+    @classmethod
+    def of_store(cls, store: object, clock: Clock, deadline: timedelta = CALL_DEADLINE) -> Deadlines:
+        return cls(store, clock, _STORE_ERRORS, deadline)
+
+    @classmethod
+    def of_transport(cls, transport: object, clock: Clock, deadline: timedelta = CALL_DEADLINE) -> Deadlines:
+        """Return deadlines of a transport, or of a receiver."""
+        return cls(transport, clock, _TRANSPORT_ERRORS, deadline)
+
+    # --- when the service stops -------------------------------------------------------------------------------------
+
+    def shorten(self) -> None:
+        """Shorten all deadlines to :data:`STOP_DEADLINE`; calls that have begun get as long from now."""
+        if self._is_short:
+            return
+        self._is_short, self._short_since = True, self._monotonic()
+        self._limit = min(self._deadline, STOP_DEADLINE)
+        self._attention.set()
+        for call in self._separate:
+            call.attention.set()
+
+    def restore(self) -> None:
+        """Take :meth:`shorten` back: the loop begins again."""
+        self._is_short, self._short_since = False, -math.inf
+        self._limit = self._deadline
+
+    def _is_silent(self) -> bool:
+        """Return whether deadlines are short, and the adapter has fallen silent since, or just before that."""
+        return self._is_short and self._silent_at >= self._short_since - self._seconds(STOP_DEADLINE)
+
+    # --- calls in a task of their own -------------------------------------------------------------------------------
+
+    async def call_apart(
+        self, make: Callable[[], Awaitable[T]], late: Callable[[T], Awaitable[None]] | None = None
+    ) -> T:
+        """Make a call and return its result.
+
+        A call without an answer at its deadline is cancelled; if that does not end it, it is abandoned. A caller that
+        is cancelled cancels the call and waits for its end, for as long as :data:`STOP_DEADLINE`. If the result was on
+        its way then, it is returned, and the caller is cancelled at its next wait: it knows what it has by then.
+
+        Args:
+            make: makes the call.
+            late: gets a result that the caller cannot get any more. What it raises is logged.
+
+        Raises:
+            StoreUnreachable, TransportUnreachable: no answer in time.
+            StoreUnavailable, TransportUnavailable: the call failed with an error that is no ``PostdateError``.
+        """
+        if self._is_silent():
+            raise self._no_answer(self._adapter)
+        call = SeparateCall(make)
+        self._separate.add(call)
+        try:
+            await self._wait_until_deadline(call)
+        except BaseException:  # the caller is cancelled
+            await self._end(call, STOP_DEADLINE, late)
+            if call.has_result and is_scope_cancelled():
+                return call.result()
+            if call.has_result and late is not None:
+                # asyncio's own cancellation is not raised a second time, so the caller cannot get the result.
+                call.abandon(late)
+            raise
+        finally:
+            self._separate.discard(call)
+        if not call.ended.is_set():
+            await self._end(call, GRACE, late)
+            if not call.has_result:
+                if self._is_short:
+                    self._silent_at = self._monotonic()
+                raise self._no_answer(self._adapter)
+        if isinstance(call.error, asyncio.CancelledError):  # nobody else cancels the task of the call
+            raise _translate(self._adapter, call.error, self._errors) from call.error
+        if call.error is not None:
+            self.raise_translated(call.error)
+        return call.result()
+
+    async def _wait_until_deadline(self, call: SeparateCall[Any]) -> None:
+        limit = self._limit
+        await self._clock.wait_for(call.attention, in_real_time(self._clock, limit))
+        if self._limit < limit and not call.ended.is_set():  # deadlines were shortened meanwhile
+            await self._clock.wait_for(call.ended, in_real_time(self._clock, self._limit))
+
+    async def _end(self, call: SeparateCall[T], grace: timedelta, late: Callable[[T], Awaitable[None]] | None) -> None:
+        """Cancel a call and wait for its end; abandon it if that does not come within ``grace``."""
+        call.cancel()
+        try:
+            with anyio.CancelScope(shield=True):
+                await self._clock.wait_for(call.ended, in_real_time(self._clock, grace))
+        finally:
+            if not call.ended.is_set():
+                call.abandon(late)
+                self._silent_at = self._monotonic()
+
+    # --- calls in the task of their caller --------------------------------------------------------------------------
+
+    async def call(self, awaitable: Awaitable[T], adapter: object | None = None) -> T:
+        """Await a call and return its result. A task makes one such call at a time.
+
+        A scope of anyio, or a task, for each call would cost an eighth of handling a message (ADR 19). So the call is
+        only noted, and :meth:`watch`, which must be running, cancels the task of the caller at the deadline.
+
+        Args:
+            awaitable: the call.
+            adapter: which is called, if it is another one of the same technology: the transport of a receiver.
+
+        Raises:
+            StoreUnreachable, TransportUnreachable: no answer in time.
+            StoreUnavailable, TransportUnavailable: the call failed with an error that is no ``PostdateError``.
+        """
+        if self._is_short and self._is_silent():
+            if isinstance(awaitable, Coroutine):
+                awaitable.close()  # or Python would warn that it was never awaited
+            raise self._no_answer(self._adapter if adapter is None else adapter)
+        task = asyncio.current_task()
+        assert task is not None
+        self._begin_times[task] = self._monotonic()
+        if self._is_idle:
+            self._is_idle = False
+            self._attention.set()
+        try:
+            return await awaitable
+        except BaseException as error:  # noqa: BLE001 - all of it is raised again
+            adapter = self._adapter if adapter is None else adapter
+            if task in self._overdue_tasks and _is_cancelled_once(task, error):
+                if self._is_short:
+                    self._silent_at = self._monotonic()
+                raise self._no_answer(adapter) from None
+            _raise_translated(adapter, error, self._errors)
+        finally:
+            del self._begin_times[task]
+            if task in self._overdue_tasks:
+                # However the call ended: what its task does next is not cancelled.
+                self._overdue_tasks.discard(task)
+                task.uncancel()
+
+    async def watch(self) -> None:
+        """Cancel calls by :meth:`call` at their deadlines, until this is cancelled itself."""
+        while True:
+            self._attention = anyio.Event()
+            oldest = next((begin for task, begin in self._begin_times.items() if task not in self._overdue_tasks), None)
+            if oldest is None:
+                self._is_idle = True
+                await self._attention.wait()
+                continue
+            await self._clock.wait_for(self._attention, time_left(self._end_of(oldest), self._monotonic()))
+            now = self._monotonic()
+            for task, begin in list(self._begin_times.items()):
+                if self._end_of(begin) > now:
+                    break
+                if task not in self._overdue_tasks:
+                    self._overdue_tasks.add(task)
+                    task.cancel()
+
+    def count_overdue_calls(self) -> int:
+        """Return how many calls by :meth:`call` go on although their deadline is over.
+
+        By the clock, not by what :meth:`watch` has cancelled: that ends with the loop, and these calls may outlive it.
+        """
+        now = self._monotonic()
+        return sum(self._end_of(begin) <= now for begin in self._begin_times.values())
+
+    def _end_of(self, begin: float) -> float:
+        """Return the deadline, in monotonic seconds, of a call that began at ``begin``."""
+        return max(begin, self._short_since) + self._seconds(self._limit)
+
+    def _seconds(self, duration: timedelta) -> float:
+        """Return how long ``duration`` of real time is on the clock."""
+        return in_real_time(self._clock, duration).total_seconds()
+
+    # --- errors -----------------------------------------------------------------------------------------------------
+
+    def translate(self, error: Exception) -> PostdateError:
+        """Return an error of the adapter; one of ours in its place if it is foreign."""
+        return error if isinstance(error, PostdateError) else _translate(self._adapter, error, self._errors)
+
+    def raise_translated(self, error: BaseException) -> NoReturn:
+        """Raise what the adapter raised; an error of ours in its place if it is foreign, or a stray cancellation."""
+        _raise_translated(self._adapter, error, self._errors)
+
+    def _no_answer(self, adapter: object) -> PostdateError:
+        text = f"{type(adapter).__name__} did not answer within {self._limit.total_seconds():g} s"
+        return self._errors.unreachable(text)
+
+
+def _is_cancelled_once(task: asyncio.Task[Any], error: BaseException) -> bool:
+    """Return whether an error is the cancellation of a task that was cancelled once, and by no scope around it."""
+    return isinstance(error, asyncio.CancelledError) and task.cancelling() <= 1 and not is_scope_cancelled()
