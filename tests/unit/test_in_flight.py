@@ -460,7 +460,6 @@ async def test_what_is_stopped_by_force_lets_go_within_ten_seconds_and_forgets_n
         assert not ended.is_set()
         await bench.clock.advance(6 * SECOND)
         assert ended.is_set()
-    bench.dispatcher.store_deadlines.restore()  # as running it again does
     with anyio.CancelScope() as looking:  # cancelled while it gives back, it still forgets nothing
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(bench.look)

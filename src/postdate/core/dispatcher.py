@@ -118,7 +118,6 @@ class Dispatcher:
         Outside, and where store and queues share a database, :meth:`take` returns when its batch is done.
         """
         stop_listening = self._store.when_lost(self._in_flight.lose) or nobody
-        self.store_deadlines.restore()
         self._metrics.dispatches(self, lambda: self._in_flight.held)
         try:
             async with anyio.create_task_group() as tasks:
@@ -130,6 +129,7 @@ class Dispatcher:
                     self.store_deadlines.shorten()
             await self.finisher.again(at_once=True)
         finally:
+            self.store_deadlines.restore()  # it may run again
             self._metrics.dispatches(self, None)
             stop_listening()
 

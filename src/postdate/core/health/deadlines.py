@@ -7,8 +7,8 @@ A loop has one :class:`Deadlines` for each adapter that it calls. There are two 
 
 - :meth:`Deadlines.call_apart` makes it in a task of its own. A call that does not end although it was cancelled is
   *abandoned*: its task goes on alone, and its late result goes to a callback. For stores and for sends of due messages.
-- :meth:`Deadlines.call` makes it in the task of its caller. It is twenty times as cheap, but a call that does not end
-  keeps its caller. For calls that are made for each received message.
+- :meth:`Deadlines.call` makes it in the task of its caller. It costs a thirtieth, but a call that does not end keeps
+  its caller. For calls that are made for each received message.
 
 :func:`translate_store_errors` is for calls without a deadline.
 """
