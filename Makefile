@@ -3,7 +3,7 @@
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 FAST_TESTS = $(wildcard tests/unit tests/property)
-BENCH = $(BIN)/postdate bench
+BENCH = $(BIN)/python -m benchmarks
 
 # A setting of the caller's shell must not decide how tests come out.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV SPARK_HOME JAVA_TOOL_OPTIONS
@@ -19,8 +19,8 @@ help: ## this list
 install: ## make .venv from the pinned requirements, or bring it up to date
 	@PYTHON="$(PYTHON)" scripts/bootstrap
 
-demo: install ## run the demo
-	$(BIN)/postdate demo
+demo: install ## deliver reminders for real flights on time, and prove it
+	$(BIN)/python -m examples.flights
 
 lint: install
 	$(BIN)/ruff check .
@@ -73,7 +73,7 @@ flake: install ## run TEST=tests/….py::test_… again and again, N=200 times, 
 	@scripts/services up
 	scripts/busy $(BIN)/pytest -n 4 --times $(N) $(if $(K),-k "$(K)") "$(TEST)"
 
-bench: install ## measure this machine with the embedded store and transport
+bench: install ## measure this machine with the embedded store and transport, beside its physical limits
 	$(BENCH) drain --store sqlite --transport local
 	$(BENCH) backlog --store sqlite --transport local
 	$(BENCH) lateness --store sqlite --transport local

@@ -6,19 +6,19 @@ import time
 from contextlib import ExitStack
 from datetime import timedelta
 from itertools import pairwise
-from pathlib import Path
 
-from benchmarks.targets.postgres import PostgresTaken
-from postdate.bench.bench import STUCK_SECONDS, Arrivals, Bench, Services
-from postdate.bench.deployment import load
-from postdate.bench.limits import arrived
-from postdate.bench.processes import Partner, SharedCount
-from postdate.bench.result import BenchmarkResult, Figure
-from postdate.bench.targets import Targets
+from benchmarks.bench import Arrivals, Bench, Services
+from benchmarks.deployment import load
+from benchmarks.limits import arrived
+from benchmarks.places import Targets
+from benchmarks.processes import Partner
+from benchmarks.result import BenchmarkResult, Figure
+from benchmarks.shared_count import SharedCount
+from benchmarks.targets.postgres import PostgresTarget
+from postdate.cli.bench import STUCK_SECONDS
 from postdate.clock import SystemClock
 from postdate.errors import ConfigurationError, PostdateError
 
-CLOSED_LOOP = Path(__file__).with_name("closed_loop.py")
 _TENTHS = 10
 _TAKEN_AT_ONCE = 1_000
 _UNDERWAY = 20_000
@@ -33,7 +33,7 @@ def churn(bench: Bench, n: int, pending: int, batch: int, *, idle_transaction: b
             targets, load(targets.deployment, range(n, n + pending), now + timedelta(days=1), timedelta(milliseconds=1))
         )
         if idle_transaction:
-            if not isinstance(targets.store.target, PostgresTaken):
+            if not isinstance(targets.store.target, PostgresTarget):
                 name = targets.store.name
                 raise ConfigurationError(
                     f"--idle-transaction needs a store that keeps old row versions; {name} does not"
@@ -42,7 +42,7 @@ def churn(bench: Bench, n: int, pending: int, batch: int, *, idle_transaction: b
         stored, taken = stack.enter_context(bench.tally("stored")), stack.enter_context(bench.tally("taken"))
         window = max(_UNDERWAY, 2 * batch)
         storer = stack.enter_context(
-            Partner(CLOSED_LOOP, "storing", targets.deployment, window, stored.path, taken.path)
+            Partner("benchmarks.closed_loop", "storing", targets.deployment, window, stored.path, taken.path)
         )
         running = stack.enter_context(bench.services(targets))
         running.start()

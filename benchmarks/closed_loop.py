@@ -1,7 +1,7 @@
 """A process that stores for ``benchmarks/churn.py``; the deployment comes as the first line on its standard input.
 
-``closed_loop.py WINDOW STORED TAKEN`` stores batch after batch, due at once, never more than ``WINDOW`` messages ahead
-of what is taken off the queue; both are tallies.
+``python -m benchmarks.closed_loop WINDOW STORED TAKEN`` stores batch after batch, due at once, never more than
+``WINDOW`` messages ahead of what is taken off the queue; both are tallies.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import anyio
 
-from postdate.bench.deployment import Deployment, Workload
-from postdate.bench.partners import store as storing
-from postdate.bench.processes import SharedCount
+from benchmarks.deployment import Deployment, Workload
+from benchmarks.partners import store as storing
+from benchmarks.shared_count import SharedCount
 from postdate.clock import SystemClock, to_microseconds
 from postdate.ports import ClaimingStore
 
@@ -40,6 +41,6 @@ async def closed(
 
 
 if __name__ == "__main__":
-    window, tallies = int(sys.argv[1]), [SharedCount(Path(path)) for path in sys.argv[2:]]
-    deployment = Deployment.from_json(sys.stdin.readline())
-    anyio.run(storing, deployment, lambda store, load: closed(store, load, window, *tallies))
+    stored, taken = (SharedCount(Path(path)) for path in sys.argv[2:])
+    work = partial(closed, window=int(sys.argv[1]), stored=stored, taken=taken)
+    anyio.run(storing, Deployment.from_json(sys.stdin.readline()), work)

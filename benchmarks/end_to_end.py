@@ -40,8 +40,8 @@ import psycopg
 import redis
 
 from benchmarks.end_to_end_worker import HANDLERS
-from postdate.bench.processes import SharedCount
-from postdate.bench.system import cpu_seconds, family_cpu_seconds, listening_pid
+from benchmarks.shared_count import SharedCount
+from benchmarks.system import cpu_seconds, family_cpu_seconds, listening_pid
 
 HERE = Path(__file__).parents[1]
 GIVES_UP_SECONDS = 600.0

@@ -15,8 +15,8 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from benchmarks.shared_count import SharedCount
 from postdate import Endpoint, HandlerContext, Recoverability, Saga, started_by
-from postdate.bench.processes import SharedCount
 from postdate.messages import DelayedMessage, Headers
 from postdate.wiring import open_store, open_transport
 

@@ -4,12 +4,12 @@
         [--graphile FOLDER] [--n 20000] [--concurrency 100] [--rounds 3]
 
 PATH is a Python with ``pgqueuer[asyncpg]`` 1.6, FOLDER one with ``graphile-worker`` 0.17 in its ``node_modules``; each
-peer is optional. Every round runs all of them, one after the other: ``postdate bench handle``, PgQueuer with batches of
-100, 500 and 1,000, graphile-worker with a local queue and completions in batches. The same messages are in the queue
-before the start, an empty handler notes what it sees, and the time ends when the last was handled and the queue is
-empty. Peers have a database of their own, which is dropped afterwards. How durable a commit is, the server decides,
-for all alike; no peer has tables that are not logged. Some connections of the peers are open before their time begins;
-ours are not.
+peer is optional. Every round runs all of them, one after the other: ``python -m benchmarks handle``, PgQueuer with
+batches of 100, 500 and 1,000, graphile-worker with a local queue and completions in batches. The same messages are in
+the queue before the start, an empty handler notes what it sees, and the time ends when the last was handled and the
+queue is empty. Peers have a database of their own, which is dropped afterwards. How durable a commit is, the server
+decides, for all alike; no peer has tables that are not logged. Some connections of the peers are open before their time
+begins; ours are not.
 
 Prints one JSON object: medians, each rate, the best batch of PgQueuer, and our rate by that of each peer; exit status 1
 if anybody lost or doubled a message.
@@ -40,10 +40,11 @@ Found = dict[str, Any]
 def ours(n: int, concurrency: int) -> Found:
     """Run the benchmark of the product; it also prints what it found when a message was lost."""
     sizes = ["--n", str(n), "--concurrency", str(concurrency)]
-    command = [sys.executable, "-m", "postdate.cli", "bench", "handle", "--transport", "postgres", "--json", *sizes]
-    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=GIVES_UP_SECONDS, check=False)
+    command = [sys.executable, "-m", "benchmarks", "handle", "--transport", "postgres", "--json", *sizes]
+    root = PEERS.parents[1]
+    ran = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, timeout=GIVES_UP_SECONDS, check=False)
     if not ran.stdout:
-        raise SystemExit(f"bench handle ended with exit status {ran.returncode}; see its message above")
+        raise SystemExit(f"benchmarks handle ended with exit status {ran.returncode}; see its message above")
     return json.loads(ran.stdout)
 
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import anyio
 import psycopg
@@ -68,22 +68,6 @@ class Site:
     url: str
     old: str
     new: str
-    option: ClassVar[str] = "--from"
-    steps: ClassVar[str] = 'SELECT count(*), coalesce(sum("Status"), 0) FROM "TimeoutsMigration_Batches"'
-    """What changes with every step: how many batches there are, and how far they are together."""
-    on_spark: ClassVar[bool] = True
-
-    def fill(self, count: int) -> None:
-        """Write what is to be moved."""
-        fill(self, count)
-
-    def fire(self, stopping: Event, everything: Event) -> None:
-        """Deliver what is due where it waits now; in a process of its own."""
-        old_manager(self, stopping, everything)
-
-    def accounted(self) -> dict[str, int]:
-        """Return who delivered how many, and what is wrong."""
-        return accounted(self)
 
     @property
     def store(self) -> StoreSpec:
@@ -171,7 +155,7 @@ class Firing:
         context = multiprocessing.get_context("spawn")
         self.site = site
         self.stopping, self.everything = context.Event(), context.Event()
-        self.manager = context.Process(target=site.fire, args=(self.stopping, self.everything))
+        self.manager = context.Process(target=old_manager, args=(site, self.stopping, self.everything))
         self.ending = threading.Event()
         self.service = threading.Thread(target=anyio.run, args=(self._serve,))
         self.failure: BaseException | None = None
@@ -295,7 +279,7 @@ def copy_in_seconds(site: Site) -> float:
 def command(site: Site, settings: Path, verb: str, *options: str) -> list[str]:
     return [
         *(sys.executable, "-m", "postdate.cli", "pipeline", "migrate", verb),
-        *("--config", str(settings), site.option, site.url, "--schema", site.old, "--json", *options),
+        *("--config", str(settings), "--from", site.url, "--schema", site.old, "--json", *options),
     ]
 
 
@@ -356,10 +340,11 @@ def descendants(pid: int) -> list[int]:
 
 
 def progress(site: Site) -> tuple[int, int]:
-    """Return what changes with every step."""
+    """Return what changes with every step: how many batches there are, and how far they are together."""
+    steps = 'SELECT count(*), coalesce(sum("Status"), 0) FROM "TimeoutsMigration_Batches"'
     with site.connect(site.old) as connection:
         try:
-            row = connection.execute(site.steps.encode()).fetchone()
+            row = connection.execute(steps.encode()).fetchone()
         except psycopg.errors.UndefinedTable:
             return 0, 0
     assert row is not None
@@ -388,8 +373,7 @@ def killed(site: Site, settings: Path, options: argparse.Namespace, chance: rand
     """Kill, then resume or abort, again and again until it is done; then let everything be delivered."""
     firing, seen = Firing(site), Counter[str]()
     firing.start()
-    cores = ("--cores", str(options.cores)) if site.on_spark else ()
-    small = (*cores, "--batch-size", str(options.batch_size or 500))
+    small = ("--cores", str(options.cores), "--batch-size", str(options.batch_size or 500))
     verb: tuple[str, ...] = ("run", "--all-endpoints")
     try:
         while True:
@@ -433,10 +417,10 @@ def next_step(site: Site, settings: Path, chance: random.Random, seen: Counter[s
 
 
 @contextmanager
-def made_site(url: str, count: int, kind: type[Site] = Site) -> Generator[tuple[Site, Path]]:
-    site = kind(url, f"migration_old_{os.getpid()}", f"migration_new_{os.getpid()}")
+def made_site(url: str, count: int) -> Generator[tuple[Site, Path]]:
+    site = Site(url, f"migration_old_{os.getpid()}", f"migration_new_{os.getpid()}")
     try:
-        site.fill(count)
+        fill(site, count)
         with opened(site.store, create=True) as store:
             store.setup()
         anyio.run(_make_queue, site)
@@ -468,18 +452,18 @@ def main() -> int:
         return killed_often(options, seed)
     with made_site(options.url, options.timeouts) as (site, settings):
         result = measured(site, settings, options)
-        found = site.accounted()
+        found = accounted(site)
     print(json.dumps({**result, "deliveries": found}, indent=2))
     return 0 if is_right(found) else 1
 
 
-def killed_often(options: argparse.Namespace, seed: int, kind: type[Site] = Site) -> int:
+def killed_often(options: argparse.Namespace, seed: int) -> int:
     """Migrate one table after the other until there were so many kills."""
     chance, total, tables = random.Random(seed), Counter[str](), list[dict[str, int]]()
     while total["kills"] < options.kills:
-        with made_site(options.url, options.timeouts, kind) as (site, settings):
+        with made_site(options.url, options.timeouts) as (site, settings):
             total += killed(site, settings, options, chance, options.kills - total["kills"])
-            tables.append(site.accounted())
+            tables.append(accounted(site))
         print(f"{total['kills']} kills: {tables[-1]}", file=sys.stderr)
         if not is_right(tables[-1]):
             break

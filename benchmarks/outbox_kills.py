@@ -183,7 +183,7 @@ async def _endpoint(place: Place, name: str, stack: AsyncExitStack) -> Endpoint:
         stack.push_async_callback(each.close)
     endpoint = Endpoint(
         name,
-        transport=SendingTwice(transport),
+        transport=SendingTwice(transport),  # pyright: ignore[reportArgumentType] - what it lacks is not used here
         delayed_delivery=DelayedDelivery(store, number_of_retries=100),
         transaction_mode="receive_only",
         error_queue=f"{place.name}.error",

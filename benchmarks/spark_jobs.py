@@ -19,13 +19,14 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 
-from benchmarks.targets.postgres import PostgresTaken
-from postdate.bench import runs
-from postdate.bench.bench import STUCK_SECONDS, Arrivals, Bench
-from postdate.bench.deployment import BODY, Workload, headers_of, id_of, load, number_of
-from postdate.bench.limits import arrived, insert_limit, move_limit
-from postdate.bench.result import BenchmarkResult, Figure, LatenessInMilliseconds, lateness
-from postdate.bench.targets import Targets
+from benchmarks import runs
+from benchmarks.bench import Arrivals, Bench
+from benchmarks.deployment import Workload, load, number_of
+from benchmarks.limits import arrived, insert_limit, move_limit
+from benchmarks.places import Targets
+from benchmarks.result import BenchmarkResult, Figure, LatenessInMilliseconds, lateness
+from benchmarks.targets.postgres import PostgresTarget
+from postdate.cli.bench import BODY, STUCK_SECONDS, headers_of, id_of
 from postdate.clock import SystemClock
 from postdate.errors import ConfigurationError, PostdateError
 from postdate.pipeline.audit import audit
@@ -58,6 +59,7 @@ def jobs(bench: Bench, n: int, cores: list[int]) -> BenchmarkResult:
         _scanned(targets)
         bench.report(f"limits: {n:,} bare rows copied in, and moved")
         copy_in = insert_limit(targets, n, _COPIED_AT_ONCE)
+        assert copy_in is not None, "PostgreSQL has COPY"
         move = move_limit(targets, n)
         servers = targets.facts()
     for number in cores:
@@ -82,7 +84,7 @@ def _with_cores(bench: Bench, n: int, cores: int) -> tuple[dict[str, float], Arr
             found["empty_job_s"] = statistics.median(_timed(lambda: _empty_job(spark, cores))[0] for _ in range(5))
             store, now = _store(targets), SystemClock().now()
             due = now - timedelta(seconds=n * 1e-3 + 1)
-            path = str(bench.options.folder / f"messages-{cores}")
+            path = str(bench.folder / f"messages-{cores}")
             _messages(spark, load(targets.deployment, range(n), due, timedelta(milliseconds=1)), cores).write.parquet(
                 path
             )
@@ -169,8 +171,8 @@ def _sweep(targets: Targets) -> SweepSpec:
     )
 
 
-def _scanned(targets: Targets) -> PostgresTaken:
-    if not isinstance(targets.store.target, PostgresTaken):
+def _scanned(targets: Targets) -> PostgresTarget:
+    if not isinstance(targets.store.target, PostgresTarget):
         raise ConfigurationError(
             f"the limit of reading in bulk is known for postgres only, not for {targets.store.name}"
         )
@@ -183,7 +185,7 @@ def _scanned(targets: Targets) -> PostgresTaken:
 def continuous(bench: Bench, rate: int, seconds: float, residency: float) -> BenchmarkResult:
     """Deliver ``rate`` messages a second by resident dispatchers in Spark's executors, and by a plain service."""
     plain = runs.even(bench, rate, seconds, stored_by="before", receiver=False)
-    n, folder = int(rate * seconds), bench.options.folder
+    n, folder = int(rate * seconds), bench.folder
     with bench.targets() as targets:
         bench.report("starting Spark")
         with spark_session("postdate-bench", conf=FOR_LONG_JOBS) as spark:

@@ -1,1 +1,1 @@
-"""Limits beneath those of ``postdate bench``: frames made beforehand on a bare socket, the plain SDK, COPY out."""
+"""What each technology does without us: bare rows, frames made beforehand on a bare socket, the plain SDK."""

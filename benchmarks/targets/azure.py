@@ -18,15 +18,17 @@ from anyio.from_thread import start_blocking_portal
 from azure.core.exceptions import AzureError, ServiceRequestError
 from azure.storage.queue import QueueServiceClient
 
-from postdate.backends.azure.benchmark import AzureTarget, clean
+from benchmarks.deployment import number_of
+from benchmarks.targets.target import BareRow, BenchmarkRun, BenchmarkTarget, Inserter, Mover
 from postdate.backends.azure.envelope import from_text, to_text
 from postdate.backends.azure.layout import DelayedEntity, read_entity, second_key
-from postdate.backends.azure.login import AzureLogin
-from postdate.bench.deployment import BODY, headers_of, id_of, number_of
+from postdate.backends.azure.login import AzureLogin, parse_login
+from postdate.backends.azure.scratch import clean
+from postdate.cli.bench import BODY, headers_of, id_of
 from postdate.clock import SystemClock
 from postdate.errors import TransportUnavailable
 from postdate.messages import DelayedMessage, Envelope
-from postdate.ports.benchmarks import BareRow, Inserter, Mover
+from postdate.ports.backends import Scratch
 
 if TYPE_CHECKING:
     from azure.storage.queue.aio import QueueClient
@@ -68,8 +70,12 @@ def _first_of(group: BaseExceptionGroup[BaseException]) -> AzureError | None:
     return found if isinstance(found, AzureError) else None
 
 
-class PlainAzure(AzureTarget):
+class PlainAzure(BenchmarkTarget):
     """An account, used by the plain SDK."""
+
+    def __init__(self, scratch: Scratch, run: BenchmarkRun) -> None:
+        super().__init__(scratch, run)
+        self.login = parse_login(scratch.address)
 
     def moved_per_second(self, n: int) -> float:
         """Return the rate from a table of the account to a queue of it; of sending alone, without a store there."""
@@ -118,7 +124,7 @@ class PlainAzure(AzureTarget):
                     due = SystemClock().now() + timedelta(hours=1)
                     first = number_of(rows[0].message_id)
                     entities = list(_entities(range(first, first + len(rows)), due))
-                    return partial(portal.call, _insert, waiting, entities)
+                    return lambda: portal.call(_insert, waiting, entities)
 
                 yield prepared
 

@@ -6,13 +6,13 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 
 from benchmarks.targets.amqp import Confirms, RawConnection, publishing_frames
+from benchmarks.targets.target import BareRow, BenchmarkRun, BenchmarkTarget, Mover
 from postdate.backends.rabbitmq.address import parse_url
-from postdate.backends.rabbitmq.benchmark import RabbitMqTarget
 from postdate.backends.rabbitmq.properties import properties_of
-from postdate.bench.deployment import BODY, headers_of, id_of
+from postdate.cli.bench import BODY, headers_of, id_of
 from postdate.clock import SystemClock
 from postdate.messages import Envelope
-from postdate.ports.benchmarks import BareRow, BenchmarkRun, Mover
+from postdate.ports.backends import Scratch
 
 _WINDOW = 1_000
 _AT_LEAST_AT_ONCE = 100
@@ -20,20 +20,19 @@ _RUN = "0" * 12
 _QUIET_SECONDS = 0.3
 
 
-class RawRabbitMq(RabbitMqTarget):
+class RawRabbitMq(BenchmarkTarget):
     """A virtual host, spoken to on a bare socket."""
 
-    def __init__(self, address: str, run: BenchmarkRun) -> None:
-        super().__init__(address, run)
-        self._login = parse_url(address)
+    def __init__(self, scratch: Scratch, run: BenchmarkRun) -> None:
+        super().__init__(scratch, run)
+        self._login = parse_url(scratch.address)
         self._limit_queue = f"postdate-bench-{run.name}.bare"
         self._id = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-7000-8000-[0-9a-f]{12}")
         self._consumer: RawConnection | None = None
 
-    def __exit__(self, *error) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._consumer is not None:
             self._consumer.__exit__(None, None, None)
-        super().__exit__(*error)
 
     @contextmanager
     def _queue(self) -> Generator[RawConnection]:

@@ -1,309 +1,220 @@
-"""Every benchmark runs, small, on every deployment; how fast is no matter here, what arrives is."""
+"""``postdate bench``, small, on every store and every queue; how fast is no matter here, what arrives is."""
 
-import itertools
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
+from datetime import UTC, datetime
 
+import pika
+import psycopg
 import pytest
-from azure.data.tables import TableServiceClient
-from azure.storage.blob import BlobServiceClient
-from azure.storage.queue import QueueServiceClient
-from benchmarks.__main__ import main
+from pika.exceptions import ChannelClosedByBroker
+from redis import Redis
 from tests.cli.conftest import Ran
+from tests.cli.test_benchmarks import names_in
 
-from postdate.bench import runs
-from postdate.bench.deployment import Ping
+from postdate.cli import bench
+from postdate.cli.bench import id_of, lateness_of, message_of, percentiles
 
-ROOT = Path(__file__).parents[2]
-DEPLOYMENTS = ("sqlite-local", "sqlite-rabbitmq", "postgres-postgres", "postgres-rabbitmq")
-SAME_DATABASE = ("sqlite-local", "postgres-postgres")
-DRAIN = "test_a_drain_delivers_everything_beside_its_limit"
-LATENESS = "test_lateness_stands_beside_its_floor"
-_AZURE = {"azure": "azure-table"}
+RUN = "0123456789ab"
+NOON = datetime(2026, 3, 4, 12, tzinfo=UTC)
 _SERVERS = {"postgres": "postgres_url", "mariadb": "mariadb_url", "rabbitmq": "rabbitmq_url", "redis": "redis_url"}
 
 
-def more(*proven_by: str) -> pytest.MarkDecorator:
-    """Return the mark of what measures again, elsewhere or with more options, what the gate measures once."""
-    proofs = [f"tests/cli/test_bench.py::{test}" for test in proven_by]
-    return pytest.mark.soak("one more measurement", part="bench", proven_by=proofs)
-
-
-def measured_on(*deployments: str, in_gate: str) -> Callable[[Callable], Callable]:
-    """Run a test on each of these deployments; in the gate on those that ``in_gate`` names."""
-
-    def mark(test: Callable) -> Callable:
-        marked = [
-            each if each in in_gate.split() else pytest.param(each, marks=more(test.__name__)) for each in deployments
-        ]
-        return pytest.mark.parametrize("deployment", marked)(test)
-
-    return mark
-
-
 @pytest.fixture
-def bench(cli, request, monkeypatch):
-    """Return a function that runs a benchmark on a deployment and returns what it printed."""
+def measure(cli, request, monkeypatch):
+    """Return a function that runs a benchmark on a store and queues, and returns what it printed."""
 
-    def run(deployment, *arguments, command=None):
-        store, transport = deployment.split("-")
+    def run(store, transport, name, *arguments) -> Ran:
         for kind in {store, transport} & _SERVERS.keys():
             monkeypatch.setenv(f"POSTDATE_{kind.upper()}_URL", request.getfixturevalue(_SERVERS[kind]))
-        if "azure" in deployment:
+        if "azure" in f"{store} {transport}":
             monkeypatch.setenv("POSTDATE_AZURITE_CONNECTION", request.getfixturevalue("azurite_connection"))
-        store, transport = _AZURE.get(store, store), {"azure": "azure-queues"}.get(transport, transport)
-        name, *rest = arguments
-        ran = (command or cli)("bench", name, "--store", store, "--transport", transport, "--json", *rest)
-        assert ran.status == 0, ran
-        return ran.json
+        queues = ["--transport", transport] if transport else []
+        return cli("bench", name, "--store", store, *queues, "--json", *arguments)
 
     return run
 
 
-@pytest.fixture
-def benchmarks(bench, capsys):
-    """Return a function that does the same with ``python -m benchmarks``."""
-
-    def lowest(*arguments):
-        ended = main(arguments[1:])
-        return Ran(ended, *capsys.readouterr())
-
-    return partial(bench, command=lowest)
-
-
-def nothing_is_lost_doubled_or_early(found):
-    return (found["lost"], found["duplicated"], found["early"]) == (0, 0, 0)
-
-
-@measured_on(
-    *DEPLOYMENTS,
-    "mariadb-rabbitmq",
-    "redis-redis",
-    in_gate="sqlite-local sqlite-rabbitmq mariadb-rabbitmq redis-redis",
-)
-def test_a_drain_delivers_everything_beside_its_limit(bench, deployment):
-    found = bench(deployment, "drain", "--n", "500")
-    assert found["benchmark"] == "drain"
-    assert nothing_is_lost_doubled_or_early(found)
-    assert found["rate"] > 0
-    assert found["limit"] > 0
-    assert found["ratio"] == pytest.approx(found["rate"] / found["limit"], abs=0.01)
-    alone = {"limit": "sending through the transport alone", "queue_type": "quorum"}
-    assert found["servers"].get("rabbitmq", {}).items() >= (alone if "rabbitmq" in deployment else {}).items()
-
-
-@measured_on("sqlite-rabbitmq", "postgres-rabbitmq", "mariadb-rabbitmq", in_gate="mariadb-rabbitmq")
-def test_a_drain_into_rabbitmq_stands_beside_frames_made_beforehand(benchmarks, deployment):
-    found = benchmarks(deployment, "drain", "--n", "500")
-    assert nothing_is_lost_doubled_or_early(found)
-    assert found["ratio"] == pytest.approx(found["rate"] / found["limit"], abs=0.01)
-    assert "limit" not in found["servers"]["rabbitmq"]
-
-
-@measured_on(*SAME_DATABASE, in_gate="sqlite-local")
-def test_two_services_share_a_drain(bench, deployment):
-    found = bench(deployment, "drain", "--n", "5000", "--services", "2")
-    assert nothing_is_lost_doubled_or_early(found)
-    assert found["services"] == 2
-    assert found["of_one"] > 0
-
-
-@measured_on(*SAME_DATABASE, in_gate="sqlite-local")
-def test_a_drain_beside_a_writer_says_how_long_its_stores_took(bench, deployment):
-    found = bench(deployment, "drain", "--n", "500", "--beside-writer")
-    assert nothing_is_lost_doubled_or_early(found)
-    assert found["stores_per_s"] > 0
-
-
-@pytest.mark.parametrize("queue_type", [pytest.param("quorum", marks=more(DRAIN)), "classic"])
-def test_a_queue_of_the_wanted_type_is_measured(bench, queue_type):
-    found = bench("postgres-rabbitmq", "drain", "--n", "500", "--queue-type", queue_type)
-    assert found["servers"]["rabbitmq"]["queue_type"] == queue_type
-
-
 @pytest.mark.parametrize(
-    "queue_type",
-    [pytest.param("quorum", marks=more("test_a_drain_into_rabbitmq_stands_beside_frames_made_beforehand")), "classic"],
-)
-def test_frames_go_to_a_queue_of_the_wanted_type(benchmarks, queue_type):
-    found = benchmarks("postgres-rabbitmq", "drain", "--n", "500", "--queue-type", queue_type)
-    assert found["servers"]["rabbitmq"]["queue_type"] == queue_type
-
-
-@measured_on(*SAME_DATABASE, in_gate="sqlite-local")
-def test_what_is_not_due_stays_in_the_backlog(bench, deployment):
-    found = bench(deployment, "backlog", "--n", "500", "--pending", "2000")
-    assert nothing_is_lost_doubled_or_early(found)
-    assert found["pending"] == 2000
-
-
-@pytest.mark.parametrize(
-    ("deployment", "stored_by"),
+    ("store", "transport"),
     [
-        ("sqlite-local", "before"),
-        *(
-            pytest.param(*each, marks=more(LATENESS))
-            for each in (
-                *((deployment, "before") for deployment in DEPLOYMENTS if deployment != "sqlite-local"),
-                *itertools.product(SAME_DATABASE, ("service", "other")),
-            )
-        ),
+        ("sqlite", None),
+        ("postgres", None),
+        ("postgres", "rabbitmq"),
+        ("mariadb", "rabbitmq"),
+        ("redis", None),
+        ("azure-table", None),
+        ("sqlite", "azure-queues"),
     ],
 )
-def test_lateness_stands_beside_its_floor(bench, deployment, stored_by):
-    found = bench(deployment, "lateness", "--rate", "50", "--seconds", "1", "--stored-by", stored_by)
-    assert nothing_is_lost_doubled_or_early(found)
-    assert 0 < found["p50_ms"] <= found["p99_ms"] <= found["max_ms"]
-    assert found["floor_p99_ms"] > 0
-    assert ("thread_floor_p99_ms" in found) == (deployment != "postgres-postgres"), "the floor only sleeps"
+def test_due_messages_are_delivered(measure, store, transport):
+    ran = measure(store, transport, "drain", "--n", "120")
+    assert ran.status == 0, ran
+    figures = ran.json
+    assert list(figures) == [
+        *("benchmark", "n", "rate", "lost", "duplicated", "early", "cpu_s", "cpu_us_per_message", "fill_s", "servers"),
+    ]
+    assert (figures["benchmark"], figures["n"]) == ("drain", 120)
+    assert (figures["lost"], figures["duplicated"], figures["early"]) == (0, 0, 0)
+    assert figures["rate"] > 0
+    assert figures["cpu_us_per_message"] == pytest.approx(figures["cpu_s"] / 120 * 1e6, rel=0.01, abs=5)
+    assert store in figures["servers"]
+    assert all("version" in facts for name, facts in figures["servers"].items() if name != "sqlite")
 
 
-@more(LATENESS)
-@pytest.mark.parametrize("deployment", ["sqlite-rabbitmq", "postgres-rabbitmq"])
-def test_lateness_stands_beside_that_of_a_bare_publisher(benchmarks, deployment):
-    found = benchmarks(deployment, "lateness", "--rate", "50", "--seconds", "1", "--stored-by", "before")
-    assert nothing_is_lost_doubled_or_early(found)
-    assert found["floor_p99_ms"] > 0
-    assert "thread_floor_p99_ms" not in found
+@pytest.mark.parametrize(
+    ("store", "transport"),
+    [("sqlite", None), ("postgres", None), ("mariadb", "local"), ("redis", None), ("azure-table", None)],
+)
+def test_messages_are_stored_in_bulk(measure, store, transport):
+    ran = measure(store, transport, "schedule", "--n", "120", "--batch", "50")
+    assert ran.status == 0, ran
+    assert list(ran.json) == [
+        *("benchmark", "n", "rate", "lost", "duplicated", "cpu_s", "cpu_us_per_message", "servers"),
+    ]
+    assert (ran.json["lost"], ran.json["rate"] > 0) == (0, True)
 
 
-@measured_on(*SAME_DATABASE, in_gate="sqlite-local")
-def test_another_process_receives_what_is_delivered(bench, deployment):
-    found = bench(deployment, "lateness", "--rate", "50", "--seconds", "1", "--receiver")
-    assert nothing_is_lost_doubled_or_early(found)
-    assert found["received_p50_ms"] > 0
+@pytest.mark.parametrize("store", ["sqlite", "postgres"])
+def test_lateness_is_from_due_to_delivered(measure, store):
+    ran = measure(store, None, "lateness", "--rate", "50", "--seconds", "1")
+    assert ran.status == 0, ran
+    figures = ran.json
+    assert (figures["n"], figures["lost"], figures["duplicated"], figures["early"]) == (50, 0, 0, 0)
+    assert 0 < figures["p50_ms"] <= figures["p95_ms"] <= figures["p99_ms"] <= figures["max_ms"]
+    assert "stored_when_due" in figures
 
 
-@measured_on(*DEPLOYMENTS, in_gate="sqlite-local")
-def test_a_herd_goes_at_its_instant(bench, deployment):
-    found = bench(deployment, "herd", "--n", "500")
-    assert nothing_is_lost_doubled_or_early(found)
-    assert found["last_after_s"] > 0
-    assert found["times_limit"] > 0
+def test_a_queue_of_the_wanted_type_is_measured(measure):
+    for queue_type in ("quorum", "classic"):
+        ran = measure("sqlite", "rabbitmq", "drain", "--n", "20", "--queue-type", queue_type)
+        assert ran.json["servers"]["rabbitmq"]["queue_type"] == queue_type
 
 
-@measured_on(*DEPLOYMENTS, in_gate="sqlite-local")
-def test_what_flows_is_measured_in_tenths(benchmarks, deployment):
-    found = benchmarks(deployment, "churn", "--n", "5000", "--pending", "500", "--batch", "100")
-    assert nothing_is_lost_doubled_or_early(found)
-    assert len(found["tenths"]) == 10
-    assert found["last_by_first"] > 0
+def test_a_person_reads_a_name_and_a_figure_a_line(cli):
+    lines = cli.ok("bench", "drain", "--n", "20").out.splitlines()
+    names = [line.split()[0] for line in lines]
+    assert names == [
+        *("benchmark", "n", "rate", "lost", "duplicated", "early"),
+        *("cpu_s", "cpu_us_per_message"),
+        "fill_s",
+        "sqlite",
+    ]
 
 
-def test_a_forgotten_transaction_may_hold_a_snapshot_meanwhile(benchmarks):
-    found = benchmarks("postgres-postgres", "churn", "--n", "5000", "--pending", "500", "--idle-transaction")
-    assert nothing_is_lost_doubled_or_early(found)
+@pytest.mark.parametrize(
+    ("arrivals", "figures"),
+    [
+        (lambda ids: ids, (0, 0, 0)),
+        (lambda ids: ids[1:], (1, 0, 0)),
+        (lambda ids: [*ids, *ids[:2]], (0, 2, 0)),
+        (lambda ids: [*ids, id_of(99, RUN)], (0, 0, 1)),
+    ],
+    ids=["each once", "one lost", "two doubled", "one of nobody"],
+)
+def test_a_promise_that_is_not_kept_is_counted(cli, monkeypatch, arrivals, figures):
+    received_ids = bench.received_ids
+
+    async def received(*arguments):
+        return arrivals(await received_ids(*arguments))
+
+    monkeypatch.setattr(bench, "received_ids", received)
+    ran = cli("bench", "drain", "--n", "20", "--json")
+    assert (ran.json["lost"], ran.json["duplicated"], ran.json["early"]) == figures
+    assert ran.status == (1 if any(figures) else 0)
 
 
-@pytest.mark.parametrize("deployment", [*SAME_DATABASE, "mariadb-rabbitmq"])
-def test_storing_in_bulk_stands_beside_bare_rows(bench, deployment):
-    found = bench(deployment, "schedule", "--n", "500", "--batch", "100")
-    assert found["lost"] == 0
-    assert found["ratio"] > 0
-
-
-@measured_on("sqlite-local", "sqlite-postgres", in_gate="sqlite-local")
-def test_an_endpoint_handles_everything_beside_the_raw_limit(bench, deployment):
-    found = bench(deployment, "handle", "--n", "300", "--concurrency", "20")
-    assert found["benchmark"] == "handle"
-    assert (found["lost"], found["duplicated"], found["concurrency"]) == (0, 0, 20)
-    assert found["ratio"] == pytest.approx(found["rate"] / found["limit"], abs=0.01)
-    assert list(found["servers"]) == [deployment.split("-")[1].replace("local", "sqlite")]
-
-
-def test_a_message_that_its_handler_never_saw_or_saw_twice_is_counted(cli, monkeypatch):
-    monkeypatch.setattr(runs, "Ping", lambda number: Ping(6 if number == 5 else number))
-    ran = cli("bench", "handle", "--n", "20", "--json")
+def test_deliveries_that_do_not_come_end_a_run(cli, monkeypatch):
+    monkeypatch.setattr(bench, "STUCK_SECONDS", 0.2)
+    monkeypatch.setattr(bench.Deliveries, "delivered", lambda *_: None)
+    ran = cli("bench", "drain", "--n", "20", "--json")
     assert ran.status == 1
-    assert (ran.json["lost"], ran.json["duplicated"]) == (1, 1)
+    assert "nothing was delivered for" in ran.err
 
 
-def test_handling_is_measured_only_where_the_limit_of_receiving_is_known(cli, monkeypatch, rabbitmq_url):
-    monkeypatch.setenv("POSTDATE_RABBITMQ_URL", rabbitmq_url)
-    refused = cli("bench", "handle", "--n", "10", "--transport", "rabbitmq")
-    assert refused.status == 2
-    assert "the limit of receiving is not known for rabbitmq" in refused.err
+# --- whose messages ---------------------------------------------------------------------------------------------------
 
 
-# --- Azure Storage -----------------------------------------------------------------------------------------------
+def test_messages_of_the_user_stay_where_they_are(cli, own_folder):
+    file = own_folder / "orders.db"
+    cli.ok("setup", "--queue", "orders", "--store", f"sqlite:///{file}")
+    cli.ok("send", "orders", "mine", "--delay", "1ms", "--id", "m1", "--store", f"sqlite:///{file}")
+    cli.ok("bench", "drain", "--n", "20", "--store", f"sqlite:///{file}")
+    listed = cli.ok("messages", "list", "--json", "--store", f"sqlite:///{file}").json
+    assert [each["message_id"] for each in listed["messages"]] == ["m1"]
+    assert not list(own_folder.glob("postdate-bench-*")), "the file of the run is gone"
 
 
-def names_in(connection):
-    """Return the names of all tables, queues and containers that benchmarks made."""
-    with (
-        TableServiceClient.from_connection_string(connection) as tables,
-        QueueServiceClient.from_connection_string(connection) as queues,
-        BlobServiceClient.from_connection_string(connection) as blobs,
-    ):
-        found = [each.name for each in (*tables.list_tables(), *queues.list_queues(), *blobs.list_containers())]
-    return {name for name in found if name.replace("-", "").lower().removeprefix("records").startswith("postdatebench")}
+def test_messages_of_the_user_stay_in_their_schema(cli, postgres_url):
+    settings = ["--store", postgres_url]
+    try:
+        cli.ok("setup", "--queue", "orders", *settings)
+        cli.ok("send", "orders", "mine", "--delay", "1ms", "--id", "bench-m1", *settings)
+        cli.ok("bench", "drain", "--n", "20", *settings)
+        listed = cli.ok("messages", "list", "--json", *settings).json
+        assert "bench-m1" in [each["message_id"] for each in listed["messages"]]
+    finally:
+        cli.ok("messages", "cancel", "bench-m1", *settings)
 
 
-@more(
-    "test_storing_in_a_table_stands_beside_bare_entities_and_leaves_nothing",
-    "test_another_store_drains_into_a_queue_of_an_account",
-)
-@pytest.mark.parametrize("lowest", [False, True], ids=["sends alone", "the plain SDK"])
-def test_a_table_is_drained_into_a_queue_of_the_account_beside_its_limit_and_nothing_is_left(
-    bench, benchmarks, azurite_connection, lowest
-):
-    before = names_in(azurite_connection)
-    found = (benchmarks if lowest else bench)("azure-azure", "drain", "--n", "120")
-    assert nothing_is_lost_doubled_or_early(found)
-    assert found["ratio"] == pytest.approx(found["rate"] / found["limit"], abs=0.01)
-    assert list(found["servers"]) == ["azure-table"]
-    assert names_in(azurite_connection) <= before
+# --- nothing is left --------------------------------------------------------------------------------------------------
 
 
-@more(LATENESS)
-@pytest.mark.parametrize("stored_by", ["service", "other"])
-def test_lateness_of_a_table_stands_beside_that_of_bare_sends(benchmarks, stored_by):
-    found = benchmarks("azure-azure", "lateness", "--rate", "5", "--seconds", "1", "--stored-by", stored_by)
-    assert nothing_is_lost_doubled_or_early(found)
-    assert 0 < found["p50_ms"] <= found["p99_ms"]
-    assert found["floor_p99_ms"] > 0
+def schemas(url):
+    with psycopg.connect(url, autocommit=True) as connection:
+        rows = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'postdate_bench_%'")
+        return {name for (name,) in rows}
+
+
+@pytest.fixture
+def fixed_run(monkeypatch):
+    """Give all runs of this process one name, and return it."""
+    name = os.urandom(6).hex()
+    monkeypatch.setattr(bench.secrets, "token_hex", lambda _bytes: name)
+    return name
+
+
+def test_nothing_is_left_on_servers(measure, fixed_run, postgres_url, redis_url, azurite_connection, eventually):
+    for store, transport in (("postgres", "rabbitmq"), ("redis", None), ("azure-table", None)):
+        assert measure(store, transport, "drain", "--n", "20").status == 0
+    assert f"postdate_bench_{fixed_run}" not in schemas(postgres_url)
+    with Redis.from_url(redis_url) as client:
+        assert not list(client.scan_iter(match=f"*{fixed_run}*"))
+    eventually(lambda: not any(fixed_run in name for name in names_in(azurite_connection)), "nothing is left there")
+
+
+def test_queues_are_deleted_on_rabbitmq(measure, fixed_run, rabbitmq_url):
+    assert measure("sqlite", "rabbitmq", "drain", "--n", "20").status == 0
+    connection = pika.BlockingConnection(pika.URLParameters(rabbitmq_url))
+    for queue in bench.queue_names(fixed_run):
+        with pytest.raises(ChannelClosedByBroker, match="no queue"):
+            connection.channel().queue_declare(queue, passive=True)
+    connection.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_nothing(postgres_url, own_folder, number, eventually):
+    folder = own_folder / "measured"
+    folder.mkdir()
+    command = [sys.executable, "-m", "postdate.cli", "bench", "lateness", "--store", postgres_url, "--folder", folder]
+    before = schemas(postgres_url)
+    with (own_folder / "log").open("wb") as log:
+        running = subprocess.Popen([*command, "--seconds", "600"], stdout=log, stderr=log)
+    eventually(lambda: b"delivering" in (own_folder / "log").read_bytes(), "messages flow")
+    (made,) = schemas(postgres_url) - before
+    running.send_signal(number)
+    assert running.wait(60) == 130, (own_folder / "log").read_text()
+    assert made not in schemas(postgres_url)
+    assert not list(folder.iterdir())
+
+
+# --- wrong use --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "lowest",
-    [
-        pytest.param(False, id="sends alone"),
-        pytest.param(True, id="the plain SDK", marks=more("test_another_store_drains_into_a_queue_of_an_account")),
-    ],
-)
-def test_another_store_drains_into_a_queue_of_an_account(bench, benchmarks, lowest):
-    found = (benchmarks if lowest else bench)("sqlite-azure", "drain", "--n", "50")
-    assert nothing_is_lost_doubled_or_early(found)
-    assert found["limit"] > 0
-
-
-def test_storing_in_a_table_stands_beside_bare_entities_and_leaves_nothing(benchmarks, azurite_connection, eventually):
-    before = names_in(azurite_connection)
-    found = benchmarks("azure-azure", "schedule", "--n", "200", "--batch", "100")
-    assert found["lost"] == 0
-    assert found["ratio"] > 0
-    eventually(lambda: names_in(azurite_connection) <= before, "nothing is left, nor of others that run beside it")
-
-
-def test_an_account_that_does_not_answer_is_named_without_its_key(cli):
-    key = "c2VjcmV0LWtleQ=="
-    address = f"azure-table://someone:{key}@127.0.0.1:1/someone?protocol=http&queues=127.0.0.1:1&blobs=127.0.0.1:1"
-    ran = cli("bench", "drain", "--store", address)
-    assert ran.status == 3
-    assert "127.0.0.1:1" in ran.err
-    assert key not in ran.err
-
-
-# --- wrong use ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "text"),
     [
         (
             ["drain", "--store", "oracle"],
@@ -315,30 +226,26 @@ def test_an_account_that_does_not_answer_is_named_without_its_key(cli):
         ),
         (["drain", "--queue-type", "stack"], "--queue-type must be one of quorum, classic, not 'stack'"),
         (["drain", "--synchronous", "off"], "--synchronous must be one of full, normal, not 'off'"),
+        (["drain", "--recording", "some"], "--recording must be one of all, outcomes, not 'some'"),
         (["drain", "--folder", "nowhere"], "there is no folder nowhere"),
         (["drain", "--store", "postgres"], "set POSTDATE_POSTGRES_URL, or name one with --store"),
         (["drain", "--transport", "rabbitmq"], "set POSTDATE_RABBITMQ_URL, or name one with --transport"),
         (["drain", "--store", "azure-table"], "set POSTDATE_AZURITE_CONNECTION, or name one with --store"),
-        (["drain", "--store", "memory:"], "--store memory: is in one process alone"),
+        (["drain", "--store", "memory:"], "--store memory: keeps nothing from one step of a run to the next"),
         (["drain", "--store", "sqlite:///nowhere/a.db"], "there is no folder nowhere"),
         (["drain", "--store", "zzz:///a"], "no store has the address 'zzz:///a'"),
-        (["lateness", "--stored-by", "nobody"], "--stored-by must be one of service, other, before, not 'nobody'"),
+        (["drain", "--n", "0"], "Invalid value for '--n'"),
+        (["handle"], "No such command 'handle'; see `postdate bench --help`"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(cli, arguments, said):
+def test_what_cannot_be_measured_is_refused(cli, arguments, text):
     ran = cli("bench", *arguments)
     assert ran.status == 2
-    assert said in ran.err
+    assert text in ran.err
 
 
-def test_reading_in_bulk_is_measured_on_postgres_only(capsys):
-    assert main(["pipeline", "--n", "1000"]) == 2
-    assert "the limit of reading in bulk is known for postgres only, not for sqlite" in capsys.readouterr().err
-
-
-def test_a_forgotten_transaction_is_held_in_postgres_only(capsys):
-    assert main(["churn", "--idle-transaction", "--n", "1", "--pending", "1"]) == 2
-    assert "--idle-transaction needs a store that keeps" in capsys.readouterr().err
+def test_the_help_names_the_place_of_all_other_measurements(cli):
+    assert "python -m benchmarks" in " ".join(cli.ok("bench", "--help").out.split())
 
 
 @pytest.mark.parametrize(
@@ -346,54 +253,59 @@ def test_a_forgotten_transaction_is_held_in_postgres_only(capsys):
     [
         ("--store", "postgresql://someone:secret@127.0.0.1:1/nowhere"),
         ("--store", "mariadb://someone:secret@127.0.0.1:1/nowhere"),
+        ("--store", "redis://someone:secret@127.0.0.1:1/0"),
         ("--transport", "amqp://someone:secret@127.0.0.1:1/"),
     ],
 )
 def test_a_server_that_does_not_answer_is_named_without_its_password(cli, option, address):
-    ran = cli("bench", "drain", "--transport", "amqp://someone:secret@127.0.0.1:1/", option, address)
+    queues = ["--transport", "local"] if option == "--store" else []
+    ran = cli("bench", "drain", option, address, *queues)
     assert ran.status == 3
     assert "127.0.0.1:1" in ran.err
     assert "secret" not in ran.err
 
 
-# --- nothing is left ---------------------------------------------------------------------------------------------
+def test_an_account_that_does_not_answer_is_named_without_its_key(cli):
+    key = "c2VjcmV0LWtleQ=="
+    address = f"azure-table://someone:{key}@127.0.0.1:1/someone?protocol=http&queues=127.0.0.1:1&blobs=127.0.0.1:1"
+    ran = cli("bench", "drain", "--store", address)
+    assert ran.status == 3
+    assert "127.0.0.1:1" in ran.err
+    assert key not in ran.err
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(signal.SIGINT, marks=more("test_an_interrupt_leaves_nothing_on_the_server")),
-        signal.SIGTERM,
-    ],
-)
-def test_an_interrupt_leaves_nothing_on_the_server(postgres_url, own_folder, number, eventually):
-    import psycopg
-
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks",
-        "churn",
-        "--store",
-        "postgres",
-        "--folder",
-        str(own_folder),
-    ]
-    environment = {**os.environ, "POSTDATE_POSTGRES_URL": postgres_url}
+def test_a_role_that_may_make_no_schema_is_told(cli, postgres_url):
+    role = f"postdate_bench_{os.urandom(4).hex()}"
     with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'p'".encode())
+        try:
+            address = postgres_url.replace(f"//{connection.info.user}", f"//{role}:p", 1)
+            ran = cli("bench", "drain", "--store", address)
+        finally:
+            connection.execute(f"DROP ROLE {role}".encode())
+    assert ran.status == 2, ran
+    assert "permission denied" in ran.err
 
-        def schemas():
-            rows = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'postdate_bench_%'")
-            return {name for (name,) in rows}
 
-        before = schemas()
-        with (own_folder / "log").open("wb") as log:
-            running = subprocess.Popen(
-                [*command, "--pending", "1", "--json"], cwd=ROOT, env=environment, stdout=log, stderr=log
-            )
-        eventually(lambda: list(own_folder.glob("*/taken.tally")), "messages flow")
-        (made,) = schemas() - before
-        running.send_signal(number)
-        assert running.wait() == 130
-        eventually(lambda: made not in schemas(), "the schema is gone")
-    assert list(own_folder.iterdir()) == [own_folder / "log"]
+# --- what the figures are made of -------------------------------------------------------------------------------------
+
+
+def test_ids_ascend_with_their_numbers():
+    ids = [id_of(number, RUN) for number in (0, 9, 10, 255, 65_535, 65_536, 1 << 40)]
+    assert ids == sorted(ids)
+
+
+def test_messages_have_the_size_of_the_facts():
+    message = message_of(0, RUN, "orders", NOON)
+    assert 180 <= sum(len(key) + len(value) for key, value in message.headers.items()) <= 220
+    assert len(message.body) == 300
+
+
+def test_lateness_is_that_of_the_batch_in_which_a_message_was_delivered():
+    assert lateness_of([13.0, 10.0, 10.5], [(11.0, 2), (13.5, 1)]) == [1.0, 0.5, 0.5]
+
+
+def test_percentiles():
+    assert percentiles(each / 1_000 for each in range(100)) == {"p50_ms": 50, "p95_ms": 95, "p99_ms": 99, "max_ms": 99}
+    assert set(percentiles([0.002]).values()) == {2}
+    assert set(percentiles([]).values()) == {0}

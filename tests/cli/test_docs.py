@@ -179,23 +179,7 @@ def empty_folder(tmp_path_factory: pytest.TempPathFactory, own_folder: Path, mon
     return folder
 
 
-_DEMO = pytest.mark.soak(
-    "lives through a day, with processes beside it",
-    part="docs",
-    proven_by=(
-        "tests/integration/pipeline/test_flights.py::test_a_day_has_the_messages_of_its_flights_that_are_due_on_it",
-        "tests/cli/test_docs.py::test_every_example_prints_what_the_page_says[pipeline]",
-    ),
-)
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, id=page.stem, marks=[_DEMO] if page.stem == "demo" else [])
-        for page in sorted(PAGES.glob("*.md"))
-    ],
-)
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.stem) for page in sorted(PAGES.glob("*.md"))])
 def test_every_example_prints_what_the_page_says(page, empty_folder, cli, eventually):
     story, text = Story(page.stem, empty_folder, cli, eventually), page.read_text(encoding="utf-8")
     on_spark = re.search(r"^\$ postdate pipeline .* --cores", text, re.MULTILINE)
@@ -219,7 +203,8 @@ def test_every_page_has_examples():
 def commands() -> Iterator[str]:
     """Return all commands, as they are typed."""
     for command in app.registered_commands:
-        yield str(command.name)
+        if not command.hidden:
+            yield str(command.name)
     for group in (destinations.app, diagnosis.config, error_queue.app, messages.app, pipeline.app, queues.app):
         for command in group.registered_commands:
             yield f"{group.info.name} {command.name}"
@@ -228,7 +213,7 @@ def commands() -> Iterator[str]:
 @pytest.mark.parametrize("command", list(commands()))
 def test_every_command_is_on_a_page(command):
     pages = "".join(page.read_text(encoding="utf-8") for page in PAGES.glob("*.md"))
-    assert f"postdate {command}" in pages or command in {"bench", "demo"}, command
+    assert f"postdate {command}" in pages or command == "bench", command
 
 
 def test_every_exit_code_is_documented():

@@ -12,7 +12,6 @@ from postdate.errors import PipelineError
 from postdate.pipeline.migrate.looking import meant_by
 
 FROM = ("--from", "sqlite:///old.db")
-STORE = ("--from-store", "sqlite:///postdate.db", "--all-endpoints")
 
 
 @pytest.fixture
@@ -37,17 +36,9 @@ def old(own_folder: Path) -> Path:
     ("arguments", "said", "status"),
     [
         ((), "which one? postdate pipeline migrate preview|run|resume|abort|status", 2),
-        (("preview", "--all-endpoints"), "either --from ADDRESS, a timeout manager's, or --from-store ADDRESS", 2),
-        (("status", *FROM, "--from-store", "sqlite:///old.db"), "say from where: either --from ADDRESS", 2),
-        (("status", "--from-store", "sqlite:///old.db", "--prefix", "a=b"), "--prefix is for a timeout manager's", 2),
-        (("preview", "--from-store", "sqlite:///old.db", "--all-endpoints"), "old.db has schema version 0", 3),
-        (("preview", "--from-store", "sqlite:///no.db", "--all-endpoints"), "no.db", 3),
-        (("abort", "--from-store", "ravendb://host/db"), "ravendb", 2),
-        (("run", *STORE, "--cutoff", "2026-01-31T12:00Z"), "--cutoff is for a timeout manager's tables", 2),
-        (("preview", *STORE, "--margin", "5s"), "--margin is for a timeout manager's tables; leave it out", 2),
-        (("resume", *STORE[:2], "--cores", "2"), "--cores is for a timeout manager's tables", 2),
-        (("resume", *STORE[:2]), "no batch is on its way in sqlite:///", 2),
-        (("preview", "--from", "sqlite:///postdate.db", "--all-endpoints"), "name it with --from-store instead", 2),
+        (("preview", "--all-endpoints"), "say from where: --from ADDRESS, a timeout manager's database", 2),
+        (("run", "--from-store", "sqlite:///old.db"), "are moved by `postdate move --from ADDRESS --to ADDRESS`", 2),
+        (("preview", "--from", "sqlite:///postdate.db", "--all-endpoints"), "its messages with `postdate move", 2),
         (("preview", *FROM), "say whose messages: either --endpoint NAME or --all-endpoints", 2),
         (("run", *FROM, "--endpoint", "billing", "--all-endpoints"), "either --endpoint NAME or --all-endpoints", 2),
         (("run", *FROM, "--all-endpoints", "--cutoff", "2026-01-31 12:00:00"), "has no time zone", 2),

@@ -137,18 +137,6 @@ class TableStore:
         self.db.close()
 """
 
-TARGET = """
-from postdate.ports.benchmarks import BenchmarkTarget
-
-
-class LedgerTarget(BenchmarkTarget):
-    def facts(self):
-        return {"version": "7"}
-
-    def moved_per_second(self, n):
-        return 1_000.0
-"""
-
 
 class Installed:
     """A folder with the package, as an installer would leave it, in front of what Python finds."""
@@ -214,35 +202,28 @@ def test_its_addresses_work_from_the_command_line(postdate, own_folder, service,
     assert running.end() == 0
 
 
-@pytest.mark.soak(
-    "three benchmarks, each with processes of its own",
-    part="bench",
-    proven_by="tests/cli/test_own_backend.py::test_its_own_limit_stands_beside_it",
-)
 @pytest.mark.parametrize("kind", ["ledger:///x", "book"], ids=["by address", "by kind"])
-def test_it_is_measured_by_its_adapters_alone(postdate, own_folder, kind):
+def test_it_is_measured_in_a_file_of_the_run(postdate, own_folder, kind):
     found = postdate.ok("bench", "drain", "--n", "200", "--store", kind)
     assert (found["lost"], found["duplicated"], found["early"]) == (0, 0, 0)
-    assert found["ratio"] == pytest.approx(found["rate"] / found["limit"], abs=0.01)
-    limit = "sending through the transport alone"
-    assert found["servers"] == {kind.partition(":")[0]: {"limit": limit, "synchronous": "full"}}
-    found = postdate.ok("bench", "lateness", "--rate", "50", "--seconds", "1", "--store", kind)
-    assert (found["lost"], found["duplicated"], found["early"]) == (0, 0, 0)
-    found = postdate.ok("bench", "schedule", "--n", "200", "--store", kind)
-    assert (found["lost"], "limit" in found) == (0, False)
-    refused = postdate("bench", "handle", "--n", "10", "--store", kind)
-    assert (refused.status, "the limit of receiving is not known for" in refused.err) == (2, True), refused
+    assert found["servers"] == {kind.partition(":")[0]: {"synchronous": "full"}}
+    assert postdate.ok("bench", "schedule", "--n", "200", "--store", kind)["lost"] == 0
     assert sorted(each.name for each in own_folder.iterdir()) == ["site"], "nothing is left"
 
 
-def test_its_own_limit_stands_beside_it(postdate):
-    (postdate.folder / "ledgers" / "target.py").write_text(TARGET)
-    benchmark = 'benchmark=Adapter("ledgers.target:LedgerTarget"),\n    store='
-    module = postdate.folder / "ledgers" / "__init__.py"
-    module.write_text(MODULE.replace("store=", benchmark, 1))
-    found = postdate.ok("bench", "drain", "--n", "200", "--store", "ledger:///x")
-    assert found["limit"] == 1_000
-    assert found["servers"] == {"ledger": {"version": "7", "synchronous": "full"}}
+def test_a_store_of_six_methods_is_measured(postdate):
+    postdate.says("table = ledgers:TABLE")
+    found = postdate.ok("bench", "drain", "--n", "200", "--store", "table:///x", "--transport", "local")
+    assert (found["lost"], found["duplicated"], found["early"]) == (0, 0, 0)
+    assert postdate.ok("bench", "schedule", "--n", "200", "--store", "table:///x", "--transport", "local")["lost"] == 0
+
+
+def test_a_server_without_a_place_for_a_run_is_not_measured(postdate):
+    on_a_server = MODULE.replace("Place.FILE", "Place.SERVER").replace("ledger:///file.ledger", "ledger://host")
+    (postdate.folder / "ledgers" / "__init__.py").write_text(on_a_server)
+    refused = postdate("bench", "drain", "--n", "10", "--store", "ledger://host")
+    assert refused.status == 2, refused
+    assert "Ledger cannot be measured: its backend makes no place for a run (Backend.scratch)" in refused.err
 
 
 def test_six_methods_are_enough_for_an_address(postdate, own_folder, service, eventually):

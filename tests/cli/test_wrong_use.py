@@ -199,7 +199,6 @@ def test_help_answers_without_loading_the_store_or_spark():
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     for word in (
-        "demo",
         "run",
         "setup",
         "send",
@@ -225,6 +224,14 @@ def test_no_command_is_cut_short_in_a_list_of_commands(cli, monkeypatch):
         lists += bool(listed)
         groups += [(*group, line.split()[0]) for line in listed if line.startswith("  ") and line[2] != " "]
     assert lists == 9  # postdate, and its groups
+
+
+@pytest.mark.parametrize("arguments", [[], ["--year"], ["--folder", "x"]])
+def test_the_demo_says_where_it_is(cli, arguments):
+    ran = cli("demo", *arguments)
+    assert ran.status == 2
+    assert "the demo is in the repository of Postdate, not in the package: run `make demo` there" in ran.err
+    assert "demo" not in cli.ok("--help").out
 
 
 def test_the_version_is_an_option_too(cli):

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from examples.orders import __main__ as orders
+from examples.orders.saga import CancelOrder, GrantMoreTime, PaymentReceived, PlaceOrder, SendMail
 from tests.postgres_subjects import drop_schema, fresh_schema
 from tests.rabbitmq_subjects import channel_of
 
-from postdate.demo.orders import __main__ as orders
-from postdate.demo.orders.saga import CancelOrder, GrantMoreTime, PaymentReceived, PlaceOrder, SendMail
 from postdate.testing import EndpointTest
 
 PLACED, PAID = "we have your order", "thank you for"
@@ -151,5 +151,8 @@ def _words(text: str) -> str:
 
 def _run(folder: Path, settings: dict[str, str]) -> subprocess.CompletedProcess[str]:
     clean = {key: value for key, value in os.environ.items() if not key.startswith("POSTDATE_")}
-    command = [sys.executable, "-m", "postdate.demo.orders", "--speed", "900"]
-    return subprocess.run(command, cwd=folder, env={**clean, **settings}, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "examples.orders", "--speed", "900"]
+    beside = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.run(
+        command, cwd=folder, env={**clean, **beside, **settings}, capture_output=True, text=True, check=False
+    )

@@ -1,6 +1,7 @@
 """The guide about the year of flights shows code that runs: its script, here for one quiet day."""
 
 import functools
+import os
 import re
 import runpy
 import subprocess
@@ -31,7 +32,10 @@ SCRIPT = GUIDES / "year" / "year.py"
 def test_one_day_is_scheduled_forecast_swept_and_audited(tmp_path: Path) -> None:
     folder = tmp_path / "year"
     slice_ = ["--day", "2013-12-25", "--folder", str(folder), "--head-start", "5", "--seconds", "5"]
-    done = subprocess.run([sys.executable, str(SCRIPT), *slice_], capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(GUIDES.parents[1])}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *slice_], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     stored = [_number(found) for found in re.findall(r"^([\d,]+) stored", done.stdout, re.MULTILINE)]
     (swept,) = re.findall(r"^([\d,]+) delivered, ([\d,]+) expired, 0 left$", done.stdout, re.MULTILINE)

@@ -9,12 +9,12 @@ import sys
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
+from examples.flights.timetable import BUSIEST_DAY, flight_messages
 from matplotlib.figure import Figure
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 
 from postdate.clock import SystemClock
-from postdate.demo.flights import BUSIEST_DAY, flight_messages
 from postdate.pipeline.audit import AuditResult, audit
 from postdate.pipeline.forecast import forecast
 from postdate.pipeline.forecast_report import write_forecast

@@ -16,7 +16,7 @@ from typing import Any, TextIO, cast
 import typer
 from typer.core import TyperCommand
 
-from postdate.cli.command import Exit, Use, epilog, exit_of, root_signature
+from postdate.cli.command import Exit, Use, epilog, exit_of, root_signature, wrong_usage
 from postdate.errors import ConfigurationError, PostdateError, extra_of
 
 app = typer.Typer(
@@ -71,7 +71,6 @@ def _later(name: str, module: str, meaning: str) -> None:
 
 
 # In the order in which an operator needs them.
-_later("demo", "postdate.demo.command", "Deliver reminders for real flights on time, and prove it.")
 _later("run", "postdate.cli.service", "Deliver delayed messages until told to stop.")
 _later("setup", "postdate.cli.sending", "Create tables and queues.")
 _later("send", "postdate.cli.sending", "Send a message, now or when it is due.")
@@ -80,11 +79,18 @@ _later("errors", "postdate.cli.error_queue", "Look at failed messages, mend them
 _later("queues", "postdate.cli.queues", "Look into queues, take messages off them, empty them.")
 _later("destinations", "postdate.cli.destinations", "Pause queues, and limit how much they are sent, and when.")
 _later("dashboard", "postdate.cli.dashboard", "Show what waits as a page for the browser.")
+_later("move", "postdate.cli.move", "Move what waits into another store.")
 _later("pipeline", "postdate.cli.pipeline", "Bulk jobs on Spark, in this process or on a cluster.")
 _later("bench", "postdate.cli.bench", "Measure this machine's own store and queues.")
 _later("config", "postdate.cli.diagnosis", "Look at the settings.")
 _later("doctor", "postdate.cli.diagnosis", "Check this installation, and say how to mend it.")
 _later("version", "postdate.cli.diagnosis", "Say which Postdate, Python and SQLite these are.")
+
+
+@app.command("demo", cls=_PassesOn, hidden=True)
+def demo() -> None:
+    """Say where the demo is."""
+    raise wrong_usage("the demo is in the repository of Postdate, not in the package: run `make demo` there")
 
 
 # --- running one ------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import enum
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal, Self, TypeVar, get_args
 
 from postdate.errors import ConfigurationError
@@ -57,7 +57,7 @@ class Addresses:
         example: of an address with the first scheme.
         aliases: other names of the first scheme.
         product: usual name of what is at the address; empty: that of the backend.
-        found_by: address of what ``bench`` measures when only the kind is named; it refers to an environment variable.
+        found_by: address that ``bench`` measures when only the kind is named; it refers to an environment variable.
 
     Raises:
         ConfigurationError: the schemes are no tuple of schemes.
@@ -141,6 +141,19 @@ class LibraryFacts:
     schema: int
 
 
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """A place on a server that exists for one run of ``postdate bench``: nothing else is in it, nothing stays of it.
+
+    Args:
+        address: of the place. The adapters of all roles open it, each by a scheme of its own.
+        settings: by which adapters work inside the place; each adapter gets those that it takes.
+    """
+
+    address: str
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
     """One technology. Its package exports one as ``BACKEND``, and is imported without the driver.
@@ -174,8 +187,10 @@ class Backend:
             with nothing; adapters of servers have theirs, as :class:`postdate.ports.Scripted`.
         file_facts: of a backend of files, looks into one without opening it for use: called with its path and the time
             in microseconds since 1970 UTC, blocks, changes nothing, and returns :class:`postdate.ports.FileFacts`.
-        benchmark: makes room for runs of ``postdate bench`` and knows the barest way to do what adapters do:
-            :class:`postdate.ports.benchmarks.BenchmarkTarget`. ``None``: ``bench`` measures it by its adapters alone.
+        scratch: of a backend with servers, makes a place for one run of ``postdate bench`` and removes it with all that
+            is in it: called with the address, the name of the run (twelve hexadecimal digits) and the names of its
+            queues; returns a context manager of :class:`Scratch`. ``None``: ``bench`` refuses to measure a store there,
+            because it would deliver the messages that wait in it, and leaves the queues of its run behind.
         library: of a backend without a server, its version in this process: called without arguments, returns
             :class:`LibraryFacts`.
     """
@@ -198,7 +213,7 @@ class Backend:
     timeouts_source: Adapter | None = None
     scripts: Adapter | None = None
     file_facts: Adapter | None = None
-    benchmark: Adapter | None = None
+    scratch: Adapter | None = None
     library: Adapter | None = None
 
     def __post_init__(self) -> None:
@@ -238,7 +253,7 @@ Role = Literal[
     "timeouts_source",
     "scripts",
     "file_facts",
-    "benchmark",
+    "scratch",
     "library",
 ]
 """Roles of adapters; each is a field of :class:`Backend`."""

@@ -8,18 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-
-from postdate import (
-    Endpoint,
-    HandlerContext,
-    Headers,
-    MemoryStore,
-    Outbox,
-    Recoverability,
-    SqliteOutbox,
-    SqliteSagaStore,
-)
-from postdate.demo.orders.saga import (
+from examples.orders.saga import (
     CancelOrder,
     GrantMoreTime,
     OrderSaga,
@@ -30,6 +19,17 @@ from postdate.demo.orders.saga import (
     ReminderDue,
     SendMail,
     configure,
+)
+
+from postdate import (
+    Endpoint,
+    HandlerContext,
+    Headers,
+    MemoryStore,
+    Outbox,
+    Recoverability,
+    SqliteOutbox,
+    SqliteSagaStore,
 )
 from postdate.errors import ConfigurationError
 from postdate.ports import Claim

@@ -93,5 +93,5 @@ BACKEND: Final = Backend(
         "postdate.backends.azure.transport:AzureStorageQueueTransport",
         StorageQueues,
     ),
-    benchmark=Adapter("postdate.backends.azure.benchmark:AzureTarget"),
+    scratch=Adapter("postdate.backends.azure.scratch:scratch"),
 )

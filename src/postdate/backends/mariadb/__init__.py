@@ -20,5 +20,5 @@ BACKEND: Final = Backend(
     timeouts_source=Adapter(
         "postdate.backends.mariadb.timeouts_source:MariaDbDialect", arguments=frozenset({"schema"})
     ),
-    benchmark=Adapter("postdate.backends.mariadb.benchmark:MariaDbTarget"),
+    scratch=Adapter("postdate.backends.mariadb.scratch:scratch"),
 )

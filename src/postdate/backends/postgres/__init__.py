@@ -41,5 +41,5 @@ BACKEND: Final = Backend(
     timeouts_source=Adapter(
         "postdate.backends.postgres.timeouts_source:PostgresDialect", arguments=frozenset({"schema"})
     ),
-    benchmark=Adapter("postdate.backends.postgres.benchmark:PostgresTarget"),
+    scratch=Adapter("postdate.backends.postgres.scratch:scratch"),
 )

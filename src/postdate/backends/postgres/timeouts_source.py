@@ -88,7 +88,6 @@ class PostgresDialect(Dialect):
     """
 
     locking, skipping = " FOR UPDATE", " FOR UPDATE SKIP LOCKED"
-    schema_of_stores = STORE_SCHEMA
     names_of_tables = "SELECT tablename FROM pg_tables WHERE schemaname = %(schema)s"
 
     def __init__(self, url: str, schema: str | None) -> None:

@@ -25,5 +25,5 @@ BACKEND: Final = Backend(
     extra="rabbitmq",
     oldest_version=(3, 10),
     transport=Adapter("postdate.backends.rabbitmq.transport:RabbitMqTransport", CreatedQueues),
-    benchmark=Adapter("postdate.backends.rabbitmq.benchmark:RabbitMqTarget"),
+    scratch=Adapter("postdate.backends.rabbitmq.scratch:scratch"),
 )

@@ -37,5 +37,5 @@ BACKEND: Final = Backend(
         LimitedMessages,
         from_store=frozenset({"recording", "holds_at_most", "answers_within"}),
     ),
-    benchmark=Adapter("postdate.backends.redis.benchmark:RedisTarget"),
+    scratch=Adapter("postdate.backends.redis.scratch:scratch"),
 )

@@ -46,5 +46,4 @@ BACKEND: Final = Backend(
     library=Adapter("postdate.backends.sqlite.connection:library_facts"),
     file_facts=Adapter("postdate.backends.sqlite.observation:look_at"),
     scripts=Adapter("postdate.backends.sqlite.database:scripts"),
-    benchmark=Adapter("postdate.backends.sqlite.benchmark:SqliteTarget"),
 )

@@ -22,5 +22,5 @@ BACKEND: Final = Backend(
     timeouts_source=Adapter(
         "postdate.backends.sqlserver.timeouts_source:SqlServerDialect", arguments=frozenset({"schema"})
     ),
-    benchmark=Adapter("postdate.backends.sqlserver.benchmark:SqlServerTarget"),
+    scratch=Adapter("postdate.backends.sqlserver.scratch:scratch"),
 )
