@@ -345,7 +345,7 @@ MARKERS: Final = "postdate.zones"
 """The destination of the messages by which a store keeps time zones: no queue, for nothing delivers them. ADR 33."""
 
 INTENTS: Final = "postdate.migration"
-"""Likewise of those by which messages move to another store. ADR 27."""
+"""Likewise of the batches that a move between stores of earlier versions has on their way. ADR 44."""
 
 OF_THE_STORE: Final = frozenset({MARKERS, INTENTS})
 """The destinations of messages that are nobody's: no list has them, and no filter matches them."""

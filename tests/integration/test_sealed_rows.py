@@ -7,21 +7,18 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from tests.conftest import SqliteStoreSubject
 from tests.integration.migration_places import NEXT_YEAR
+from tests.integration.store_places import StorePlace, place_in
 from tests.integration.stored_headers import BESIDE_QUEUES, WITH_ROWS, rewrite_headers
 
 from postdate.core.changing import administrable
 from postdate.messages import Headers, format_timestamp
-from postdate.pipeline.migrate import StoreMove
-from postdate.pipeline.migrate.verifying import checksums
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import MessageFilter, Outcome, Scan, ScannableStore
 from postdate.testing import Damage, StoreSubject
 from postdate.testing.damaged import MENDED
-from postdate.testing.store_suite.columns import message_batch
 from postdate.testing.store_suite.subject import (
     NOW,
     QUEUE,
@@ -106,22 +103,12 @@ async def test_scans_see_the_json_of_their_headers(store_subject: StoreSubject) 
         assert json.loads(headers) == {"kind": "check"}
 
 
-def test_a_migration_moves_them(tmp_path: Path) -> None:
+def test_a_move_takes_them_along(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     subject = SqliteStoreSubject(tmp_path)
-    old, new = StoreSpec(f"sqlite:///{subject.path}"), StoreSpec(f"sqlite:///{tmp_path}/new.db")
-    for spec in (old, new):
-        with opened(spec, create=True) as store:
-            store.setup()
-            store.store_many([message(due=NEXT_YEAR)] if spec is old else [], NOW)
-    seal(subject)
-    (moved,) = StoreMove(old, new).run().endpoints
-    assert (moved.moved, moved.verified, moved.problems) == (1, 1, ())
-    with opened(new) as store:
-        assert store.ask(lambda there: there.get("m-1")) == message(due=NEXT_YEAR)
-
-
-def test_a_copy_without_the_blanks_is_the_same_message() -> None:
-    plain = message_batch([message()])
-    place = plain.schema.get_field_index("headers")
-    sealed = pa.array([f"{text}{SEAL}" for text in plain.column("headers").to_pylist()], pa.string())
-    assert checksums(plain.set_column(place, "headers", sealed)).tolist() == checksums(plain).tolist()
+    old = StorePlace(StoreSpec(f"sqlite:///{subject.path}"))
+    with place_in("sqlite", request, "new") as new, opened(old.spec, create=True) as store:
+        store.setup()
+        old.add([message(due=NEXT_YEAR)])
+        seal(subject)
+        assert old.move_to(new).complete
+        assert new.waiting() == [message(due=NEXT_YEAR)]

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks.limits import insert_limit
+from benchmarks.places import opened
 from tests.tds_server import (
     ATTENTION,
     BATCH,
@@ -25,8 +27,7 @@ from postdate.backends.sqlserver.connection import SqlServerInstance, SqlServerS
 from postdate.backends.sqlserver.login import login_answer
 from postdate.backends.sqlserver.schema import SqlServerNames
 from postdate.backends.sqlserver.tables import SqlServerTables
-from postdate.bench.limits import insert_limit
-from postdate.bench.targets import BenchmarkOptions, opened
+from postdate.cli.bench import Common
 from postdate.errors import ConfigurationError, StoreNotWritable, StoreUnreachable
 from postdate.ports import Recording
 
@@ -321,7 +322,7 @@ def test_bench_makes_a_schema_for_its_run_and_takes_it_away(server: TdsServer, t
         else done(status=0x10, count=1)
     )
     url = f"mssql://user:{PASSWORD}@localhost:{server.port}/database?encrypt=no"
-    with opened(BenchmarkOptions(url, "local", tmp_path, "normal")) as targets:
+    with opened(Common(url, "local"), tmp_path) as targets:
         assert (insert_limit(targets, 20, 10) or 0) > 0
         schema = targets.deployment.store.settings["schema"]
         assert f"CREATE SCHEMA [{schema}]" in "".join(server.statements)

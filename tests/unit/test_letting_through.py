@@ -13,7 +13,7 @@ from tests.waiting import until
 
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, MemoryStore, MemoryTransport, Sqlite
 from postdate.core.dispatcher import Dispatcher
-from postdate.core.letting_through import due_work, free_lanes
+from postdate.core.letting_through import due_work
 from postdate.core.limits import Limits, change_limits, limited, paused, resumed
 from postdate.endpoint.outgoing import through_queue
 from postdate.errors import DestinationUnavailable, PostdateError, TransportUnavailable
@@ -274,19 +274,6 @@ async def test_what_was_held_is_let_go_in_one_call_a_thousand(services: Running)
         await change_limits(shop.limits, "q", resumed, shop.clock.now())
         await shop.all_arrive(100)
         assert calls == [100]
-
-
-async def test_lanes_are_freed_where_no_service_does_it() -> None:
-    store, now = MemoryStore(), VirtualClock().now()
-    await change_limits(store, "q", paused, now)
-    (kept,) = await store.kept_limits()
-    await store.store_many([DelayedMessage(f"q-{n}", now - n * SECOND, "q") for n in range(3)], now)
-    for claim in await store.claim_due(now + SECOND, 9):
-        await store.release([claim], kept.place(claim.message.due))
-    for change, expected in ((paused, 0), (resumed, 3)):
-        await change_limits(store, "q", change, now)
-        await free_lanes(store, now)
-        assert len(await store.claim_due(now + SECOND, 9)) == expected
 
 
 async def test_what_has_expired_takes_no_turns(services: Running) -> None:

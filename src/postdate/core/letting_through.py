@@ -56,15 +56,6 @@ def due_work(
     return LimitedWork(work, dispatcher, store, clock) if isinstance(store, LimitingStore) else work
 
 
-async def free_lanes(store: ClaimingStore, now: datetime) -> None:
-    """Have all that is held without limits go the way of all others, where no service does it."""
-    if not isinstance(store, LimitingStore):
-        return
-    for kept in (await store.limits_in_use()).held:
-        while not kept.limits and (claims := await store.claim_held(kept, now, AT_ONCE)):
-            await store.release(claims, max(claim.message.due for claim in claims))
-
-
 class Mover:
     """Moves due messages inside the database of store and queues; ``dispatcher`` sends those for other queues."""
 

@@ -96,9 +96,6 @@ def staging_table(run_id: str) -> str:
 TURN_SECONDS: Final = 30
 """How long a run waits for another that is just beginning."""
 
-_OLD_RUNS: Final = "StoreMigration_State"
-"""What older versions wrote down of moves out of stores: in the columns of :data:`STATE_TABLE`."""
-
 _STORES: Final = ({"delayed_message", "postdate_migration"}, {"store", "record", "holder"}, {"postdate_store"})
 """Tables by which a Postdate store is known: in SQLite, in PostgreSQL, in MariaDB and SQL Server."""
 
@@ -166,8 +163,6 @@ class Dialect(ABC):
     """The same, behind the name of the table."""
     skipping = ""
     """What a SELECT ends with that locks rows, and leaves out what somebody else has locked."""
-    schema_of_stores: str | None = None
-    """Where a store's tables are unless it is told otherwise; ``None``: where those of timeouts are."""
     names_of_tables: str
     """The query for the names of all tables in ``schema``."""
     run = "%(run)s"
@@ -286,13 +281,6 @@ class Dialect(ABC):
 
         Its key is the batch and the id, so that a batch is found and read in one piece.
         """
-
-    def moves_of_older_versions(self, session: Session) -> list[str]:
-        """Return the runs that older versions have left on their way out of a store here, into tables of their own."""
-        if _OLD_RUNS not in self.tables(session):
-            return []
-        going = f"SELECT {self.quoted(RUN_ID)} FROM {self.table(_OLD_RUNS)} WHERE {self.quoted(STATUS)} < 2"
-        return [str(run_id) for (run_id,) in session.rows(going, {})]
 
     def holds_a_store(self, session: Session) -> bool:
         """Return whether a Postdate store is where a timeout manager's tables were looked for."""

@@ -172,7 +172,7 @@ log = logging.getLogger("postdate.migrating")
 
 
 class MigrationSource:
-    """Where messages wait that are to move: here timeouts in tables of upstream's layout; stores are a subclass.
+    """Where messages wait that are to move: timeouts in tables of upstream's layout.
 
     Everything here blocks: a source is used by the driver and by the tasks of a Spark job, each with one of its own.
     Changes are durable when a method returns; each is one transaction.
@@ -200,8 +200,8 @@ class MigrationSource:
             found = self._tables(session)
             if not found and self._sql.holds_a_store(session):
                 raise ConfigurationError(
-                    f"{self._sql.where} has no table of a timeout manager, but there is a Postdate store; name it "
-                    f"with --from-store instead of --from"
+                    f"{self._sql.where} has no table of a timeout manager, but there is a Postdate store: move its "
+                    f"messages with `postdate move --from ADDRESS --to ADDRESS`"
                 )
             return sorted(found)
 

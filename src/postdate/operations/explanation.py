@@ -330,10 +330,7 @@ class _Question:
         """A message that moved to another store is recorded here as cancelled."""
         if not last.detail.startswith(MOVED_AWAY):
             return self._say(MessageState.CANCELLED, f"it was cancelled at {at}", self._delivery_facts())
-        advice = [
-            f"ask there: postdate messages explain {self.message_id} --store ADDRESS",
-            "if it is not there, its batch is on its way: postdate pipeline migrate status --from-store ADDRESS",
-        ]
+        advice = [f"ask there: postdate messages explain {self.message_id} --store ADDRESS"]
         return self._say(MessageState.MOVED_AWAY, f"it was {last.detail} at {at}", advice=advice)
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-MOVED_AWAY: Final = "moved to another store by migration "
+MOVED_AWAY: Final = "moved to another store"
 """How the detail of the *cancelled* record begins of a message that has left its store for another one."""
 
 GIVEN_BACK: Final = "given back by migration "

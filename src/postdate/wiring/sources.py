@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping
 from typing import Any, cast
 
-from postdate.config import Address, resolved
+from postdate.config import resolved
 from postdate.errors import ConfigurationError, NotSupported
 from postdate.migrating.dialect import Dialect
 from postdate.migrating.tables import MigrationSource
 from postdate.ports.scanning import RecordStreamStore
-from postdate.wiring.adapters import AdapterRole, check_store, kind_of, kinds, loaded, open_adapter
+from postdate.wiring.adapters import check_store, kind_of, kinds, open_adapter
 
 
 def open_record_stream(address: str, **settings: Any) -> RecordStreamStore:
@@ -58,27 +57,5 @@ def migration_source(
     kind = kind_of(place, "source of a migration", "timeouts_source")
     if "schema" not in kind.takes and schema is not None:
         raise ConfigurationError(f"{kind.product} has no schemas: leave schema out")
-    return MigrationSource(_dialect(kind, place, schema), prefixes)
-
-
-def moves_of_older_versions(address: str, schema: str | None) -> Sequence[str]:
-    """Return the runs that older versions have left on their way out of the stores at an address.
-
-    Args:
-        address: of a store, or a reference to one.
-        schema: of the stores; ``None``: the default.
-
-    Raises:
-        StoreError: the server failed, or there is no such file.
-    """
-    place = resolved(address, os.environ)
-    if (kind := kinds("timeouts_source").get(place.scheme)) is None:
-        return []
-    default = cast("type[Dialect]", loaded(kind)).schema_of_stores
-    dialect = _dialect(kind, place, default if schema is None else schema)
-    with closing(dialect.connect()) as session:
-        return dialect.moves_of_older_versions(session)
-
-
-def _dialect(kind: AdapterRole, place: Address, schema: str | None) -> Dialect:
-    return cast("Dialect", open_adapter(kind, place, {"schema": schema} if "schema" in kind.takes else {}))
+    given = {"schema": schema} if "schema" in kind.takes else {}
+    return MigrationSource(cast("Dialect", open_adapter(kind, place, given)), prefixes)

@@ -6,10 +6,10 @@ from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 import pytest
+from examples.flights.timetable import BUSIEST_DAY, day_bounds, flight_messages, flights, with_schedule
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from postdate.demo.flights import BUSIEST_DAY, day_bounds, flight_messages, flights, with_schedule
 from postdate.pipeline.rows import MESSAGE_SCHEMA
 
 _YEAR = pytest.mark.soak(

@@ -1,7 +1,9 @@
 """Timeouts move from an upstream table into a store: previewed, whole, once; resumed or aborted at any point."""
 
+import sqlite3
 import uuid
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,6 +24,7 @@ from postdate.pipeline.migrate import MigrateJob, OriginSpec, abort, migrate, pr
 from postdate.pipeline.migrate import job as migrating
 from postdate.pipeline.migrate.ends import opened_target
 from postdate.pipeline.migrate.moving import BatchTask, move_batch
+from postdate.pipeline.migrate.verifying import verify_batch
 from postdate.pipeline.rows import to_columns
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import MessageFilter, Outcome
@@ -237,6 +240,32 @@ def test_row_115_what_the_target_has_otherwise_is_named_and_the_run_is_not_done(
     assert said == {found[0].message_id: "body", found[1].message_id: "due"}
     assert (result.complete, billing.status) == (False, "prepared")
     assert not resume(spark, job).complete
+
+
+@pytest.mark.parametrize("size", [20, 120], ids=["looked up one by one", "scanned"])
+def test_row_115_a_batch_is_compared_with_what_became_of_each_message(old: OldFile, job: MigrateJob, size: int) -> None:
+    found = messages(size)
+    old.add("billing", found)
+    delivered, cancelled, later, other, removed = (each.message_id for each in found[:5])
+    with replace(job, batch_size=size).origin.opened() as source, opened_target(job.target) as store:
+        store.store_many([replace(found[3], body=b"another")], found[0].due)
+        run = begun(replace(job, batch_size=size), source, batches=1)
+        task = BatchTask(run.run_id, 1, size)
+        move_batch(source, store, run, task)
+        assert verify_batch(source, store, run, task).verified == size - 1
+        assert deliver(job.target, found[0].due + timedelta(microseconds=1)) == [delivered]
+        now = SystemClock().now()
+        assert store.ask(lambda target: target.cancel(cancelled, now))
+        assert store.ask(lambda target: target.reschedule(later, found[2].due + DAY, now))
+        with closing(sqlite3.connect(job.target.address.removeprefix("sqlite:///"))) as connection, connection:
+            connection.execute("DELETE FROM delayed_message WHERE message_id = ?", (removed,))
+        verified = verify_batch(source, store, run, task)
+        assert (verified.verified, verified.moved_on) == (size - 5, 3)
+        assert {each.message_id: each.what for each in verified.differences} == {other: "body", removed: "missing"}
+        with closing(sqlite3.connect(old.path)) as connection, connection:
+            connection.execute(f'DELETE FROM "TimeoutData_migration_{run.run_id}" WHERE "Id" = ?', (later,))
+        with pytest.raises(PipelineError, match=rf"changed since it was moved: it has {size - 1} messages, and had"):
+            verify_batch(source, store, run, task)
 
 
 def test_row_115_what_the_target_does_not_take_stays_hidden_until_it_is_given_back(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.integration.migration_stores import place_in
 from tests.integration.pipeline.old_timeouts import OldFile, by_id, ids, messages
 from tests.integration.pipeline.test_migrate import waiting
 from tests.machine import Daemon
@@ -25,7 +24,6 @@ pytestmark = pytest.mark.soak(
     proven_by=(
         "tests/integration/pipeline/test_migrate.py::test_row_116_whenever_it_ends_each_timeout_is_with_one_of_the_two",
         "tests/integration/pipeline/test_migrate.py::test_row_115_a_run_that_was_killed_goes_on_with_equal_parameters_only",
-        "tests/integration/test_migration_between_stores.py::test_row_116_whenever_a_move_ends_each_message_is_delivered_by_one_of_the_two",
     ),
 )
 
@@ -75,24 +73,3 @@ def test_row_116_after_kills_each_timeout_is_delivered_by_one_of_the_two(
     assert (rest.status, rest.moved) == ("completed", COUNT - aborted.moved)
     assert old.seen("billing") == []
     assert by_id(waiting(store)) == by_id(found)
-
-
-@pytest.mark.parametrize("kinds", [("postgres", "sqlite"), ("sqlite", "sqlite"), ("mariadb", "sqlite")], ids="-".join)
-def test_row_116_after_kills_each_message_is_in_one_of_two_stores(
-    request: pytest.FixtureRequest, kinds: tuple[str, str], eventually
-) -> None:
-    found = messages(COUNT)
-    with place_in(kinds[0], request) as old, place_in(kinds[1], request, "postdate") as new:
-        old.add(found)
-        schema = [] if old.spec.schema is None else ["--schema", old.spec.schema]
-        origin = ("--from-store", old.spec.address, *schema)
-        for some in (200, 700):
-            run_until(origin, new.spec, lambda some=some: len(new.waiting()) >= some, eventually, spark_too=False)
-        move = old.move_to(new)
-        (aborted,) = move.abort().endpoints
-        here, there = ids(old.waiting()), ids(new.waiting())
-        assert (aborted.exact, sorted([*here, *there]), old.intents()) == (True, ids(found), [])
-        assert here, "all was moved before the kills"
-        # What was claimed, and not on its way yet, is free as soon as it is noticed that its process is dead.
-        eventually(lambda: move.run().complete and not old.waiting(), "all has moved")
-        assert by_id(new.waiting()) == by_id(found)

@@ -1,10 +1,12 @@
-"""``postdate pipeline migrate``: delayed messages from a timeout manager's tables, or another store, into the store."""
+"""``postdate pipeline migrate``: delayed messages from a timeout manager's tables into the store."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from postdate.cli.command import (
     LogLevel,
@@ -22,10 +24,9 @@ from postdate.cli.output import print_pairs, print_table, time_or_dash
 from postdate.cli.pipeline.common import SparkOptions, app, on_spark, store_of
 
 if TYPE_CHECKING:
-    from postdate.pipeline.migrate import MigrateJob, MigrateResult, OriginSpec, PreviewResult, StatusResult, StoreMove
-    from postdate.pipeline.stores import StoreSpec
+    from postdate.pipeline.migrate import MigrateJob, MigrateResult, OriginSpec, PreviewResult, StatusResult
 
-migrations = group("migrate", "Move delayed messages here from a timeout manager or a store.")
+migrations = group("migrate", "Move delayed messages here from a timeout manager.")
 app.add_typer(migrations)
 
 Endpoints = Annotated[
@@ -37,6 +38,15 @@ Cutoff = Annotated[
 Margin = Annotated[timedelta | None, duration("--margin", "Leave what is due sooner than that; default: 60s.")]
 
 
+def _refuse_store(text: str | None) -> None:
+    """Name the command that does what ``--from-store`` did once."""
+    if text is not None:  # a default is read, too
+        raise typer.BadParameter(
+            "messages of another store are moved by `postdate move --from ADDRESS --to ADDRESS`, once its services are "
+            "stopped"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class OriginOptions:
     """Where messages come from: options of every ``migrate`` command."""
@@ -44,27 +54,16 @@ class OriginOptions:
     source: Annotated[
         str | None, option("--from", "A timeout manager's database; env:NAME and file:PATH name it.", metavar="ADDRESS")
     ] = None
-    from_store: Annotated[
-        str | None, option("--from-store", "Another Postdate store; env:NAME and file:PATH name it.", metavar="ADDRESS")
-    ] = None
+    from_store: Annotated[Any, option("--from-store", "Gone.", parser=_refuse_store, hidden=True)] = None
     schema: Annotated[str | None, option("--schema", "Of its tables; default: that of what is there.")] = None
     prefixes: Annotated[
         list[str] | None, option("--prefix", "How an endpoint's tables begin; repeatable.", metavar="ENDPOINT=PREFIX")
     ] = None
 
-    def store(self) -> StoreSpec | None:
-        """Return the store given with ``--from-store``; ``None`` without it, or with ``--from`` as well."""
-        from postdate.pipeline.stores import StoreSpec
-
-        if self.from_store is None or self.source is not None:
-            return None
-        _refuse_with_store(prefix=self.prefixes or None)
-        return StoreSpec(self.from_store, schema=self.schema)
-
     def spec(self) -> OriginSpec:
-        """Return the timeout manager's storage given with ``--from``, which excludes ``--from-store``."""
-        if self.source is None or self.from_store is not None:
-            raise wrong_usage("say from where: either --from ADDRESS, a timeout manager's, or --from-store ADDRESS")
+        """Return the timeout manager's storage given with ``--from``."""
+        if self.source is None:
+            raise wrong_usage("say from where: --from ADDRESS, a timeout manager's database")
         named = pairs_of(self.prefixes, "--prefix", "ENDPOINT=PREFIX")
         from postdate.pipeline.migrate import OriginSpec
 
@@ -105,7 +104,7 @@ def preview(use: Use, origin: OriginOptions, whose: Whose, cutoff: Cutoff = None
     from postdate.clock import SystemClock
     from postdate.pipeline import migrate
 
-    result = job.preview() if isinstance(job, migrate.StoreMove) else migrate.preview(job, SystemClock().now())
+    result = migrate.preview(job, SystemClock().now())
     use.report(result.to_json(), lambda: _print_preview(result), kept=result.possible)
 
 
@@ -125,7 +124,7 @@ def run(
     Begun with the same options before, it goes on. What fires them there may run meanwhile, and so may services on
     the store. Exit code 1 if anything is not as it was.
     """
-    _move(use, _job(use, origin, whose.chosen(), cutoff, pace, cluster), cluster, log_level, goes_on=False)
+    _move(use, _job(use, origin, whose.chosen(), cutoff, pace), cluster, log_level, goes_on=False)
 
 
 @command(migrations, "resume")
@@ -142,18 +141,15 @@ def resume(
 
     Or with those of the endpoints named. Exit code 1 if anything is not as it was.
     """
-    _move(use, _job(use, origin, endpoints, None, pace, cluster), cluster, log_level, goes_on=True)
+    _move(use, _job(use, origin, endpoints, None, pace), cluster, log_level, goes_on=True)
 
 
-def _move(use: Use, job: MigrateJob | StoreMove, cluster: SparkOptions, log_level: str, *, goes_on: bool) -> None:
+def _move(use: Use, job: MigrateJob, cluster: SparkOptions, log_level: str, *, goes_on: bool) -> None:
     from postdate.pipeline import migrate
 
     with logging_to_stderr(log_level):
-        if isinstance(job, migrate.StoreMove):
-            result = job.resume() if goes_on else job.run()
-        else:
-            move = migrate.resume if goes_on else migrate.migrate
-            result = on_spark(lambda session: move(session, job), cluster, long=True)
+        move = migrate.resume if goes_on else migrate.migrate
+        result = on_spark(lambda session: move(session, job), cluster, long=True)
     use.report(result.to_json(), lambda: _print_result(result), kept=result.complete)
 
 
@@ -168,18 +164,18 @@ def abort(use: Use, origin: OriginOptions, endpoints: Endpoints = None) -> None:
 
     from postdate.pipeline import migrate
 
-    result = job.abort() if isinstance(job, migrate.StoreMove) else migrate.abort(job)
+    result = migrate.abort(job)
     use.report(result.to_json(), lambda: _print_result(result), kept=result.exact)
 
 
 @command(migrations, "status")
 def status(use: Use, origin: OriginOptions, endpoints: Endpoints = None) -> None:
     """Say how far each run is; change nothing."""
-    old = origin.store()
+    spec = origin.spec()
 
     from postdate.pipeline import migrate
 
-    result = migrate.status(origin.spec(), endpoints) if old is None else migrate.status_of_store(old, endpoints)
+    result = migrate.status(spec, endpoints)
     use.report(result.to_json(), lambda: _print_status(result))
 
 
@@ -192,26 +188,14 @@ def _job(
     endpoints: list[str] | None,
     cutoff: datetime | None,
     pace: MoveOptions,
-    cluster: SparkOptions | None = None,
-) -> MigrateJob | StoreMove:
-    """Return the job of a timeout manager or a store; wrong usage if an option is only for the other."""
-    old = origin.store()
+) -> MigrateJob:
+    spec = origin.spec()
 
-    from postdate.pipeline.migrate import BATCH_SIZE, EVERYTHING, MARGIN, MigrateJob, StoreMove
+    from postdate.pipeline.migrate import BATCH_SIZE, EVERYTHING, MARGIN, MigrateJob
 
     whose, size = tuple(endpoints) if endpoints else None, pace.batch_size or BATCH_SIZE
-    if old is not None:
-        cluster = cluster or SparkOptions()
-        _refuse_with_store(cutoff=cutoff, margin=pace.margin, cores=cluster.cores, master=cluster.master)
-        return StoreMove(old, store_of(use), whose, size)
     margin = MARGIN if pace.margin is None else pace.margin
-    return MigrateJob(origin.spec(), store_of(use), whose, cutoff or EVERYTHING, size, margin)
-
-
-def _refuse_with_store(**options: object) -> None:
-    for name, value in options.items():
-        if value is not None:
-            raise wrong_usage(f"--{name} is for a timeout manager's tables; leave it out with --from-store")
+    return MigrateJob(spec, store_of(use), whose, cutoff or EVERYTHING, size, margin)
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------

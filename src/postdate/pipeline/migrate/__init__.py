@@ -1,6 +1,5 @@
-"""Moves delayed messages from a timeout manager's tables, or another store, into a store. Source: ADR 0015."""
+"""Moves delayed messages from a timeout manager's tables into a store. Source: ADR 15."""
 
-from postdate.pipeline.migrate.between_stores import StoreMove as StoreMove, status_of_store as status_of_store
 from postdate.pipeline.migrate.ends import OriginSpec as OriginSpec
 from postdate.pipeline.migrate.job import abort as abort, migrate as migrate, resume as resume
 from postdate.pipeline.migrate.looking import (

@@ -1,25 +1,20 @@
 """Both ends of a migration, open in one task or on the driver: a timeout manager's storage, and the target."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# Arrow's stubs make arrays generic in a type that only the running program knows.
-
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
-
-import pyarrow as pa
 
 from postdate.clock import from_microseconds
 from postdate.config import Address
 from postdate.errors import NotSupported
 from postdate.messages import DelayedMessage
 from postdate.migrating.tables import MigrationSource
-from postdate.pipeline.rows import LEDGER_ARROW, MESSAGE_COLUMNS, to_columns
+from postdate.pipeline.rows import LEDGER_ARROW, MESSAGE_COLUMNS, restored
 from postdate.pipeline.stores import PAGE_ROWS, OpenStore, StoreSpec, absolute, opened
-from postdate.ports import AdministrableStore, Record, RecordKind, Scan, ScanFilter, ScannableStore, ScanPart
+from postdate.ports import AdministrableStore, Record, RecordKind, Scan, ScanFilter, ScannableStore
 from postdate.wiring.sources import migration_source
 
 # --- where messages come from -----------------------------------------------------------------------------------------
@@ -68,31 +63,14 @@ _FEW: Final = 50
 
 
 class TargetStore(OpenStore):
-    def waiting(self, ids: Sequence[str]) -> pa.Table:
-        """Return those of the messages that wait, with :data:`MESSAGE_COLUMNS`, in any order."""
+    def waiting(self, ids: Sequence[str]) -> list[DelayedMessage]:
+        """Return those of the messages that wait, in any order."""
         store = self.itself
-        if isinstance(store, ScannableStore) and len(ids) > _FEW:
-            where = ScanFilter(message_ids=tuple(ids))
-            batches = [batch for part in self.parts(1) for batch in self.part(part, where)]
-            return pa.Table.from_batches(batches, MESSAGE_COLUMNS)
-        return pa.Table.from_batches([to_columns(self.portal.call(_pending, store, ids))])
-
-    def parts(self, count: int) -> list[ScanPart]:
-        """Return at most ``count`` parts that cover all waiting messages; none where a store cannot be scanned."""
-        store = self.itself
-        return list(store.scan_parts("pending", count)) if isinstance(store, ScannableStore) else []
-
-    def part(self, part: ScanPart, where: ScanFilter) -> Iterable[pa.RecordBatch]:
-        """Yield the waiting messages of one part, with :data:`MESSAGE_COLUMNS`."""
-        return self.scan(Scan("pending", tuple(MESSAGE_COLUMNS.names), where), part, MESSAGE_COLUMNS)
-
-    def rows(self, what: str, columns: Sequence[str], where: ScanFilter | None = None) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of a store; none where they cannot be read in bulk."""
-        store, scan = self.itself, Scan(what, tuple(columns), where or ScanFilter())
-        if isinstance(store, ScannableStore):
-            for part in store.scan_parts(what, 1):
-                for page in store.scan(scan, part, PAGE_ROWS):
-                    yield from page
+        if not isinstance(store, ScannableStore) or len(ids) <= _FEW:
+            return self.portal.call(_pending, store, ids)
+        scan = Scan("pending", tuple(MESSAGE_COLUMNS.names), ScanFilter(message_ids=tuple(ids)))
+        parts = store.scan_parts("pending", 1)
+        return [each for part in parts for batch in self.scan(scan, part, MESSAGE_COLUMNS) for each in restored(batch)]
 
     def known(self, ids: Sequence[str]) -> set[str]:
         """Return the ids that were ever stored, whatever has become of the messages."""
@@ -101,10 +79,11 @@ class TargetStore(OpenStore):
     def recorded(self, ids: Sequence[str]) -> list[Record]:
         """Return the records of the messages, in any order."""
         store = self.itself
-        if isinstance(store, ScannableStore) and len(ids) > _FEW:
-            where = ScanFilter(message_ids=tuple(ids))
-            return [_record(row) for row in self.rows("records", LEDGER_ARROW.names, where)]
-        return self.portal.call(_histories, store, ids)
+        if not isinstance(store, ScannableStore) or len(ids) <= _FEW:
+            return self.portal.call(_histories, store, ids)
+        scan = Scan("records", tuple(LEDGER_ARROW.names), ScanFilter(message_ids=tuple(ids)))
+        parts = store.scan_parts("records", 1)
+        return [_record(row) for part in parts for page in store.scan(scan, part, PAGE_ROWS) for row in page]
 
 
 @contextmanager

@@ -36,16 +36,13 @@ from postdate.pipeline.migrate.looking import (
 from postdate.pipeline.migrate.moving import BatchTask, Tally, move_batch, tasks_of
 from postdate.pipeline.migrate.results import EndpointResult, MigrateResult
 from postdate.pipeline.migrate.tasks import SparkTasks, TaskWork
-from postdate.pipeline.migrate.verifying import verify_all
+from postdate.pipeline.migrate.verifying import verify_batch
 from postdate.pipeline.session import require_utc
 from postdate.ports.migrating import BatchStatus, MigrationRun, MigrationStatus
 
 _ROUNDS_AHEAD: Final = 2
 _SOON: Final = 12
 """The part of the margin in which a job of Spark moves its batches; a slower job gets fewer."""
-
-_REMEMBERED: Final = 5_000_000
-"""Messages whose checksums the driver keeps for comparing; others are read and summed up again."""
 
 _OPEN: Final = (BatchStatus.PENDING, BatchStatus.STAGED)
 
@@ -137,8 +134,6 @@ class _MigrationSteps:
     job: MigrateJob
     _tallies: defaultdict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
     _runs: dict[str, MigrationRun] = field(default_factory=dict[str, MigrationRun])
-    _checksums: dict[tuple[str, int], bytes] = field(default_factory=dict[tuple[str, int], bytes])
-    _room: int = _REMEMBERED
 
     def get_ready_and_look(self, names: Sequence[str]) -> dict[str, int]:
         """Return the number of messages to hide by endpoint, when Spark's workers have started as well."""
@@ -161,18 +156,11 @@ class _MigrationSteps:
         return {run.endpoint: self._finished(run) for run in runs}
 
     def _compare(self, runs: Sequence[MigrationRun]) -> None:
-        moved = [
-            (run, batch) for run in runs for batch in self.source.batches(run) if batch.status is BatchStatus.COMPLETED
-        ]
-        if not moved:
+        tasks = [task for run in runs for task in tasks_of(run, self.source.batches(run), BatchStatus.COMPLETED)]
+        if not tasks:
             return
-        sums = self._checksums
-        tasks = [
-            BatchTask(run.run_id, batch.number, batch.count, sums.get((run.run_id, batch.number), b""))
-            for run, batch in moved
-        ]
         log.info("comparing %s messages with what the target has", f"{sum(task.count for task in tasks):,}")
-        for found in self.tasks().verify(tasks, min(batch.earliest for _, batch in moved)):
+        for found in self.tasks().verify(tasks):
             self._tallies[found.run_id].compared(found)
 
     def tasks(self) -> SparkTasks:
@@ -207,12 +195,9 @@ class _MigrationSteps:
 
     def _move(self, tasks: Sequence[BatchTask]) -> timedelta:
         """Move batches; return how long it took."""
-        started, count = time.perf_counter(), sum(task.count for task in tasks)
-        self._room -= count
-        for batch in self.tasks().move(tasks, summed=self._room >= 0):
+        started = time.perf_counter()
+        for batch in self.tasks().move(tasks):
             self._tallies[batch.run_id].moved(batch)
-            if batch.checksums:
-                self._checksums[batch.run_id, batch.number] = batch.checksums
         return timedelta(seconds=time.perf_counter() - started)
 
     def _rounds(self, run: MigrationRun, a_round: int) -> Iterable[list[BatchTask]]:
@@ -308,12 +293,11 @@ def _aborted(source: MigrationSource, job: MigrateJob, run: MigrationRun) -> End
     tally = Tally()
     _end(source, job, run, tally)
     batches = source.batches(run)
-    moved = [batch for batch in batches if batch.status is BatchStatus.COMPLETED]
+    moved = tasks_of(run, batches, BatchStatus.COMPLETED)
     if moved:
         with opened_target(job.target) as target:
-            since = min(batch.earliest for batch in moved)
-            for found in verify_all(source, target, run, [batch.number for batch in moved], since):
-                tally.compared(found)
+            for task in moved:
+                tally.compared(verify_batch(source, target, run, task))
     return tally.result_of(run, status_of(source, run), batches)
 
 

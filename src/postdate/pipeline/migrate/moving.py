@@ -17,7 +17,7 @@ that went to the error queue meanwhile would come back if it were stored again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import cast
 
@@ -27,8 +27,7 @@ from postdate.clock import SystemClock
 from postdate.errors import MessageError, PipelineError
 from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.migrate.ends import TargetStore
-from postdate.pipeline.migrate.results import NAMED, Difference, EndpointResult, RunStatus
-from postdate.pipeline.migrate.verifying import Verified, checksums
+from postdate.pipeline.migrate.results import NAMED, Difference, EndpointResult, RunStatus, Verified
 from postdate.pipeline.rows import INSTANT, checked, pc, to_columns
 from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationRun, MigrationStatus
 
@@ -41,8 +40,6 @@ class MovedBatch:
         already_there: ids that the target knew, not from this migration.
         stored_late: messages that were due when the target got them.
         problem: why the target does not take it; empty when it has moved.
-        checksums: of its messages, from :func:`postdate.pipeline.migrate.verifying.checksums`; if empty, the messages
-            are read again for comparing.
     """
 
     run_id: str
@@ -50,17 +47,15 @@ class MovedBatch:
     already_there: int = 0
     stored_late: int = 0
     problem: str = ""
-    checksums: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTask:
-    """One batch to move or compare, with the checksums of its messages if they are known."""
+    """One batch to move or compare."""
 
     run_id: str
     number: int
     count: int
-    checksums: bytes = field(default=b"", repr=False)
 
 
 def tasks_of(run: MigrationRun, batches: Iterable[MigrationBatch], *of: BatchStatus) -> list[BatchTask]:
@@ -68,13 +63,11 @@ def tasks_of(run: MigrationRun, batches: Iterable[MigrationBatch], *of: BatchSta
     return [BatchTask(run.run_id, batch.number, batch.count) for batch in batches if batch.status in of]
 
 
-def move_batch(
-    source: MigrationSource, target: TargetStore, run: MigrationRun, task: BatchTask, *, summed: bool = False
-) -> MovedBatch | None:
+def move_batch(source: MigrationSource, target: TargetStore, run: MigrationRun, task: BatchTask) -> MovedBatch | None:
     """Move a batch from the source, where it is hidden, to the target, from any state that an attempt left.
 
-    Returns ``None`` if an abort gave it back; with ``summed``, the result has checksums. Raises PipelineError if source
-    or target has fewer messages than counted; StoreError if one of them failed: repeat it.
+    Returns ``None`` if an abort gave it back. Raises PipelineError if source or target has fewer messages than counted;
+    StoreError if one of them failed: repeat it.
     """
     number = task.number
     try:
@@ -93,8 +86,7 @@ def move_batch(
         more = f", and {len(bad) - 1} more like it" if len(bad) > 1 else ""
         return MovedBatch(run.run_id, number, problem=f"the target does not take {first!r}: {bad[0].detail}{more}")
     store = _store if source.advance(run, number, BatchStatus.PENDING, BatchStatus.STAGED) else _again
-    done = store(source, target, run, number, messages)
-    return replace(done, checksums=checksums(messages).tobytes()) if done is not None and summed else done
+    return store(source, target, run, number, messages)
 
 
 def _again(
@@ -161,17 +153,18 @@ class Tally:
         self.mismatched += len(found.differences)
         self.differences += found.differences[: NAMED - len(self.differences)]
 
-    def result(
-        self, endpoint: str, run_id: str | None, status: str, *, moved: int, returned: int, refused: int
+    def result_of(
+        self, run: MigrationRun, status: MigrationStatus, batches: Sequence[MigrationBatch]
     ) -> EndpointResult:
+        count = RunStatus.of(run, batches).messages
         return EndpointResult(
-            endpoint,
-            run_id,
-            status,
-            messages=moved + returned + refused,
-            moved=moved,
-            returned=returned,
-            refused=refused,
+            run.endpoint,
+            run.run_id,
+            status.name.lower(),
+            messages=sum(count.values()),
+            moved=count[BatchStatus.COMPLETED],
+            returned=count[BatchStatus.RETURNED],
+            refused=count[BatchStatus.PENDING] + count[BatchStatus.STAGED],
             already_there=self.already_there,
             stored_late=self.stored_late,
             verified=self.verified,
@@ -179,17 +172,4 @@ class Tally:
             mismatched=self.mismatched,
             differences=tuple(self.differences),
             problems=tuple(self.problems[:NAMED]),
-        )
-
-    def result_of(
-        self, run: MigrationRun, status: MigrationStatus, batches: Sequence[MigrationBatch]
-    ) -> EndpointResult:
-        count = RunStatus.of(run, batches).messages
-        return self.result(
-            run.endpoint,
-            run.run_id,
-            status.name.lower(),
-            moved=count[BatchStatus.COMPLETED],
-            returned=count[BatchStatus.RETURNED],
-            refused=count[BatchStatus.PENDING] + count[BatchStatus.STAGED],
         )

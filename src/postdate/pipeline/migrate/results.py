@@ -66,6 +66,16 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
+class Verified:
+    """Result of comparing one batch; ``moved_on`` were delivered, ended otherwise, or rescheduled by the target."""
+
+    run_id: str
+    verified: int
+    moved_on: int
+    differences: tuple[Difference, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EndpointResult:
     """Result of one run for one endpoint.
 
@@ -83,7 +93,7 @@ class EndpointResult:
         delivered_meanwhile: messages that the target has delivered, ended otherwise, or rescheduled, by its records.
         mismatched: messages that the target does not have, or not as they were.
         differences: of these, at most :data:`NAMED`.
-        problems: why batches were refused, or messages wait in the old store still.
+        problems: why batches were refused.
     """
 
     endpoint: str

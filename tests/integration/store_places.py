@@ -1,8 +1,9 @@
 """Postdate stores that messages are moved out of and into: each in a file, a schema or a database of its own."""
 
+import os
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -16,9 +17,9 @@ from tests.redis_subjects import Prefix
 from postdate.backends.mariadb.connection import MariaDbServer
 from postdate.backends.mariadb.schema import quoted
 from postdate.clock import SystemClock
-from postdate.messages import DelayedMessage
-from postdate.pipeline.migrate import StoreMove
-from postdate.pipeline.migrate.between_stores import INTENTS
+from postdate.config import Settings, load_settings
+from postdate.messages import OF_THE_STORE, DelayedMessage
+from postdate.operations.store_move import StoreMove, StoreMoveResult, move_store
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import MessageFilter, Outcome, Record, TransactionMode
 
@@ -39,14 +40,30 @@ class StorePlace:
     spec: StoreSpec
 
     @property
-    def name(self) -> str:
-        """What its messages go under as a source."""
-        return self.spec.address.rpartition("/")[2] if self.spec.address.startswith("sqlite") else self.spec.endpoint
+    def settings(self) -> Settings:
+        spec = self.spec
+        options = {
+            "endpoint.name": spec.endpoint,
+            "store.address": spec.address,
+            "store.schema": spec.schema,
+            "store.table": spec.table,
+        }
+        if spec.largest_message_bytes is not None:
+            options["store.largest_message_bytes"] = str(spec.largest_message_bytes)
+        return load_settings(None, os.environ, options)
 
-    def move_to(self, new: "StorePlace", **settings: Any) -> StoreMove:
-        """Return the move of its messages into another one."""
-        source = replace(self.spec, endpoint="postdate")  # that of the settings, whatever the endpoints are
-        return StoreMove(source, new.spec, (self.name,), **settings)
+    @property
+    def table(self) -> str | None:
+        """The name of its table, where a store has one."""
+        return None if self.spec.address.startswith("sqlite") else self.spec.table or f"{self.spec.endpoint}.timeouts"
+
+    def plan_to(self, new: "StorePlace", **options: Any) -> StoreMove:
+        stopped = options.pop("services_stopped", True)
+        return StoreMove(self.spec.address, new.settings, self.spec.schema, self.table, stopped, **options)
+
+    def move_to(self, new: "StorePlace", **options: Any) -> StoreMoveResult:
+        """Move what waits here into another store. No service runs here."""
+        return anyio.run(move_store, self.plan_to(new, **options))
 
     def ask(self, question: Callable[[Any], Awaitable[T]]) -> T:
         """Open the store, as a service of its own would, for one question."""
@@ -66,12 +83,12 @@ class StorePlace:
             store.store_many(messages, SystemClock().now())
 
     def waiting(self) -> list[DelayedMessage]:
-        """Return what waits, but for the intents of moves."""
+        """Return what waits, but for the store's own messages."""
         found = self.ask(lambda store: store.list_pending(MessageFilter(), 1_000_000))
-        return [message for message in found if message.destination != INTENTS]
+        return [message for message in found if message.destination not in OF_THE_STORE]
 
-    def intents(self) -> list[DelayedMessage]:
-        return list(self.ask(lambda store: store.list_pending(MessageFilter(INTENTS), 100)))
+    def pending(self) -> int:
+        return self.ask(lambda store: store.statistics(SystemClock().now())).pending
 
     def history(self, message_id: str) -> list[Record]:
         return list(self.ask(lambda store: store.history(message_id)))

@@ -1,0 +1,76 @@
+"""``postdate move``: what waits in one store into another one."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import anyio
+import typer
+
+from postdate.cli.command import DryRun, Use, command, option, progress
+from postdate.cli.output import clean, print_pairs
+from postdate.config import load_settings
+from postdate.operations.plain import shown_count
+from postdate.operations.store_move import StoreMove, StoreMoveResult, move_store
+
+app = typer.Typer(name="move", add_completion=False)
+
+
+@command(app, "move")
+def move(
+    use: Use,
+    source: Annotated[
+        str, option("--from", "Where messages wait now; env:NAME and file:PATH name it.", metavar="ADDRESS")
+    ],
+    target: Annotated[
+        str | None, option("--to", "Where they are to wait; default: the store of the settings.", metavar="ADDRESS")
+    ] = None,
+    from_schema: Annotated[str | None, option("--from-schema", "Schema of the old store, if not the default.")] = None,
+    from_table: Annotated[str | None, option("--from-table", "Table of the old store, if not the endpoint's.")] = None,
+    services_stopped: Annotated[
+        bool,
+        option("--services-stopped", "You know that no service delivers from the old store: move, whatever is seen."),
+    ] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Move waiting messages from one store into another, whose services may run.
+
+    Stop the services of the old store first. After an interruption run it again before you start them. Exit code 1 if
+    something stays in the old store.
+    """
+    settings = use.settings()
+    if target is not None:
+        addresses = {"store.address": target, "transport.address": use.transport}
+        settings = load_settings(use.config, os.environ, addresses, origin="option --to")
+    plan = StoreMove(source, settings, from_schema, from_table, services_stopped, dry_run)
+    result = anyio.run(move_store, plan, progress())
+    use.report(result, lambda: _print_result(result), kept=result.complete)
+
+
+def _print_result(result: StoreMoveResult) -> None:
+    will = "would be " if result.dry_run else ""
+    print_pairs(
+        {
+            "from": result.source,
+            "to": result.target,
+            "waited": result.waiting_before,
+            f"{will}moved": result.moved,
+            "known before": result.known_before or None,
+            f"{will}refused": result.refused,
+            "still waiting": result.waiting,
+        }
+    )
+    for queue, count in result.destinations.items():
+        print(f"{shown_count(count, 'message')} for {clean(queue)}")
+    for queue, limits in result.limits.items():
+        print(f"limits of {clean(queue)}: {limits}")
+    for each in result.refusals:
+        print(f"refused: {clean(each.message_id)}: {clean(each.reason)}")
+    if len(result.refusals) < result.refused:
+        print(f"refused in all: {result.refused:,}")
+    for remark in result.remarks:
+        print(f"note: {clean(remark)}")
+    if not result.dry_run:
+        rate = result.moved / max(result.took_seconds, 1e-9)
+        print(f"took {result.took_seconds:.1f} s, {rate:,.0f} messages/s")

@@ -1,0 +1,59 @@
+"""Whether a store has the copy of a message that it was given: as it was, or as the store itself has changed it since.
+
+Pure: callers read the copy and its records. Source: ADR 15, ADR 44.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Final
+
+from postdate.messages import DelayedMessage
+from postdate.ports import Record, RecordKind
+from postdate.ports.migrating import MOVED_AWAY
+from postdate.ports.scanning import ARCHIVED
+
+MISSING: Final = "missing"
+
+GIVEN_AWAY: Final = "moved away"
+"""The store gave the message to another store, and would not deliver it again."""
+
+_NOT_COPIED: Final = frozenset({"message_id", "number_of_failures"})
+_FIELDS: Final = [each.name for each in fields(DelayedMessage) if each.compare and each.name not in _NOT_COPIED]
+_ENDS: Final = frozenset(RecordKind) - {RecordKind.SCHEDULED, RecordKind.RETRIED, RecordKind.RESCHEDULED}
+
+
+def different_fields(message: DelayedMessage, copy: DelayedMessage) -> list[str]:
+    """Return the names of the fields in which a waiting copy differs from its message; failed attempts do not count."""
+    return [name for name in _FIELDS if getattr(message, name) != getattr(copy, name)]
+
+
+def difference(message: DelayedMessage, copy: DelayedMessage | None, records: Sequence[Record]) -> str:
+    """Return why a store's message of this id is not a copy of ``message``; empty if it is one.
+
+    A copy may have been delivered, ended otherwise, rescheduled or replaced since. Then its content cannot be compared,
+    and the record of its scheduling must have the same due time and destination.
+
+    Args:
+        message: as the store was given it.
+        copy: the message that waits in the store under this id; ``None``: none waits.
+        records: all records of the id in the store, in the order of writing.
+    """
+    fields = [] if copy is None else different_fields(message, copy)
+    if copy is not None and not fields:
+        return ""
+    scheduled = next((record for record in records if record.kind is RecordKind.SCHEDULED), None)
+    if scheduled is None:
+        return ", ".join(fields) or MISSING
+    then = {"due": scheduled.due == message.due, "destination": scheduled.destination == message.destination}
+    if not all(then.values()):
+        return ", ".join(name for name, same in then.items() if not same)
+    if copy is not None:
+        was_changed = any(record.kind is RecordKind.RESCHEDULED for record in records)
+        return "" if was_changed else ", ".join(fields)
+    if records[-1].detail.startswith(MOVED_AWAY):
+        return GIVEN_AWAY
+    # Of an archived message there is no other record.
+    has_ended = scheduled.detail == ARCHIVED or any(record.kind in _ENDS for record in records)
+    return "" if has_ended else MISSING

@@ -1,0 +1,473 @@
+"""Moves the waiting messages of one store into another. The services of the first are stopped. Source: ADR 44.
+
+A page is claimed in the old store, stored in the new one, and finished in the old one. A process that is killed leaves
+at most one page in both stores. Its claims end with it, and the next run finds these ids in the new store.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Final, TypeGuard
+
+import anyio
+
+from postdate.backends.registry import place_of
+from postdate.clock import LATEST, Clock, SystemClock
+from postdate.config import Address, Settings, resolved
+from postdate.core.changing import EVERYTHING, PendingPages
+from postdate.core.copies import GIVEN_AWAY, MISSING, difference
+from postdate.core.limits import Limits, change_limits, limits_of
+from postdate.core.wall_times import Keeping, markers, note_rules, rules_in
+from postdate.errors import ConfigurationError, MessageError, MigrationConflict, NotSupported, StoreError, StoreNotSetUp
+from postdate.messages import INTENTS, DelayedMessage, Headers, Origin, encode_headers, size_in_bytes
+from postdate.operations.plain import Progress, delivering, shown_count, unheard
+from postdate.ports import (
+    AdministrableStore,
+    Claim,
+    ClaimingStore,
+    MessageFilter,
+    Outcome,
+    RecordKind,
+    ReplacingStore,
+    TransactionMode,
+)
+from postdate.ports.backends import Place
+from postdate.ports.changing import KEYED, KEYED_ID
+from postdate.ports.limits import LimitingStore
+from postdate.ports.migrating import MOVED_AWAY
+from postdate.wiring import file_of, naming, open_store, placing_errors, store_settings, taken_by_store
+from postdate.wiring.deployment import close
+
+PAGE: Final = 1_000
+"""Messages that move together. So many may be in both stores after a kill; 5,000 move only a seventh faster."""
+
+MOST_REFUSED: Final = 10_000
+"""A run ends when it has refused so many: it remembers their ids, and keeps their claims."""
+
+_NAMED: Final = 100
+"""Refused messages that are named one by one; all are counted."""
+
+_PATIENCE_SECONDS: Final = 90
+"""How long to wait for messages that another process has claimed: stores free those of a dead one within a minute."""
+
+_LOOK_SECONDS: Final = 0.5
+
+_REASONS: Final = {
+    MISSING: "the new store knows the id, and does not have the message",
+    GIVEN_AWAY: "it was moved out of the new store before, which would not deliver it",
+}
+
+_INTENTS_DUE: Final = datetime(9999, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreMove:
+    """What moves where.
+
+    Args:
+        source: address of the old store, or a reference to one.
+        settings: the new store is that of these settings; their endpoint names the table of both.
+        schema: of the old store; ``None``: the default.
+        table: of the old store; ``None``: ``{endpoint}.timeouts``.
+        services_stopped: the caller says that no service of the old store runs; one that does is only remarked.
+        dry_run: only count.
+    """
+
+    source: str
+    settings: Settings
+    schema: str | None = None
+    table: str | None = None
+    services_stopped: bool = False
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A message that stays in the old store, and why."""
+
+    message_id: str
+    reason: str
+
+
+@dataclass(slots=True)
+class StoreMoveResult:
+    """Result of a move; the run adds up in it.
+
+    Args:
+        source, target: addresses, without passwords.
+        dry_run: nothing was moved; counts say what would be.
+        waiting_before: messages that waited in the old store at the start.
+        moved: messages that are in the new store, and no more in the old one.
+        known_before: of these, ids that the new store knew, as after an interrupted run.
+        refused: messages that stay in the old store because of what they are.
+        waiting: other messages that wait in the old store at the end.
+        refusals: the first refused messages.
+        destinations: moved messages by queue.
+        limits: limits that were set in the new store, by queue.
+        remarks: sentences about what did not move, and what to do.
+        took_seconds: of the whole run.
+    """
+
+    source: str
+    target: str
+    dry_run: bool
+    waiting_before: int = 0
+    moved: int = 0
+    known_before: int = 0
+    refused: int = 0
+    waiting: int = 0
+    refusals: list[Refusal] = field(default_factory=list[Refusal])
+    destinations: Counter[str] = field(default_factory=Counter[str])
+    limits: dict[str, str] = field(default_factory=dict[str, str])
+    remarks: list[str] = field(default_factory=list[str])
+    took_seconds: float = 0.0
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that waited has moved, or would."""
+        return not self.refused and not self.waiting
+
+    def refuse(self, message_id: str, reason: str) -> None:
+        self.refused += 1
+        if len(self.refusals) < _NAMED:
+            self.refusals.append(Refusal(message_id, reason))
+
+
+class MovableStore(AdministrableStore, ClaimingStore, ABC):
+    """A store that messages can be moved out of, and into."""
+
+    @classmethod
+    def is_one(cls, store: object) -> TypeGuard[MovableStore]:
+        return isinstance(store, AdministrableStore) and isinstance(store, ClaimingStore)
+
+
+async def move_store(plan: StoreMove, progress: Progress = unheard) -> StoreMoveResult:
+    """Move what waits in one store into another, and return what became of it.
+
+    Repeat it after a failure of any kind, before a service of the old store is started.
+
+    Raises:
+        MigrationConflict: services of the old store run, or one of the stores is in an interrupted migration of before.
+            Nothing was moved.
+        ConfigurationError: an address of no store, the same store twice, or a store that does not show its services.
+            Nothing was moved.
+        NotSupported: a store that does not show what is in it, or limits that the new store cannot keep.
+        StoreError: a store is missing or failed. What was not moved is in the old store.
+    """
+    settings, endpoint = plan.settings, plan.settings.endpoint.name
+    names = [_shown(each) for each in (resolved(plan.source, os.environ), settings.store.address)]
+    async with AsyncExitStack() as stack:
+        source = await stack.enter_async_context(_opened(_source_of(plan), endpoint, names[0]))
+        with placing_errors(settings, "store.address"):
+            target = await stack.enter_async_context(_opened(_target_of(settings), endpoint, names[1]))
+        transfer = _Transfer(source, target, StoreMoveResult(names[0], names[1], plan.dry_run), progress)
+        await transfer.run(services_stopped=plan.services_stopped)
+        return transfer.result
+
+
+def _source_of(plan: StoreMove) -> ClaimingStore:
+    address = resolved(plan.source, os.environ)
+    _check_there(address, "name the file in which messages wait")
+    named = {"schema": plan.schema, "table": plan.table}
+    given = {name: value for name, value in named.items() if value is not None}
+    return open_store(address, **taken_by_store(address, {"create": False}), **given)
+
+
+def _target_of(settings: Settings) -> ClaimingStore:
+    address = settings.store.address
+    with naming("store.address", address, settings):
+        given = store_settings(settings, create=False)
+        _check_there(address, "create it with `postdate setup`, or name another")
+        return open_store(address, **given)
+
+
+def _check_there(address: Address, advice: str) -> None:
+    """Raise an error for a store of one process, and for a missing file: to open it would create it."""
+    if place_of(address.scheme) is Place.MEMORY:
+        raise ConfigurationError(f"{address!r} lives in one process only: name a file or a server")
+    path = file_of(address)
+    if path is not None and not path.expanduser().exists():
+        raise StoreNotSetUp(f"there is no file {path}; {advice}")
+
+
+def _shown(address: Address) -> str:
+    """Return an address without its password, and with the whole path of a file: records keep it."""
+    path = file_of(address)
+    return address.shown if path is None else f"{address.scheme}:///{path.expanduser().resolve()}"
+
+
+@asynccontextmanager
+async def _opened(store: ClaimingStore, endpoint: str, shown: str) -> AsyncGenerator[MovableStore]:
+    """Open a store for the length of the block. Raises StoreError if it has no tables, NotSupported if it is opaque."""
+    try:
+        await store.initialize(endpoint, TransactionMode.RECEIVE_ONLY)
+        if not MovableStore.is_one(store):
+            raise NotSupported(
+                f"the store {shown!r} does not show what is in it: nothing is moved out of it, or into it"
+            )
+        await store.next_attempt()  # its tables are there
+        yield store
+    finally:
+        await close("a store", store.close)
+
+
+async def services_of(store: MovableStore) -> Sequence[str] | None:
+    """Return the services that deliver from a store, by process and machine; ``None`` where that cannot be known."""
+    view = store.observer()
+    if view is not None:
+        return [f"process {each.pid} on {each.host}" for each in delivering(await view.processes())]
+    if store.capabilities.has_clock and (reported := await store.reported_clocks()):
+        places = [each.rpartition(":") for each in sorted(reported)]
+        return [f"process {pid} on {machine}" for machine, _, pid in places]
+    return None
+
+
+# --- one run ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """One move from an open store into another; ``progress`` hears how many messages have moved."""
+
+    source: MovableStore
+    target: MovableStore
+    result: StoreMoveResult
+    progress: Progress
+    _clock: Clock = field(default_factory=SystemClock)
+    _saga_timeouts: int = 0
+    # Of the page in hand, and of refused messages, without their content.
+    _claims: dict[str, Claim] = field(default_factory=dict[str, Claim])
+
+    async def run(self, *, services_stopped: bool) -> None:
+        started, result = self._clock.monotonic(), self.result
+        await self._check_services(stopped=services_stopped)
+        await _check_no_intents(self.source, result.source)
+        await _check_no_intents(self.target, result.target)
+        for first in await self.source.list_pending(MessageFilter(), 1):
+            await self._check_two_stores(first.message_id)
+        await self._carry_limits()
+        result.waiting_before, unreadable_before = await self._waiting()
+        async for message in self._pages(due_from=LATEST):
+            result.refuse(
+                message.message_id, "it is due at the last microsecond of the year 9999: no store gives it out"
+            )
+        if result.dry_run:
+            await self._look()
+            result.waiting = result.waiting_before - result.moved - result.refused
+            unreadable = unreadable_before
+        else:
+            await self._carry_rules()
+            await self._move_pages()
+            result.waiting, unreadable = await self._waiting()
+            result.waiting -= result.refused
+        result.refused += unreadable - unreadable_before
+        self._remark(unreadable)
+        await self._remark_queues()
+        result.took_seconds = self._clock.monotonic() - started
+
+    # --- before anything moves -----------------------------------------------------------------------------------
+
+    async def _check_services(self, *, stopped: bool) -> None:
+        shown, services = self.result.source, await services_of(self.source)
+        running = f"services of {shown} run: {', '.join(services or ())}; stop them first"
+        if services and (stopped or self.result.dry_run):
+            self.result.remarks.append(running)
+        elif services:
+            raise MigrationConflict(f"{running}. If they deliver for other endpoints only, say --services-stopped")
+        elif services is None and not (stopped or self.result.dry_run):
+            raise ConfigurationError(
+                f"whether services of {shown} run cannot be seen in this store: stop them, and then say so with "
+                f"--services-stopped"
+            )
+
+    async def _check_two_stores(self, message_id: str) -> None:
+        """Raise ConfigurationError if a message was scheduled at the same instant in both stores: they are one."""
+        here, there = [(await store.history(message_id))[:1] for store in (self.source, self.target)]
+        if here and here == there:
+            raise ConfigurationError(
+                f"{self.result.source} and {self.result.target} are the same store, or one is a copy of the other: "
+                f"{message_id!r} is the same message in both"
+            )
+
+    async def _carry_limits(self) -> None:
+        """Set limits of the old store's queues in the new store, before the first message can be delivered there."""
+        limits, result = await _limits_in(self.source), self.result
+        if limits and not isinstance(self.target, LimitingStore):
+            raise NotSupported(
+                f"{result.target} keeps no limits of queues; these have some: {', '.join(limits)}; lift them first: "
+                f"postdate destinations limit QUEUE --store {result.source}"
+            )
+        known = await _limits_in(self.target)
+        for queue, wanted in limits.items():
+            if queue in known and known[queue] != wanted:
+                result.remarks.append(
+                    f"limits of {queue} stay as in the new store: {known[queue]}; in the old: {wanted}"
+                )
+            elif queue not in known:
+                result.limits[queue] = str(wanted)
+                if isinstance(self.target, LimitingStore) and not result.dry_run:
+                    await change_limits(self.target, queue, lambda _, wanted=wanted: wanted, self._clock.now())
+
+    async def _carry_rules(self) -> None:
+        """Note in the new store by which rules of zones messages are due; otherwise such messages are refused."""
+        target = self.target
+        if not Keeping.is_one(target):
+            return
+        for marker in await markers(self.source):
+            with suppress(ValueError):  # a damaged one says nothing of messages
+                await note_rules(target, marker.headers.get("zone", ""), rules_in(marker), self._clock.now())
+
+    # --- moving --------------------------------------------------------------------------------------------------
+
+    async def _move_pages(self) -> None:
+        deadline = self._clock.monotonic() + _PATIENCE_SECONDS
+        try:
+            while len(self._claims) < MOST_REFUSED:
+                if claims := await self.source.claim_due(LATEST, PAGE):
+                    await self._move_page(claims)
+                    self.progress(self.result.moved)
+                    deadline = self._clock.monotonic() + _PATIENCE_SECONDS
+                elif (await self._waiting())[0] <= self.result.refused or self._clock.monotonic() > deadline:
+                    return
+                else:
+                    await anyio.sleep(_LOOK_SECONDS)
+                    await self.source.next_attempt()  # by this a store frees the claims of dead processes
+            self.result.remarks.append(f"the run ended when it had refused {len(self._claims):,}; more may move")
+        finally:
+            with suppress(StoreError), anyio.CancelScope(shield=True):  # they end with this process anyway
+                await self.source.release(list(self._claims.values()), None)
+
+    async def _move_page(self, claims: Sequence[Claim]) -> None:
+        now, messages = self._clock.now(), {claim.message.message_id: claim.message for claim in claims}
+        self._claims |= {claim.message.message_id: claim for claim in claims}
+        reasons = {id_: reason for id_, message in messages.items() if (reason := self._reason_against(message))}
+        known = await self._store([each for id_, each in messages.items() if id_ not in reasons], now, reasons)
+        for id_ in known[:1]:
+            await self._check_two_stores(id_)
+        for id_ in known:
+            # The copy is read first: if it ends in between, its records say so.
+            copy, records = await self.target.get(id_), await self.target.history(id_)
+            if why := difference(messages[id_], copy, records):
+                reasons[id_] = _REASONS.get(why, f"the new store has another message of this id: {why} differs")
+        moving = [claim for claim in claims if claim.message.message_id not in reasons]
+        await self._keep_keys([claim.message.message_id for claim in moving])
+        detail = f"{MOVED_AWAY}: {self.result.target}"
+        self.result.moved += await self.source.finish(moving, Outcome.CANCELLED, now, detail)
+        self.result.known_before += sum(id_ not in reasons for id_ in known)
+        for claim in moving:
+            self._count(claim.message)
+            del self._claims[claim.message.message_id]
+        for id_, reason in reasons.items():
+            self.result.refuse(id_, reason)
+            self._claims[id_] = replace(self._claims[id_], message=replace(messages[id_], headers={}, body=b""))
+
+    async def _store(self, messages: Sequence[DelayedMessage], now: datetime, reasons: dict[str, str]) -> list[str]:
+        """Store messages; return the ids that were known. Those that the new store does not take get a reason."""
+        if not messages:
+            return []
+        try:
+            return list((await self.target.store_many(messages, now)).already_there)
+        except MessageError as error:
+            if len(messages) == 1:
+                reasons[messages[0].message_id] = f"the new store does not take it: {error}"
+                return []
+            half = len(messages) // 2
+            return [id_ for part in (messages[:half], messages[half:]) for id_ in await self._store(part, now, reasons)]
+
+    async def _keep_keys(self, message_ids: Sequence[str]) -> None:
+        """Have messages wait under the keys that they have in the old store, as the records of their scheduling say."""
+        if isinstance(self.target, ReplacingStore):
+            likely = [id_ for id_ in message_ids if KEYED_ID.search(id_)]
+            records = [record for id_ in likely for record in await self.source.history(id_)]
+            keyed = [each.message_id for each in records if (each.kind, each.detail) == (RecordKind.SCHEDULED, KEYED)]
+            await self.target.keep_keys(keyed)
+
+    # --- looking -------------------------------------------------------------------------------------------------
+
+    async def _pages(self, **due: datetime) -> AsyncGenerator[DelayedMessage]:
+        """Yield the waiting messages within bounds of due times; a page of them is in memory."""
+        pages = PendingPages(replace(EVERYTHING, **due), None)
+        while not pages.is_over:
+            for message in pages.take(await self.source.read_pending(*pages.ask())):
+                yield message
+
+    async def _look(self) -> None:
+        """Count what would move, without claims."""
+        async for message in self._pages(due_to=LATEST):
+            if reason := self._reason_against(message):
+                self.result.refuse(message.message_id, reason)
+            else:
+                self.result.moved += 1
+                self._count(message)
+                self.progress(self.result.moved)
+
+    async def _waiting(self) -> tuple[int, int]:
+        """Return how many messages wait in the old store, and how many rows of it cannot be read."""
+        counted = await self.source.statistics(self._clock.now())
+        return counted.pending - len(await markers(self.source)), counted.quarantined
+
+    def _reason_against(self, message: DelayedMessage) -> str:
+        """Return why the new store cannot take a message; empty: it can, as far as is known before it is stored."""
+        if Headers.WALL_TIME in message.headers and not Keeping.is_one(self.target):
+            return f"it follows the clocks of a zone, which {type(self.target).__name__} cannot have messages do"
+        size, most = size_in_bytes(encode_headers(message.headers), message.body), self._largest
+        return f"it has {size:,} bytes, and the new store takes {most:,}" if size > most else ""
+
+    @property
+    def _largest(self) -> int:
+        return self.target.capabilities.largest_message_bytes
+
+    def _count(self, message: DelayedMessage) -> None:
+        self.result.destinations[message.destination] += 1
+        self._saga_timeouts += message.origin is Origin.SAGA_TIMEOUT
+
+    # --- what did not move ---------------------------------------------------------------------------------------
+
+    def _remark(self, unreadable: int) -> None:
+        result, remarks = self.result, self.result.remarks
+        if unreadable:
+            remarks.append(
+                f"{shown_count(unreadable, 'row')} of the old store cannot be read, and stay there: see "
+                f"`postdate errors list --set-aside --store {result.source}`"
+            )
+        if result.waiting > 0:
+            remarks.append(
+                "what still waits is claimed by a process, was stored meanwhile, or cannot be read: run it again"
+            )
+        if others := result.waiting_before - result.moved - result.refused - max(result.waiting, 0):
+            did = "took out of the old store" if others > 0 else "stored there"
+            remarks.append(f"counts differ by {abs(others):,} messages that others {did} meanwhile")
+        result.waiting = max(result.waiting, 0)
+        if self._saga_timeouts:
+            remarks.append(
+                f"timeouts of sagas are among them ({self._saga_timeouts:,}); the state of sagas, and what an outbox "
+                f"keeps, is not moved: copy it, or leave sagas.address and outbox.address where they are"
+            )
+
+    async def _remark_queues(self) -> None:
+        view = self.source.observer()
+        lengths = dict[str, int]() if view is None else await view.queue_lengths()
+        if listed := ", ".join(f"{length:,} in {queue}" for queue, length in lengths.items() if length):
+            self.result.remarks.append(
+                f"messages in queues of the old store stay there: {listed}; let receivers empty them"
+            )
+
+
+async def _limits_in(store: MovableStore) -> dict[str, Limits]:
+    return await limits_of(store) if isinstance(store, LimitingStore) else {}
+
+
+async def _check_no_intents(store: MovableStore, shown: str) -> None:
+    """Raise MigrationConflict if batches of the live migration of earlier versions are on their way out of a store."""
+    if await store.list_pending(MessageFilter(INTENTS, due_from=_INTENTS_DUE), 1):
+        raise MigrationConflict(
+            f"a migration out of {shown} was interrupted, and messages of its last batch may be in neither store; end "
+            f"it with the version of Postdate that began it (`postdate pipeline migrate resume --from-store …`), then "
+            f"move"
+        )
