@@ -311,7 +311,13 @@ class Site:
         with self.transaction():
             for row in held:
                 self._remove_row(row, outcome.value)
+                if outcome is Outcome.FAILED:  # so that it can be stored again when it is returned
+                    self._free_id(row.message.message_id)
         return len(held)
+
+    def _free_id(self, id_: str) -> None:
+        del self.known[id_]
+        self._undo.append(lambda: self.known.__setitem__(id_, None))
 
     def finishing(self, claims: Sequence[Claim], outcome: Outcome) -> Work:
         """See :meth:`postdate.ports.MovingStore.finishing`."""
