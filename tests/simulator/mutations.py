@@ -20,7 +20,7 @@ from tests.simulator.site import Breaks
 
 from postdate.clock import LATEST
 from postdate.core import finishing, letting_through, limits, poller, recoverability, store_clock
-from postdate.core.health import deadlines
+from postdate.core.health import attempts, deadlines
 from postdate.errors import PostdateError
 from postdate.operations import error_queue
 from postdate.ports import Claim
@@ -151,8 +151,8 @@ def giving_back_without_a_record() -> Generator[Breaks]:
     """C: What an outage kept from being sent is given back as failed."""
     original = finishing.Finisher.give_back
 
-    async def as_failed(self: Any, given: Sequence[finishing.GivingBack]) -> None:
-        await original(self, [replace(each, reason=each.reason or "the queues take nothing") for each in given])
+    async def as_failed(self: Any, releases: Sequence[attempts.Release]) -> None:
+        await original(self, [replace(each, reason=each.reason or "the queues take nothing") for each in releases])
 
     with _instead(finishing.Finisher, "give_back", as_failed):
         yield Breaks()
@@ -169,9 +169,11 @@ def memory_of_what_was_sent() -> Generator[Breaks]:
         try:
             await original(self, claims, outcome, detail)
         finally:
-            left = [claim for claim in claims if self.left.pop(claim.message.message_id, None) is not None]
-            if left:
-                await self.give_back([finishing.GivingBack(claim, None) for claim in left])
+            unwritten = [claim for claim in claims if claim.message.message_id in self.unwritten]
+            for claim in unwritten:
+                self._attempts.forget_unwritten(claim.message.message_id)
+            if unwritten:
+                await self.give_back([attempts.Release(claim, None) for claim in unwritten])
 
     original = finishing.Finisher.finish
     with _instead(finishing.Finisher, "finish", finish):

@@ -10,7 +10,7 @@ import pytest
 
 from postdate import Envelope, Headers, LocalTransport, MemoryStore, MemoryTransport, SqliteStore
 from postdate.core.dispatcher import Dispatcher
-from postdate.core.finishing import GivingBack
+from postdate.core.health.attempts import Release
 from postdate.core.letting_through import LimitedWork, Mover
 from postdate.core.limits import change_limits, limited
 from postdate.core.simple_store import enlisting
@@ -274,10 +274,10 @@ async def test_a_claim_that_cannot_be_given_back_is_given_back_later(bench) -> N
     bench.store.faults.add(Fault("finish", STORE_DOWN))
     bench.store.faults.add(Fault("retry_later", STORE_DOWN))
     await bench.look()
-    assert bench.dispatcher.finisher.left
+    assert bench.dispatcher.finisher.unwritten
     bench.store.faults.clear()
     await bench.look_for(5 * SECOND)
-    assert not bench.dispatcher.finisher.left
+    assert not bench.dispatcher.finisher.unwritten
     assert await bench.waiting() is None
 
 
@@ -478,9 +478,9 @@ async def test_a_move_looks_again_when_the_next_is_due_though_the_dispatcher_wai
     one_file: OneFile,
 ) -> None:
     await one_file.sqlite.store(one_file.bench.message(due_in=0.01), one_file.bench.start)
-    one_file.dispatcher.finisher.keep([GivingBack(Claim(one_file.bench.message("m-2"), None), None)])
-    one_file.dispatcher.finisher.left["m-2"].again_at = one_file.clock.monotonic() + 60
-    one_file.dispatcher.finisher.room = lambda limit: 0
+    one_file.dispatcher.finisher.release_later([Release(Claim(one_file.bench.message("m-2"), None), None)])
+    one_file.dispatcher.finisher.unwritten["m-2"].retry_at = one_file.clock.monotonic() + 60
+    one_file.dispatcher.finisher.free_capacity = lambda limit: 0
     taken = await one_file.mover.take(one_file.clock.now())
     assert taken.next_attempt == one_file.bench.start + timedelta(seconds=0.01)
 
@@ -501,7 +501,7 @@ async def test_claims_that_were_not_given_back_are_so_although_nothing_else_need
     one_file.transport.faults.add(Fault("send", DOWN))
     one_file.store.faults.add(Fault("retry_later", STORE_DOWN, calls=[1, 2]))
     await one_file.mover.take(one_file.clock.now())
-    assert one_file.dispatcher.finisher.left
+    assert one_file.dispatcher.finisher.unwritten
     one_file.transport.faults.clear()
     for _ in range(10):
         await one_file.mover.take(one_file.clock.now())

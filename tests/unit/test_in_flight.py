@@ -280,10 +280,10 @@ async def test_a_claim_that_cannot_be_given_back_is_so_within_a_second_of_the_st
     await bench.keep(bench.message(due_in=-1))
     async with polling(bench):
         await bench.clock.advance(10 * SECOND)
-        assert bench.dispatcher.finisher.left
+        assert bench.dispatcher.finisher.unwritten
         bench.store.faults.clear()
         await bench.clock.advance(5 * SECOND)
-        assert not bench.dispatcher.finisher.left
+        assert not bench.dispatcher.finisher.unwritten
         assert bench.ids("billing") == ["m-1"]
 
 
@@ -412,13 +412,13 @@ async def test_a_store_that_is_down_is_not_asked_to_take_back_each_of_many(bench
     async with by_force(bench):
         assert bench.gates.sends == [Counter(billing=1_000)]
     assert bench.store.faults.calls["release"] == 1
-    assert bench.dispatcher.finisher.left
+    assert bench.dispatcher.finisher.unwritten
 
     bench.store.faults.clear()
     await bench.clock.advance(SECOND)
     bench.gates.open("billing")
     await bench.look()
-    assert not bench.dispatcher.finisher.left
+    assert not bench.dispatcher.finisher.unwritten
     assert len(bench.ids("billing")) == 1_000
 
 

@@ -16,7 +16,6 @@ from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, Header
 from postdate.backends.postgres.transport import PostgresTransport
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.dispatcher import Dispatcher
-from postdate.core.outages import Suspects
 from postdate.core.poller import Poller
 from postdate.endpoint.outgoing import through_queue
 from postdate.errors import (
@@ -259,17 +258,6 @@ async def test_a_message_that_is_the_probe_of_many_outages_is_not_to_blame_for_t
             await bench.clock.advance(2 * SECOND)
     assert len(bench.ids("billing")) == 11
     assert bench.ids("error") == []
-
-
-@pytest.mark.parametrize(("others", "times"), [(100_000, 2), (100_001, 1)])
-def test_a_suspect_is_forgotten_when_much_has_gone_well_since_it_failed(others: int, times: int) -> None:
-    suspects = Suspects()
-    for message_id in ("often", "once", "often"):
-        suspects.failed(message_id)
-        suspects.worked("other")
-    for _ in range(others - 2):
-        suspects.worked("other")
-    assert (suspects.failed("once"), suspects.failed("often")) == (times, 3)
 
 
 async def test_no_answer_from_a_transport_that_pipelines_counts_against_nothing(bench) -> None:

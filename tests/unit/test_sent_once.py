@@ -9,7 +9,7 @@ import pytest
 
 from postdate import DelayedMessage
 from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.core.finishing import REMEMBERED
+from postdate.core.health.attempts import MOST_ATTEMPTS
 from postdate.core.poller import Poller, PollResult
 from postdate.errors import StoreUnavailable, StoreUnreachable, TransportUnavailable, TransportUnreachable
 from postdate.ports import Claim, RecordKind
@@ -197,10 +197,9 @@ async def test_what_expired_and_cannot_be_removed_is_not_tried_at_every_look(ben
 
 async def test_what_is_remembered_is_bounded_and_does_not_keep_others_from_being_claimed(bench) -> None:
     """Claims that were all lost: others may have the messages, and never give them to us."""
-    claims = [Claim(bench.message(f"gone-{n}", -1), n) for n in range(REMEMBERED + 500)]
-    finisher = bench.dispatcher.finisher
-    finisher.sent(claims)
-    assert len(finisher._void) == REMEMBERED
+    claims = [Claim(bench.message(f"gone-{n}", -1), n) for n in range(MOST_ATTEMPTS * 2)]
+    bench.dispatcher.finisher.remember_sent(claims)
+    assert MOST_ATTEMPTS <= len(bench.dispatcher._attempts) <= MOST_ATTEMPTS * 1.1
     await bench.keep(bench.message(due_in=-1))
     await bench.look()
     assert bench.ids("billing") == ["m-1"]
@@ -211,13 +210,12 @@ async def test_what_was_lost_while_it_was_sent_is_nothing_still_to_be_written_an
     bench.transport.faults.add(lambda call: bench.memory._entries.pop("m-1", None) and None)
     await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(1_000)])
     await bench.look_for(SECOND)
-    finisher = bench.dispatcher.finisher
-    assert not bench.dispatcher.finisher.left
-    assert len(finisher._void) == 1_000
+    assert not bench.dispatcher.finisher.unwritten
+    assert len(bench.dispatcher._attempts) == 1_000
     await bench.clock.advance(700 * SECOND)
     await bench.keep(bench.message("later", 0))
     await bench.look_for(SECOND)
-    assert not finisher._void
+    assert not bench.dispatcher._attempts
 
 
 async def test_nothing_is_looked_for_in_a_hurry_while_nothing_can_be_written(bench) -> None:

@@ -18,7 +18,7 @@ from tests.unit.timeouts_bench import deferred
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, MemoryStore, MemoryTransport, TimeoutManager
 from postdate.backends.memory.database import MemoryTimeouts
 from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.core.finishing import GivingBack
+from postdate.core.health.attempts import Release
 from postdate.core.letting_through import Mover
 from postdate.core.poller import Poller
 from postdate.core.receive.outcomes import StepOutcome
@@ -154,7 +154,7 @@ async def test_a_mover_that_stops_waits_for_its_silent_store_once(bench) -> None
     Silent(bench.memory, "release")
     await bench.keep(bench.message("m-1", -1))
     (claim,) = await bench.memory.claim_due(bench.clock.now(), 1)
-    bench.dispatcher.finisher.keep([GivingBack(claim, None)])
+    bench.dispatcher.finisher.release_later([Release(claim, None)])
     poller = Poller(Mover(store, bench.dispatcher, bench.clock), bench.clock, bench.breaker)
     ended, stopped = list[float](), 0.0
 

@@ -77,7 +77,7 @@ async def test_one_that_met_trouble_and_is_stored_at_last_is_no_suspect_any_more
     bench.store.faults.add(Fault("store", StoreTroubled("locked"), calls=[1]))
     await bench.handle(await bench.put_in_timeouts_queue(old(bench, 600)))
     assert (await bench.memory.statistics(bench.start)).pending == 1
-    assert not bench.intake._storing.suspects
+    assert not bench.intake._storing.attempts
 
 
 async def test_stale_headers_of_a_timeout_manager_do_not_steer_a_message_of_ours_row_89(bench) -> None:

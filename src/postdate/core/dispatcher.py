@@ -19,7 +19,8 @@ from anyio.abc import TaskGroup
 from postdate.clock import Clock, in_real_time, later
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures, nobody
 from postdate.core.expiry import is_expired
-from postdate.core.finishing import NO_JOURNAL, Doomed, Finisher, GivingBack, Journal
+from postdate.core.finishing import NO_JOURNAL, Finisher, Journal
+from postdate.core.health.attempts import Attempts, Release
 from postdate.core.health.deadlines import CALL_DEADLINE, Deadlines, translate_store_errors
 from postdate.core.in_flight import HANGS_AFTER, Batch, Group, InFlight, within
 from postdate.core.limits import LimitsCache
@@ -63,6 +64,9 @@ FRESH = timedelta(seconds=10)
 """Error copies leave only under younger claims, as leases last longer; under an older one the message is claimed again
 first."""
 
+_BORNE_AS_PROBE = 2
+"""A message may fail so often as the probe of a transport, others being sent in between; then it is to blame for it."""
+
 LONGEST_LETTING_GO = timedelta(seconds=10)
 """A batch that is ended by force takes no longer; what it still holds then is free when the store is closed."""
 
@@ -97,8 +101,9 @@ class Dispatcher:
         # Not short when it stops: what is being sent is waited for (row 55).
         self._send_deadlines = Deadlines.of_transport(transport, clock, call_deadline)
         self.limits = LimitsCache(store, self.store_deadlines, clock)
-        self.finisher = Finisher(store, self.store_deadlines, clock, failure_rate, journal)
-        self._outages, self._doomed = Outages(), Doomed(_CLAIMED_AT_ONCE)
+        self._attempts = Attempts()
+        self.finisher = Finisher(store, self.store_deadlines, clock, failure_rate, journal, self._attempts)
+        self._outages = Outages()
         self._enlisting = enlisting(store, transport)
         self._hangs_after, self._patience = in_real_time(clock, HANGS_AFTER), in_real_time(clock, PATIENCE)
         self._longest_send, self._fresh = in_real_time(clock, LONGEST_SEND), in_real_time(clock, FRESH)
@@ -127,7 +132,7 @@ class Dispatcher:
                 finally:
                     self._tasks = None
                     self.store_deadlines.shorten()
-            await self.finisher.again(at_once=True)
+            await self.finisher.write_remembered(at_once=True)
         finally:
             self.store_deadlines.restore()  # it may run again
             self._metrics.dispatches(self, None)
@@ -140,22 +145,22 @@ class Dispatcher:
         claim_held: Callable[[int], Awaitable[Sequence[Claim]]] | None = None,
     ) -> PollResult:
         """Deal with one batch; by default of what is due, which is held where limits of its destination say so."""
-        await self.finisher.again()
+        await self.finisher.write_remembered()
         if await self._in_flight.wait_for_room(limit):
             return PollResult(0, more=True)  # that took time: the poller looks at its clock, and may have to stop
         seconds = self._clock.monotonic()
         if pause := self._outages.transport_left(seconds):
             return self._paused(0, pause)
         is_probe = self._outages.is_out
-        limit = self.finisher.room(1 if is_probe else self._in_flight.affordable(limit))
+        limit = self.finisher.free_capacity(1 if is_probe else self._in_flight.affordable(limit))
         if not limit:
             return PollResult(0, more=False, next_attempt=self.finisher.next_attempt(None))
         claims = await (self._claim_due(now, limit) if claim_held is None else claim_held(limit))
         began = self._clock.monotonic()
         self._metrics.fetched(len(claims), timedelta(seconds=began - seconds))
-        wanted = self.finisher.meet(claims)
+        wanted = self.finisher.skip_known(claims)
         if len(wanted) < len(claims):
-            await self.finisher.again()
+            await self.finisher.write_remembered()
         wanted = await self._without_those_that_wait(wanted, now, began, are_held=claim_held is not None)
         if wanted:
             batch = Batch(wanted, now, began, is_probe=is_probe)
@@ -181,7 +186,7 @@ class Dispatcher:
             await self.limits.learn({claim.message.destination for claim in claims})
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await self.finisher.give_back([GivingBack(claim, None) for claim in claims])
+                await self.finisher.give_back([Release(claim, None) for claim in claims])
             raise
         return claims
 
@@ -197,7 +202,7 @@ class Dispatcher:
         """Give back the claims of a call that was answered after its deadline."""
         if claims:
             log.warning("%d messages were claimed by a call that had been given up, and go back", len(claims))
-            await self.finisher.give_back([GivingBack(claim, None) for claim in claims])
+            await self.finisher.give_back([Release(claim, None) for claim in claims])
             self._wake()
 
     async def _without_those_that_wait(
@@ -212,20 +217,20 @@ class Dispatcher:
         being_sent = self._in_flight.among([claim.message.message_id for claim in claims])
         if not self._outages.has_destinations and not being_sent and (are_held or not self.limits.any):
             return claims
-        wanted, waiting = list[Claim](), list[GivingBack]()
+        wanted, waiting = list[Claim](), list[Release]()
         for claim in claims:
             is_being_sent = claim.message.message_id in being_sent
             if self.limits.any and not is_being_sent and is_expired(claim.message, now):
                 wanted.append(claim)
                 continue
             if not are_held and not is_being_sent and (place := self.limits.hold(claim)) is not None:
-                waiting.append(GivingBack(claim, place))  # before it counts as the probe of a destination
+                waiting.append(Release(claim, place))  # before it counts as the probe of a destination
                 continue
             wait = self._outages.wait_for(claim.message.destination, seconds)
             if is_being_sent:
                 wait = max(wait, retry_delay(0).total_seconds())
             if wait:
-                waiting.append(GivingBack(claim, self._after(wait)))
+                waiting.append(Release(claim, self._after(wait)))
             else:
                 wanted.append(claim)
         if waiting:
@@ -250,20 +255,21 @@ class Dispatcher:
         except BaseException:  # cancelled: the process may go on, and with it its claims
             with anyio.CancelScope(shield=True):
                 await within(self._clock, self._longest_letting_go, lambda: self._let_go(batch))
-            self.finisher.keep([GivingBack(claim, None) for claim in batch.held.values()])
+            self.finisher.release_later([Release(claim, None) for claim in batch.held.values()])
             raise
         finally:
             self._in_flight.end(batch)
-        if self._tasks is not None and (batch.gave_back or self.finisher.left):
+        if self._tasks is not None and (batch.gave_back or self.finisher.unwritten):
             self._wake()  # a message given back, or unwritten, may be the next to be attempted
 
     async def _send_and_settle(self, batch: Batch) -> None:
         now = batch.now
         expired, wanted, doomed = list[Claim](), list[Claim](), list[tuple[Claim, PostdateError, bool]]()
+        seconds = self._clock.monotonic()
         for claim in batch.held.values():
             if is_expired(claim.message, now):
                 expired.append(claim)
-            elif self._doomed and (error := self._doomed.doom_of(claim.message, self._clock.monotonic())) is not None:
+            elif self._attempts and (error := self._attempts.take_doom(claim.message, seconds)) is not None:
                 doomed.append((claim, error, True))
                 batch.counted.add(claim.message.message_id)
             else:
@@ -330,7 +336,8 @@ class Dispatcher:
 
         async def answered_late(errors: Sequence[PostdateError | None]) -> None:
             """Remember these messages as sent: claimed again, they are only removed."""
-            self.finisher.sent([claim for claim, error in zip(group.claims, errors, strict=False) if error is None])
+            sent = [claim for claim, error in zip(group.claims, errors, strict=False) if error is None]
+            self.finisher.remember_sent(sent)
 
         return await self._send([to_envelope(claim.message) for claim in group.claims], answered_late)
 
@@ -416,15 +423,19 @@ class Dispatcher:
             await self._failed(batch, [each for each in failed if not is_outage(each[1])])
 
     def _blamed(self, batch: Batch, claim: Claim, error: PostdateError) -> PostdateError:
-        """Turn an outage that comes with this message, whenever it is sent, into a failure of the message."""
+        """Turn an outage that comes with this message, whenever it is sent, into a failure of the message.
+
+        Otherwise it would be the probe for ever, and nothing else would be sent.
+        """
         is_suspect = batch.is_probe and isinstance(error, TransportUnreachable)
-        if is_suspect and self._outages.is_to_blame(claim.message.message_id):
+        if is_suspect and self._attempts.failed(claim.message.message_id) > _BORNE_AS_PROBE:
             return TransportUnavailable(f"whenever this message is sent, and no other: {error}")
         return error
 
     def _note_success(self, sent: Sequence[Claim]) -> None:
         self._breaker.success()
-        if self._outages.transport_works({claim.message.message_id for claim in sent}):
+        self._attempts.succeeded(*(claim.message.message_id for claim in sent))
+        if self._outages.transport_works():
             self._wake()
         if self._outages.has_destinations:
             for destination in {claim.message.destination for claim in sent}:
@@ -448,14 +459,14 @@ class Dispatcher:
 
     async def _wait_out(self, batch: Batch, failed: Sequence[tuple[Claim, PostdateError]]) -> None:
         """Give claims back after an outage: their messages have not failed, so nothing is counted or recorded."""
-        seconds, noted, back = self._clock.monotonic(), set[str](), list[GivingBack]()
+        seconds, noted, back = self._clock.monotonic(), set[str](), list[Release]()
         for claim, error in failed:
             destination = claim.message.destination if isinstance(error, DestinationUnavailable) else ""
             if destination not in noted:
                 noted.add(destination)
                 self._note_outage(destination, error, seconds)
             wait = self._outages.next_turn(destination, seconds) if destination else self._wait(batch, seconds)
-            back.append(GivingBack(claim, self._after(wait) if wait else None))
+            back.append(Release(claim, self._after(wait) if wait else None))
         if back:
             await self._give_back(batch, back)
 
@@ -480,7 +491,7 @@ class Dispatcher:
     async def _failed(self, batch: Batch, failed: Sequence[tuple[Claim, PostdateError, bool]]) -> None:
         if not failed:
             return
-        back, gone = list[GivingBack](), 0
+        back, gone = list[Release](), 0
         _log_failures([(claim, error) for claim, error, _ in failed])
         for claim, error, attempted in failed:
             may_go = attempted and not batch.error_queue_is_down
@@ -496,14 +507,14 @@ class Dispatcher:
         if gone:
             self._metrics.count("moved_to_error", gone)
 
-    async def _give_back(self, batch: Batch, back: Sequence[GivingBack]) -> None:
+    async def _give_back(self, batch: Batch, back: Sequence[Release]) -> None:
         batch.gave_back = True
         await self.finisher.give_back(back)
         batch.settled([each.claim for each in back])
 
     async def _move_or_retry(
         self, batch: Batch, claim: Claim, error: PostdateError, *, attempted: bool
-    ) -> GivingBack | None:
+    ) -> Release | None:
         """Return how a message is given back; ``None``: it is in the error queue, or another process has it.
 
         A message that was not ``attempted`` is retried: it only waited for its turn, or the error queue refused another
@@ -524,20 +535,20 @@ class Dispatcher:
             # Whoever claims it next, has it beyond doubt; if that is us, it leaves for the error queue at once.
             if is_counted:
                 return self._still_doomed(claim, error, again)
-            self._doomed.add(claim.message, error, failures + 1, self._clock.monotonic())
+            self._attempts.doom(claim.message, error, failures + 1, self._clock.monotonic())
             return again
         return await self._move_to_error(batch, claim, error)
 
-    def _still_doomed(self, claim: Claim, error: PostdateError, again: GivingBack) -> GivingBack:
+    def _still_doomed(self, claim: Claim, error: PostdateError, again: Release) -> Release:
         """Retry without another record: the failure is written already, only the error copy could not leave."""
-        self._doomed.add(claim.message, error, claim.message.number_of_failures, self._clock.monotonic())
+        self._attempts.doom(claim.message, error, claim.message.number_of_failures, self._clock.monotonic())
         return replace(again, reason=None)
 
-    def _retry(self, claim: Claim, error: PostdateError, reason: str) -> GivingBack:
+    def _retry(self, claim: Claim, error: PostdateError, reason: str) -> Release:
         pause = retry_delay(claim.message.number_of_failures, error)
-        return GivingBack(claim, later(self._clock.now(), pause), reason)
+        return Release(claim, later(self._clock.now(), pause), reason)
 
-    async def _move_to_error(self, batch: Batch, claim: Claim, error: PostdateError) -> GivingBack | None:
+    async def _move_to_error(self, batch: Batch, claim: Claim, error: PostdateError) -> Release | None:
         """Send the error copy, then remove the message; when the error queue fails, too, it stays (row 41).
 
         A copy that is too large goes in brief. If even that is refused, or none can be made of what the row holds, the
@@ -592,7 +603,7 @@ class Dispatcher:
         sent = batch.sent()
         if sent:
             await self._remove(batch, sent)
-        await self._give_back(batch, [GivingBack(claim, None) for claim in batch.held.values()])
+        await self._give_back(batch, [Release(claim, None) for claim in batch.held.values()])
 
 
 async def _stop_at_once(stop_listening: Callable[[], None]) -> None:

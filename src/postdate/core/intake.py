@@ -11,10 +11,10 @@ from typing import Final
 
 from postdate.clock import Clock
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
+from postdate.core.health.attempts import Attempts
 from postdate.core.health.deadlines import Deadlines
 from postdate.core.limits import LimitsCache
-from postdate.core.outages import Suspects
-from postdate.core.receive.outcomes import AttemptsRecovery, Failed, StepOutcome, StoreOutage, attempts
+from postdate.core.receive.outcomes import AttemptsRecovery, Failed, StepOutcome, StoreOutage, immediate_attempts
 from postdate.core.receive.settling import RepeatableStoring, is_stored, to_be_stored
 from postdate.core.recoverability import Allowed, DispatchSettings
 from postdate.core.simple_store import enlisting
@@ -106,22 +106,23 @@ class Intake:
         self.deadlines = Deadlines.of_store(store, clock)
         """Of all calls of the store; to be shortened when its pump stops."""
         self._limits = LimitsCache(store, self.deadlines, clock)
+        unrecoverable = MessageError, QueueNotFound, DuplicateMessage
         said = f"cannot store the delayed messages of {settings.timeouts_queue}"
         self.outage = StoreOutage(clock, resource_of(store).calls(said, log), breaker)
         self._storing = AttemptsRecovery(
             allowed=Allowed(stays=True, is_one=self._enlisting is not None, counts=True),
-            suspects=Suspects(),
+            attempts=Attempts(),
             outage=self.outage,
             failure_rate=failure_rate,
             errors=settings.errors,
             clock=clock,
-            policy=attempts(max(1, settings.number_of_retries), MessageError, QueueNotFound, DuplicateMessage),
+            policy=immediate_attempts(max(1, settings.number_of_retries), *unrecoverable),
             metrics=metrics,
         )
         self._sending = replace(
             self._storing,
             allowed=Allowed(anew=(DestinationUnavailable,), counts=True),  # the store keeps it until its queue has room
-            suspects=Suspects(),
+            attempts=Attempts(),
             outage=None,
             returns_outgoing=settings.errors_return_to_destination,
         )

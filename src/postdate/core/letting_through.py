@@ -19,7 +19,8 @@ import anyio
 from postdate.clock import Clock, later
 from postdate.core.dispatcher import Dispatcher
 from postdate.core.expiry import is_expired
-from postdate.core.finishing import NO_JOURNAL, GivingBack, Journal
+from postdate.core.finishing import NO_JOURNAL, Journal
+from postdate.core.health.attempts import Release
 from postdate.core.limits import AT_ONCE, NO_LIMITS, SAME_FOR, Limits
 from postdate.core.poller import DueWork, PollResult
 from postdate.core.simple_store import enlisting
@@ -85,7 +86,7 @@ class Mover:
             self._journal.moved(report.moved, now)
         self._count(report, now, timedelta(seconds=self._clock.monotonic() - began))
         moved = report.delivered + report.expired
-        needed = report.left_behind or self._dispatcher.finisher.left
+        needed = report.left_behind or self._dispatcher.finisher.unwritten
         limits = self._dispatcher.limits
         if report.left_behind:  # maybe since a moment ago
             limits.forget()
@@ -270,7 +271,7 @@ class LimitedWork(DueWork):
                     self._dispatcher.limits.forget()
                 with anyio.CancelScope(shield=True):
                     await self._finisher.give_back(
-                        [GivingBack(each, look.kept.place(each.message.due)) for each in surplus]
+                        [Release(each, look.kept.place(each.message.due)) for each in surplus]
                     )
         look.expired, look.sent = len(expired), len(wanted) - len(expired)
         if look.sent:
@@ -284,7 +285,7 @@ class LimitedWork(DueWork):
         if not claims:
             return 0, _EMPTY_APART
         at_once = max(claim.message.due for claim in claims)  # one call
-        await self._finisher.give_back([GivingBack(claim, at_once) for claim in claims])
+        await self._finisher.give_back([Release(claim, at_once) for claim in claims])
         return len(claims), 0.0
 
     async def _held(self, kept: KeptLimits, limit: int, now: datetime) -> Sequence[Claim]:
@@ -293,5 +294,5 @@ class LimitedWork(DueWork):
         claims = await self._dispatcher.store_deadlines.call_apart(call, self._dispatcher.give_back_late)
         strays = [each for each in claims if each.message.due >= now or each.message.destination != kept.destination]
         if strays:
-            await self._finisher.give_back([GivingBack(claim, claim.message.due) for claim in strays])
+            await self._finisher.give_back([Release(claim, claim.message.due) for claim in strays])
         return [claim for claim in claims if claim not in strays] if strays else claims

@@ -1,4 +1,4 @@
-"""Tells outages of the transport, of one destination, and of one message. Pure; time is an argument, monotonic seconds.
+"""Tells outages of the transport and of one destination. Pure; time is an argument, monotonic seconds.
 
 While the transport is out of reach only a probe is claimed: messages that cannot be sent are better left to others. A
 destination that takes nothing delays only its own messages. Source: ADR 0019.
@@ -6,11 +6,9 @@ destination that takes nothing delays only its own messages. Source: ADR 0019.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from postdate.core.recoverability import may_be_of_one
 from postdate.runtime.bounded import Bounded
 
 SHORTEST_SECONDS: Final = 0.25
@@ -30,59 +28,7 @@ turns, none of them further away than :data:`LATEST_TURN_SECONDS`."""
 LATEST_TURN_SECONDS: Final = 10.0
 
 _NEARLY_SECONDS: Final = 0.1
-_BORNE_BY_TRANSPORTS: Final = 2
-"""The same for a message that is the probe of a transport: until then nothing else is sent."""
-
-_SUSPECTS: Final = 1_000
-_FORGOTTEN_AFTER: Final = 100_000
-"""Successes after which a suspect is forgotten: a message that others have dealt with does not come again."""
-
 _DESTINATIONS: Final = 10_000
-
-
-class Suspects:
-    """Tells an outage from trouble with one message, which fails again and again while others go well in between.
-
-    One for each store and each kind of call, so that the messages can be compared.
-    """
-
-    def __init__(self) -> None:
-        self._failed = Bounded[str, tuple[int, int]](_SUSPECTS)
-        """By message id: its failures, others having gone well before each; and :attr:`went_well` at the last."""
-        self.went_well = 0
-        """Grows whenever something goes well."""
-
-    def __bool__(self) -> bool:
-        return bool(self._failed)
-
-    def are_others_well(self, message_id: str) -> bool:
-        """Return whether anything has gone well since a message failed, if it did."""
-        return self._failed.get(message_id, (0, -1))[1] != self.went_well
-
-    def failed(self, message_id: str) -> int:
-        """Note a failure; return how often this message has failed, counted once until something goes well."""
-        times, before = self._failed.get(message_id, (0, -1))
-        times += self.went_well != before
-        self._failed[message_id] = (times, self.went_well)
-        return times
-
-    def met(self, message_id: str, error: BaseException) -> int:
-        """Do the same for an outage that may be of a single row; any other is of the whole store: 0."""
-        return self.failed(message_id) if may_be_of_one(error) else 0
-
-    def worked(self, *message_ids: str) -> None:
-        """Note that these, or others, went well."""
-        self.went_well += 1
-        self.forget(*message_ids)
-        for first, (_, before) in self._failed.items():
-            if self.went_well - before > _FORGOTTEN_AFTER:
-                del self._failed[first]
-            break
-
-    def forget(self, *message_ids: str) -> None:
-        if self._failed:
-            for message_id in message_ids:
-                self._failed.pop(message_id, None)
 
 
 @dataclass(slots=True)
@@ -118,7 +64,6 @@ class Outages:
         self._transport: _Outage | None = None
         self._destinations = Bounded[str, _Outage](_DESTINATIONS)
         self._over: dict[str, _Outage] = {}
-        self._suspects = Suspects()
 
     @property
     def is_out(self) -> bool:
@@ -140,19 +85,10 @@ class Outages:
         else:
             self._transport.fails(seconds)
 
-    def transport_works(self, message_ids: Collection[str]) -> bool:
+    def transport_works(self) -> bool:
         """Note that it has taken messages; return whether it was out."""
-        self._suspects.worked(*message_ids)
         was_out, self._transport = self._transport is not None, None
         return was_out
-
-    def is_to_blame(self, message_id: str) -> bool:
-        """Note that this message failed as a probe of the transport; return whether it is what breaks the transport.
-
-        It is when that has happened again and again, and others were sent in between: otherwise it would be the probe
-        for ever, and nothing would be sent.
-        """
-        return self._suspects.failed(message_id) > _BORNE_BY_TRANSPORTS
 
     # --- one destination --------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from postdate.clock import Clock, later, steady_seconds
 from postdate.core.expiry import discard_reason, end_of_use
-from postdate.core.outages import Suspects
+from postdate.core.health.attempts import Attempts
 from postdate.core.receive.outcomes import BACK, Afterwards, Failed, Recovery, StepOutcome
 from postdate.core.receive.settling import WatchedReceiver, leave_out_repetitions
 from postdate.core.recoverability import (
@@ -287,11 +287,11 @@ class Handling:
         self._taking = TakenReceiver(receiver, outgoing.clock, self.send) if is_taken else None
         self.receiver = self._taking or WatchedReceiver(receiver, outgoing.clock)
         """Ends messages as the transaction mode says."""
-        self._asking = Suspects()
+        self._asking = Attempts()
         # Asked anew, the step would take the message off its queue once more: what is taken has its policy decide.
         allowed = Allowed(anew=() if is_taken else (SagaConflict,), is_taken=is_taken)
         self._recovery = PolicyRecovery(allowed=allowed, endings=endings, metrics=endings.metrics)
-        self.leaving = replace(self._recovery, suspects=Suspects())
+        self.leaving = replace(self._recovery, attempts=Attempts())
         """Of messages whose ends send or store something."""
 
     async def handle(self, received: Received) -> StepOutcome:
@@ -344,7 +344,7 @@ class Handling:
 
     def ended(self, received: Received, end: End, afterwards: Sequence[Afterwards] = ()) -> StepOutcome:
         """Return the outcome of a handled message whose end sends, stores or does something."""
-        if self.leaving.suspects:
+        if self.leaving.attempts:
             afterwards = [*afterwards, partial(self.leaving.ended_well, received.envelope.message_id)]
         return StepOutcome(end, self.leaving, afterwards)
 

@@ -17,8 +17,8 @@ from typing import Final
 import anyio
 
 from postdate.clock import Clock, later
+from postdate.core.health.attempts import Attempts
 from postdate.core.health.deadlines import translate_store_errors
-from postdate.core.outages import Suspects
 from postdate.core.receive.outcomes import Afterwards, Failed, StepOutcome
 from postdate.core.recoverability import is_outage
 from postdate.core.simple_store import sharing
@@ -113,7 +113,7 @@ class OutboxHandling:
         self._is_one = sharing(self._store, self._store.database, queues) is not None
         self._expected = Bounded[str, tuple[Envelope, OutboxRecord | None]](_EXPECTED)
         """What :meth:`expect` has found."""
-        self._committing = Suspects()
+        self._committing = Attempts()
         """Of commits only: these add rows to another table than the one in which others are marked."""
 
     async def handle(self, received: Received) -> StepOutcome:

@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from postdate.core.health.attempts import Attempts
 from postdate.core.health.deadlines import translate_store_errors
-from postdate.core.outages import Suspects
 from postdate.core.recoverability import BORNE, is_outage
 from postdate.core.simple_store import sharing
 from postdate.endpoint.message_types import type_name
@@ -52,16 +52,16 @@ class OwnStoreUnreachable(StoreUnreachable):
 
 
 @contextmanager
-def calling_own_store(suspects: Suspects, message_id: str) -> Generator[None]:
+def calling_own_store(attempts: Attempts, message_id: str) -> Generator[None]:
     """Turn an outage of a store of the endpoint into :class:`OwnStoreUnreachable`, unless it is of a single row."""
     try:
         yield
     except PostdateError as error:
-        if is_outage(error) and suspects.met(message_id, error) <= BORNE:
+        if is_outage(error) and attempts.failed_by_outage(message_id, error) <= BORNE:
             raise OwnStoreUnreachable(str(error)) from error
         raise
     else:
-        suspects.worked(message_id)
+        attempts.succeeded(message_id)
 
 
 _FIRED_REMEMBERED: Final = 32
@@ -352,7 +352,7 @@ class Sagas:
         self.store, self._messages = store, messages
         self._enlisting = sharing(store, store.capabilities.database, database)
         self._by_name: dict[str, SagaDefinition] = {}
-        self._suspects = defaultdict[object, Suspects](Suspects)
+        self._attempts = defaultdict[object, Attempts](Attempts)
         """By the kind of call to the store."""
         self._of_type = defaultdict[type[Any], list[tuple[SagaDefinition, SagaMethod]]](list)
         self._expected = Bounded[tuple[str, str], _Expected](_EXPECTED)
@@ -435,7 +435,7 @@ class Sagas:
                 return instance  # else the message would be ignored: an instance may have been made since
         value, text = definition.correlation_of(message, method)
         correlation = Correlation(definition.correlated_by, text)
-        with calling_own_store(self._suspects[SagaStore.find], context.message_id):
+        with calling_own_store(self._attempts[SagaStore.find], context.message_id):
             record = await self.store.find(definition.name, correlation)
         return self._instance(definition, method, _Expected(message, value, correlation, record), context)
 
@@ -477,7 +477,7 @@ class Sagas:
         self, definition: SagaDefinition, context: HandlerContext
     ) -> tuple[SagaRecord | None, SagaDetails]:
         """Return record and details of the instance that the headers name; the record is ``None`` if it has ended."""
-        with calling_own_store(self._suspects[SagaStore.load], context.message_id):
+        with calling_own_store(self._attempts[SagaStore.load], context.message_id):
             record = await self.store.load(definition.name, _saga_id(context.headers))
         if record is None:
             return None, SagaDetails()
@@ -538,7 +538,7 @@ class Sagas:
             context.work.append(self._enlisting.applying(changes))
         elif changes:
             kinds = frozenset(each.fate for each in changes)  # adding rows may fail where changing others does not
-            with calling_own_store(self._suspects[kinds], context.message_id):
+            with calling_own_store(self._attempts[kinds], context.message_id):
                 await self.store.apply(changes)
         for each in instances:
             if each.is_completed and (order := self._messages.clear_timeouts(uuid.UUID(each.record.saga_id))):

@@ -7,10 +7,10 @@ from typing import Final
 
 from typing_extensions import override
 
+from postdate.core.health.attempts import Attempts
 from postdate.core.health.deadlines import translate_store_errors
-from postdate.core.outages import Suspects
 from postdate.core.poller import Poller
-from postdate.core.receive.outcomes import AttemptsRecovery, Step, StepOutcome, StoreOutage, attempts
+from postdate.core.receive.outcomes import AttemptsRecovery, Step, StepOutcome, StoreOutage, immediate_attempts
 from postdate.core.receive.pump import MessagePump
 from postdate.core.recoverability import Allowed, ErrorQueue, Host
 from postdate.core.simple_store import sharing
@@ -153,11 +153,11 @@ class TimeoutManagerService(Service):
         self._outages.append(outage)
         recovery = AttemptsRecovery(
             allowed=Allowed(stays=True, is_one=self._enlisting is not None, counts=True),
-            suspects=Suspects(),
+            attempts=Attempts(),
             outage=outage,
             errors=ErrorQueue(self._error_queue, queue, Host(context.endpoint)),
             clock=context.clock,
-            policy=attempts(ATTEMPTS, MessageError),
+            policy=immediate_attempts(ATTEMPTS, MessageError),
             metrics=context.metrics,
             given_up=telling(due.given_up) if dispatches else None,
         )

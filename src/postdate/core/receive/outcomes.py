@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from postdate.clock import Clock
 from postdate.core.circuit_breaker import PAUSE_ARMED, FailureRate, RepeatedFailures
-from postdate.core.outages import Suspects
+from postdate.core.health.attempts import Attempts
 from postdate.core.recoverability import (
     Allowed,
     ErrorQueue,
@@ -105,23 +105,23 @@ UNCOUNTED: Final = StepOutcome(None)
 class Recovery(ABC):
     """What is done about failures of one kind of outcome, and counted in ``metrics``.
 
-    Without ``suspects``, all trouble of a store is an outage. Messages stay in hand for ``outage``. ``failure_rate``
+    Without ``attempts``, all trouble of a store is an outage. Messages stay in hand for ``outage``. ``failure_rate``
     counts messages that no error queue takes.
     """
 
     allowed: Allowed
     metrics: Metrics
-    suspects: Suspects | None = None
+    attempts: Attempts | None = None
     outage: StoreOutage | None = None
     failure_rate: FailureRate | None = None
 
     def way(self, received: Received, failed: Failed | None, error: PostdateError) -> Way:
         """Note a failure and decide about its message; see :func:`postdate.core.recoverability.way_after`."""
         gone = None if failed is None else failed.way
-        met, others_are_well, suspects = 0, False, self.suspects
-        if gone is None and suspects is not None:
-            others_are_well = suspects.are_others_well(received.envelope.message_id)
-            met = suspects.met(received.envelope.message_id, error)
+        met, others_are_well = 0, False
+        if gone is None and self.attempts is not None:
+            others_are_well = self.attempts.have_others_succeeded(received.envelope.message_id)
+            met = self.attempts.failed_by_outage(received.envelope.message_id, error)
         return way_after(gone, error, received, met, self.allowed, others_are_well=others_are_well)
 
     def pauses_after(self, error: PostdateError) -> bool:
@@ -137,15 +137,15 @@ class Recovery(ABC):
         """Return the end of a message that goes to the error queue."""
 
     async def ended_well(self, message_id: str) -> None:
-        if self.suspects is not None:
-            self.suspects.worked(message_id)
+        if self.attempts is not None:
+            self.attempts.succeeded(message_id)
         if self.outage is not None:
             self.outage.worked()
 
     def forget(self, message_id: str) -> None:
         """Note that a message has failed for good: should it come again, it begins anew."""
-        if self.suspects is not None:
-            self.suspects.forget(message_id)
+        if self.attempts is not None:
+            self.attempts.forget(message_id)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -198,7 +198,7 @@ class AttemptsRecovery(Recovery):
         log.error("message %s of %s moved to error queue %s", id_, self.errors.failed_queue, self.errors.name)
 
 
-def attempts(number: int, *unrecoverable: type[PostdateError]) -> Recoverability:
+def immediate_attempts(number: int, *unrecoverable: type[PostdateError]) -> Recoverability:
     """Return the policy of so many attempts in a row; ``unrecoverable`` errors are not tried again."""
     return Recoverability(immediate_retries=number - 1, delayed_retries=0, unrecoverable=unrecoverable)
 

@@ -14,13 +14,13 @@ import anyio
 
 from postdate.clock import Clock, in_real_time
 from postdate.core.circuit_breaker import PAUSE_ARMED, RepeatedFailures
+from postdate.core.health.attempts import Attempts
 from postdate.core.health.deadlines import GRACE, STOP_DEADLINE, SeparateCall
 from postdate.core.receive.outcomes import BACK, UNCOUNTED, Failed, Step, StepOutcome
 from postdate.core.receive.settling import Ended, Report, Settler, WatchedReceiver
 from postdate.core.recoverability import Way, is_outage, retry_delay, text_of
 from postdate.errors import ClaimLost, PostdateError, TransportUnavailable
 from postdate.ports import Received, Receiver
-from postdate.runtime.bounded import Bounded
 from postdate.runtime.cancellation import is_scope_cancelled
 from postdate.runtime.resource import Resource
 
@@ -37,8 +37,6 @@ _Failure: TypeAlias = tuple[Received, StepOutcome, PostdateError, Way]
 
 _MOST_UNSETTLED: Final = 2_000
 """No more are received while so many wait for their end."""
-
-_LOSSES_REMEMBERED: Final = 10_000
 
 
 class MessagePump:
@@ -68,7 +66,7 @@ class MessagePump:
         self._reading = Prefetch(concurrency) if prefetches else None
         self._receiver = receiver if isinstance(receiver, WatchedReceiver) else WatchedReceiver(receiver, clock)
         self._step, self._concurrency, self._expect, self._report = step, concurrency, expect, report
-        self._lost = Bounded[str, int](_LOSSES_REMEMBERED)
+        self._attempts = Attempts()
         self._clock, self._breaker, self._queue = clock, breaker, queue
         # Set when it is to end, or has ended by itself.
         self._stop = anyio.Event()
@@ -275,7 +273,7 @@ class MessagePump:
         """Handle a message. On return it has ended, is with the settler, or is back in its queue."""
         self._busy += 1
         try:
-            told = self._with_losses(received) if self._lost else received
+            told = self._with_lost_claims(received) if self._attempts else received
             outcome = await self._step(told)
             if self._settler is not None and outcome.end is not None and told is received:
                 self._settler.put(received, outcome)
@@ -289,20 +287,21 @@ class MessagePump:
                 self._reading.handled += 1
             self._made_room()
 
-    def _with_losses(self, received: Received) -> Received:
+    def _with_lost_claims(self, received: Received) -> Received:
         """Count claims that a message lost here as failures, as far as its queue has not counted as many itself."""
-        id_ = received.envelope.message_id
-        lost = self._lost.get(id_, 0) - received.unanswered
+        attempt = self._attempts.find(received.envelope.message_id)
+        if attempt is None:
+            return received
+        lost = attempt.lost_claims - received.unanswered
         if lost <= 0:
-            self._lost.pop(id_, None)
+            self._attempts.forget(received.envelope.message_id)
             return received
         return received._replace(failures=received.failures + lost, unanswered=received.unanswered + lost)
 
-    def _note_loss(self, received: Received, error: Exception) -> None:
+    def _note_lost_claim(self, received: Received, error: Exception) -> None:
         """Count a claim that was lost before its message, handled, could end: few queues count it."""
         if isinstance(error, ClaimLost):
-            id_ = received.envelope.message_id
-            self._lost[id_] = self._lost.get(id_, 0) + 1
+            self._attempts.note(received.envelope.message_id).lost_claims += 1
 
     async def _see_through(self, received: Received, told: Received, outcome: StepOutcome) -> None:
         """Carry out an outcome, and when that fails the next that is decided; the step saw the message as ``told``."""
@@ -329,11 +328,11 @@ class MessagePump:
             await self._receiver.commit(received, self._clock.now(), outcome.end)
         except Exception as raised:  # whosever it is: as where ends go in batches
             error = self._receiver.deadlines.translate(raised)
-            self._note_loss(received, error)
+            self._note_lost_claim(received, error)
             if outcome.end is None:
                 raise
             return error
-        self._lost.pop(received.envelope.message_id, None)
+        self._attempts.forget(received.envelope.message_id)
         if self._report is not None:
             self._report((outcome.end,))
         for each in outcome.afterwards:
@@ -377,7 +376,7 @@ class MessagePump:
                 self._unended.append(partial(self._after_end, received, outcome))
                 continue
             error = self._receiver.deadlines.translate(raised)
-            self._note_loss(received, error)
+            self._note_lost_claim(received, error)
             failure = received, outcome, error, outcome.way(received, error)
             if failure[-1] in _WAITS:
                 waiting.append(failure)

@@ -1,0 +1,271 @@
+"""What a process knows of single messages that their storage does not know yet. Source: ADR 45.
+
+A store knows of a failure once it is written, and many queues do not count how often a message came back. Until then,
+and beyond that, this memory decides: a message that was sent is removed and not sent a second time, and a message that
+fails while others succeed is told apart from an outage.
+
+The memory is bounded. It ends with the process, so nothing may depend on it for more than a duplicate or a delay.
+Times are monotonic seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from postdate.core.recoverability import may_be_of_one
+from postdate.errors import PostdateError
+from postdate.messages import DelayedMessage
+from postdate.ports import Claim, Outcome
+
+MOST_ATTEMPTS: Final = 10_000
+"""Messages that are remembered at most, beside those whose claims are still held."""
+
+FORGOTTEN_AFTER_SUCCESSES: Final = 100_000
+"""After so many successes a failure is forgotten: another process has dealt with its message, so it does not return."""
+
+_DOOMED_FOR_SECONDS: Final = 120.0
+"""How long a message stays doomed. The pause before its next claim is a minute at most."""
+
+
+@dataclass(slots=True)
+class Release:
+    """A claim to be released.
+
+    Args:
+        claim: that is held.
+        attempt_at: before which the message is not attempted again; ``None``: at once.
+        reason: of a failure, which the store counts and records; ``None``: the message has not failed.
+    """
+
+    claim: Claim
+    attempt_at: datetime | None
+    reason: str | None = None
+
+
+@dataclass(slots=True)
+class UnwrittenOutcome:
+    """An outcome that the store has not taken yet.
+
+    Args:
+        message_id: of the message.
+        fingerprint: of the message, as its id may be used again for another.
+        claim: under which the outcome is written. ``None``: the claim is lost, and any process may claim the message
+            next, also this one.
+        outcome: how the message ended; ``None``: its claim is to be released, as ``release`` says.
+        detail: of the outcome, for its record.
+        release: without an outcome, how the claim is released.
+        retry_at: when to write it again.
+        failed_writes: how often writing it failed.
+        lost_at: when the claim was lost.
+    """
+
+    message_id: str
+    fingerprint: int
+    claim: Claim | None
+    outcome: Outcome | None
+    detail: str = ""
+    release: Release | None = None
+    retry_at: float = 0.0
+    failed_writes: int = 1
+    lost_at: float = 0.0
+
+
+@dataclass(slots=True, frozen=True)
+class Doom:
+    """Why a message goes to the error queue at its next claim, if it is unchanged by then.
+
+    The error copy may leave only under a young claim. See ``FRESH`` in :mod:`postdate.core.dispatcher`.
+    """
+
+    error: PostdateError
+    fingerprint: int
+    failures: int
+    until: float
+
+
+@dataclass(slots=True)
+class Attempt:
+    """What is known of one message id.
+
+    Args:
+        failures: how often it failed although others had succeeded since the time before.
+        successes_before: :attr:`Attempts.successes` at its last failure.
+        lost_claims: how often its claim was lost after it was handled, and before it could end.
+        doom: why it goes to the error queue when it is claimed again.
+        unwritten: its outcome, which is still to be written.
+    """
+
+    failures: int = 0
+    successes_before: int = -1
+    lost_claims: int = 0
+    doom: Doom | None = None
+    unwritten: UnwrittenOutcome | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.failures or self.lost_claims) and self.doom is None and self.unwritten is None
+
+
+class Attempts:
+    """What is known of the messages of one kind of calls, by message id. The oldest entry is dropped first.
+
+    One for each kind of calls, such as claiming and sending due messages, or storing received ones: only messages of
+    the same kind can be compared.
+    """
+
+    def __init__(self, most: int = MOST_ATTEMPTS) -> None:
+        self.successes = 0
+        """Grows whenever something succeeds."""
+        self._most = most
+        self._by_id: dict[str, Attempt] = {}
+        self._claimed: dict[str, UnwrittenOutcome] = {}
+        """Outcomes of :attr:`_by_id` whose claims are held. Callers walk these at each poll, and never the whole."""
+        self._next_trim = most
+        """The number of entries at which the oldest are dropped next."""
+
+    def __bool__(self) -> bool:
+        """Return whether anything is known. Nearly always nothing is, and callers ask this before all else."""
+        return bool(self._by_id)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def find(self, message_id: str) -> Attempt | None:
+        return self._by_id.get(message_id)
+
+    def knows_any(self, message_ids: Collection[str]) -> bool:
+        return not self._by_id.keys().isdisjoint(message_ids)
+
+    def note(self, message_id: str) -> Attempt:
+        """Return the entry of a message, which is the youngest from now on; a new one if nothing was known."""
+        attempt = self._by_id.pop(message_id, None) or Attempt()
+        self._by_id[message_id] = attempt
+        if len(self._by_id) > self._next_trim:
+            self._trim()
+        return attempt
+
+    def _trim(self) -> None:
+        """Drop the oldest entries, but none whose claim is held. Looks at all of them, so it is done now and then."""
+        surplus = len(self._by_id) - self._most
+        free = (message_id for message_id in self._by_id if message_id not in self._claimed)
+        for message_id in [message_id for message_id, _ in zip(free, range(surplus), strict=False)]:
+            del self._by_id[message_id]
+        self._next_trim = max(len(self._by_id), self._most) + self._most // 10
+
+    def forget(self, *message_ids: str) -> None:
+        """Forget all that is known of messages."""
+        if self._by_id:
+            for message_id in message_ids:
+                self._by_id.pop(message_id, None)
+                self._claimed.pop(message_id, None)
+
+    def _drop_if_empty(self, message_id: str, attempt: Attempt) -> None:
+        if attempt.is_empty:
+            self._by_id.pop(message_id, None)
+
+    # --- failures in a row, others having succeeded in between ------------------------------------------------------
+
+    def have_others_succeeded(self, message_id: str) -> bool:
+        """Return whether anything has succeeded since this message failed last, or whether it never failed."""
+        attempt = self._by_id.get(message_id)
+        return attempt is None or attempt.successes_before != self.successes
+
+    def failed(self, message_id: str) -> int:
+        """Note a failure; return how often this message failed, counted once until anything succeeds."""
+        attempt = self.note(message_id)
+        attempt.failures += attempt.successes_before != self.successes
+        attempt.successes_before = self.successes
+        return attempt.failures
+
+    def failed_by_outage(self, message_id: str, error: BaseException) -> int:
+        """Do the same for an outage that may be of a single row; an outage of the whole store does not count: 0."""
+        return self.failed(message_id) if may_be_of_one(error) else 0
+
+    def succeeded(self, *message_ids: str) -> None:
+        """Note that these messages, or with none others, have succeeded."""
+        self.successes += 1
+        if not self._by_id:
+            return
+        for message_id in message_ids:
+            if (attempt := self._by_id.get(message_id)) is not None:
+                attempt.failures, attempt.successes_before = 0, -1
+                self._drop_if_empty(message_id, attempt)
+        oldest = next(iter(self._by_id.items()), None)
+        if oldest is None:
+            return
+        message_id, attempt = oldest
+        if attempt.failures and self.successes - attempt.successes_before > FORGOTTEN_AFTER_SUCCESSES:
+            attempt.failures, attempt.successes_before = 0, -1
+            self._drop_if_empty(message_id, attempt)
+
+    # --- messages for the error queue -------------------------------------------------------------------------------
+
+    def doom(self, message: DelayedMessage, error: PostdateError, failures: int, seconds: float) -> None:
+        """Send a message to the error queue when it is claimed again with so many failures, unchanged."""
+        doom = Doom(error, fingerprint(message), failures, seconds + _DOOMED_FOR_SECONDS)
+        self.note(message.message_id).doom = doom
+
+    def take_doom(self, message: DelayedMessage, seconds: float) -> PostdateError | None:
+        """Return why a message goes to the error queue now, and forget that; ``None``: it is sent.
+
+        A message that was returned from the error queue meanwhile has no failures any more, and is sent.
+        """
+        attempt = self._by_id.get(message.message_id)
+        if attempt is None or attempt.doom is None:
+            return None
+        doom, attempt.doom = attempt.doom, None
+        self._drop_if_empty(message.message_id, attempt)
+        is_same = doom.fingerprint == fingerprint(message) and doom.failures == message.number_of_failures
+        return doom.error if is_same and doom.until >= seconds else None
+
+    # --- outcomes that are still to be written ----------------------------------------------------------------------
+
+    @property
+    def unwritten(self) -> Mapping[str, UnwrittenOutcome]:
+        """Outcomes whose claims are held, by message id. No other process can have these messages."""
+        return self._claimed
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether there is any unwritten outcome, also of a lost claim."""
+        return bool(self._claimed) or any(attempt.unwritten is not None for attempt in self._by_id.values())
+
+    def unwritten_of(self, message_id: str) -> UnwrittenOutcome | None:
+        attempt = self._by_id.get(message_id)
+        return None if attempt is None else attempt.unwritten
+
+    def remember_unwritten(self, unwritten: UnwrittenOutcome) -> None:
+        """Remember an outcome in the place of any other of its message; it is the youngest from now on."""
+        message_id = unwritten.message_id
+        self._claimed.pop(message_id, None)
+        if unwritten.claim is not None:
+            self._claimed[message_id] = unwritten
+        self.note(message_id).unwritten = unwritten
+
+    def forget_unwritten(self, message_id: str) -> None:
+        """Note that the outcome of a message is written, or does not matter any more."""
+        self._claimed.pop(message_id, None)
+        attempt = self._by_id.get(message_id)
+        if attempt is not None:
+            attempt.unwritten = None
+            self._drop_if_empty(message_id, attempt)
+
+    def forget_claims_lost_before(self, seconds: float) -> None:
+        """Forget the outcomes of claims that were lost before then. The oldest entries come first."""
+        expired = list[str]()
+        for message_id, attempt in self._by_id.items():
+            if attempt.unwritten is None or attempt.unwritten.claim is not None:
+                continue
+            if attempt.unwritten.lost_at > seconds:
+                break
+            expired.append(message_id)
+        for message_id in expired:
+            self.forget_unwritten(message_id)
+
+
+def fingerprint(message: DelayedMessage) -> int:
+    """Return a hash of all that makes a message this one, should its id be used again for another."""
+    return hash((message.due, message.destination, message.body, frozenset(message.headers.items())))
