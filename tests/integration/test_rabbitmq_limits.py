@@ -20,7 +20,7 @@ from tests.waiting import received, until
 from postdate import Endpoint, Envelope, Headers, MemoryStore, Recoverability, SystemClock
 from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.address import parse_url
-from postdate.backends.rabbitmq.consuming import Attempts, Delivery
+from postdate.backends.rabbitmq.consuming import Delivery, FailureCounts
 from postdate.backends.rabbitmq.delays import came_to_be_delayed
 from postdate.backends.rabbitmq.observation import delivery_limit, read_limits
 from postdate.backends.rabbitmq.properties import Arrived, arrived
@@ -515,7 +515,7 @@ def test_what_the_queue_counts_is_no_header_of_a_message_that_came_back(
 
 
 def test_times_that_nobody_here_knows_of_are_unanswered() -> None:
-    attempts = Attempts()
+    attempts = FailureCounts()
 
     def came(returns: int | None) -> tuple[int, int]:
         return attempts.failures("orders", message(returns), redelivered=True)
@@ -548,7 +548,7 @@ def test_what_others_gave_back_is_no_answer_only_where_the_queue_cannot_tell(
     properties: bytes, failures: tuple[int, int]
 ) -> None:
     came = arrived("orders", properties, b"", redelivered=True)
-    assert Attempts().failures("orders", came, redelivered=True) == failures
+    assert FailureCounts().failures("orders", came, redelivered=True) == failures
 
 
 async def test_looking_into_a_queue_again_and_again_drops_nothing(rabbitmq_url: str, channel: BlockingChannel) -> None:

@@ -47,7 +47,9 @@ class SlowTransport(MemoryTransport):
 
 def recovery(clock: VirtualClock) -> AttemptsRecovery:
     errors = ErrorQueue("error", "dispatcher", Host("sales"))
-    return AttemptsRecovery(allowed=Allowed(), errors=errors, clock=clock, policy=immediate_attempts(1), metrics=NO_METRICS)
+    return AttemptsRecovery(
+        allowed=Allowed(), errors=errors, clock=clock, policy=immediate_attempts(1), metrics=NO_METRICS
+    )
 
 
 async def handled(step: DispatchStep, received: Received) -> None:

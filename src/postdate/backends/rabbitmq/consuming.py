@@ -250,7 +250,7 @@ class ConsumingChannel(Channel):
         self._news.set()
 
 
-class Attempts:
+class FailureCounts:
     """How often handling each message failed, as far as this process and the broker together know.
 
     A quorum queue counts returns of a message for whatever reason, and from RabbitMQ 4.3 on how many of them were

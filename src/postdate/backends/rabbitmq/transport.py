@@ -32,7 +32,7 @@ from typing_extensions import override
 
 from postdate.backends.rabbitmq.address import EVENT_PREFIX, PREFIXES, parse_address, parse_url
 from postdate.backends.rabbitmq.connection import LARGEST_FRAME, ChannelClosed, PersistentConnection
-from postdate.backends.rabbitmq.consuming import Attempts, ConsumingChannel, Delivery
+from postdate.backends.rabbitmq.consuming import ConsumingChannel, Delivery, FailureCounts
 from postdate.backends.rabbitmq.delays import came_to_be_delayed, expired_queue, intake_queue, to_be_delayed
 from postdate.backends.rabbitmq.observation import (
     DELIVERY_LIMIT,
@@ -126,7 +126,7 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
             confirms_within,
         )
         self.consuming = PersistentConnection(login, _CONNECTS_WITHIN_SECONDS, resource_of(self), "receiving")
-        self.attempts = Attempts()
+        self.failure_counts = FailureCounts()
         self.limits: dict[str, Mapping[str, int] | None] = {}
         self._asks_from = 0.0 if login.management_port > 0 else math.inf
         self._asks_again_from = dict[str, float]()
@@ -341,7 +341,7 @@ class RabbitMqReceiver(Receiver):
             # The messages beside it must be held all the same; this one goes to the error queue.
             log.exception("a message in %s cannot be read", self._queue)
             came = unreadable(self._queue, delivery.properties, delivery.body)
-        failures, unknown = self._transport.attempts.failures(self._queue, came, redelivered=delivery.redelivered)
+        failures, unknown = self._transport.failure_counts.failures(self._queue, came, redelivered=delivery.redelivered)
         is_last = False
         if came.counted:
             limits, version = self._transport.limits.get(self._queue), channel.link.server.get("version", "")
@@ -364,7 +364,7 @@ class RabbitMqReceiver(Receiver):
             held = self._what_holds(received)
         del self._held[received.token]
         held.channel.acknowledge(held.delivery.tag)
-        self._transport.attempts.forget(self._queue, held.came)
+        self._transport.failure_counts.forget(self._queue, held.came)
 
     async def _send(self, outgoing: Sequence[Envelope], now: datetime) -> None:
         limit = self._transport.capabilities.largest_message_bytes
@@ -389,12 +389,12 @@ class RabbitMqReceiver(Receiver):
             del self._held[received.token]
             failures = received.failures + int(failed)
             if held.channel.again(held.delivery, held.came):
-                self._transport.attempts.kept(self._queue, held.came, failures)
+                self._transport.failure_counts.kept(self._queue, held.came, failures)
             else:
                 self._give_back(held, failures)
 
     def _give_back(self, held: _HeldDelivery, failures: int) -> None:
-        self._transport.attempts.kept(self._queue, held.came, failures, returns=1)
+        self._transport.failure_counts.kept(self._queue, held.came, failures, returns=1)
         held.channel.give_back(held.delivery.tag)
 
     def _unwanted(self, channel: ConsumingChannel, delivery: Delivery) -> None:
