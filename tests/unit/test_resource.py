@@ -3,13 +3,14 @@
 import gc
 import logging
 from dataclasses import dataclass
+from datetime import timedelta
 
 import pytest
 
 from postdate import MemoryStore
 from postdate.errors import StoreError, StoreUnavailable, StoreUnreachable
 from postdate.runtime.reporting import shown_duration
-from postdate.runtime.resource import Calls, Resource, resource_at, resource_of
+from postdate.runtime.resource import PAUSE, Backoff, Calls, Resource, resource_at, resource_of
 
 DOWN, LOCKED, WRONG = StoreUnreachable("connection refused"), StoreUnavailable("locked"), StoreError("no such column")
 LOG = logging.getLogger("postdate.test")
@@ -201,3 +202,53 @@ def test_a_resource_ends_with_those_who_use_it() -> None:
 )
 def test_durations(seconds: float, shown: str) -> None:
     assert shown_duration(seconds) == shown
+
+
+class CountingBreaker:
+    def __init__(self) -> None:
+        self.failures = self.successes = 0
+
+    def failure(self, error: BaseException, seconds: float) -> timedelta:
+        self.failures += 1
+        return timedelta(seconds=10)
+
+    def success(self) -> None:
+        self.successes += 1
+
+
+def test_a_loop_reports_a_failure_once_and_resource_breaker_and_backoff_hear_of_it(
+    sales: Resource, caplog: pytest.LogCaptureFixture
+) -> None:
+    breaker, backoff = CountingBreaker(), Backoff(0.25, 1.5)
+    calls = sales.calls("cannot send", LOG, breaker=breaker, backoff=backoff)
+    assert calls.failed(DOWN, 1_000) == timedelta(seconds=10)
+    assert (breaker.failures, backoff.remaining(1_000), sales.outages) == (1, 0.25, 1)
+    assert calls.succeeded(1_001)
+    assert not calls.succeeded(1_002), "it was well before"
+    assert (breaker.successes, backoff.is_waiting) == (2, False)
+    assert [level for level, _ in lines(caplog)] == ["ERROR", "INFO"]
+
+
+def test_a_refusal_of_one_message_is_no_outage_of_its_resource(
+    sales: Resource, caplog: pytest.LogCaptureFixture
+) -> None:
+    breaker, backoff = CountingBreaker(), Backoff(0.25, 1.5)
+    calls = sales.calls("cannot send", LOG, breaker=breaker, backoff=backoff)
+    assert calls.refused(WRONG, 1_000) == timedelta(seconds=10)
+    assert (breaker.failures, backoff.is_waiting, calls.is_failing, sales.outages) == (1, False, False, 0)
+    assert lines(caplog) == []
+    assert sales.calls("cannot receive", LOG).refused(WRONG, 1_000) == PAUSE
+
+
+def test_a_backoff_doubles_its_pause_and_failures_before_the_next_attempt_are_one() -> None:
+    backoff, seconds, pauses = Backoff(0.25, 1.5), 1_000.0, list[float]()
+    for _ in range(5):
+        backoff.failed(seconds)
+        backoff.failed(seconds + 0.1)
+        pauses.append(backoff.remaining(seconds))
+        seconds = backoff.retry_at
+    assert pauses == [0.25, 0.5, 1.0, 1.5, 1.5]
+    assert backoff.remaining(seconds) == 0
+    backoff.succeeded()
+    backoff.failed(seconds)
+    assert backoff.remaining(seconds) == 0.25

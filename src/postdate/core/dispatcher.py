@@ -18,13 +18,13 @@ from anyio.abc import TaskGroup
 
 from postdate.clock import Clock, in_real_time, later
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures, nobody
+from postdate.core.destinations import ANOTHER_SECONDS, LONGEST_SECONDS, SHORTEST_SECONDS, Destinations
 from postdate.core.expiry import is_expired
 from postdate.core.finishing import NO_JOURNAL, Finisher, Journal
 from postdate.core.health.attempts import Attempts, Release
 from postdate.core.health.deadlines import CALL_DEADLINE, Deadlines, translate_store_errors
 from postdate.core.in_flight import HANGS_AFTER, Batch, Group, InFlight, within
 from postdate.core.limits import LimitsCache
-from postdate.core.outages import ANOTHER_SECONDS, Outages
 from postdate.core.poller import PollResult
 from postdate.core.recoverability import (
     DelayedRetry,
@@ -50,7 +50,7 @@ from postdate.messages import Envelope, to_envelope
 from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, Outcome, Transport, Wake
 from postdate.runtime import tracing
 from postdate.runtime.reporting import NO_METRICS, Metrics
-from postdate.runtime.resource import Resource, resource_of
+from postdate.runtime.resource import Backoff, Resource, resource_of
 
 LONGEST_SEND = timedelta(seconds=30)
 """A destination that has not answered by then counts as unavailable."""
@@ -95,7 +95,7 @@ class Dispatcher:
         call_deadline: timedelta = CALL_DEADLINE,
     ) -> None:
         self._store, self._transport, self._settings, self._clock = store, transport, settings, clock
-        self._breaker, self._failure_rate, self._metrics, self._journal = breaker, failure_rate, metrics, journal
+        self._failure_rate, self._metrics, self._journal = failure_rate, metrics, journal
         self.store_deadlines = Deadlines.of_store(store, clock, call_deadline)
         """Of all calls of the store, also those of a mover; short when it stops."""
         # Not short when it stops: what is being sent is waited for (row 55).
@@ -103,7 +103,9 @@ class Dispatcher:
         self.limits = LimitsCache(store, self.store_deadlines, clock)
         self._attempts = Attempts()
         self.finisher = Finisher(store, self.store_deadlines, clock, failure_rate, journal, self._attempts)
-        self._outages = Outages()
+        self._probing = Backoff(SHORTEST_SECONDS, LONGEST_SECONDS)
+        """While the transport is out of reach only a probe is claimed: another process may be able to send the rest."""
+        self._destinations = Destinations()
         self._enlisting = enlisting(store, transport)
         self._hangs_after, self._patience = in_real_time(clock, HANGS_AFTER), in_real_time(clock, PATIENCE)
         self._longest_send, self._fresh = in_real_time(clock, LONGEST_SEND), in_real_time(clock, FRESH)
@@ -111,7 +113,9 @@ class Dispatcher:
         self._longest_letting_go = in_real_time(clock, LONGEST_LETTING_GO)
         self._tasks: TaskGroup | None = None
         self._wake: Wake = nobody
-        self._outage = resource_of(transport).calls("cannot send due messages", log)
+        # In the database of the queues the store is out of reach, too, and nothing can be claimed.
+        backoff = None if self._enlisting else self._probing
+        self._sending = resource_of(transport).calls("cannot send due messages", log, breaker=breaker, backoff=backoff)
         self._full = Resource("every queue").calls("some queues take no messages now", log)
         error_queue = f"error queue {settings.error_queue}"
         self._refused = Resource(error_queue).calls(f"{error_queue} does not take messages", log)
@@ -149,9 +153,9 @@ class Dispatcher:
         if await self._in_flight.wait_for_room(limit):
             return PollResult(0, more=True)  # that took time: the poller looks at its clock, and may have to stop
         seconds = self._clock.monotonic()
-        if pause := self._outages.transport_left(seconds):
+        if pause := self._probing.remaining(seconds):
             return self._paused(0, pause)
-        is_probe = self._outages.is_out
+        is_probe = self._probing.is_waiting
         limit = self.finisher.free_capacity(1 if is_probe else self._in_flight.affordable(limit))
         if not limit:
             return PollResult(0, more=False, next_attempt=self.finisher.next_attempt(None))
@@ -164,13 +168,14 @@ class Dispatcher:
         wanted = await self._without_those_that_wait(wanted, now, began, are_held=claim_held is not None)
         if wanted:
             batch = Batch(wanted, now, began, is_probe=is_probe)
-            self._outages.probe(began)
+            if is_probe:
+                self._probing.failed(began)  # until it has an answer
             self._in_flight.begin(batch)
             if self._tasks is None:
                 await self._deliver(batch)
             else:
                 self._tasks.start_soon(self._deliver, batch)
-        if pause := self._outages.transport_left(self._clock.monotonic()):
+        if pause := self._probing.remaining(self._clock.monotonic()):
             return self._paused(len(wanted), pause)
         if len(claims) == limit or claim_held is not None:
             return PollResult(len(wanted), more=len(claims) == limit)
@@ -215,7 +220,7 @@ class Dispatcher:
         limits do not hold it.
         """
         being_sent = self._in_flight.among([claim.message.message_id for claim in claims])
-        if not self._outages.has_destinations and not being_sent and (are_held or not self.limits.any):
+        if not self._destinations and not being_sent and (are_held or not self.limits.any):
             return claims
         wanted, waiting = list[Claim](), list[Release]()
         for claim in claims:
@@ -226,7 +231,7 @@ class Dispatcher:
             if not are_held and not is_being_sent and (place := self.limits.hold(claim)) is not None:
                 waiting.append(Release(claim, place))  # before it counts as the probe of a destination
                 continue
-            wait = self._outages.wait_for(claim.message.destination, seconds)
+            wait = self._destinations.wait_seconds(claim.message.destination, seconds)
             if is_being_sent:
                 wait = max(wait, retry_delay(0).total_seconds())
             if wait:
@@ -433,17 +438,15 @@ class Dispatcher:
         return error
 
     def _note_success(self, sent: Sequence[Claim]) -> None:
-        self._breaker.success()
         self._attempts.succeeded(*(claim.message.message_id for claim in sent))
-        if self._outages.transport_works():
+        seconds = self._clock.monotonic()
+        if self._sending.succeeded(seconds):
             self._wake()
-        if self._outages.has_destinations:
+        if self._destinations:
             for destination in {claim.message.destination for claim in sent}:
-                self._outages.destination_works(destination)
-            if not self._outages.has_destinations:
-                self._full.succeeded(self._clock.monotonic())
-        if self._outage.is_failing:
-            self._outage.succeeded(self._clock.monotonic())
+                self._destinations.succeeded(destination)
+            if not self._destinations:
+                self._full.succeeded(seconds)
 
     async def _remove(self, batch: Batch, sent: Sequence[Claim]) -> None:
         if self._enlisting is None:
@@ -465,7 +468,7 @@ class Dispatcher:
             if destination not in noted:
                 noted.add(destination)
                 self._note_outage(destination, error, seconds)
-            wait = self._outages.next_turn(destination, seconds) if destination else self._wait(batch, seconds)
+            wait = self._destinations.next_turn(destination, seconds) if destination else self._wait(batch, seconds)
             back.append(Release(claim, self._after(wait) if wait else None))
         if back:
             await self._give_back(batch, back)
@@ -474,19 +477,16 @@ class Dispatcher:
         """Note an outage of one destination, or of the whole transport: ``""``."""
         if destination:
             self._full.failed(error, seconds)
-            if self._outages.destination_failed(destination, seconds):  # known by now, it says nothing about others
-                self._breaker.failure(error, seconds)
-            return
-        self._breaker.failure(error, seconds)
-        self._outage.failed(error, seconds)
-        if self._enlisting is None:
-            self._outages.transport_failed(seconds)
+            if self._destinations.failed(destination, seconds):  # known by now, it says nothing about others
+                self._sending.refused(error, seconds)
+        else:
+            self._sending.failed(error, seconds)
 
     def _wait(self, batch: Batch, seconds: float) -> float:
         """Return the seconds until a message may be attempted again while the transport is out of reach."""
         if self._enlisting is not None:  # with the queues the store is out of reach: looks for what is due fail, too
             return retry_delay(0).total_seconds()
-        return self._outages.transport_left(seconds) + ANOTHER_SECONDS if batch.is_probe else 0.0
+        return self._probing.remaining(seconds) + ANOTHER_SECONDS if batch.is_probe else 0.0
 
     async def _failed(self, batch: Batch, failed: Sequence[tuple[Claim, PostdateError, bool]]) -> None:
         if not failed:
@@ -523,7 +523,7 @@ class Dispatcher:
         failures, retries = claim.message.number_of_failures, self._settings.number_of_retries
         decision = after_dispatch_failed(error, failures, retries, self._settings.error_queue)
         if error.transient:
-            self._breaker.failure(error, self._clock.monotonic())
+            self._sending.refused(error, self._clock.monotonic())
         again = self._retry(claim, error, reason_of(error))
         is_counted = claim.message.message_id in batch.counted
         if not attempted or isinstance(decision, DelayedRetry):

@@ -14,7 +14,7 @@ from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
 from postdate.core.health.attempts import Attempts
 from postdate.core.health.deadlines import Deadlines
 from postdate.core.limits import LimitsCache
-from postdate.core.receive.outcomes import AttemptsRecovery, Failed, StepOutcome, StoreOutage, immediate_attempts
+from postdate.core.receive.outcomes import AttemptsRecovery, Failed, StepOutcome, StoreWaits, immediate_attempts
 from postdate.core.receive.settling import RepeatableStoring, is_stored, to_be_stored
 from postdate.core.recoverability import Allowed, DispatchSettings
 from postdate.core.simple_store import enlisting
@@ -108,7 +108,7 @@ class Intake:
         self._limits = LimitsCache(store, self.deadlines, clock)
         unrecoverable = MessageError, QueueNotFound, DuplicateMessage
         said = f"cannot store the delayed messages of {settings.timeouts_queue}"
-        self.outage = StoreOutage(clock, resource_of(store).calls(said, log), breaker)
+        self.outage = StoreWaits(clock, resource_of(store).calls(said, log, breaker=breaker))
         self._storing = AttemptsRecovery(
             allowed=Allowed(stays=True, is_one=self._enlisting is not None, counts=True),
             attempts=Attempts(),

@@ -88,7 +88,7 @@ class Poller:
         resource: Resource | None = None,
     ) -> None:
         self._longest_sleep = longest_sleep
-        self._work, self._clock, self._breaker, self._recovered = work, clock, breaker, recovered
+        self._work, self._clock, self._recovered = work, clock, recovered
         self._stop = anyio.Event()
         self.listening = anyio.Event()
         """Set once the store wakes it; or once a store that is out of reach has refused that, and is asked again."""
@@ -97,7 +97,9 @@ class Poller:
         """Seconds of the clock when the last look began; ``None``: it does not run."""
         self._stands_still_after = longest_sleep + in_real_time(clock, _STANDS_STILL_AFTER)
         self._stop_deadline = in_real_time(clock, STOP_DEADLINE)
-        self._outage = (resource or Resource("the store")).calls("cannot take due messages", log, logging.WARNING)
+        self._calls = (resource or Resource("the store")).calls(
+            "cannot take due messages", log, logging.WARNING, breaker=breaker
+        )
 
     async def run(self) -> None:
         """Take what is due until stopped; then wait for what was begun."""
@@ -132,9 +134,7 @@ class Poller:
             except PostdateError as error:
                 await self._pause_after(error, alarm)
                 continue
-            self._breaker.success()
-            if self._outage.is_failing:
-                self._outage.succeeded(self._clock.monotonic())
+            if self._calls.succeeded(self._clock.monotonic()):
                 self._recovered()
             if taken.more:
                 continue
@@ -172,8 +172,7 @@ class Poller:
 
     async def _pause_after(self, error: PostdateError, alarm: Alarm) -> None:
         """Pause after a failure. A wake-up ends it, as it may say that the store is back; many do not make it spin."""
-        self._outage.failed(error, self._clock.monotonic())
-        pause = self._breaker.failure(error, self._clock.monotonic())
+        pause = self._calls.failed(error, self._clock.monotonic())
         await self._clock.wait_for(self._stop, _SHORTEST_PAUSE)
         if not self._stop.is_set():
             await self._clock.wait_for(alarm.event, pause - _SHORTEST_PAUSE)

@@ -17,7 +17,7 @@ from postdate.clock import Clock, time_left
 from postdate.core.circuit_breaker import Breaker, BreakerState, CriticalError, RepeatedFailures
 from postdate.core.health.deadlines import Deadlines
 from postdate.core.poller import LONGEST_SLEEP, Poller
-from postdate.core.receive.outcomes import StoreOutage
+from postdate.core.receive.outcomes import StoreWaits
 from postdate.core.receive.pump import MessagePump
 from postdate.errors import PostdateError
 from postdate.ports import TransactionMode, Transport
@@ -79,7 +79,7 @@ class Service(ABC):
 
     def __init__(self, context: EndpointContext) -> None:
         self._context = context
-        self._outages: list[StoreOutage] = []
+        self._outages: list[StoreWaits] = []
         """For which messages stay in hand: ended before the pumps are stopped."""
         self._deadlines: list[Deadlines] = []
         """Of what the steps of the pumps call: short from the stop on."""

@@ -10,7 +10,7 @@ from typing_extensions import override
 from postdate.core.health.attempts import Attempts
 from postdate.core.health.deadlines import translate_store_errors
 from postdate.core.poller import Poller
-from postdate.core.receive.outcomes import AttemptsRecovery, Step, StepOutcome, StoreOutage, immediate_attempts
+from postdate.core.receive.outcomes import AttemptsRecovery, Step, StepOutcome, StoreWaits, immediate_attempts
 from postdate.core.receive.pump import MessagePump
 from postdate.core.recoverability import Allowed, ErrorQueue, Host
 from postdate.core.simple_store import sharing
@@ -149,7 +149,7 @@ class TimeoutManagerService(Service):
         context, persister = self._context, self._settings.persister
         dispatches = queue == self._dispatcher_queue
         said = resource_of(persister).calls(f"messages of {queue} wait for the storage of timeouts", log)
-        outage = StoreOutage(context.clock, said)
+        outage = StoreWaits(context.clock, said)
         self._outages.append(outage)
         recovery = AttemptsRecovery(
             allowed=Allowed(stays=True, is_one=self._enlisting is not None, counts=True),

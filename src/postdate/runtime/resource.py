@@ -6,6 +6,9 @@ operator reads about the outage once, and ``/readyz``, ``doctor`` and metrics ha
 
 Adapters with an equal identity, such as a store and the queues in one database, are one resource. Time is an argument,
 in monotonic seconds.
+
+A loop reports how each of its calls ended to its :class:`Calls`, and nowhere else. These tell the resource, which has
+the state and the log, the circuit breaker of the loop, if it has one, and :class:`Backoff`, if the loop sends probes.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from typing import Final
+from datetime import timedelta
+from typing import Final, Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from postdate.errors import PostdateError
@@ -27,6 +31,59 @@ _SAME_OUTAGE_WITHIN_SECONDS: Final = 5.0
 _FORGOTTEN_AFTER_SECONDS: Final = 150.0
 """A kind of calls that failed, and that nobody made since, says nothing any more. The longest pause of a loop and the
 longest deadline of a call are shorter together."""
+
+
+PAUSE: Final = timedelta(seconds=1)
+"""Of a loop after a call that failed, unless a circuit breaker says otherwise."""
+
+
+class Breaker(Protocol):
+    """What calls tell a circuit breaker; see :mod:`postdate.core.circuit_breaker`."""
+
+    def failure(self, error: BaseException, seconds: float) -> timedelta:
+        """Note a failure; return how long to pause before the next attempt."""
+        ...
+
+    def success(self) -> None: ...
+
+
+class Backoff:
+    """When something out of reach is tried next. Each failure doubles the pause.
+
+    Args:
+        shortest: first pause, in seconds.
+        longest: after which it does not grow: that the thing is back is noticed so late at most.
+    """
+
+    def __init__(self, shortest: float, longest: float) -> None:
+        self.shortest = shortest
+        self.longest = longest
+        self.pause = 0.0
+        """Seconds between the last attempt and the next; 0 while nothing has failed."""
+        self.retry_at = -math.inf
+        """When the next attempt may be made."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the last attempt failed."""
+        return self.pause > 0
+
+    def failed(self, seconds: float, *, is_longer: bool = True) -> None:
+        """Wait again, longer than before. Failures before the next attempt are part of the last one."""
+        if not self.pause:
+            self.pause = self.shortest
+        elif seconds < self.retry_at:
+            return
+        elif is_longer:
+            self.pause = min(self.pause * 2, self.longest)
+        self.retry_at = seconds + self.pause
+
+    def succeeded(self) -> None:
+        self.pause, self.retry_at = 0.0, -math.inf
+
+    def remaining(self, seconds: float) -> float:
+        """Return how many seconds to wait before the next attempt; 0: none."""
+        return max(self.retry_at - seconds, 0.0)
 
 
 class Resource:
@@ -58,9 +115,18 @@ class Resource:
         """Of the errors that were logged in this outage."""
         self._last_error: BaseException | None = None
 
-    def calls(self, what: str, log: logging.Logger, level: int = logging.ERROR, *, is_rare: bool = False) -> Calls:
+    def calls(
+        self,
+        what: str,
+        log: logging.Logger,
+        level: int = logging.ERROR,
+        *,
+        is_rare: bool = False,
+        breaker: Breaker | None = None,
+        backoff: Backoff | None = None,
+    ) -> Calls:
         """Return the kind of calls that one loop makes; see :class:`Calls`."""
-        return Calls(self, what, log, level, is_rare=is_rare)
+        return Calls(self, what, log, level, is_rare=is_rare, breaker=breaker, backoff=backoff)
 
     @property
     def outages(self) -> int:
@@ -135,9 +201,21 @@ class Calls:
         log: of the loop.
         level: of the lines about an outage that begins with one of these calls.
         is_rare: they are made so seldom that an outage ends without waiting for the next of them.
+        breaker: that trips when these calls fail for too long.
+        backoff: of the probes, for a loop that sends some while the resource is out of reach.
     """
 
-    def __init__(self, resource: Resource, what: str, log: logging.Logger, level: int, *, is_rare: bool) -> None:
+    def __init__(  # noqa: PLR0913 - what one loop does about failures
+        self,
+        resource: Resource,
+        what: str,
+        log: logging.Logger,
+        level: int,
+        *,
+        is_rare: bool,
+        breaker: Breaker | None = None,
+        backoff: Backoff | None = None,
+    ) -> None:
         self.resource = resource
         self.what = what
         self.is_rare = is_rare
@@ -145,20 +223,40 @@ class Calls:
         """Whether the last call failed. Written by the loop that makes the calls."""
         self._log = log
         self._level = level
+        self._breaker = breaker
+        self._backoff = backoff
 
-    def failed(self, error: BaseException, seconds: float) -> None:
+    def failed(self, error: BaseException, seconds: float) -> timedelta:
+        """Note that a call failed because of the resource; return how long to pause before the next."""
         self.is_failing = True
+        if self._backoff is not None:
+            self._backoff.failed(seconds)
         line = self.resource.record_failure(self, error, seconds)
         if line is not None:
             self._log.log(self._level, "%s", line)
+        return self.refused(error, seconds)
 
-    def succeeded(self, seconds: float) -> None:
+    def refused(self, error: BaseException, seconds: float) -> timedelta:
+        """Note a failure that may be of one message; only the breaker counts it. Return how long to pause."""
+        return PAUSE if self._breaker is None else self._breaker.failure(error, seconds)
+
+    def resource_answers(self) -> None:
+        """Note that calls of another loop go well again: the breaker begins anew with the next failure."""
+        if self._breaker is not None:
+            self._breaker.success()
+
+    def succeeded(self, seconds: float) -> bool:
+        """Note that a call went well; return whether the one before it had failed."""
+        self.resource_answers()
         if not self.is_failing:
-            return
+            return False
         self.is_failing = False
+        if self._backoff is not None:
+            self._backoff.succeeded()
         line = self.resource.record_success(self, seconds)
         if line is not None:
             self._log.info("%s", line)
+        return True
 
 
 _by_identity = WeakValueDictionary[object, Resource]()

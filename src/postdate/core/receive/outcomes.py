@@ -17,7 +17,7 @@ import anyio
 from typing_extensions import override
 
 from postdate.clock import Clock
-from postdate.core.circuit_breaker import PAUSE_ARMED, FailureRate, RepeatedFailures
+from postdate.core.circuit_breaker import PAUSE_ARMED, FailureRate
 from postdate.core.health.attempts import Attempts
 from postdate.core.recoverability import (
     Allowed,
@@ -112,7 +112,7 @@ class Recovery(ABC):
     allowed: Allowed
     metrics: Metrics
     attempts: Attempts | None = None
-    outage: StoreOutage | None = None
+    outage: StoreWaits | None = None
     failure_rate: FailureRate | None = None
 
     def way(self, received: Received, failed: Failed | None, error: PostdateError) -> Way:
@@ -140,7 +140,7 @@ class Recovery(ABC):
         if self.attempts is not None:
             self.attempts.succeeded(message_id)
         if self.outage is not None:
-            self.outage.worked()
+            self.outage.succeeded()
 
     def forget(self, message_id: str) -> None:
         """Note that a message has failed for good: should it come again, it begins anew."""
@@ -203,11 +203,11 @@ def immediate_attempts(number: int, *unrecoverable: type[PostdateError]) -> Reco
     return Recoverability(immediate_retries=number - 1, delayed_retries=0, unrecoverable=unrecoverable)
 
 
-class StoreOutage:
-    """A store that takes nothing, and messages in hand that wait for it; without ``breaker``, for a second."""
+class StoreWaits:
+    """Messages in hand that wait until their store takes messages again. How the store is, its ``calls`` know."""
 
-    def __init__(self, clock: Clock, calls: Calls, breaker: RepeatedFailures | None = None) -> None:
-        self._clock, self._calls, self._breaker = clock, calls, breaker
+    def __init__(self, clock: Clock, calls: Calls) -> None:
+        self._clock, self._calls = clock, calls
         self._of_some = Resource("that store").calls("cannot store some messages, only others", log, logging.WARNING)
         self._stop, self._is_over, self._over_at = anyio.Event(), anyio.Event(), -math.inf
 
@@ -218,17 +218,14 @@ class StoreOutage:
 
     def over(self) -> None:
         """End the pauses of messages that wait, as the store answers again."""
-        if self._breaker is not None:
-            self._breaker.success()  # a call that hangs will fail a little later, and must not pause then
+        self._calls.resource_answers()  # a call that hangs fails a little later, and must not pause for long then
         self._is_over.set()
         self._is_over, self._over_at = anyio.Event(), self._clock.monotonic()
 
-    def worked(self) -> None:
-        if self._calls.is_failing:
+    def succeeded(self) -> None:
+        """Note that the store took a message."""
+        if self._calls.succeeded(self._clock.monotonic()):
             self.over()
-            self._calls.succeeded(self._clock.monotonic())
-        if self._breaker is not None:
-            self._breaker.success()
 
     async def wait(self, error: PostdateError, way: Way) -> None:
         """Wait before a message is tried again: with all others if it ``STAYS``, otherwise by itself.
@@ -236,15 +233,15 @@ class StoreOutage:
         A failure just after others went well waits for a second, whatever goes well meanwhile: a store may take some
         messages and not others, and a full destination is no outage of the store.
         """
-        seconds, pause, until = self._clock.monotonic(), PAUSE_ARMED, self._stop
+        seconds, until = self._clock.monotonic(), self._stop
         if way is Way.ALONE:
-            self._of_some.failed(error, seconds)
-        elif self._breaker is not None:
-            pause = self._breaker.failure(error, seconds)
-        if way is Way.STAYS:
-            self._calls.failed(error, seconds)
+            pause = self._of_some.failed(error, seconds)
+        elif way is Way.STAYS:
+            pause = self._calls.failed(error, seconds)
             if seconds - self._over_at < PAUSE_ARMED.total_seconds():
                 pause = min(pause, PAUSE_ARMED)
             elif not until.is_set():
                 until = self._is_over
+        else:
+            pause = self._calls.refused(error, seconds)
         await self._clock.wait_for(until, pause)

@@ -7,6 +7,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -16,7 +17,7 @@ from postdate.clock import Clock, in_real_time
 from postdate.core.circuit_breaker import PAUSE_ARMED, RepeatedFailures
 from postdate.core.health.attempts import Attempts
 from postdate.core.health.deadlines import GRACE, STOP_DEADLINE, SeparateCall
-from postdate.core.receive.outcomes import BACK, UNCOUNTED, Failed, Step, StepOutcome
+from postdate.core.receive.outcomes import BACK, UNCOUNTED, Failed, Recovery, Step, StepOutcome
 from postdate.core.receive.settling import Ended, Report, Settler, WatchedReceiver
 from postdate.core.recoverability import Way, is_outage, retry_delay, text_of
 from postdate.errors import ClaimLost, PostdateError, TransportUnavailable
@@ -67,7 +68,7 @@ class MessagePump:
         self._receiver = receiver if isinstance(receiver, WatchedReceiver) else WatchedReceiver(receiver, clock)
         self._step, self._concurrency, self._expect, self._report = step, concurrency, expect, report
         self._attempts = Attempts()
-        self._clock, self._breaker, self._queue = clock, breaker, queue
+        self._clock, self._queue = clock, queue
         # Set when it is to end, or has ended by itself.
         self._stop = anyio.Event()
         self.listening = anyio.Event()
@@ -81,7 +82,7 @@ class MessagePump:
         self._has_room = anyio.Event()
         in_batches = prefetches and self._receiver.ends_in_batches
         self._settler = Settler(self._receiver, clock, report) if in_batches else None
-        self._outage = (resource or Resource(queue)).calls(f"cannot receive from {queue}", log)
+        self._calls = (resource or Resource(queue)).calls(f"cannot receive from {queue}", log, breaker=breaker)
 
     async def run(self) -> None:
         """Receive and hand over until stopped; then wait for handlers, as long as they take.
@@ -159,14 +160,11 @@ class MessagePump:
         while (room := self._room()) <= 0:
             await self._room_made()
         try:
-            received = await self._receiver.receive(room, wait=not self._outage.is_failing)
+            received = await self._receiver.receive(room, wait=not self._calls.is_failing)
         except PostdateError as error:
-            self._outage.failed(error, self._clock.monotonic())
-            await self._pause_after(error)
+            await self._pause(self._calls.failed(error, self._clock.monotonic()))
             return
-        self._breaker.success()
-        if self._outage.is_failing:
-            self._outage.succeeded(self._clock.monotonic())
+        self._calls.succeeded(self._clock.monotonic())
         if self._expect is not None and len(received) > 1:
             self._busy += 1
             try:
@@ -359,7 +357,7 @@ class MessagePump:
             return told, UNCOUNTED if self._stop.is_set() else BACK
         if way is Way.DECIDED:
             if recovery.pauses_after(error) and not told.is_last:
-                await (self._pause_after(error) if recovery.outage is None else recovery.outage.wait(error, way))
+                await self._wait_for_store(recovery, error, way)
             return told, recovery.decided(told, outcome, error)
         if way is not Way.ANEW and recovery.outage is not None:
             await recovery.outage.wait(error, way)
@@ -395,8 +393,7 @@ class MessagePump:
                 await outcome.recovery.outage.wait(error, way)
             else:
                 others = f"and {len(failed) - 1} others " if len(failed) > 1 else ""
-                self._not_done(first, f"{others}was not finished", error)
-                await self._pause_after(error)
+                await self._pause(self._not_done(first, f"{others}was not finished", error))
             for received, _, each, _ in failed:
                 await self._give_back(received, failed=not is_outage(each))
         finally:
@@ -427,25 +424,25 @@ class MessagePump:
                 await self._after_stray_cancellation(received)
             raise
         except PostdateError as error:
-            self._not_done(received, "was not finished", error)
-            await self._pause_after(error)
+            await self._pause(self._not_done(received, "was not finished", error))
             await self._give_back(received, failed=not is_outage(error))
 
     async def _after_stray_cancellation(self, received: Received) -> None:
         """Give back, once and after a pause, the message of a worker that was cancelled while its pump goes on."""
         error = TransportUnavailable("the task that handled it was cancelled by somebody else than its endpoint")
-        self._not_done(received, "was not finished", error)
-        await self._pause_after(error)
+        await self._pause(self._not_done(received, "was not finished", error))
         try:
             await self._receiver.roll_back(received, failed=True)
         except PostdateError as failure:
             self._not_done(received, "cannot be given back", failure)
 
-    def _not_done(self, received: Received, what: str, error: PostdateError) -> None:
+    def _not_done(self, received: Received, what: str, error: PostdateError) -> timedelta:
+        """Note that something could not be done with a message; return how long to pause."""
+        seconds = self._clock.monotonic()
         if is_outage(error):  # which every message in hand meets
-            self._outage.failed(error, self._clock.monotonic())
-        else:
-            log.error("message %s %s: %s", received.envelope.message_id, what, error)
+            return self._calls.failed(error, seconds)
+        log.error("message %s %s: %s", received.envelope.message_id, what, error)
+        return self._calls.refused(error, seconds)
 
     async def _give_back(self, received: Received, *, failed: bool) -> None:
         """Give a message back, however often it takes: one that stays held is received by nobody."""
@@ -455,16 +452,22 @@ class MessagePump:
             except ClaimLost:
                 return
             except PostdateError as error:
-                self._not_done(received, "cannot be given back now", error)
+                pause = self._not_done(received, "cannot be given back now", error)
                 if self._stop.is_set():  # closing the receiver, or the end of the process, does it
                     return
-                await self._pause_after(error)
+                await self._pause(pause)
             else:
                 return
 
-    async def _pause_after(self, error: PostdateError) -> None:
-        """Pause for a second, also when the breaker has tripped, which cannot tell when the queues are back."""
-        await self._clock.wait_for(self._stop, min(self._breaker.failure(error, self._clock.monotonic()), PAUSE_ARMED))
+    async def _wait_for_store(self, recovery: Recovery, error: PostdateError, way: Way) -> None:
+        if recovery.outage is None:
+            await self._pause(self._calls.refused(error, self._clock.monotonic()))
+        else:
+            await recovery.outage.wait(error, way)
+
+    async def _pause(self, pause: timedelta) -> None:
+        """Pause for a second at most: a breaker that has tripped cannot tell when the queues are back."""
+        await self._clock.wait_for(self._stop, min(pause, PAUSE_ARMED))
 
     def stop(self) -> None:
         """Stop receiving. Messages that were received ahead go back."""
