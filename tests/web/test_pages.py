@@ -14,10 +14,12 @@ from tests.integration.postgres_place import now, placed
 from tests.web.conftest import MINUTE, Deployment, Page, Visit, app_of, browsing, news_of, settings_of
 
 from postdate import DelayedMessage, PostgresStore, SqliteStore, SystemClock, TransactionMode, operations
+from postdate.clock import steady_seconds
 from postdate.core.limits import change_limits, paused
-from postdate.errors import StoreUnavailable
+from postdate.errors import StoreUnavailable, TransportUnreachable
 from postdate.messages import Headers
 from postdate.operations.plain import clean
+from postdate.runtime.resource import resource_at
 from postdate.web.views import SECURITY_HEADERS
 from postdate.web.watching import LISTED, Watcher
 from postdate.wiring import opened
@@ -387,6 +389,19 @@ async def test_a_store_out_of_reach_is_told_in_words(path: str, tmp_path: Any) -
     assert "127.0.0.1" in page.words
     assert "is the server running there? start it, or correct host and port" in page.words
     assert "enigma" not in page.answer.text
+
+
+async def test_every_page_names_resources_that_are_out_of_reach(visit: Visit) -> None:
+    """One state, whoever shows it: `/readyz`, metrics and the page read the same resources."""
+    broker = resource_at(object(), "RabbitMQ shop")
+    calls = broker.calls("cannot send due messages", logging.getLogger("postdate.test"))
+    async with visit() as browser:
+        assert "RabbitMQ shop" not in (await browser("/")).words
+        calls.failed(TransportUnreachable("connection refused"), steady_seconds())
+        for path in ("/", "/queues", "/doctor"):
+            assert "RabbitMQ shop is out of reach for" in (await browser(path)).words
+        calls.succeeded(steady_seconds())
+        assert "RabbitMQ shop" not in (await browser("/")).words
 
 
 async def test_it_comes_back_with_the_store(deployment: Deployment) -> None:

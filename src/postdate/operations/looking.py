@@ -13,7 +13,7 @@ import anyio
 from postdate.clock import Clock
 from postdate.core.health.deadlines import Deadlines
 from postdate.operations.needs import present
-from postdate.runtime.resource import Resource
+from postdate.runtime.resource import resource_of
 from postdate.wiring import OpenDeployment
 
 T = TypeVar("T")
@@ -60,11 +60,12 @@ class Refresher(Generic[T]):
         self._watched, self._news = anyio.Event(), anyio.Event()
         self._last: Look[T] | None = None
         self._before: Look[T] | None = None
-        self._outage = Resource("the store").calls("cannot look at what waits, for metrics or the page", log)
 
     async def run(self, deployment: OpenDeployment) -> None:
         """Look again and again, until it is cancelled."""
         deadlines = Deadlines.of_store(deployment.store, self._clock, _CALL_DEADLINE)
+        what = "cannot look at what waits, for metrics or the page"
+        calls = resource_of(deployment.store).calls(what, log, is_rare=True)
         while True:
             while self._clock.monotonic() - self._watched_at >= _WATCHED_SECONDS:
                 self._watched = anyio.Event()
@@ -74,10 +75,10 @@ class Refresher(Generic[T]):
                 at = await deadlines.call_apart(lambda: present(deployment))
                 result = await deadlines.call_apart(lambda at=at: self._look(deployment, at))
             except Exception as error:  # noqa: BLE001 - raised by whoever asks what was found
-                self._outage.failed(error, self._clock.monotonic())
+                calls.failed(error, self._clock.monotonic())
                 result = error
             else:
-                self._outage.succeeded(self._clock.monotonic())
+                calls.succeeded(self._clock.monotonic())
             ended = self._clock.monotonic()
             number = 1 if self._last is None else self._last.number + 1
             self._before, self._last = self._last, Look(number, at, ended, result)

@@ -22,6 +22,7 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from typing_extensions import override
 
 from postdate import operations
+from postdate.clock import steady_seconds
 from postdate.config import parse_instant, without_secrets
 from postdate.core.changing import EVERYTHING, Pending
 from postdate.core.limits import limits_of
@@ -38,6 +39,7 @@ from postdate.operations import Interval, MessageState, Overview
 from postdate.operations.looking import Look
 from postdate.operations.plain import clean, shown_count, shown_span, shown_time
 from postdate.ports.limits import LimitingStore
+from postdate.runtime.resource import outages
 from postdate.web import charts
 from postdate.web.watching import LISTED, Watcher, log
 from postdate.wiring import advice_for
@@ -109,6 +111,7 @@ class Views:
         values = {"who": None, "signs_in": False, "method": request.method, "shown_count": shown_count, **values}
         values |= {"here": here, "base": base, "status": status, "store": self._watcher.settings.store.address.shown}
         values |= {"name": self._name, "message_page": message_page, "age": age, "charts": charts}
+        values |= {"outages": outages(steady_seconds())}
         return HTMLResponse(self._templates.get_template(f"{name}.html").render(values), status)
 
     # --- at a glance ----------------------------------------------------------------------------------------------
