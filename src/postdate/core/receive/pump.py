@@ -450,14 +450,17 @@ class MessagePump:
             try:
                 await self._receiver.roll_back(received, failed=failed)
             except ClaimLost:
-                return
+                break
             except PostdateError as error:
                 pause = self._not_done(received, "cannot be given back now", error)
                 if self._stop.is_set():  # closing the receiver, or the end of the process, does it
                     return
                 await self._pause(pause)
             else:
-                return
+                break
+        # The queue answers. A receive under way may wait for long, and until then an outage would not be over: one
+        # commit whose answer was lost tripped the breaker of an idle queue.
+        self._calls.succeeded(self._clock.monotonic())
 
     async def _wait_for_store(self, recovery: Recovery, error: PostdateError, way: Way) -> None:
         if recovery.outage is None:
