@@ -13,6 +13,7 @@ from postdate.backends.redis.transport import RedisTransport
 from postdate.errors import DuplicateMessage
 from postdate.ports import Mending, MessageFilter, Outcome, RecordKind
 from postdate.testing import Check, Damage, StoreSubject, TransportSubject, store_checks, transport_checks
+from postdate.testing.damaged import Damages, damages_by
 
 _OF_STORES = {
     "an_unreadable_message_holds_up_nothing",
@@ -44,8 +45,8 @@ class ForeignKeysOfAStore(RedisStoreSubject):
         super().__init__(url)
         self.prefix = ForeignKeys(url)
 
-    def damages(self) -> frozenset[Damage]:
-        return frozenset({Damage.CONTENT})
+    def damages(self) -> Damages:
+        return damages_by(self.damage, [Damage.CONTENT])
 
 
 class ForeignKeysInQueues(RedisTransportSubject):
@@ -53,8 +54,8 @@ class ForeignKeysInQueues(RedisTransportSubject):
         super().__init__(url)
         self.prefix = ForeignKeys(url)
 
-    def damages(self) -> frozenset[Damage]:
-        return frozenset({Damage.CONTENT})
+    def damages(self) -> Damages:
+        return damages_by(self.damage, [Damage.CONTENT])
 
 
 @pytest.mark.parametrize("check", STORE_CHECKS, ids=str)
