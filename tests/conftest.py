@@ -282,7 +282,7 @@ def store_subject(request: pytest.FixtureRequest) -> Iterator[StoreSubject]:
     """Each store, on empty storage."""
     subject = STORE_SUBJECTS[request.param](request)
     if request.param in {"MariaDbStore", "SqlServerStore"}:
-        request.getfixturevalue("expected_logs").append("cannot be read and were set aside")
+        request.getfixturevalue("expected_logs").append("cannot be read, and marked so")
     yield subject
     _drop(subject)
 

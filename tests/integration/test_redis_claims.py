@@ -120,7 +120,7 @@ def fail_once(server: RedisServer, name: str, error: PostdateError, monkeypatch:
 # --- queues -----------------------------------------------------------------------------------------------------------
 
 
-async def test_what_was_received_beside_something_that_could_not_be_set_aside_is_given_back(
+async def test_what_was_received_beside_something_that_could_not_be_marked_is_given_back(
     transport: RedisTransport, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await transport.send([Envelope("done", f"e-{number}") for number in range(2)], NOW)
@@ -227,7 +227,7 @@ async def test_a_commit_whose_answer_was_lost_took_place_once(
 # --- stores -----------------------------------------------------------------------------------------------------------
 
 
-async def test_what_was_claimed_beside_something_that_could_not_be_set_aside_is_given_back(
+async def test_what_was_claimed_beside_something_that_could_not_be_marked_is_given_back(
     store: RedisStore, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await store.store_many([message("m-1"), message("m-2")], NOW)

@@ -79,7 +79,7 @@ def list_(
         bool, option("--unreadable", "List what cannot be read instead, of the store and the queues.")
     ] = False,
 ) -> None:
-    """List messages that wait, the next due first; or rows that cannot be read."""
+    """List messages that wait, the next due first."""
     where = which.pending()
     if unreadable:
         if where.says_something or which.origin or after is not None:
@@ -133,7 +133,10 @@ def show(
         str | None, named("--unreadable", "Show a row that cannot be read, as s12 or q3.", metavar="NAME")
     ] = None,
 ) -> None:
-    """Show a message: where it is, what it says, what became of it. What cannot be read is shown in hex."""
+    """Show a message: where it is, what it says, what became of it.
+
+    What cannot be read is shown in hex.
+    """
     if unreadable is not None:
         if message_id is not None:
             raise wrong_usage("name one: either the ID of a message, or --unreadable NAME")
@@ -231,7 +234,10 @@ def discard(
     use: Use,
     names: Annotated[list[str], typer.Argument(parser=NAME, metavar="NAME…", help="Unreadable rows, as s12 or q3.")],
 ) -> None:
-    """Delete rows that cannot be read, for good. `errors discard` is for failed messages, `cancel` for waiting ones."""
+    """Delete rows that cannot be read, for good.
+
+    For failed messages there is `errors discard`, for waiting ones `cancel`.
+    """
     results = use.work(lambda deployment, now: operations.discard_unreadable(deployment, names, now))
 
     def lines() -> None:

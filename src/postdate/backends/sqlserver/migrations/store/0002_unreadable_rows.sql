@@ -7,8 +7,8 @@ ALTER TABLE {table} ADD unreadable nvarchar(max) NULL, unreadable_at bigint NULL
 -- dropped with the last row. In EXEC, as the new columns are unknown when the batch is compiled.
 IF OBJECT_ID(N'{schema_in_text}.[postdate_quarantine]', N'U') IS NOT NULL EXEC (N'
 DECLARE @store smallint = (SELECT store_id FROM {schema_in_text}.[postdate_store] WHERE name = {name_in_text})
-DECLARE @back TABLE (number bigint NOT NULL PRIMARY KEY, row_number bigint NOT NULL)
-INSERT INTO @back (number, row_number)
+DECLARE @back TABLE (number bigint NOT NULL PRIMARY KEY, came_back_as bigint NOT NULL)
+INSERT INTO @back (number, came_back_as)
 SELECT q.number, r.number FROM {schema_in_text}.[postdate_quarantine] AS q JOIN {schema_in_text}.[postdate_record] AS r
     ON r.message_id = q.message_id AND r.message_id_bytes = DATALENGTH(q.message_id) AND r.store_id = q.store_id AND r.kind = 1
 WHERE q.store_id = @store
@@ -27,14 +27,14 @@ SELECT q.at, CASE WHEN q.due BETWEEN -62135596800000000 AND 253402300799999999 T
     q.message_id, q.destination, CONCAT(N''unreadable row '', q.number)
 FROM {schema_in_text}.[postdate_quarantine] AS q
 WHERE q.store_id = @store AND NOT EXISTS (SELECT 1 FROM @back AS b WHERE b.number = q.number)
-INSERT INTO @back (number, row_number)
+INSERT INTO @back (number, came_back_as)
 SELECT q.number, r.number FROM {schema_in_text}.[postdate_quarantine] AS q JOIN {schema_in_text}.[postdate_record] AS r
     ON r.message_id = q.message_id AND r.message_id_bytes = DATALENGTH(q.message_id) AND r.store_id = q.store_id
     AND r.detail = CONCAT(N''unreadable row '', q.number)
 WHERE q.store_id = @store AND NOT EXISTS (SELECT 1 FROM @back AS b WHERE b.number = q.number)
 INSERT INTO {table_in_text}
     (number, due, attempt_at, expires_at, failures, message_id, destination, headers, body, unreadable, unreadable_at)
-SELECT b.row_number, q.due, -9223372036854775807, q.expires_at, q.failures, q.message_id, q.destination, q.headers,
+SELECT b.came_back_as, q.due, -9223372036854775807, q.expires_at, q.failures, q.message_id, q.destination, q.headers,
     q.body, q.reason, q.at
 FROM {schema_in_text}.[postdate_quarantine] AS q JOIN @back AS b ON b.number = q.number
 DELETE FROM {schema_in_text}.[postdate_quarantine] WHERE store_id = @store
