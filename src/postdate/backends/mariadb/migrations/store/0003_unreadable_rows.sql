@@ -55,8 +55,8 @@ SELECT q.came_back_as, q.due, -9223372036854775807, q.expires_at, q.failures, q.
 FROM {schema}.`postdate_quarantine` AS q
 JOIN {schema}.`postdate_store` AS s ON s.store_id = q.store_id AND s.name = {name}
 WHERE NOT EXISTS (SELECT 1 FROM {table} AS p WHERE p.number = q.came_back_as);
-DELETE FROM q USING {schema}.`postdate_quarantine` AS q
-JOIN {schema}.`postdate_store` AS s ON s.store_id = q.store_id AND s.name = {name};
+DELETE FROM {schema}.`postdate_quarantine`
+WHERE store_id = (SELECT s.store_id FROM {schema}.`postdate_store` AS s WHERE s.name = {name});
 SET @postdate_end = (SELECT IF(COUNT(*) = 0, {drop_quarantine}, 'DO 0') FROM {schema}.`postdate_quarantine`);
 PREPARE postdate_end FROM @postdate_end;
 EXECUTE postdate_end;
