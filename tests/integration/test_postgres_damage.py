@@ -101,8 +101,10 @@ async def test_a_mended_message_of_a_store_is_delivered(place: Place) -> None:
     place.run(f"""
         UPDATE "{TABLE}" SET attempt_at = due, unreadable = NULL, unreadable_at = NULL
         WHERE number = {row.number} AND unreadable IS NOT NULL""")
-    (claim,) = await place.another_store().claim_due(now(), 100)
+    store = place.another_store()
+    (claim,) = await store.claim_due(now(), 100)
     assert (claim.message.message_id, claim.message.headers) == ("m-0", {})
+    await store.close()
 
 
 async def test_a_mended_message_of_a_queue_is_received(place: Place) -> None:
