@@ -47,7 +47,7 @@ _SEND = ("send", "orders", "x")
         (("messages", "discard", ""), "Invalid value for 'NAME"),
         (("errors", "list", "--queue", ""), "Invalid value for '--queue': it is blank"),
         (("errors", "return", "m1", "--to", " "), "Invalid value for '--to': it is blank"),
-        (("messages", "show", ""), "Invalid value for 'ID': it is blank"),
+        (("messages", "show", ""), "Invalid value for '[ID]': it is blank"),
         (("messages", "cancel", "m1", ""), "it is blank"),
         (("setup", "--queue", ""), "Invalid value for '--queue': it is blank"),
         ((*_SEND, "--id", ""), "Invalid value for '--id': it is blank"),

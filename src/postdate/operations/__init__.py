@@ -50,7 +50,7 @@ from postdate.operations.state import (
 )
 from postdate.operations.unreadable import (
     Discarded as Discarded,
-    Unreadable as Unreadable,
+    UnreadableLine as UnreadableLine,
     UnreadableDetails as UnreadableDetails,
     UnreadableList as UnreadableList,
     count_unreadable as count_unreadable,

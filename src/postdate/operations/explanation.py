@@ -25,7 +25,7 @@ from postdate.operations.needs import (
     users_of_store,
 )
 from postdate.operations.plain import Event, delivering, events_of, shown_count, shown_span, shown_time
-from postdate.operations.unreadable import Unreadable, unreadable_of
+from postdate.operations.unreadable import UnreadableLine, unreadable_of
 from postdate.ports import ARCHIVED, AdministrableStore, Process, Queued, Record, Recording, RecordKind, Standing
 from postdate.ports.limits import LimitingStore, in_a_lane
 from postdate.ports.migrating import MOVED_AWAY
@@ -118,7 +118,7 @@ class _Question:
     ) -> Explanation:
         return Explanation(self.message_id, state, headline, tuple(facts), tuple(advice))
 
-    def _unreadable(self, row: Unreadable) -> Explanation:
+    def _unreadable(self, row: UnreadableLine) -> Explanation:
         where = "in the store" if row.queue is None else f"in queue {row.queue!r}"
         return self._say(
             MessageState.UNREADABLE,

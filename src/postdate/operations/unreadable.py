@@ -1,4 +1,4 @@
-"""Unreadable rows of the store and the queues: counted, listed, shown, discarded. Source: ADR 0019, 0043."""
+"""UnreadableLine rows of the store and the queues: counted, listed, shown, discarded. Source: ADR 0019, 0043."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SEARCHED: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class UnreadableLine:
     """One unreadable row, in a list.
 
     ``name`` is ``s`` (store) or ``q`` (queues) with its number there; ``queue`` is ``None`` for one that waits in the
@@ -37,17 +37,17 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableList:
-    """Unreadable rows, those of the store first; ``total`` counts all."""
+    """UnreadableLine rows, those of the store first; ``total`` counts all."""
 
     total: int = 0
-    messages: Sequence[Unreadable] = ()
+    messages: Sequence[UnreadableLine] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableDetails:
     """One unreadable row; ``raw`` has its content by column, in hexadecimal digits."""
 
-    message: Unreadable
+    message: UnreadableLine
     raw: Mapping[str, str]
 
 
@@ -83,8 +83,8 @@ async def _rows(deployment: OpenDeployment, limit: int) -> list[tuple[str, Unrea
     ]
 
 
-def _line(name: str, row: UnreadableRow) -> Unreadable:
-    return Unreadable(name, row.queue or None, row.message_id, row.reason, row.at, sum(map(len, row.raw.values())))
+def _line(name: str, row: UnreadableRow) -> UnreadableLine:
+    return UnreadableLine(name, row.queue or None, row.message_id, row.reason, row.at, sum(map(len, row.raw.values())))
 
 
 def _details(name: str, row: UnreadableRow) -> UnreadableDetails:
