@@ -1,4 +1,4 @@
-"""UnreadableLine rows of the store and the queues: counted, listed, shown, discarded. Source: ADR 0019, 0043."""
+"""Unreadable rows of the store and the queues: counted, listed, shown, discarded. Source: ADR 0019, 0043."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class UnreadableLine:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableList:
-    """UnreadableLine rows, those of the store first; ``total`` counts all."""
+    """Unreadable rows, those of the store first; ``total`` counts all."""
 
     total: int = 0
     messages: Sequence[UnreadableLine] = ()
