@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Final
 
 from postdate.errors import QueueNotFound
 from postdate.messages import DelayedMessage, Envelope
@@ -274,6 +275,10 @@ class FileScripts:
 
 
 # --- rows that cannot be read -----------------------------------------------------------------------------------------
+
+
+UNREADABLE: Final = "unreadable: "
+"""How the details of records about unreadable rows begin; the reason follows."""
 
 
 @dataclass(frozen=True, slots=True)

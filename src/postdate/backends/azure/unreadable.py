@@ -21,6 +21,7 @@ from postdate.backends.azure.records import Records
 from postdate.errors import InvalidMessage, MessageError, MessageNotFound, StoreError
 from postdate.messages import MESSAGE_ID_LIMIT, check_text
 from postdate.ports import UnreadableRow
+from postdate.ports.observation import UNREADABLE as UNREADABLE_DETAIL
 
 _FORMER_PARTITION: Final = "malformed"
 """Of the records table, where earlier versions put them."""
@@ -54,7 +55,7 @@ class UnreadableEntities:
             if message_id := _id_of(entity):
                 destination = entity.get("Destination")
                 known = destination if isinstance(destination, str) else ""
-                await self._records.end_unread(message_id, known, now, f"unreadable: {error}")
+                await self._records.end_unread(message_id, known, now, f"{UNREADABLE_DETAIL}{error}")
             await self._table.atomically([Operation("delete", {"PartitionKey": entity["PartitionKey"], "RowKey": row})])
         except StoreError as failure:
             if failure.transient:

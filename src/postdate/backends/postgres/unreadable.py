@@ -20,6 +20,7 @@ from postdate.backends.postgres.names import SchemaNames, array, places, sql
 from postdate.backends.postgres.rows import Unreadable, only_in_calendar
 from postdate.errors import MessageNotFound
 from postdate.ports import RecordKind, UnreadableRow, UnreadableRows
+from postdate.ports.observation import UNREADABLE
 
 log = logging.getLogger("postdate.postgres")
 
@@ -74,7 +75,7 @@ class UnreadableStatements:
             return f"""
                 INSERT INTO {names.of("record")} (at, due, store_id, kind, message_id, destination, detail)
                 SELECT {at}, {only_in_calendar("t.due")}, {store}, {kind:d}, t.message_id, {table.destination},
-                    'unreadable: ' || t.unreadable
+                    '{UNREADABLE}' || t.unreadable
                 FROM {rows} AS t WHERE {store} IS NOT NULL"""
 
         self.mark = sql(f"""

@@ -27,6 +27,7 @@ from postdate.errors import StoreNotSetUp, StoreUnreachable
 from postdate.messages import rescheduled_text
 from postdate.persistence.migrations import setup_command, standing
 from postdate.ports import Recording, RecordKind, Scan, ScanPart, ServerFacts
+from postdate.ports.observation import UNREADABLE
 
 
 class RowLockTables(ABC):
@@ -152,7 +153,7 @@ class RowLockTables(ABC):
             session.change(self.sql.mark_unreadable, {"number": number, "at": at, "reason": reason})
             row = self.lock_unreadable(session, number)
             assert row is not None
-            self._record_unreadable(session, row, RecordNote(at, int(RecordKind.FAILED), f"unreadable: {reason}"))
+            self._record_unreadable(session, row, RecordNote(at, int(RecordKind.FAILED), f"{UNREADABLE}{reason}"))
 
     def _record_unreadable(self, session: Any, row: MarkedRow, note: RecordNote) -> None:
         content = row.content

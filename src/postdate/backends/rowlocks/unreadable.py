@@ -28,6 +28,7 @@ from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import MessageNotFound, StoreError
 from postdate.messages import DelayedMessage
 from postdate.ports import RecordKind, UnreadableRow, UnreadableRows
+from postdate.ports.observation import UNREADABLE
 from postdate.runtime.next_due import NextDue
 
 log = logging.getLogger("postdate.stores")
@@ -92,7 +93,7 @@ class UnreadableInTable(UnreadableRows):
         def discard(session: Any) -> None:
             if (row := self._tables.lock_unreadable(session, number)) is None:
                 raise MessageNotFound(f"no unreadable row of this store has the number {number}")
-            note = RecordNote(to_microseconds(now), int(RecordKind.DISCARDED), f"unreadable: {row.reason}")
+            note = RecordNote(to_microseconds(now), int(RecordKind.DISCARDED), f"{UNREADABLE}{row.reason}")
             self._tables.discard_unreadable(session, row, note)
 
         await self._pool.transaction(discard)

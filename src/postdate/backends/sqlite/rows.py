@@ -21,6 +21,7 @@ from postdate.clock import Clock, SystemClock, from_microseconds, nearest_instan
 from postdate.errors import InvalidHeaders, InvalidMessage
 from postdate.messages import DelayedMessage, Envelope, decode_headers, stored_headers
 from postdate.ports import Recording, RecordKind, StoreReport
+from postdate.ports.observation import UNREADABLE
 from postdate.ports.transports import ExpiryRules
 
 DUE: Final = "due"
@@ -426,7 +427,7 @@ def record_unreadable(tx: Transaction, kind: RecordKind, parts: Row, reason: str
     message_id, due, destination = parts
     if isinstance(message_id, str):
         where = destination if isinstance(destination, str) else None
-        record(tx, kind, (message_id, readable(due), where), at, f"unreadable: {reason}")
+        record(tx, kind, (message_id, readable(due), where), at, f"{UNREADABLE}{reason}")
 
 
 def readable(due: object) -> int | None:
