@@ -34,6 +34,7 @@ from postdate.ports import RecordKind, UnreadableRow, UnreadableRows
 
 T = TypeVar("T")
 
+_CONTENT: Final = ("c.headers", "c.body")
 _FIELDS: Final = {WAITING.name: WAITING_FIELDS, QUEUED.name: QUEUED_FIELDS}
 _QUEUES: Final = {
     WAITING.name: "''",
@@ -119,9 +120,6 @@ class UnreadableFileRows(OnFile, UnreadableRows):
             tx.execute("DELETE FROM content WHERE seq = ?", (content,))
 
         await self.file.write(discard)
-
-
-_CONTENT: Final = ("c.headers", "c.body")
 
 
 def _unreadable_row(row: Row, names: Sequence[str]) -> UnreadableRow:
