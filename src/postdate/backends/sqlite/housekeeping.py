@@ -20,7 +20,7 @@ from postdate.backends.sqlite.rows import (
     QUEUED,
     Transaction,
     content_of,
-    mark_unreadable,
+    mark_and_log,
     queue_topic,
     read_rows,
     time_of,
@@ -118,7 +118,7 @@ def _keep(tx: Transaction, dead: Sequence[_Message]) -> None:
         headers = encode_headers({**headers, DEAD_LETTER_HEADER: said})
         tx.execute("UPDATE content SET headers = ? WHERE seq = ?", (headers, each.content))
         tx.execute(_KEEP, (queue_id, each.seq))
-    mark_unreadable(tx, QUEUED, bad)
+    mark_and_log(tx, QUEUED, bad)
     tx.signal(queue_topic(DEAD_LETTERS))
 
 

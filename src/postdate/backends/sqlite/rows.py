@@ -411,9 +411,14 @@ def mark_unreadable(tx: Transaction, table: MessageTable, bad: Mapping[int, str]
     for seq, reason in bad.items():
         tx.execute(mark, (reason, when, seq))
         record_unreadable(tx, RecordKind.FAILED, unreadable_parts(tx, table, seq), reason, when)
+
+
+def mark_and_log(tx: Transaction, table: MessageTable, bad: Mapping[int, str], at: int | None = None) -> None:
+    """:func:`mark_unreadable` of rows that were just met, with one log entry that has the reason of the first."""
+    mark_unreadable(tx, table, bad, at)
     if bad:
-        text = "cannot be read, and marked so: %d messages of this batch, the first because %s; %s"
-        log.error(text, len(bad), next(iter(bad.values())), "`postdate messages list --unreadable` lists them")
+        text = "cannot be read, and marked so: %d messages (%s); `postdate messages list --unreadable` lists them"
+        log.error(text, len(bad), next(iter(bad.values())))
 
 
 def unreadable_parts(tx: Transaction, table: MessageTable, seq: int) -> Row:
@@ -452,7 +457,7 @@ def claimed(
     while True:
         good, bad = decoded(sorted(read_rows(tx.connection, sql, values), key=lambda row: row[0]), decode)
         if bad:
-            mark_unreadable(tx, table, bad, at)
+            mark_and_log(tx, table, bad, at)
         if good or not bad:
             return good
 

@@ -23,7 +23,7 @@ from postdate.backends.sqlite.rows import (
     Row,
     Transaction,
     decoded,
-    mark_unreadable,
+    mark_and_log,
     read_rows,
     record_unreadable,
     unreadable_parts,
@@ -81,7 +81,7 @@ def _mark_if_still_unreadable(tx: Transaction, table: MessageTable, suspects: Ma
     free = "claimant IS NULL AND unreadable IS NULL"
     sql = f"SELECT {table.columns} FROM {table.name} WHERE seq IN ({places}) AND {free}"
     _, bad = decoded(read_rows(tx.connection, sql, tuple(suspects)), table.decode)
-    mark_unreadable(tx, table, bad)
+    mark_and_log(tx, table, bad)
     return len(bad)
 
 
