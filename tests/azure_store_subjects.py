@@ -14,6 +14,7 @@ from postdate.backends.azure.store import AzureTableStore
 from postdate.backends.azure.table_names import records_table
 from postdate.ports import DelayedMessageStore, TransactionMode
 from postdate.testing import Damage, StoreSubject
+from postdate.testing.damaged import Damages, damages_by
 
 _NUMBERS = itertools.count(1)
 
@@ -58,8 +59,8 @@ class AzureTableStoreSubject(StoreSubject):
     def drop(self) -> None:
         drop_table(self.connection, self.table)
 
-    def damages(self) -> frozenset[Damage]:
-        return frozenset(Damage)
+    def damages(self) -> Damages:
+        return damages_by(self.damage)
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         with TableClient.from_connection_string(self.connection, self.table) as client:

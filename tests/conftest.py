@@ -30,6 +30,7 @@ from postdate import LocalTransport, MemoryStore, MemoryTransport, SqliteStore
 from postdate.backends.sqlite.file import SqliteFile
 from postdate.ports import DelayedMessageStore, MovingStore, Recording, Transport
 from postdate.testing import Damage, StoreSubject, TransportSubject
+from postdate.testing.damaged import Damages, damages_by
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As of a shell that runs us in the background. Processes that tests interrupt would inherit it, and never end.
@@ -161,8 +162,8 @@ class SqliteStoreSubject(StoreSubject):
     def transport(self) -> Transport:
         return LocalTransport(self.path, synchronous="normal", recording=self._recording)
 
-    def damages(self) -> frozenset[Damage]:
-        return frozenset(Damage)
+    def damages(self) -> Damages:
+        return damages_by(self.damage)
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         return damage_row(self.path, "delayed_message", message_id, damage)
@@ -206,8 +207,8 @@ class LocalTransportSubject(TransportSubject):
     def store(self) -> MovingStore:
         return SqliteStore(self.path, synchronous="normal")
 
-    def damages(self) -> frozenset[Damage]:
-        return frozenset(Damage) - {Damage.DESTINATION}
+    def damages(self) -> Damages:
+        return damages_by(self.damage, [each for each in Damage if each is not Damage.DESTINATION])
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         return damage_row(self.path, "queue_message", message_id, damage)
@@ -281,7 +282,7 @@ def store_subject(request: pytest.FixtureRequest) -> Iterator[StoreSubject]:
     """Each store, on empty storage."""
     subject = STORE_SUBJECTS[request.param](request)
     if request.param in {"MariaDbStore", "SqlServerStore"}:
-        request.getfixturevalue("expected_logs").append("cannot be read and were set aside")
+        request.getfixturevalue("expected_logs").append("cannot be read, and marked so")
     yield subject
     _drop(subject)
 

@@ -10,6 +10,7 @@ from postdate.backends.mariadb.schema import MariaDbNames, quoted
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.ports import DelayedMessageStore
 from postdate.testing import Damage, StoreSubject
+from postdate.testing.damaged import Damages, damages_by
 
 DAMAGES = {
     Damage.HEADERS: ("headers = %(value)s", '{"a": "b'),
@@ -44,8 +45,8 @@ class MariaDbStoreSubject(StoreSubject):
     def open_elsewhere(self) -> DelayedMessageStore:
         return MariaDbStore(self.url, schema=self.schema)
 
-    def damages(self) -> frozenset[Damage]:
-        return frozenset(DAMAGES)
+    def damages(self) -> Damages:
+        return damages_by(self.damage, DAMAGES)
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         with closing(MariaDbServer(self.url).connect()) as session:

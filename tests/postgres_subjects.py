@@ -12,6 +12,7 @@ from postdate.backends.postgres.transport import PostgresTransport
 from postdate.ports import DelayedMessageStore, MovingStore, Recording, Transport
 from postdate.testing import StoreSubject, TransportSubject
 from postdate.testing.conformance import Damage
+from postdate.testing.damaged import Damages, damages_by
 
 _NUMBERS = itertools.count(1)
 
@@ -70,8 +71,8 @@ class PostgresStoreSubject(StoreSubject):
     def transport(self) -> Transport:
         return PostgresTransport(self.url, schema=self.schema, recording=self._recording)
 
-    def damages(self) -> frozenset[Damage]:
-        return frozenset(Damage)
+    def damages(self) -> Damages:
+        return damages_by(self.damage)
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         find = "SELECT number FROM record WHERE message_id = %s AND kind = 1"
@@ -122,8 +123,8 @@ class PostgresTransportSubject(TransportSubject):
     def open_elsewhere(self) -> Transport:
         return PostgresTransport(self.url, schema=self.schema)
 
-    def damages(self) -> frozenset[Damage]:
-        return frozenset(Damage) - {Damage.DESTINATION}
+    def damages(self) -> Damages:
+        return damages_by(self.damage, [each for each in Damage if each is not Damage.DESTINATION])
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         find = "SELECT content FROM queue_message WHERE message_id = %s"

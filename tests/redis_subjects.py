@@ -10,6 +10,7 @@ from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
 from postdate.ports import MovingStore, Recording, Transport
 from postdate.testing import Damage, StoreSubject, TransportSubject
+from postdate.testing.damaged import Damages, damages_by
 
 _NUMBERS = itertools.count(1)
 _DAMAGED_HEADERS = b'{"a": "b'
@@ -65,8 +66,8 @@ class RedisStoreSubject(StoreSubject):
     def transport(self) -> Transport:
         return RedisTransport(self.prefix.login, recording=self._recording)
 
-    def damages(self) -> frozenset[Damage]:
-        return frozenset(Damage)
+    def damages(self) -> Damages:
+        return damages_by(self.damage)
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         (key,) = [key for key in self.prefix.all_keys() if key.endswith(f":m:{message_id}".encode())]
@@ -91,8 +92,8 @@ class RedisTransportSubject(TransportSubject):
     def store(self) -> MovingStore:
         return RedisStore(self.prefix.login, table="conformance")
 
-    def damages(self) -> frozenset[Damage]:
-        return frozenset(Damage) - {Damage.DESTINATION}
+    def damages(self) -> Damages:
+        return damages_by(self.damage, [each for each in Damage if each is not Damage.DESTINATION])
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         (key,) = [

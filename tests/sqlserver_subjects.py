@@ -12,6 +12,7 @@ from postdate.backends.sqlserver.schema import SqlServerNames, literal, quoted
 from postdate.backends.sqlserver.store import SqlServerStore
 from postdate.ports import DelayedMessageStore
 from postdate.testing import Damage, StoreSubject
+from postdate.testing.damaged import Damages, damages_by
 
 VARIABLE = "POSTDATE_SQLSERVER_URL"
 _NUMBERS = itertools.count(1)
@@ -29,8 +30,8 @@ class SqlServerStoreSubject(StoreSubject):
     def open_elsewhere(self) -> DelayedMessageStore:
         return SqlServerStore(self.url, schema=self.schema)
 
-    def damages(self) -> frozenset[Damage]:
-        return frozenset(DAMAGES)
+    def damages(self) -> Damages:
+        return damages_by(self.damage, DAMAGES)
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         with closing(SqlServerInstance(self.url).connect()) as session:

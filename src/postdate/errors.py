@@ -150,11 +150,6 @@ class DuplicateMessage(StoreError):
             were = f"messages {', '.join(map(repr, message_ids))} were"
         return cls(f"{were} stored before: an id is used once, whatever became of the first one")
 
-    @classmethod
-    def of_set_aside(cls, message_id: str) -> Self:
-        """Return the error for a message that cannot be put back from the quarantine."""
-        return cls(f"message {message_id!r} was stored anew since it was set aside; discard this one")
-
 
 class SagaConflict(StoreError):
     """A saga instance was created, changed or completed by somebody else meanwhile; nothing was kept.

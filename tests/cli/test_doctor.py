@@ -39,7 +39,7 @@ def test_after_setup_only_the_service_is_missing(cli):
     assert set(found) == {
         "Python", "SQLite", "settings", "loopback", "synchronous", "disk space", "file system", "database",
         "write-ahead log", "clock", "zone files", "processes", "service", "queues", "error queue", "destinations",
-        "set aside", "pipeline",
+        "unreadable", "pipeline",
     }  # fmt: skip
 
 

@@ -230,7 +230,7 @@ def test_every_command_works_with_every_store_and_all_queues(
     cli.ok("messages", "reschedule", "m3", "--delay", "2h")
     cli.ok("messages", "cancel", "m3")
 
-    cli.ok("errors", "list", "--set-aside")
+    cli.ok("messages", "list", "--unreadable")
     if of_looks(cli, "errors", "list"):
         assert [each["message_id"] for each in cli.ok("errors", "list", "--json").json["messages"]] == ["m2"]
         cli.ok("errors", "return", "m2", "--to", orders)

@@ -11,7 +11,7 @@ QUESTIONS: Mapping[str, str] = {
     "beats": "who beats",
     "counts": "who counts",
     "outage": "what is an outage",
-    "aside": "what is set aside",
+    "unreadable": "what is marked as unreadable",
     "full": "what a full server means",
     "wakes": "who wakes",
 }
@@ -34,11 +34,11 @@ _DIES = "claims.claims_end_with_their_process"
 _STORED_COUNT = "claims.failures_add_up"
 _QUEUED_COUNT = "receiving.a_message_rolled_back_is_received_again"
 _COUNTS = (_STORED_COUNT, _QUEUED_COUNT)
-_ASIDE = "quarantine.an_unreadable_message_holds_up_nothing"
+_UNREADABLE = "unreadable.an_unreadable_message_holds_up_nothing"
 _EARLIER, _ELSEWHERE = "claims.what_is_due_earlier_wakes", "claims.other_processes_are_woken"
 _DURING_A_LOOK = "claims.what_is_stored_during_a_look_is_not_slept_over"
 _WAKES = (_EARLIER, _DURING_A_LOOK, _ELSEWHERE)
-_NO_QUEUE = "quarantine.what_no_queue_takes_is_set_aside"
+_NO_QUEUE = "unreadable.what_no_queue_takes_is_marked"
 _REFUSALS = "storing.what_a_store_says_of_itself_blames_no_message"
 _QUEUES_WAKE = "capabilities.other_processes_are_woken"
 _PUSHED = "receiving.receiving_waits_for_a_message"
@@ -62,7 +62,9 @@ ANSWERS: Mapping[str, Mapping[str, Answer]] = {
                 f"{_IN}/test_trouble.py::test_what_may_not_be_written_is_refused_clearly_and_works_again_after_mending",
             ),
         ),
-        "aside": Answer("the row, of store and queue, with its bytes; and what no queue takes", (_ASIDE, _NO_QUEUE)),
+        "unreadable": Answer(
+            "the row, of store and queue, with its bytes; and what no queue takes", (_UNREADABLE, _NO_QUEUE)
+        ),
         "full": Answer(
             "nothing is stored, and all goes on once there is room",
             (f"{_IN}/test_trouble.py::test_an_endpoint_on_a_full_disk_goes_on_when_there_is_room_again",),
@@ -84,7 +86,9 @@ ANSWERS: Mapping[str, Mapping[str, Answer]] = {
                 f"{_IN}/test_postgres_silence.py::test_limits_of_the_role_are_no_failure_of_a_message",
             ),
         ),
-        "aside": Answer("the row, of store and queue, with its bytes; and what no queue takes", (_ASIDE, _NO_QUEUE)),
+        "unreadable": Answer(
+            "the row, of store and queue, with its bytes; and what no queue takes", (_UNREADABLE, _NO_QUEUE)
+        ),
         "full": Answer(
             "nothing is stored, and all goes on once there is room",
             ("faults/test_faults.py::test_every_promise_holds_through",),
@@ -101,7 +105,7 @@ ANSWERS: Mapping[str, Mapping[str, Answer]] = {
             "as in PostgreSQL",
             (_REFUSALS, f"{_IN}/test_locking_silence.py::test_a_frozen_server_is_an_outage"),
         ),
-        "aside": Answer("the row, with its bytes; and what no queue takes", (_ASIDE, _NO_QUEUE)),
+        "unreadable": Answer("the row, in its place; and what no queue takes", (_UNREADABLE, _NO_QUEUE)),
         "full": Answer(
             "as in SQLite, by the number of the error",
             (f"{_IN}/test_mariadb.py::test_errors_of_the_server_are_translated",),
@@ -121,7 +125,7 @@ ANSWERS: Mapping[str, Mapping[str, Answer]] = {
             "as in PostgreSQL, by number and severity",
             (f"{_IN}/test_sqlserver.py::test_errors_of_the_server_are_translated",),
         ),
-        "aside": Answer("the row, with its bytes; and what no queue takes", (_ASIDE, _NO_QUEUE)),
+        "unreadable": Answer("the row, in its place; and what no queue takes", (_UNREADABLE, _NO_QUEUE)),
         "full": Answer(
             "as in SQLite, by the number of the error",
             (f"{_IN}/test_sqlserver.py::test_errors_of_the_server_are_translated",),
@@ -151,7 +155,7 @@ ANSWERS: Mapping[str, Mapping[str, Answer]] = {
                 f"{_IN}/test_rabbitmq_outages.py::test_a_memory_alarm_is_an_outage_and_its_end_is_noticed_at_once",
             ),
         ),
-        "aside": Answer(
+        "unreadable": Answer(
             "nothing: a queue keeps no place for it; what cannot be read is received, and ends in the error queue",
             (
                 f"{_IN}/test_rabbitmq_protocol.py::test_a_message_that_cannot_be_read_keeps_nothing_beside_it_from_being_held",
@@ -189,10 +193,10 @@ ANSWERS: Mapping[str, Mapping[str, Answer]] = {
                 f"{_IN}/azure/test_queues.py::test_throttling_of_receivers_is_an_outage_and_their_messages_stay",
             ),
         ),
-        "aside": Answer(
+        "unreadable": Answer(
             "the entity of the table; what no queue of Azure can have read ends in the error queue",
             (
-                _ASIDE,
+                _UNREADABLE,
                 _NO_QUEUE,
                 f"{_IN}/azure/test_queues.py::test_what_is_in_no_envelope_ends_in_the_error_queue_with_the_reason",
             ),
@@ -223,7 +227,7 @@ ANSWERS: Mapping[str, Mapping[str, Answer]] = {
                 "unit/test_msmq.py::test_a_service_that_stops_is_unreachable_and_handles_are_opened_anew_when_it_is_back",
             ),
         ),
-        "aside": Answer(
+        "unreadable": Answer(
             "nothing, as in RabbitMQ",
             ("unit/test_msmq_content.py::test_what_cannot_be_read_is_a_message_all_the_same",),
         ),
@@ -247,10 +251,10 @@ ANSWERS: Mapping[str, Mapping[str, Answer]] = {
                 f"{_IN}/test_redis.py::test_a_master_that_became_a_replica_is_an_outage",
             ),
         ),
-        "aside": Answer(
+        "unreadable": Answer(
             "the key, of whatever type, of store and queue, with its bytes; and what no queue takes",
             (
-                _ASIDE,
+                _UNREADABLE,
                 _NO_QUEUE,
                 f"{_IN}/test_redis_foreign_keys.py::test_a_foreign_key_in_a_store_is_as_any_message_that_cannot_be_read",
             ),
@@ -270,7 +274,7 @@ ANSWERS: Mapping[str, Mapping[str, Answer]] = {
         "outage": Answer(
             "nothing", ("unit/test_outages.py::test_no_connection_is_unreachable_for_store_and_queues_alike",)
         ),
-        "aside": Answer("nothing: it has no rows that could be damaged", (_ASIDE,)),
+        "unreadable": Answer("nothing: it has no rows that could be damaged", (_UNREADABLE,)),
         "full": Answer("the memory of the process has an end, and then the process", ("storing.too_large_is_refused",)),
         "wakes": Answer("whoever stores or sends", (_EARLIER, _DURING_A_LOOK, _PUSHED)),
     },

@@ -15,18 +15,18 @@ from postdate.ports import (
     ClaimingStore,
     DelayedMessageStore,
     MovingStore,
-    Quarantine,
     ReplacingStore,
     ScannableStore,
     TransactionMode,
     Transport,
+    UnreadableRows,
     capabilities_of,
 )
 from postdate.ports.limits import LimitingStore
 
 _STORE_PORTS = {
     "works in batches, with claims": ClaimingStore,
-    "sets aside what it cannot read": Quarantine,
+    "marks rows that it cannot read": UnreadableRows,
     "moves due messages inside the database, in one transaction with its queues": MovingStore,
     "shows what waits and what happened, cancels and reschedules": AdministrableStore,
     "replaces what waits under a key; its messages follow the clocks of a zone": ReplacingStore,
@@ -123,7 +123,7 @@ def _transport_cells(transport: Transport) -> dict[str, str]:
         "discards expired messages itself": _yes(can.expires_messages),
         "time to be received per message in a transaction": _yes(can.time_to_be_received_in_transactions),
         "keeps expired messages as dead letters": _yes(can.dead_letters),
-        "sets aside what it cannot read": _yes(isinstance(transport, Quarantine)),
+        "marks rows that it cannot read": _yes(isinstance(transport, UnreadableRows)),
         "takes all destinations in one call": _yes(can.pipelines),
         "takes one message out of a queue by its id": _yes(can.takes_by_id),
     }

@@ -43,11 +43,9 @@ from postdate.ports import (
     HANDLED,
     Claim,
     End,
-    Mending,
     MessageFilter,
     MoveReport,
     Outcome,
-    Quarantined,
     Received,
     Record,
     Recording,
@@ -55,7 +53,9 @@ from postdate.ports import (
     ScanFilter,
     ScanPart,
     StoreReport,
+    StoreStatistics,
     TransportCapabilities,
+    UnreadableRow,
     Wake,
     Work,
     counted_between,
@@ -195,30 +195,45 @@ class KeepsWhatItCannotRead(SqliteStore):
 
 
 class ForgetsTheBytes(SqliteStore):
-    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
-        return [replace(each, raw={}) for each in await super().quarantined(limit)]
+    async def list_unreadable(self, limit: int) -> Sequence[UnreadableRow]:
+        return [replace(each, raw={}) for each in await super().list_unreadable(limit)]
 
 
-class SetsNothingAside(SqliteStore):
-    async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
+class MarksNothing(SqliteStore):
+    async def mark_unreadable(self, claim: Claim, reason: str, now: datetime) -> bool:
         return False
 
 
-class SetsAsideWithoutAClaim(SqliteStore):
-    async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
-        await super().set_aside(claim, reason, now)
+class MarksWithoutAClaim(SqliteStore):
+    async def mark_unreadable(self, claim: Claim, reason: str, now: datetime) -> bool:
+        await super().mark_unreadable(claim, reason, now)
         return True
 
 
-class PutsAnythingBack(SqliteStore):
-    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        if mending != Mending():
-            await super().put_back(number, mending, now)
+class MarksWhatItReadsAgain(SqliteStore):
+    """It forgets the mark, so that the next claim meets the row again."""
+
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+        sql = "UPDATE delayed_message SET attempt_at = due, unreadable = NULL WHERE unreadable IS NOT NULL"
+        await self.file.write(lambda tx: tx.execute(sql) and None)
+        return await super().claim_due(now, limit)
 
 
-class NeverPutsBack(SqliteStore):
-    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        await super().put_back(number, Mending(), now)
+class CountsWhatItCannotRead(SqliteStore):
+    async def statistics(self, now: datetime) -> StoreStatistics:
+        counts = await super().statistics(now)
+        return replace(counts, pending=counts.pending + counts.unreadable)
+
+
+class CancelsWhatItCannotRead(SqliteStore):
+    async def cancel(self, message_id: str, now: datetime) -> bool:
+        return await super().cancel(message_id, now) or bool(await self.list_unreadable(1))
+
+
+class DiscardsTheFirst(SqliteStore):
+    async def discard_unreadable(self, number: int, now: datetime) -> None:
+        rows = await self.list_unreadable(1)
+        await super().discard_unreadable(rows[0].number if rows else number, now)
 
 
 class ChecksWhatItReads(SqliteStore):
@@ -330,7 +345,7 @@ class ClaimsEveryLane(MemoryStore):
         return await self.claim_due(LATEST, limit)
 
 
-class SetsAsideByTheLane(SqliteStore):
+class MarksByTheLane(SqliteStore):
     async def claim_held(self, kept: KeptLimits, now: datetime, limit: int) -> Sequence[Claim]:
         return await super().claim_held(kept, kept.end, limit)
 
@@ -543,14 +558,16 @@ BROKEN_STORES: Broken = {
     "counts what is released": (CountsWhatIsReleased, "claims.a_released_claim_counts_nothing"),
     "releases at once": (ReleasesAtOnce, "claims.a_released_message_waits_until_then"),
     "releases what it does not hold": (ReleasesWhatItDoesNotHold, "claims.a_released_claim_is_void"),
-    "keeps what it cannot read": (KeepsWhatItCannotRead, "quarantine.an_unreadable_message_holds_up_nothing"),
-    "keeps the oldest": (KeepsWhatItCannotRead, "quarantine.the_oldest_that_can_be_read_is_fetched"),
-    "forgets the bytes": (ForgetsTheBytes, "quarantine.an_unreadable_message_is_set_aside_with_its_bytes"),
-    "sets nothing aside": (SetsNothingAside, "quarantine.what_no_queue_takes_is_set_aside"),
-    "sets aside without a claim": (SetsAsideWithoutAClaim, "quarantine.what_no_queue_takes_is_set_aside"),
-    "puts anything back": (PutsAnythingBack, "quarantine.what_is_still_unreadable_stays_set_aside"),
-    "never puts back": (NeverPutsBack, "quarantine.a_mended_message_is_put_back"),
-    "checks what it reads": (ChecksWhatItReads, "quarantine.tightened_limits_refuse_nothing_that_is_stored"),
+    "keeps what it cannot read": (KeepsWhatItCannotRead, "unreadable.an_unreadable_message_holds_up_nothing"),
+    "keeps the oldest": (KeepsWhatItCannotRead, "unreadable.the_oldest_that_can_be_read_is_fetched"),
+    "forgets the bytes": (ForgetsTheBytes, "unreadable.an_unreadable_row_keeps_its_bytes"),
+    "marks nothing": (MarksNothing, "unreadable.what_no_queue_takes_is_marked"),
+    "marks without a claim": (MarksWithoutAClaim, "unreadable.what_no_queue_takes_is_marked"),
+    "marks what it reads again": (MarksWhatItReadsAgain, "unreadable.an_unreadable_row_keeps_its_bytes"),
+    "counts what it cannot read": (CountsWhatItCannotRead, "unreadable.unreadable_messages_are_counted_alone"),
+    "cancels what it cannot read": (CancelsWhatItCannotRead, "unreadable.an_unreadable_message_does_not_wait"),
+    "discards the first": (DiscardsTheFirst, "unreadable.an_unreadable_row_is_discarded_once"),
+    "checks what it reads": (ChecksWhatItReads, "unreadable.tightened_limits_refuse_nothing_that_is_stored"),
     "never wakes": (NeverWakes, "claims.what_is_due_earlier_wakes"),
     "always wakes": (AlwaysWakes, "claims.what_is_due_earlier_wakes"),
     "sleeps over what is stored during a look": (
@@ -591,8 +608,8 @@ BROKEN_STORES: Broken = {
     "forgets what is lifted": (ForgetsWhatIsLifted, "limiting.lifted_limits_are_kept_as_lifted"),
     "gives a turn to all": (GivesATurnToAll, "limiting.one_of_many_takes_a_turn"),
     "claims every lane": (ClaimsEveryLane, "limiting.what_is_held_is_claimed_by_its_lane_alone"),
-    "sets aside by the lane": (
-        SetsAsideByTheLane,
+    "marks by the lane": (
+        MarksByTheLane,
         "limiting.what_is_held_and_cannot_be_read_keeps_its_due_time",
     ),
     "moves what is limited": (MovesWhatIsLimited, "limiting.no_move_takes_what_is_limited"),
@@ -640,10 +657,7 @@ class BrokenStoreSubject(StoreSubject):
         return self._good.transport()
 
     def damages(self):
-        return self._good.damages() if self._is_sqlite() else frozenset()
-
-    def damage(self, message_id, damage):
-        return self._good.damage(message_id, damage)
+        return self._good.damages() if self._is_sqlite() else {}
 
     def refusals(self, store):
         return self._good.refusals(store) if self._is_sqlite() else {}
@@ -862,19 +876,14 @@ class StopsAtWhatItCannotReadReceiver(LocalReceiver):
 
 
 class ForgetsTheBytesOfAQueue(LocalTransport):
-    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
-        return [replace(each, raw={}) for each in await super().quarantined(limit)]
+    async def list_unreadable(self, limit: int) -> Sequence[UnreadableRow]:
+        return [replace(each, raw={}) for each in await super().list_unreadable(limit)]
 
 
-class PutsAnythingBackIntoAQueue(LocalTransport):
-    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        if mending != Mending():
-            await super().put_back(number, mending, now)
-
-
-class NeverPutsBackIntoAQueue(LocalTransport):
-    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        await super().put_back(number, Mending(), now)
+class DiscardsTheFirstOfAQueue(LocalTransport):
+    async def discard_unreadable(self, number: int, now: datetime) -> None:
+        rows = await self.list_unreadable(1)
+        await super().discard_unreadable(rows[0].number if rows else number, now)
 
 
 class ChecksWhatItReceives(LocalTransport):
@@ -899,11 +908,10 @@ class WorksAfterTheCommitReceiver(LocalReceiver):
 
 
 BROKEN_TRANSPORTS: dict[str, tuple[type[Any], str]] = {
-    "stops at what it cannot read": (StopsAtWhatItCannotRead, "quarantine.an_unreadable_message_holds_up_nothing"),
-    "forgets the bytes": (ForgetsTheBytesOfAQueue, "quarantine.an_unreadable_message_is_set_aside_with_its_bytes"),
-    "puts anything back": (PutsAnythingBackIntoAQueue, "quarantine.what_is_still_unreadable_stays_set_aside"),
-    "never puts back": (NeverPutsBackIntoAQueue, "quarantine.a_mended_message_is_put_back"),
-    "checks what it receives": (ChecksWhatItReceives, "quarantine.tightened_limits_refuse_nothing_that_is_there"),
+    "stops at what it cannot read": (StopsAtWhatItCannotRead, "unreadable.an_unreadable_message_holds_up_nothing"),
+    "forgets the bytes": (ForgetsTheBytesOfAQueue, "unreadable.an_unreadable_row_keeps_its_bytes"),
+    "discards the first": (DiscardsTheFirstOfAQueue, "unreadable.an_unreadable_row_is_discarded_once"),
+    "checks what it receives": (ChecksWhatItReceives, "unreadable.tightened_limits_refuse_nothing_that_is_there"),
     "ignores rollback": (IgnoresRollback, "receiving.a_message_rolled_back_is_received_again"),
     "ignores rollback while others wait": (IgnoresRollback, "receiving.a_message_rolled_back_wakes_others"),
     "forgets failures": (ForgetsFailuresOnRollback, "receiving.a_message_rolled_back_is_received_again"),
@@ -951,10 +959,7 @@ class BrokenTransportSubject(TransportSubject):
         return self._good.store()
 
     def damages(self):
-        return self._good.damages() if issubclass(self._transport, LocalTransport) else frozenset()
-
-    def damage(self, message_id, damage):
-        return self._good.damage(message_id, damage)
+        return self._good.damages() if issubclass(self._transport, LocalTransport) else {}
 
 
 @pytest.mark.parametrize("defect", BROKEN_TRANSPORTS)

@@ -408,7 +408,7 @@ def _damage() -> Sequence[Case]:
                 "One row whose headers are damaged",
                 deployment,
                 faults.DamagedRow(_BAD_HEADERS[deployment]),
-                "it alone is set aside; the others, due with it, come",
+                "it alone is marked; the others, due with it, come",
                 doubled=0,
                 messages=100,
                 at_once=True,
@@ -423,7 +423,7 @@ def _damage() -> Sequence[Case]:
                 faults.DamagedRow(
                     "UPDATE {waiting} SET due = 9223372036854775807, attempt_at = 1 WHERE message_id = '{id}'"
                 ),
-                "it alone is set aside; the others, due with it, come",
+                "it alone is marked; the others, due with it, come",
                 doubled=0,
                 messages=100,
                 at_once=True,

@@ -34,7 +34,7 @@ class Promise:
         error_queue: so many messages at most are in the error queue: those that are to blame themselves.
         recovers_within: of the last message that was due, after the end of the fault; a bound for a machine under load.
         while_it_lasts: recovery counts from the beginning of the fault, which harms only a part or never ends.
-        unread: messages that cannot be read, and are neither delivered nor lost: set aside.
+        unread: messages that cannot be read, and are neither delivered nor lost: they stay where they are, marked.
     """
 
     doubled: int = 0

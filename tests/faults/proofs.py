@@ -149,7 +149,6 @@ PROVEN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         _in_short("One row whose headers are damaged", "two SQLite files"),
         f"{_PLACES}/test_unreadable_rows.py::test_whatever_is_damaged_in_a_waiting_row_the_others_are_claimed",
         f"{_PLACES}/test_postgres_damage.py::test_a_damaged_row_holds_up_neither_a_move_nor_who_receives",
-        f"{_PLACES}/test_locking_silence.py::test_without_rights_to_set_aside_the_others_go_on",
     ),
     "One row with a due time outside the calendar": (
         f"{_PLACES}/test_unreadable_rows.py::test_whatever_is_damaged_in_a_waiting_row_the_others_are_claimed",

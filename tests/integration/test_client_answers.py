@@ -26,6 +26,7 @@ from postdate.backends.postgres.names import quoted
 from postdate.client.background import Background, InUse
 from postdate.config import load_settings
 from postdate.errors import ConfigurationError, DuplicateMessage, InvalidMessage, StoreUnreachable
+from postdate.persistence.migrations import bare, migrations
 from postdate.ports import Outcome, RecordKind, answer_of
 from postdate.ports.migrating import MOVED_AWAY
 from postdate.wiring import open_store
@@ -39,6 +40,7 @@ STATES = {
     "delivered": Answer.DELIVERED,
     "expired": Answer.EXPIRED,
     "failed": Answer.FAILED,
+    "unreadable": Answer.UNREADABLE,
     "cancelled": Answer.CANCELLED,
     "unknown": Answer.NOT_FOUND,
 }
@@ -66,6 +68,7 @@ async def _bring_about(client: Client, url: str, more: dict[str, Any]) -> tuple[
     await store.store(DelayedMessage("waiting", now() + HOUR, "mails"), now())
     for outcome in (Outcome.DELIVERED, Outcome.EXPIRED, Outcome.FAILED):
         await store.finish([claims[outcome.value]], outcome, now())
+    assert await store.mark_unreadable(claims["unreadable"], "torn", now())
     await store.retry_later(claims["failing"], now() + HOUR, now(), "refused")
     await store.release([claims["cancelled"]], None)
     assert await store.cancel("cancelled", now())
@@ -257,6 +260,18 @@ async def test_what_waits_under_a_key_in_a_database_of_before_is_replaced_after_
     assert sorted(each.body for each in await client.list()) == [b"", b"2", b"2"]
 
 
+def _forget_unreadable_rows(file: sqlite3.Connection) -> None:
+    """Undo the migration after that of keys: a file is as old as its newest mark."""
+    file.execute("DELETE FROM postdate_migration WHERE name = 'unreadable rows'")
+    for table in ("delayed_message", "queue_message"):
+        file.execute(f"DROP INDEX {table}_unreadable")
+        for column in ("unreadable", "unreadable_at"):
+            file.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+    (quarantine,) = [each for each in migrations("postdate.backends.sqlite") if each.name == "quarantine"]
+    for statement in bare(quarantine.sql).split(";"):
+        file.execute(statement)
+
+
 def _forget_marks(url: str, schema: str | None) -> None:
     """Have a database as it was before keys were marked."""
 
@@ -270,6 +285,7 @@ def _forget_marks(url: str, schema: str | None) -> None:
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file, file:
             for statement in statements("record", "postdate_migration"):
                 file.execute(statement)
+            _forget_unreadable_rows(file)
     elif url.startswith("postgresql"):
         with psycopg.connect(url) as connection:
             for statement in statements(*(f"{quoted(schema)}.{table}" for table in ("record", "migration"))):

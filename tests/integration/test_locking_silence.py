@@ -26,7 +26,7 @@ from postdate.backends.mariadb.schema import MariaDbNames
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.clock import SystemClock
 from postdate.errors import ConfigurationError, StoreUnavailable, StoreUnreachable
-from postdate.ports import Claim, ClaimingStore, Mending, MessageFilter, Outcome, RecordKind
+from postdate.ports import Claim, ClaimingStore, MessageFilter, Outcome, RecordKind
 from postdate.wiring import open_store
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
@@ -127,8 +127,8 @@ CALLS: dict[str, Call] = {
     "cancel": lambda store, _claims: store.cancel("m-0", NOW),
     "reschedule": lambda store, _claims: store.reschedule("m-0", NOW, NOW),
     "server_facts": lambda store, _claims: store.server_facts(),
-    "quarantined": lambda store, _claims: store.quarantined(1),
-    "put_back": lambda store, _claims: store.put_back(1, Mending(), NOW),
+    "list_unreadable": lambda store, _claims: store.list_unreadable(1),
+    "discard_unreadable": lambda store, _claims: store.discard_unreadable(1, NOW),
 }
 
 
@@ -426,61 +426,6 @@ async def test_a_process_that_has_lost_what_it_held_finds_out(
     assert await brief.finish(claims, Outcome.DELIVERED, NOW) == 0
     assert len(await brief.claim_due(NOW + SECOND, 10)) == 3
     await brief.close()
-
-
-# --- rights that are missing ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-async def granted(mariadb_url: str, schema: str) -> AsyncIterator[MariaDbStore]:
-    """A store of a user without rights on the table of what is set aside, with three messages, the first damaged."""
-    where, user = urlsplit(mariadb_url), f"clerk{os.getpid()}"
-    owner = MariaDbStore(mariadb_url, schema=schema, table=TABLE)
-    await owner.setup()
-    await owner.store_many(messages(3), NOW)
-    await owner.close()
-    names = MariaDbNames(schema, TABLE)
-    tables = [names.pending, *(names.of(each) for each in ("record", "store", "holder"))]
-    with closing(MariaDbServer(mariadb_url).connect()) as session:
-        session.change(f"CREATE OR REPLACE USER {user}@'127.0.0.1' IDENTIFIED BY 'secret'")
-        for table in tables:
-            session.change(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {user}@'127.0.0.1'", {})
-        assert session.change(f"UPDATE {names.pending} SET headers = 'no JSON' WHERE message_id = 'm-0'", {})
-        address = f"mariadb://{user}:secret@{where.hostname}:{where.port}/"
-        opened = MariaDbStore(address, schema=schema, table=TABLE)
-        yield opened
-        await opened.close()
-        session.change(f"DROP USER {user}@'127.0.0.1'")
-
-
-async def test_without_rights_to_set_aside_the_others_go_on(
-    granted: MariaDbStore,
-    mariadb_url: str,
-    schema: str,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As after an upgrade whose grants an administrator forgot. Before, no message was claimed any more."""
-    assert (await granted.statistics(NOW + SECOND)).quarantined == 0
-    (claim,) = await granted.claim_due(NOW + SECOND, 1)
-    assert claim.message.message_id == "m-1"
-    assert await granted.finish([claim], Outcome.DELIVERED, NOW) == 1
-    claims = await granted.claim_due(NOW + SECOND, 10)
-    assert [each.message.message_id for each in claims] == ["m-2"]
-    assert await granted.finish(claims, Outcome.DELIVERED, NOW) == 1
-    assert (await granted.claim_due(NOW + SECOND, 10), await granted.next_attempt()) == ([], None)
-    said = [each.getMessage() for each in caplog.records if each.levelname == "ERROR" and "postdate" in each.name]
-    assert len(said) == 1, said
-    assert "--print-sql" in said[0]
-
-    monkeypatch.setattr(granted._quarantine, "_left_until", 0.0)  # a minute later
-    assert await granted.next_attempt() == NOW
-    with closing(MariaDbServer(mariadb_url).connect()) as session:
-        aside = MariaDbNames(schema, TABLE).of("quarantine")
-        session.change(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {aside} TO clerk{os.getpid()}@'127.0.0.1'", {})
-    assert await granted.claim_due(NOW + SECOND, 10) == []
-    assert [each.message_id for each in await granted.quarantined(10)] == ["m-0"]
-    assert (await granted.statistics(NOW + SECOND)).quarantined == 1
 
 
 # --- the clock of the server ------------------------------------------------------------------------------------------

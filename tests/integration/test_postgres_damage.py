@@ -1,18 +1,15 @@
 """Rows that were damaged by hand hold up no move, no receive and no question. ADR 0019, point 6."""
 
-import os
 from unittest import mock
-from urllib.parse import urlsplit
 
 import pytest
 from tests.integration.postgres_place import SECOND, TABLE, Place, now, placed
 from tests.waiting import claimed, received, until
 
-from postdate import TransactionMode
 from postdate.backends.postgres.sessions import mark
-from postdate.errors import QueueNotFound, StoreUnavailable
+from postdate.errors import StoreUnavailable
 from postdate.messages import Envelope
-from postdate.ports import Mending, Outcome, Scan
+from postdate.ports import Outcome, Scan
 
 pytestmark = pytest.mark.anyio
 
@@ -51,8 +48,8 @@ async def test_a_damaged_row_holds_up_neither_a_move_nor_who_receives(place: Pla
     receiver = place.transport.receiver("consumer")
     found = await received(receiver, 9)
     assert sorted(each.envelope.message_id for each in found) == [f"m-{n}" for n in range(1, 10)]
-    aside = await place.store.quarantined_count() + await place.transport.quarantined_count()
-    assert aside == (0 if how == "expiry BC" else 1)  # that one has simply expired
+    unreadable = await place.store.count_unreadable() + await place.transport.count_unreadable()
+    assert unreadable == (0 if how == "expiry BC" else 1)  # that one has simply expired
     assert await place.store.next_attempt() is None
     await receiver.close()
 
@@ -63,8 +60,8 @@ async def test_a_damaged_row_holds_up_no_claim(place: Place, how: str) -> None:
     await damage_one_of_ten(place, how, "elsewhere")
     claims = await place.store.claim_due(now(), 100)
     assert [claim.message.message_id for claim in claims] == [f"m-{n}" for n in range(1, 10)]
-    (aside,) = await place.store.quarantined(10)
-    assert (aside.message_id, aside.place) == ("m-0", "")
+    (row,) = await place.store.list_unreadable(10)
+    assert (row.message_id, row.queue) == ("m-0", "")
     left = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND application_name LIKE %s"
     await until(lambda: place.rows(left, f"%{mark()}") == [(1,)])  # of the claims; those of other tests have ended
 
@@ -95,52 +92,49 @@ async def test_what_was_claimed_while_the_store_was_closed_is_free_again(place: 
     del failure  # which has kept whatever was open then
 
 
-async def test_without_rights_on_the_table_of_what_is_set_aside_the_others_go_on(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As after an upgrade without its grants: every claim and every receive failed, and so did the statistics."""
-    role = f"without_{os.getpid()}"
-    schema = place.schema.replace('"', '""')
-    place.run(f'CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA "{schema}" TO {role}')
-    for what in ("TABLES", "SEQUENCES"):
-        place.run(f'GRANT ALL ON ALL {what} IN SCHEMA "{schema}" TO {role}')
-    place.run(f"REVOKE ALL ON quarantine FROM {role}")
-    server = urlsplit(place.url)
-    url = server._replace(netloc=f"{role}@{server.hostname}:{server.port}").geturl()
-    store, transport = place.another_store(url), place.another_transport(url)
-    try:
-        await store.initialize("service", TransactionMode.TRANSACTION_SCOPE)
-        await damage_one_of_ten(place, "headers", "elsewhere")
-        claims = await store.claim_due(now(), 100)
-        assert [claim.message.message_id for claim in claims] == [f"m-{n}" for n in range(1, 10)]
-        assert await store.finish(claims, Outcome.DELIVERED, now()) == 9
-        assert await store.claim_due(now(), 100) == []
-        assert (await store.statistics(now())).pending == 1
-        await place.transport.send([Envelope("consumer", "e-1")], now())
-        place.run("UPDATE content SET headers = 'torn'")
-        await place.transport.send([Envelope("consumer", "e-2")], now())
-        receiver = transport.receiver("consumer")
-        assert [each.envelope.message_id for each in await received(receiver, 1)] == ["e-2"]
-        await receiver.close()
-        assert caplog.text.count("grants included") == 2  # once for the store, once for the queues
-    finally:
-        await store.close()
-        await transport.close()
-        place.run(f"DROP OWNED BY {role}; DROP ROLE {role}")
-    # Whoever may set aside does it when that process has gone.
-    assert await place.store.claim_due(now(), 100) == []
-    assert await place.store.quarantined_count() == 1
+async def test_a_mended_message_of_a_store_is_delivered(place: Place) -> None:
+    """By the statements of docs/guides/operate.md."""
+    await damage_one_of_ten(place, "headers", "elsewhere")
+    await place.store.finish(await place.store.claim_due(now(), 100), Outcome.DELIVERED, now())
+    (row,) = await place.store.list_unreadable(10)
+    place.run(f"UPDATE content SET headers = '{{}}' WHERE number = {row.number}")
+    place.run(f"""
+        UPDATE "{TABLE}" SET attempt_at = due, unreadable = NULL, unreadable_at = NULL
+        WHERE number = {row.number} AND unreadable IS NOT NULL""")
+    store = place.another_store()
+    (claim,) = await store.claim_due(now(), 100)
+    assert (claim.message.message_id, claim.message.headers) == ("m-0", {})
+    await store.close()
 
 
-async def test_a_mended_message_whose_queue_is_gone_stays_set_aside(place: Place) -> None:
+async def test_a_mended_message_of_a_queue_is_received(place: Place) -> None:
+    """Likewise; what cannot be read does not expire meanwhile."""
+    lasts = 3600 * SECOND
+    await place.transport.send([Envelope("done", "e-1", {}, b"1", time_to_be_received=lasts)], now())
+    place.run("UPDATE content SET headers = 'torn'")
+    receiver = place.transport.receiver("done")
+    await place.transport.send([Envelope("done", "e-2")], now())
+    assert [each.envelope.message_id for each in await received(receiver, 1)] == ["e-2"]
+    (row,) = await place.transport.list_unreadable(10)
+    assert (row.queue, place.rows("SELECT ends_at FROM queue_message WHERE queue_id < 0")) == ("done", [(None,)])
+    content = f"(SELECT content FROM queue_message WHERE number = {row.number})"
+    place.run(f"UPDATE content SET headers = '{{}}' WHERE number = {content}")
+    place.run(f"""
+        UPDATE queue_message SET queue_id = -queue_id, unreadable = NULL, unreadable_at = NULL
+        WHERE number = {row.number} AND unreadable IS NOT NULL""")
+    assert [each.envelope.message_id for each in await received(receiver, 1)] == ["e-1"]
+    await receiver.close()
+
+
+async def test_a_row_whose_queue_is_gone_is_listed_and_discarded(place: Place) -> None:
     await place.transport.send([Envelope("done", "e-1")], now())
     place.run("UPDATE content SET headers = 'torn'")
     receiver = place.transport.receiver("done")
     await place.transport.send([Envelope("done", "e-2")], now())
     assert [each.envelope.message_id for each in await received(receiver, 1)] == ["e-2"]
     await receiver.close()
-    (aside,) = await place.transport.quarantined(10)
     place.run("DELETE FROM queue WHERE name = 'done'")
-    with pytest.raises(QueueNotFound):
-        await place.transport.put_back(aside.number, Mending(headers={}), now())
-    assert await place.transport.quarantined_count() == 1
+    (row,) = await place.transport.list_unreadable(10)
+    assert row.queue.isdecimal()
+    await place.transport.discard_unreadable(row.number, now())
+    assert await place.transport.count_unreadable() == 0

@@ -85,7 +85,7 @@ async def delivered(store: MemoryStore | SqliteStore) -> int:
     return (await store.record_counts()).get(RecordKind.DELIVERED, 0)
 
 
-async def test_headers_larger_than_a_frame_that_came_past_the_queues_are_set_aside(
+async def test_headers_larger_than_a_frame_that_came_past_the_queues_are_marked(
     rabbitmq_url: str, channel: BlockingChannel, tmp_path: Path
 ) -> None:
     """Neither the message nor a brief copy of it has room in a frame: both were tried for ever."""
@@ -95,14 +95,14 @@ async def test_headers_larger_than_a_frame_that_came_past_the_queues_are_set_asi
     await store.store(DelayedMessage("large", NOW, name, {"large": "x" * 200_000}), NOW)
     await store_due(store, name, 5)
     async with transport_at(rabbitmq_url) as transport, service(transport, store):
-        await until(store.quarantined_count)
+        await until(store.count_unreadable)
 
         async def others_arrived() -> bool:
             return await delivered(store) == 5
 
         await until(others_arrived)
-    (aside,) = await store.quarantined(10)
-    assert (aside.message_id, len(aside.raw["headers"]) > 200_000) == ("large", True)
+    (row,) = await store.list_unreadable(10)
+    assert (row.message_id, len(row.raw["headers"]) > 200_000) == ("large", True)
     await store.close()
     channel.queue_delete(name)
 

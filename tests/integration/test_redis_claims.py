@@ -120,7 +120,7 @@ def fail_once(server: RedisServer, name: str, error: PostdateError, monkeypatch:
 # --- queues -----------------------------------------------------------------------------------------------------------
 
 
-async def test_what_was_received_beside_something_that_could_not_be_set_aside_is_given_back(
+async def test_what_was_received_beside_something_that_could_not_be_marked_is_given_back(
     transport: RedisTransport, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await transport.send([Envelope("done", f"e-{number}") for number in range(2)], NOW)
@@ -129,7 +129,7 @@ async def test_what_was_received_beside_something_that_could_not_be_set_aside_is
     bad = prefix.client.hget(first, "i")
     prefix.client.hset(first, "h", "no headers")
     receiver = transport.receiver("done")
-    fail_once(transport._server, "aside", TransportUnreachable("away"), monkeypatch)
+    fail_once(transport._server, "mark_unreadable", TransportUnreachable("away"), monkeypatch)
     with pytest.raises(TransportUnreachable):
         await receiver.receive(2)
     (again,) = await receiver.receive(2)
@@ -227,13 +227,13 @@ async def test_a_commit_whose_answer_was_lost_took_place_once(
 # --- stores -----------------------------------------------------------------------------------------------------------
 
 
-async def test_what_was_claimed_beside_something_that_could_not_be_set_aside_is_given_back(
+async def test_what_was_claimed_beside_something_that_could_not_be_marked_is_given_back(
     store: RedisStore, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await store.store_many([message("m-1"), message("m-2")], NOW)
     (bad,) = [key for key in prefix.all_keys() if key.endswith(b":m:m-1")]
     prefix.client.hset(bad, "h", "no headers")
-    fail_once(store._server, "aside", StoreUnreachable("away"), monkeypatch)
+    fail_once(store._server, "mark_unreadable", StoreUnreachable("away"), monkeypatch)
     with pytest.raises(StoreUnreachable):
         await store.claim_due(NOW + SECOND, 2)
     (again,) = await store.claim_due(NOW + SECOND, 2)

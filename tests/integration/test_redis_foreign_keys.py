@@ -11,21 +11,22 @@ from postdate import Envelope
 from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
 from postdate.errors import DuplicateMessage
-from postdate.ports import Mending, MessageFilter, Outcome, RecordKind
+from postdate.ports import MessageFilter, Outcome, RecordKind
 from postdate.testing import Check, Damage, StoreSubject, TransportSubject, store_checks, transport_checks
+from postdate.testing.damaged import Damages, damages_by
 
 _OF_STORES = {
     "an_unreadable_message_holds_up_nothing",
     "the_oldest_that_can_be_read_is_fetched",
     "an_operator_sees_the_others",
-    "an_unreadable_message_is_set_aside_with_its_bytes",
-    "what_is_still_unreadable_stays_set_aside",
+    "an_unreadable_row_keeps_its_bytes",
+    "an_unreadable_row_is_discarded_once",
 }
 """Of the conformance suite, what does not need anything of the message to be left."""
 
-STORE_CHECKS = [check for check in store_checks() if check.topic == "quarantine" and check.name in _OF_STORES]
+STORE_CHECKS = [check for check in store_checks() if check.topic == "unreadable" and check.name in _OF_STORES]
 (TRANSPORT_CHECK,) = [
-    check for check in transport_checks() if str(check) == "quarantine.an_unreadable_message_holds_up_nothing"
+    check for check in transport_checks() if str(check) == "unreadable.an_unreadable_message_holds_up_nothing"
 ]
 
 
@@ -44,8 +45,8 @@ class ForeignKeysOfAStore(RedisStoreSubject):
         super().__init__(url)
         self.prefix = ForeignKeys(url)
 
-    def damages(self) -> frozenset[Damage]:
-        return frozenset({Damage.CONTENT})
+    def damages(self) -> Damages:
+        return damages_by(self.damage, [Damage.CONTENT])
 
 
 class ForeignKeysInQueues(RedisTransportSubject):
@@ -53,8 +54,8 @@ class ForeignKeysInQueues(RedisTransportSubject):
         super().__init__(url)
         self.prefix = ForeignKeys(url)
 
-    def damages(self) -> frozenset[Damage]:
-        return frozenset({Damage.CONTENT})
+    def damages(self) -> Damages:
+        return damages_by(self.damage, [Damage.CONTENT])
 
 
 @pytest.mark.parametrize("check", STORE_CHECKS, ids=str)
@@ -95,7 +96,7 @@ def foreign(prefix: Prefix, ending: str) -> None:
 
 
 @pytest.mark.parametrize("is_gone", [False, True], ids=["foreign", "gone"])
-async def test_what_takes_the_place_of_a_message_is_kept_and_the_message_can_be_mended(
+async def test_what_takes_the_place_of_a_message_is_kept_and_can_be_discarded(
     prefix: Prefix, store: RedisStore, *, is_gone: bool
 ) -> None:
     """Its place in the order of all still tells its id and when it is due."""
@@ -108,17 +109,16 @@ async def test_what_takes_the_place_of_a_message_is_kept_and_the_message_can_be_
     if is_gone:
         prefix.client.delete(*[key for key in prefix.all_keys() if key.endswith(b":m:m-1")])
     assert await store.claim_due(NOW + SECOND, 10) == []
-    (aside,) = await store.quarantined(10)
-    assert (aside.message_id, aside.place) == ("m-1", "")
+    (row,) = await store.list_unreadable(10)
+    assert (row.message_id, row.queue) == ("m-1", "")
     if not is_gone:
-        prefix.client.restore(f"{prefix.login.tag}:back", 0, aside.raw["dump"])
+        prefix.client.restore(f"{prefix.login.tag}:back", 0, row.raw["dump"])
         assert prefix.client.lrange(f"{prefix.login.tag}:back", 0, -1) == [b"not", b"ours"]
     statistics = await store.statistics(NOW)
-    assert (statistics.pending, statistics.claimed, statistics.quarantined) == (0, 0, 1)
-    await store.put_back(aside.number, Mending({"kind": "test"}, None, "done", b"body"), NOW)
-    (claim,) = await store.claim_due(NOW + SECOND, 10)
-    assert claim.message == message()
-    assert await store.finish([claim], Outcome.DELIVERED, NOW) == 1
+    assert (statistics.pending, statistics.claimed, statistics.unreadable) == (0, 0, 1)
+    await store.discard_unreadable(row.number, NOW)
+    assert [each.kind for each in await store.history("m-1")][-1] is RecordKind.DISCARDED
+    assert not [key for key in prefix.all_keys() if key.endswith(b":m:m-1")]
 
 
 async def test_a_move_leaves_it_behind_for_who_claims(
@@ -129,7 +129,7 @@ async def test_a_move_leaves_it_behind_for_who_claims(
     moved = await store.move_due(NOW + SECOND, 10)
     assert (moved.delivered, moved.left_behind) == (2, True)
     assert await store.claim_due(NOW + SECOND, 10) == []
-    assert [each.message_id for each in await store.quarantined(10)] == ["m-1"]
+    assert [each.message_id for each in await store.list_unreadable(10)] == ["m-1"]
     moved = await store.move_due(NOW + SECOND, 10)
     assert (moved.delivered, moved.left_behind, moved.next_attempt) == (0, False, None)
 
@@ -163,7 +163,7 @@ async def test_foreign_records_hold_up_no_message(prefix: Prefix, store: RedisSt
         await store.store(message("m-1"), NOW)
 
 
-async def test_a_foreign_key_in_a_queue_is_seen_by_none_who_looks_and_set_aside_with_its_bytes(
+async def test_a_foreign_key_in_a_queue_is_seen_by_none_who_looks_and_marked_with_its_bytes(
     prefix: Prefix, transport: RedisTransport
 ) -> None:
     await transport.send([Envelope("done", "e-1"), Envelope("done", "e-2")], NOW)
@@ -179,6 +179,6 @@ async def test_a_foreign_key_in_a_queue_is_seen_by_none_who_looks_and_set_aside_
     (received,) = await receiver.receive(10)
     assert received.envelope.message_id == "e-2"
     await receiver.commit(received, NOW)
-    (aside,) = await transport.quarantined(10)
-    assert (aside.place, b"not ours" in aside.raw["dump"]) == ("done", True)
+    (row,) = await transport.list_unreadable(10)
+    assert (row.queue, b"not ours" in row.raw["dump"]) == ("done", True)
     await receiver.close()

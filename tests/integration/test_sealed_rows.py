@@ -18,16 +18,15 @@ from postdate.messages import Headers, format_timestamp
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import MessageFilter, Outcome, Scan, ScannableStore
 from postdate.testing import Damage, StoreSubject
-from postdate.testing.damaged import MENDED
 from postdate.testing.store_suite.subject import (
     NOW,
     QUEUE,
     SECOND,
     beside_queues,
     claiming,
+    damaging,
     ids,
     message,
-    quarantining,
 )
 
 SEAL = "\t" + format(0x1B2EF91C, "032b").replace("0", " ").replace("1", "\t")
@@ -62,20 +61,16 @@ async def test_they_are_read_moved_in_time_tried_again_and_finished_as_any_other
 
 
 @pytest.mark.parametrize("store_subject", WITH_ROWS, indirect=True)
-async def test_one_that_is_damaged_is_put_back_once_it_is_mended(store_subject: StoreSubject) -> None:
-    """What is put in place of its body takes its headers along as they are."""
-    async with quarantining(store_subject) as opened:
+async def test_one_that_is_damaged_is_marked_with_its_checksum(store_subject: StoreSubject) -> None:
+    async with damaging(store_subject) as opened:
         assert opened is not None
         store, rows = opened
         await store.store(message(), NOW)
         seal(store_subject)
-        store_subject.damage("m-1", Damage.DUE)
+        rows.damage("m-1", Damage.DUE)
         assert await store.claim_due(NOW + SECOND, 10) == []
-        (aside,) = await rows.place.quarantined(10)
-        await rows.place.put_back(aside.number, replace(MENDED[Damage.DUE], body=b"mended"), NOW)
-        (claim,) = await store.claim_due(NOW + SECOND, 10)
-        assert claim.message == message(body=b"mended")
-        await store.finish([claim], Outcome.DELIVERED, NOW)
+        (row,) = await rows.place.list_unreadable(10)
+        assert SEAL.encode() in b"".join(row.raw.values())
 
 
 @pytest.mark.parametrize("store_subject", BESIDE_QUEUES, indirect=True)

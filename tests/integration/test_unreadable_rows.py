@@ -25,7 +25,7 @@ from postdate import (
 from postdate.backends.sqlite.housekeeping import DEAD_LETTERS
 from postdate.backends.sqlite.observation import FileObserver
 from postdate.errors import MessageNotFound, StoreError
-from postdate.ports import ExpiryRules, Mending, MessageFilter, RecordKind, Scan
+from postdate.ports import ExpiryRules, MessageFilter, RecordKind, Scan
 from postdate.testing import VirtualClock
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -89,9 +89,9 @@ async def test_whatever_is_damaged_in_a_waiting_row_the_others_are_claimed(damag
         one_file.damage(sql.replace("TABLE", "delayed_message").replace("{}", "7"))
     claims = await one_file.store.claim_due(LATER, 100)
     assert [each.message.message_id for each in claims] == [f"m-{n}" for n in range(51) if n != 6]
-    assert await one_file.store.quarantined_count() == 1
-    (aside,) = await one_file.store.quarantined(10)
-    assert aside.message_id in {"m-6", "m\ufffd", " "}
+    assert await one_file.store.count_unreadable() == 1
+    (row,) = await one_file.store.list_unreadable(10)
+    assert row.message_id in {"m-6", "m\ufffd", " "}
 
 
 @pytest.mark.parametrize("damage", [each for each in DAMAGES if "header" in each or "content" in each])
@@ -109,7 +109,7 @@ async def test_headers_that_cannot_be_read_stay_as_they_are_when_their_message_i
 
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_whatever_is_damaged_in_a_queue_the_others_are_received(damage: str, one_file: OneFile) -> None:
-    """In one file due messages move unread: the row is met in its queue, and set aside there."""
+    """In one file due messages move unread: the row is met in its queue, and marked there."""
     await one_file.store.store_many(messages(51), NOW)
     for sql in DAMAGES[damage]:
         one_file.damage(sql.replace("TABLE", "delayed_message").replace("{}", "7"))
@@ -118,10 +118,10 @@ async def test_whatever_is_damaged_in_a_queue_the_others_are_received(damage: st
     with patience():
         received = await receiver.receive(100)
     ids = {each.envelope.message_id for each in received}
-    set_aside = await one_file.transport.quarantined_count()
+    unreadable = await one_file.transport.count_unreadable()
     assert ids >= {f"m-{n}" for n in range(51) if n != 6}
     # An expiry or a number of failures is another one in its queue, or has let the message expire before.
-    assert len(ids) + set_aside + report.expired == 51
+    assert len(ids) + unreadable + report.expired == 51
     await receiver.close()
 
 
@@ -136,7 +136,7 @@ WHAT_NOBODY_COULD_HAVE_STORED = {
 
 
 @pytest.mark.parametrize("is_at_destination", [False, True])
-async def test_whatever_a_row_holds_the_service_lives_and_the_row_is_set_aside(
+async def test_whatever_a_row_holds_the_service_lives_and_the_row_is_marked(
     tmp_path: Path, *, is_at_destination: bool
 ) -> None:
     """What reading accepts and making refuses: such a row had no error copy, and the service ended at every start."""
@@ -151,15 +151,15 @@ async def test_whatever_a_row_holds_the_service_lives_and_the_row_is_set_aside(
     await queues.create_queues(["q"])
     async with Endpoint("sales", transport=queues, delayed_delivery=delivery, clock=clock):
         await clock.advance(timedelta(minutes=5))
-    lengths, aside = await queues.queue_lengths(), await one_file.store.quarantined_count()
+    lengths, unreadable = await queues.queue_lengths(), await one_file.store.count_unreadable()
     assert lengths["q"] == 20 - len(WHAT_NOBODY_COULD_HAVE_STORED)
-    assert aside + lengths["error"] == len(WHAT_NOBODY_COULD_HAVE_STORED)
-    assert aside == len(WHAT_NOBODY_COULD_HAVE_STORED) or is_at_destination
+    assert unreadable + lengths["error"] == len(WHAT_NOBODY_COULD_HAVE_STORED)
+    assert unreadable == len(WHAT_NOBODY_COULD_HAVE_STORED) or is_at_destination
     assert (await one_file.store.statistics(clock.now())).pending == 0
     await one_file.close()
 
 
-async def test_what_no_queue_takes_is_set_aside_and_goes_on_when_it_is_mended(tmp_path: Path) -> None:
+async def test_what_no_queue_takes_is_marked_and_goes_on_when_it_is_mended_with_sql(tmp_path: Path) -> None:
     """Headers that are too much for the queues, stored past them: neither the message nor a brief copy can leave."""
     one_file, clock = OneFile(tmp_path / "one.db"), VirtualClock(NOW)
     queues = MemoryTransport(largest_message_bytes=1_000)
@@ -170,15 +170,15 @@ async def test_what_no_queue_takes_is_set_aside_and_goes_on_when_it_is_mended(tm
     delivery = DelayedDelivery(one_file.store, number_of_retries=2)
     async with Endpoint("sales", transport=queues, delayed_delivery=delivery, clock=clock):
         await clock.advance(timedelta(minutes=5))
-        (aside,) = await one_file.store.quarantined(10)
-        assert aside.message_id == "large"
-        assert "nor its copy to the error queue (message_too_large" in aside.reason
+        (row,) = await one_file.store.list_unreadable(10)
+        assert row.message_id == "large"
+        assert "nor its copy to the error queue (message_too_large" in row.reason
         assert await queues.queue_lengths() == {"q": 5, "error": 0, "sales": 0, "sales.timeouts": 0}
-        await one_file.store.put_back(aside.number, Mending(headers={"small": "x"}), clock.now())
+        mend_in_store(one_file, row.number, '{"small": "x"}')
         await clock.advance(timedelta(minutes=5))
     assert (await queues.queue_lengths())["q"] == 6
     kinds = [each.kind for each in await one_file.store.history("large")]
-    assert kinds == [RecordKind.SCHEDULED, RecordKind.FAILED, RecordKind.RETURNED, RecordKind.DELIVERED]
+    assert kinds == [RecordKind.SCHEDULED, RecordKind.FAILED, RecordKind.DELIVERED]
     await one_file.close()
 
 
@@ -199,11 +199,11 @@ async def test_headers_that_cannot_be_read_hold_up_nothing(headers: str, kind: s
     one_file.damage(f"UPDATE content SET headers = CAST(X'{raw}' AS {kind}) WHERE seq = 1")
     assert (await one_file.store.move_due(LATER, 1_000)).delivered == 3
     await assert_received(one_file, ["m-1", "m-2"])
-    assert [each.message_id for each in await one_file.transport.quarantined(10)] == ["m-0"]
+    assert [each.message_id for each in await one_file.transport.list_unreadable(10)] == ["m-0"]
 
 
 @pytest.mark.parametrize("damage", ["CAST('abc' AS TEXT)", "CAST(X'FF' AS TEXT)", "X'00'", "-1e300"])
-async def test_an_expiry_that_is_no_number_is_set_aside_by_whoever_receives(damage: str, one_file: OneFile) -> None:
+async def test_an_expiry_that_is_no_number_is_marked_by_whoever_receives(damage: str, one_file: OneFile) -> None:
     """Before, the message counted as delivered, had an end long past in its queue, and was gone."""
     await one_file.store.store_many(messages(3), NOW)
     one_file.damage(f"UPDATE delayed_message SET expires_at = {damage} WHERE message_id = 'm-0'")
@@ -211,7 +211,7 @@ async def test_an_expiry_that_is_no_number_is_set_aside_by_whoever_receives(dama
     assert (report.delivered, report.expired) == (3, 0)
     one_file.transport.file._chores.round()
     await assert_received(one_file, ["m-1", "m-2"])
-    assert [each.message_id for each in await one_file.transport.quarantined(10)] == ["m-0"]
+    assert [each.message_id for each in await one_file.transport.list_unreadable(10)] == ["m-0"]
 
 
 async def assert_received(one_file: OneFile, expected: list[str]) -> None:
@@ -270,12 +270,12 @@ async def test_fifty_good_messages_arrive_beside_a_damaged_one(tmp_path: Path, e
                 received += [each.envelope.message_id for each in await receiver.receive(100)]
     await receiver.close()
     statistics = await store.statistics(now)
-    assert (statistics.pending, statistics.claimed, statistics.quarantined) == (0, 0, 1)
+    assert (statistics.pending, statistics.claimed, statistics.unreadable) == (0, 0, 1)
     await store.close()
     await transport.close()
 
 
-async def test_an_expired_message_that_cannot_be_kept_as_a_dead_letter_is_set_aside(
+async def test_an_expired_message_that_cannot_be_kept_as_a_dead_letter_is_marked(
     tmp_path: Path, eventually: Callable[..., None]
 ) -> None:
     """Before, none of those that expired behind it left their queue."""
@@ -289,42 +289,81 @@ async def test_an_expired_message_that_cannot_be_kept_as_a_dead_letter_is_set_as
     await clock.advance(timedelta(minutes=1))
     one_file.transport.file._chores.round()
     assert (await one_file.transport.queue_lengths())[DEAD_LETTERS] == 4
-    assert [each.message_id for each in await one_file.transport.quarantined(10)] == ["e-0"]
+    assert [each.message_id for each in await one_file.transport.list_unreadable(10)] == ["e-0"]
     await one_file.close()
 
 
-async def test_an_operator_who_looks_sets_aside_what_nobody_holds(one_file: OneFile) -> None:
+async def test_an_operator_who_looks_marks_what_nobody_holds(one_file: OneFile) -> None:
     await one_file.store.store_many(messages(3), NOW)
     held = await one_file.store.claim_due(NOW + timedelta(microseconds=1), 1)
     one_file.damage(HEADERS.replace("{}", "1"))
     one_file.damage(HEADERS.replace("{}", "2"))
     observer = FileObserver(one_file.store.file)
     assert await observer.standing("m-1") is None
-    assert [each.message_id for each in await one_file.store.quarantined(10)] == ["m-1"]
+    assert [each.message_id for each in await one_file.store.list_unreadable(10)] == ["m-1"]
     assert [each.message_id for each in await one_file.store.list_pending(MessageFilter(), 10)] == ["m-2"]
     assert len(held) == (await one_file.store.statistics(LATER)).claimed == 1
     await one_file.transport.send([Envelope("q", "e-1"), Envelope("q", "e-2")], NOW)
     one_file.damage("UPDATE content SET headers = 'x' WHERE seq = (SELECT min(content) FROM queue_message)")
     assert [each.envelope.message_id for each in await observer.browse("q", 10)] == ["e-2"]
-    assert [each.message_id for each in await one_file.transport.quarantined(10)] == ["e-1"]
+    assert [each.message_id for each in await one_file.transport.list_unreadable(10)] == ["e-1"]
 
 
-async def test_store_and_queues_of_one_file_put_back_their_own(one_file: OneFile) -> None:
+async def test_a_row_of_a_queue_is_received_once_it_is_mended_with_sql(one_file: OneFile) -> None:
+    """Store and queues of one file have their own rows."""
     await one_file.store.store_many(messages(1), NOW)
     one_file.damage(HEADERS.replace("{}", "1"))
     await one_file.store.move_due(LATER, 10)
     receiver = one_file.transport.receiver("q")
     await one_file.transport.send([Envelope("q", "behind")], NOW)
     await receiver.receive(10)
-    (aside,) = await one_file.transport.quarantined(10)
-    assert (aside.place, aside.message_id, await one_file.store.quarantined(10)) == ("q", "m-0", [])
+    (row,) = await one_file.transport.list_unreadable(10)
+    assert (row.queue, row.message_id, await one_file.store.list_unreadable(10)) == ("q", "m-0", [])
     with pytest.raises(MessageNotFound):
-        await one_file.store.put_back(aside.number, Mending(headers={}), NOW)
-    await one_file.transport.put_back(aside.number, Mending(headers={"a": "mended"}), NOW)
-    (received,) = await receiver.receive(10)
+        await one_file.store.discard_unreadable(row.number, NOW)
+    one_file.damage(f"""
+        UPDATE content SET headers = '{{"a": "mended"}}'
+        WHERE seq = (SELECT content FROM queue_message WHERE seq = {row.number})""")
+    one_file.damage(f"""
+        UPDATE queue_message SET queue_id = -queue_id, unreadable = NULL, unreadable_at = NULL
+        WHERE seq = {row.number} AND unreadable IS NOT NULL""")
+    with patience():
+        (received,) = await receiver.receive(10)
     assert (received.envelope.headers, received.envelope.due, received.envelope.body) == ({"a": "mended"}, NOW, b"x")
     await receiver.commit(received, NOW)
     await receiver.close()
     kinds = [record.kind for record in await one_file.store.history("m-0")]
-    expected = [RecordKind.SCHEDULED, RecordKind.DELIVERED, RecordKind.FAILED, RecordKind.RETURNED, RecordKind.HANDLED]
-    assert kinds == expected
+    assert kinds == [RecordKind.SCHEDULED, RecordKind.DELIVERED, RecordKind.FAILED, RecordKind.HANDLED]
+
+
+async def test_a_row_without_content_does_not_get_that_of_another_message(one_file: OneFile) -> None:
+    """Numbers of content are given again: discarding the row would delete the content of a message that waits."""
+    await one_file.store.store_many(messages(1), NOW)
+    one_file.damage("DELETE FROM content WHERE seq = 1")
+    assert await one_file.store.claim_due(LATER, 10) == []
+    await one_file.store.store(DelayedMessage("other", NOW, "q", {"a": "b"}, b"other"), NOW)
+    (row,) = await one_file.store.list_unreadable(10)
+    assert not {"headers", "body"} & row.raw.keys()
+    await one_file.store.discard_unreadable(row.number, NOW)
+    (claim,) = await one_file.store.claim_due(LATER, 10)
+    assert claim.message.body == b"other"
+
+
+async def test_an_unreadable_message_in_a_queue_does_not_expire(one_file: OneFile) -> None:
+    await one_file.transport.send([Envelope("q", "e-1", time_to_be_received=timedelta(milliseconds=1))], NOW)
+    one_file.damage("UPDATE content SET headers = 'x'")
+    one_file.damage("UPDATE queue_message SET ends_at = 253402300799999999")
+    assert await one_file.store.observer().browse("q", 10) == []
+    one_file.transport.file._chores.round()
+    assert [each.message_id for each in await one_file.transport.list_unreadable(10)] == ["e-1"]
+    assert await one_file.transport.queue_lengths() == {"q": 0}
+
+
+def mend_in_store(one_file: OneFile, number: int, headers: str) -> None:
+    """What docs/guides/operate.md says."""
+    one_file.damage(f"""
+        UPDATE content SET headers = '{headers}'
+        WHERE seq = (SELECT content FROM delayed_message WHERE seq = {number})""")
+    one_file.damage(f"""
+        UPDATE delayed_message SET attempt_at = due, unreadable = NULL, unreadable_at = NULL
+        WHERE seq = {number} AND unreadable IS NOT NULL""")

@@ -19,8 +19,7 @@ from postdate.core.changing import administrable
 from postdate.errors import DuplicateMessage
 from postdate.ports import Outcome, RecordKind
 from postdate.testing import Damage, StoreSubject
-from postdate.testing.damaged import MENDED
-from postdate.testing.store_suite.subject import NOW, SECOND, claiming, ids, message, quarantining
+from postdate.testing.store_suite.subject import NOW, SECOND, claiming, damaging, ids, message
 
 
 def forget(subject: StoreSubject) -> None:
@@ -89,20 +88,15 @@ async def test_the_id_of_what_waits_without_a_record_is_known(store_subject: Sto
 @pytest.mark.parametrize(
     "store_subject", ["SqliteStore", "PostgresStore", "MariaDbStore", "RedisStore", "AzureTableStore"], indirect=True
 )
-async def test_what_was_set_aside_without_a_record_is_put_back_and_delivered(store_subject: StoreSubject) -> None:
-    async with quarantining(store_subject) as opened:
+async def test_what_is_unreadable_without_a_record_can_be_discarded(store_subject: StoreSubject) -> None:
+    async with damaging(store_subject) as opened:
         assert opened is not None
         store, rows = opened
-        await store.store_many([message("mended"), message("gone")], NOW)
-        for id_ in ("mended", "gone"):
-            store_subject.damage(id_, Damage.DUE)
+        await store.store_many([message("gone"), message("other", NOW + SECOND)], NOW)
+        rows.damage("gone", Damage.DUE)
         assert await store.claim_due(NOW + SECOND, 10) == []
         forget(store_subject)
-        aside = {each.message_id: each.number for each in await rows.place.quarantined(10)}
-        await rows.place.put_back(aside["mended"], MENDED[Damage.DUE], NOW)
-        await rows.place.discard_quarantined(aside["gone"], NOW)
-        (claim,) = await store.claim_due(NOW + SECOND, 10)
-        assert claim.message == message("mended")
-        assert await store.finish([claim], Outcome.DELIVERED, NOW) == 1
-        operator = administrable(store)
-        assert (await operator.history("mended"))[-1].kind is RecordKind.DELIVERED
+        (row,) = await rows.place.list_unreadable(10)
+        await rows.place.discard_unreadable(row.number, NOW)
+        assert await rows.place.count_unreadable() == 0
+        assert ids(await store.claim_due(NOW + 2 * SECOND, 10)) == ["other"]

@@ -82,8 +82,8 @@ async def _store(store: Any, meter: Meter, turn: str, now: datetime) -> None:
         await store.finish([claims.pop() for _ in range(5)], Outcome.DELIVERED, now)
     with meter.step("put off"):
         await store.release([claims.pop() for _ in range(5)], now + HOUR)
-    with meter.step("set aside"):
-        await store.set_aside(claims.pop(), "unreadable", now)
+    with meter.step("mark unreadable"):
+        await store.mark_unreadable(claims.pop(), "unreadable", now)
     with meter.step("release"):
         await store.release(claims, None)
     with meter.step("fetch one"):

@@ -1,8 +1,8 @@
 """Accounts for every message, and says at once when a promise is broken.
 
 A message is known by its origin: the id it was sent with, which a delayed retry of it keeps in its headers. It is in
-places: a row of the store, a parcel in a queue, set aside, handled, at its destination. What has been in one place is
-never in none.
+places: a row of the store, a parcel in a queue, an unreadable row, handled, at its destination. What has been in one
+place is never in none.
 """
 
 from __future__ import annotations

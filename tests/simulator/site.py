@@ -120,7 +120,7 @@ class Site:
         self.rows: dict[str, Row] = {}
         self.known: dict[str, None] = {}
         self.damaged: dict[str, None] = {}
-        self.aside: dict[str, DelayedMessage] = {}
+        self.unreadable: dict[str, DelayedMessage] = {}
         self.clocks: dict[str, timedelta] = {}
         self.queues: dict[str, list[SimulatedMessage]] = {}
         self.limits: dict[str, KeptLimits] = {}
@@ -283,7 +283,7 @@ class Site:
         for row in rows:
             if row.message.message_id in self.damaged:
                 if not self._breaks.reads_whole_batches:
-                    self._set_aside(row)
+                    self._mark_unreadable(row)
                     continue
                 unreadable = row.message.message_id
             row.session, row.token = session, next(self._numbers)
@@ -294,12 +294,12 @@ class Site:
             raise InvalidHeaders(f"the headers of {unreadable!r} are no JSON")
         return claims
 
-    def _set_aside(self, row: Row) -> None:
+    def _mark_unreadable(self, row: Row) -> None:
         with self.transaction():
-            self.aside[row.message.message_id] = row.message
+            self.unreadable[row.message.message_id] = row.message
             origin = origin_of_row(row.message)
-            self._committed.insert(0, lambda: self._ledger.placed(origin, "quarantine", +1))
-            self._remove_row(row, "set aside")
+            self._committed.insert(0, lambda: self._ledger.placed(origin, "unreadable", +1))
+            self._remove_row(row, "marked as unreadable")
 
     def _held(self, claim: Claim) -> Row | None:
         row = self.rows.get(claim.message.message_id)
@@ -452,7 +452,7 @@ class Site:
                 elif row.message.message_id in self.damaged:
                     if self._breaks.reads_whole_batches:
                         raise InvalidHeaders(f"the headers of {row.message.message_id!r} are no JSON")
-                    self._set_aside(row)
+                    self._mark_unreadable(row)
                 elif row.message.destination in self.queues:
                     self.taken_at[origin_of_row(row.message)] = self._ledger.now
                     self._put(to_envelope(row.message))

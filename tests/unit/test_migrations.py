@@ -49,7 +49,7 @@ def test_names_may_have_anything_in_them(kind: type[RowLockNames]) -> None:
     assert [len(step.statements) for step in steps_of(hostile)] == [len(step.statements) for step in steps_of(plain)]
     for step, simple in zip(steps_of(hostile), steps_of(plain), strict=True):
         for statement, expected in zip(step.statements, simple.statements, strict=True):
-            for name in ("{schema}", "{name}"):
+            for name in ("{schema}", "{name}", "{name_in_text}"):
                 statement = statement.replace(hostile.in_migrations[name], plain.in_migrations[name])  # noqa: PLW2901
             assert statement == expected
             assert " -- " not in expected

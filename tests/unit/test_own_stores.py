@@ -23,7 +23,7 @@ from postdate.core import simple_store
 from postdate.core.simple_store import SimpleStore
 from postdate.errors import ConfigurationError, StoreUnavailable, TransportUnavailable, UnsupportedTransactionMode
 from postdate.messages import DelayedMessage
-from postdate.ports import ClaimingStore, DelegatedQuarantine, Outcome, SagaStore, Transport, capabilities_of
+from postdate.ports import ClaimingStore, Outcome, SagaStore, Transport, capabilities_of
 from postdate.testing import Check, Fault, FaultyTransport, StoreSubject, VirtualClock, contract_checks, store_checks
 
 SECOND = timedelta(seconds=1)
@@ -457,11 +457,6 @@ def test_an_adapter_that_does_not_say_what_it_can_do_is_refused_by_the_endpoint_
         Endpoint("sales", transport=MemoryTransport(), sagas=sagas)
     with pytest.raises(ConfigurationError, match=said):
         Endpoint("sales", transport=transport)
-
-
-def test_who_leaves_its_quarantine_to_nobody_is_no_class() -> None:
-    with pytest.raises(TypeError, match=r"abstract method .?_quarantine"):
-        type("Half", (DelegatedQuarantine,), {})()
 
 
 def test_without_capabilities_of_its_own_it_is_taken_for_a_simple_one(clock: VirtualClock) -> None:

@@ -27,7 +27,7 @@ MILLISECOND = timedelta(milliseconds=1)
 QUEUES = ("orders", "invoices", "reminders", "shipping", "newsletter", "error", "shop", "shop.timeouts")
 TRIED, FAILING, OVERDUE, HELD, NEXT = "order-10427", "refund-311", "invoice-2206", "parcel-88", "reminder-0-0"
 FAILED, BROKEN = "payment-7740", "order-10399"
-"""Ids of messages: one that was tried again and delivered, one that fails, and so on; ``BROKEN`` is set aside."""
+"""Ids of messages: one that was tried again and delivered, one that fails, and so on; ``BROKEN`` is unreadable."""
 
 TOKEN = "whoever has this may act"
 
@@ -104,7 +104,7 @@ class Shop:
             await store.store_many(done, self.now - DAY)
             await store.move_due(self.now + due + (6 + batch**2 / 40) * MILLISECOND, len(done))
         await self._deliver_at_the_third_attempt(store)
-        await self._set_one_aside(store)
+        await self._damage_one(store)
         await store.store_many([self.message(FAILING, "orders", -10 * MINUTE)], self.now - DAY)
         (claim,) = await store.claim_due(self.now, 10)
         await store.retry_later(claim, self.now + 4 * MINUTE, self.now - 9 * MINUTE, _AWAY)
@@ -154,7 +154,7 @@ class Shop:
             await store.retry_later(claim, at + MINUTE / 2, at + 3 * timedelta(milliseconds=1), _AWAY)
         await store.move_due(due + 3 * MINUTE, 10)
 
-    async def _set_one_aside(self, store: SqliteStore) -> None:
+    async def _damage_one(self, store: SqliteStore) -> None:
         await store.store_many([self.message(BROKEN, "orders", -HOUR)], self.now - DAY)
         with closing(sqlite3.connect(self.path)) as file, file:
             row = "(SELECT content FROM delayed_message WHERE message_id = ?)"

@@ -230,26 +230,26 @@ async def test_whether_it_was_done_is_not_known_when_the_store_does_not_answer(
     assert "tries again" not in page.words
 
 
-async def test_what_is_set_aside_is_put_back_or_deleted(deployment: Deployment, ada: Browser) -> None:
-    await deployment.store(*(deployment.waiting(id_, -5) for id_ in ("mended", "broken", "gone")))
+async def test_an_unreadable_row_is_discarded(deployment: Deployment, ada: Browser) -> None:
+    await deployment.store(*(deployment.waiting(id_, -5) for id_ in ("broken", "gone")))
     with sqlite3.connect(deployment.path) as file:
         file.execute("UPDATE content SET headers = '{not json'")
         store = SqliteStore(deployment.path)
         file.commit()
         assert await store.claim_due(deployment.now, 10) == []
         await store.close()
-        file.execute("UPDATE quarantine SET headers = '{}' WHERE message_id = 'mended'")
     file.close()
     async with opened(settings_of(deployment.address)) as found:
-        names = {each.message_id: each.name for each in (await operations.list_set_aside(found, 10)).messages}
-    hrefs = (await ada("/errors")).links("/change?")
-    assert len(hrefs) == 6
-    assert f"/change?id={names['gone']}&what=delete" in hrefs
-    assert "1 message put back" in (await done(ada, "put-back", id=names["mended"])).words
-    assert f"Not put back: {names['broken']}: " in (await done(ada, "put-back", id=names["broken"])).words
-    assert f"Deleted: {names['gone']}" in (await done(ada, "delete", id=names["gone"])).words
-    assert (await waiting(deployment)).keys() == {"mended"}
-    assert len((await ada("/errors")).links("/change?")) == 2
+        names = {each.message_id: each.name for each in (await operations.list_unreadable(found, 10)).messages}
+    href = f"/change?id={names['gone']}&what=discard-unreadable"
+    assert (await ada("/errors")).links("/change?") == [f"/change?id={names['broken']}&what=discard-unreadable", href]
+    page = await ada("/messages/gone")
+    assert href in page.links("/change?")
+    assert f"Unreadable row {names['gone']}, in the store headers must be a JSON object" in page.words
+    assert f"Discarded: {names['gone']}" in (await done(ada, "discard-unreadable", id=names["gone"])).words
+    again = (await done(ada, "discard-unreadable", id=names["gone"])).words
+    assert f"Not discarded: {names['gone']}: no unreadable row of" in again
+    assert len((await ada("/errors")).links("/change?")) == 1
 
 
 async def test_queues_are_paused_resumed_and_limited(deployment: Deployment, ada: Browser, visit: Visit) -> None:

@@ -246,7 +246,7 @@ def group(name: str, meaning: str) -> typer.Typer:
     @app.callback(invoke_without_command=True)
     def which(context: typer.Context) -> None:
         if context.invoked_subcommand is None:
-            names = [each.name or "" for each in app.registered_commands]
+            names = [each.name or "" for each in app.registered_commands if not each.hidden]
             names += [each.typer_instance.info.name or "" for each in app.registered_groups if each.typer_instance]
             raise wrong_usage(f"which one? {context.command_path} {'|'.join(names)}")
 

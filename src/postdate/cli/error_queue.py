@@ -1,12 +1,11 @@
-"""``postdate errors``: shows and returns failed messages; shows and mends unreadable ones."""
+"""``postdate errors``: shows failed messages, returns or discards them."""
 
 from __future__ import annotations
 
-from base64 import b64decode
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -20,18 +19,16 @@ from postdate.cli.command import (
     Use,
     command,
     group,
-    instant,
     named,
     option,
     pairs_of,
     progress,
     wrong_usage,
 )
-from postdate.cli.output import clean, hexdump, one_line, print_body, print_pairs, print_table, time_or_dash
-from postdate.errors import InvalidHeaders, MessageError
-from postdate.messages import Headers, decode_headers
+from postdate.cli.messages import print_unreadable
+from postdate.cli.output import clean, one_line, print_body, print_pairs, print_table
+from postdate.messages import Headers
 from postdate.operations.plain import shown_count
-from postdate.ports import Mending
 from postdate.wiring import OpenDeployment
 
 app = group("errors", "Look at failed messages, mend them, send them back.")
@@ -46,6 +43,21 @@ FailedText = Annotated[
 ]
 
 
+_UNREADABLE = (
+    "what cannot be read stays in its row: see `postdate messages list --unreadable`, mend it in the database, or "
+    "`postdate messages discard NAME`"
+)
+
+
+def _refuse_set_aside(text: str | None) -> None:
+    """Name the commands that do what ``--set-aside NAME`` did once."""
+    if text is not None:  # a default is read, too
+        raise typer.BadParameter(_UNREADABLE)
+
+
+SetAside = Annotated[Any, option("--set-aside", "Gone.", parser=_refuse_set_aside, hidden=True)]
+
+
 def _work(use: Use, queue: str | None, work: Callable[[OpenDeployment, str, datetime], Awaitable[T]]) -> T:
     """Do ``work`` with the error queue that is named, or with that of the settings."""
     return use.work(lambda deployment, now: work(deployment, queue or deployment.settings.endpoint.error_queue, now))
@@ -58,19 +70,12 @@ def list_(
     failed_queue: FailedQueue = None,
     exception: Exception_ = None,
     text: FailedText = None,
-    only_set_aside: Annotated[
-        bool, option("--set-aside", "List only what cannot be read, wherever it was; the queue is not looked at.")
-    ] = False,
+    set_aside: Annotated[bool, option("--set-aside", "Gone.", hidden=True)] = False,
     limit: Limit = 50,
 ) -> None:
     """List failed messages, and what cannot be read; oldest first."""
-    if only_set_aside:
-        if queue is not None:
-            raise wrong_usage("--queue is for failed messages: what is set aside is in no queue")
-        set_aside = use.work(lambda deployment, _: operations.list_set_aside(deployment, limit))
-        use.report(set_aside, lambda: _print_set_aside(set_aside))
-        return
-
+    if set_aside:
+        raise wrong_usage(f"--set-aside is gone: {_UNREADABLE}")
     where = operations.ErrorFilter(failed_queue, exception, text)
     found = _work(use, queue, lambda deployment, source, _: operations.list_errors(deployment, source, limit, where))
     use.report(found, lambda: _print_list(found))
@@ -105,55 +110,23 @@ def _print_list(found: operations.ErrorList) -> None:
         print(f"queue {found.queue} is empty")
     if found.total > len(found.messages):
         print(f"… and {found.total - len(found.messages):,} more; use --limit")
-    if found.set_aside.total:
+    if found.unreadable.total:
         print()
-        _print_set_aside(found.set_aside)
-
-
-def _print_set_aside(found: operations.SetAsideList) -> None:
-    if not found.total:
-        print("nothing is set aside")
-        return
-    rows = [
-        (each.name, each.at, each.queue or "(store)", each.message_id or "-", one_line(each.reason))
-        for each in found.messages
-    ]
-    print_table(["set aside", "at", "was in", "id", "reason"], rows)
-    if found.total > len(found.messages):
-        print(f"… and {found.total - len(found.messages):,} more; use --limit")
+        print_unreadable(found.unreadable)
 
 
 @command(app, "show")
 def show(
     use: Use,
-    message_id: Annotated[
-        str | None, typer.Argument(parser=NAME, metavar="[ID]", help="Id of the message; or use --set-aside.")
-    ] = None,
-    set_aside: Annotated[
-        str | None, named("--set-aside", "Show one that cannot be read, as s12 or q3.", metavar="NAME")
-    ] = None,
+    message_id: MessageId,
+    set_aside: SetAside = None,
     queue: Queue = None,
 ) -> None:
-    """Show a failed message: stack trace, headers, body. Or what one that cannot be read holds."""
-    if (message_id is None) == (set_aside is None):
-        raise wrong_usage("name one: either the ID of a failed message, or --set-aside NAME")
-    if set_aside is not None:
-        held = use.work(lambda deployment, _: operations.show_set_aside(deployment, set_aside))
-        use.report(held, lambda: _print_held(held))
-        return
-    id_ = message_id or ""
-    found = _work(use, queue, lambda deployment, source, now: operations.show_error(deployment, source, id_, now))
+    """Show a failed message: stack trace, headers, body."""
+    found = _work(
+        use, queue, lambda deployment, source, now: operations.show_error(deployment, source, message_id, now)
+    )
     use.report(found, lambda: _print_details(found))
-
-
-def _print_held(found: operations.SetAsideDetails) -> None:
-    message = found.message
-    print(f"{message.name}, set aside at {time_or_dash(message.at)}")
-    print_pairs({"was in": message.queue or "(store)", "id": message.message_id, "reason": message.reason})
-    for column, held in found.raw.items():
-        print(f"\n{clean(column)} ({held.size_bytes:,} bytes)")
-        if held.size_bytes:
-            print(clean(held.text) if held.text is not None else hexdump(b64decode(held.base64 or "")))
 
 
 def _print_details(found: operations.ErrorDetails) -> None:
@@ -191,40 +164,10 @@ def return_(
     without_expiry: Annotated[
         bool, option("--without-expiry", "Take off when their use ends: what is past it is handled, too.")
     ] = False,
-    set_aside: Annotated[
-        list[str] | None,
-        named("--set-aside", "Put back what could not be read, as s12 or q3; may be repeated.", metavar="NAME"),
-    ] = None,
-    headers: Annotated[
-        str | None, option("--headers", "With --set-aside: headers in place of what it has.", metavar="JSON|@FILE")
-    ] = None,
-    due: Annotated[datetime | None, instant("--due", "With --set-aside, of the store: its due time.")] = None,
-    destination: Annotated[
-        str | None, named("--destination", "With --set-aside, of the store: its queue.", metavar="QUEUE")
-    ] = None,
-    body: Annotated[
-        str | None, option("--body", "With --set-aside: a body in place of what it has.", metavar="TEXT|@FILE")
-    ] = None,
+    set_aside: SetAside = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Put failed messages back where they failed, to be tried again. Mend the cause first.
-
-    With --set-aside, what could not be read: as it is, if it was mended by hand, or with other parts.
-    """
-    mends = [part for part in (headers, due, destination, body) if part is not None]
-    if set_aside:
-        if message_ids or every or to or without_expiry or queue or failed_queue or exception or text or dry_run:
-            raise wrong_usage("--set-aside goes with --headers, --due, --destination and --body only")
-        if mends and len(set_aside) > 1:
-            raise wrong_usage("mend one at a time: --headers, --due, --destination and --body are of one message")
-        mending = _mending(headers, due, destination, body)
-        mended = use.work(lambda deployment, now: operations.put_back(deployment, set_aside, mending, now))
-        _report_mended(use, mended, "put back")
-        return
-    if mends:
-        raise wrong_usage(
-            "--headers, --due, --destination and --body mend what could not be read: add --set-aside NAME"
-        )
+    """Put failed messages back where they failed, to be tried again. Mend the cause first."""
     how = operations.Treatment(to, without_expiry, dry_run=dry_run)
     _deal(use, message_ids, queue, every, operations.ErrorFilter(failed_queue, exception, text), how)
 
@@ -304,17 +247,6 @@ def edit(
     use.report({"message": sent}, lambda: print(said))
 
 
-def _mending(headers: str | None, due: datetime | None, destination: str | None, body: str | None) -> Mending:
-    try:
-        read = None if headers is None else decode_headers(_content("--headers", headers))
-    except InvalidHeaders as error:
-        raise wrong_usage(f"--headers: {error}") from error
-    try:
-        return Mending(read, due, destination, None if body is None else _content("--body", body))
-    except MessageError as error:
-        raise wrong_usage(f"what is to take its place cannot be stored: {error}") from error
-
-
 def _content(option: str, given: str) -> bytes:
     """Return the content of a file, for ``@FILE``, or of the text itself."""
     if not given.startswith("@"):
@@ -326,22 +258,10 @@ def _content(option: str, given: str) -> bytes:
         raise wrong_usage(f"{option}: {path} cannot be read: {error.strerror}") from error
 
 
-@command(app, "delete")
-def delete(
-    use: Use,
-    names: Annotated[list[str], typer.Argument(parser=NAME, metavar="NAME…", help="What is set aside, as s12 or q3.")],
-) -> None:
-    """Delete what was set aside, for good. For failed messages that can be read there is `discard`."""
-    deleted = use.work(lambda deployment, now: operations.delete_set_aside(deployment, names, now))
-    _report_mended(use, deleted, "deleted")
-
-
-def _report_mended(use: Use, results: list[operations.Mended], done: str) -> None:
-    def lines() -> None:
-        for each in results:
-            print(f"{clean(each.name)}: {done if each.done else f'not {done}: {clean(each.remark)}'}")
-
-    use.report({"messages": results}, lines, kept=all(each.done for each in results))
+@command(app, "delete", hidden=True)
+def delete(use: Use, names: Annotated[list[str] | None, typer.Argument(parser=NAME, metavar="[NAME…]")] = None) -> None:
+    """Name the command that does what this one did once."""
+    raise wrong_usage(f"`errors delete` is gone: {_UNREADABLE}")
 
 
 def _print_dealt(results: list[operations.Returned], action: str) -> None:

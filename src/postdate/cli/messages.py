@@ -8,8 +8,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Annotated
 
+import typer
+
 from postdate import operations
 from postdate.cli.command import (
+    NAME,
     AtWall,
     Delay,
     DryRun,
@@ -28,7 +31,7 @@ from postdate.cli.command import (
     wall_time_of,
     wrong_usage,
 )
-from postdate.cli.output import clean, print_body, print_pairs, print_table, time_or_dash
+from postdate.cli.output import clean, hexdump, one_line, print_body, print_pairs, print_table, time_or_dash
 from postdate.clock import later
 from postdate.core.changing import EVERYTHING, Pending
 from postdate.messages import DelayedMessage, Origin
@@ -72,9 +75,18 @@ def list_(
     after: Annotated[
         str | None, option("--after", "Go on behind the cursor that the list before ended with.", metavar="CURSOR")
     ] = None,
+    unreadable: Annotated[
+        bool, option("--unreadable", "List what cannot be read instead, of the store and the queues.")
+    ] = False,
 ) -> None:
     """List messages that wait, the next due first."""
     where = which.pending()
+    if unreadable:
+        if where.says_something or which.origin or after is not None:
+            raise wrong_usage("--unreadable goes with --limit only: nothing is known of what cannot be read")
+        rows = use.work(lambda deployment, _: operations.list_unreadable(deployment, limit))
+        use.report(rows, lambda: print_unreadable(rows))
+        return
     if not (where.says_something or which.origin):
         where = EVERYTHING
     found = use.work(lambda deployment, now: operations.list_messages(deployment, where, limit, now, after))
@@ -98,9 +110,41 @@ def _state(message: operations.MessageLine) -> str:
     return state if message.origin == Origin.APPLICATION.value else f"{state}, {message.origin}"
 
 
+def print_unreadable(found: operations.UnreadableList) -> None:
+    if not found.total:
+        print("every message can be read")
+        return
+    rows = [
+        (each.name, each.at, each.queue or "(store)", each.message_id or "-", one_line(each.reason))
+        for each in found.messages
+    ]
+    print_table(["unreadable", "since", "in", "id", "reason"], rows)
+    if found.total > len(found.messages):
+        print(f"… and {found.total - len(found.messages):,} more; use --limit")
+
+
 @command(app, "show")
-def show(use: Use, message_id: MessageId) -> None:
-    """Show a message: where it is, what it says, what became of it."""
+def show(
+    use: Use,
+    message_id: Annotated[
+        str | None, typer.Argument(parser=NAME, metavar="[ID]", help="Id of the message; or use --unreadable.")
+    ] = None,
+    unreadable: Annotated[
+        str | None, named("--unreadable", "Show a row that cannot be read, as s12 or q3.", metavar="NAME")
+    ] = None,
+) -> None:
+    """Show a message: where it is, what it says, what became of it.
+
+    What cannot be read is shown in hex.
+    """
+    if unreadable is not None:
+        if message_id is not None:
+            raise wrong_usage("name one: either the ID of a message, or --unreadable NAME")
+        row = use.work(lambda deployment, _: operations.show_unreadable(deployment, unreadable))
+        use.report(row, lambda: _print_unreadable_row(row))
+        return
+    if message_id is None:
+        raise wrong_usage("which one? name the ID of a message, or --unreadable NAME")
     found = use.work(lambda deployment, _: operations.show_message(deployment, message_id))
     use.report(found, lambda: _print_details(found))
 
@@ -109,9 +153,23 @@ def _print_details(found: operations.MessageDetails) -> None:
     print(f"message {clean(found.message_id)}")
     for place in found.places:
         _print_place(place)
+    for row in found.unreadable:
+        print()
+        _print_unreadable_row(row)
     if found.history:
         print("\nhistory")
         _print_history(found.history)
+
+
+def _print_unreadable_row(found: operations.UnreadableDetails) -> None:
+    message = found.message
+    print(f"{message.name}, unreadable since {time_or_dash(message.at)}")
+    print_pairs({"in": message.queue or "(store)", "id": message.message_id, "reason": message.reason})
+    for column, digits in found.raw.items():
+        value = bytes.fromhex(digits)
+        print(f"\n{clean(column)} ({len(value):,} bytes)")
+        if value:
+            print(hexdump(value))
 
 
 def _print_history(history: Sequence[Event]) -> None:
@@ -169,6 +227,24 @@ def cancel(use: Use, message_ids: SomeIds = None, *, which: Which, dry_run: DryR
         return
     done = use.work(lambda store, now: operations.cancel_all(store, where, now, dry_run=dry_run, progress=progress()))
     _report_many(use, done, "cancelled")
+
+
+@command(app, "discard")
+def discard(
+    use: Use,
+    names: Annotated[list[str], typer.Argument(parser=NAME, metavar="NAME…", help="Unreadable rows, as s12 or q3.")],
+) -> None:
+    """Delete rows that cannot be read, for good.
+
+    For failed messages there is `errors discard`, for waiting ones `cancel`.
+    """
+    results = use.work(lambda deployment, now: operations.discard_unreadable(deployment, names, now))
+
+    def lines() -> None:
+        for each in results:
+            print(f"{clean(each.name)}: {'discarded' if each.done else f'not discarded: {clean(each.remark)}'}")
+
+    use.report({"messages": results}, lines, kept=all(each.done for each in results))
 
 
 @command(app, "reschedule")
@@ -269,7 +345,7 @@ def _print_statistics(found: operations.Statistics) -> None:
             "claimed": found.claimed,
             "failing": found.failing,
             "next due": time_or_dash(found.next_due),
-            **({"set aside": found.set_aside} if found.set_aside else {}),
+            **({"unreadable": found.unreadable} if found.unreadable else {}),
             "services": "not visible" if found.services is None else found.services,
         }
     )

@@ -552,7 +552,7 @@ class Dispatcher:
         """Send the error copy, then remove the message; when the error queue fails, too, it stays (row 41).
 
         A copy that is too large goes in brief. If even that is refused, or none can be made of what the row holds, the
-        store quarantines the message; where it cannot, the message stays and waits longer each time.
+        store marks the message as unreadable; where it cannot, the message stays and waits longer each time.
         """
         way, failure = Way.FULL, error
         while way in (Way.FULL, Way.BRIEF):
@@ -566,7 +566,7 @@ class Dispatcher:
             failure, way = refused, after_copy(way, refused) if is_lasting(refused) else Way.BACK
         if way is Way.KEPT:
             why = f"it cannot be sent ({reason_of(error)}), nor its copy to the error queue ({reason_of(failure)})"
-            if await self.finisher.set_aside(claim, why):
+            if await self.finisher.mark_unreadable(claim, why):
                 return None
         self._refused.failed(failure, self._clock.monotonic())
         self._failure_rate.failure(failure, self._clock.monotonic())

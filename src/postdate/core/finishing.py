@@ -294,17 +294,18 @@ class Finisher:
             self._remember_lost_claim(unwritten)  # claimed again, it still waits for its next attempt
         return None
 
-    async def set_aside(self, claim: Claim, reason: str) -> bool:
-        """Quarantine a message that no queue takes; return whether that was done."""
+    async def mark_unreadable(self, claim: Claim, reason: str) -> bool:
+        """Mark a message that no queue takes; return whether that was done."""
         now = self._clock.now()
         try:
-            if not await self._deadlines.call_apart(lambda: self._store.set_aside(claim, reason, now)):
+            if not await self._deadlines.call_apart(lambda: self._store.mark_unreadable(claim, reason, now)):
                 return False
         except PostdateError as refused:
-            log.error("message %s cannot be set aside: %s", claim.message.message_id, refused)
+            log.error("message %s cannot be marked as unreadable: %s", claim.message.message_id, refused)
             return False
         self._journal.ended(OUTCOME_RECORDS[Outcome.FAILED], [claim.message], now, reason)
-        log.error("message %s is set aside (`postdate errors` shows it): %s", claim.message.message_id, reason)
+        text = "message %s is marked as unreadable (`postdate messages list --unreadable` lists it): %s"
+        log.error(text, claim.message.message_id, reason)
         return True
 
     # --- writing later ----------------------------------------------------------------------------------------------

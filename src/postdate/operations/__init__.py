@@ -48,14 +48,13 @@ from postdate.operations.state import (
     Overview as Overview,
     overview as overview,
 )
-from postdate.operations.set_aside import (
-    Mended as Mended,
-    SetAside as SetAside,
-    SetAsideDetails as SetAsideDetails,
-    SetAsideList as SetAsideList,
-    count_set_aside as count_set_aside,
-    delete_set_aside as delete_set_aside,
-    list_set_aside as list_set_aside,
-    put_back as put_back,
-    show_set_aside as show_set_aside,
+from postdate.operations.unreadable import (
+    Discarded as Discarded,
+    UnreadableLine as UnreadableLine,
+    UnreadableDetails as UnreadableDetails,
+    UnreadableList as UnreadableList,
+    count_unreadable as count_unreadable,
+    discard_unreadable as discard_unreadable,
+    list_unreadable as list_unreadable,
+    show_unreadable as show_unreadable,
 )

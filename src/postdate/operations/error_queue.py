@@ -27,7 +27,7 @@ from postdate.messages import DelayedMessage, Envelope, Headers, expires_at_of, 
 from postdate.operations.needs import queue_view
 from postdate.operations.plain import Body, Progress, body_of, unheard
 from postdate.operations.queues import walking
-from postdate.operations.set_aside import SetAsideList, list_set_aside
+from postdate.operations.unreadable import UnreadableList, list_unreadable
 from postdate.ports import ClaimingStore, End, Observer, Queued, Received, Receiver, RecordKind
 from postdate.wiring import OpenDeployment
 
@@ -175,12 +175,12 @@ class ErrorGroups:
 
 @dataclass(frozen=True, slots=True)
 class ErrorList:
-    """Failed messages, the oldest first, and messages set aside as unreadable; ``total`` counts the whole queue."""
+    """Failed messages, the oldest first, and unreadable rows; ``total`` counts the whole queue."""
 
     queue: str
     total: int
     messages: Sequence[ErrorLine]
-    set_aside: SetAsideList = field(default_factory=SetAsideList)
+    unreadable: UnreadableList = field(default_factory=UnreadableList)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ async def list_errors(deployment: OpenDeployment, queue: str, limit: int, where:
         async for page in _pages(view, queue, where):
             total += len(page)
             lines += [_line(each) for each in page[: limit - len(lines)]]
-    return ErrorList(queue, total, lines, await list_set_aside(deployment, limit))
+    return ErrorList(queue, total, lines, await list_unreadable(deployment, limit))
 
 
 async def _length(deployment: OpenDeployment, queue: str) -> int:

@@ -25,7 +25,7 @@ from postdate.operations.needs import (
     users_of_store,
 )
 from postdate.operations.plain import Event, delivering, events_of, shown_count, shown_span, shown_time
-from postdate.operations.set_aside import SetAside, set_aside_of
+from postdate.operations.unreadable import UnreadableLine, unreadable_of
 from postdate.ports import ARCHIVED, AdministrableStore, Process, Queued, Record, Recording, RecordKind, Standing
 from postdate.ports.limits import LimitingStore, in_a_lane
 from postdate.ports.migrating import MOVED_AWAY
@@ -56,7 +56,7 @@ class MessageState(enum.Enum):
     HANDLED = "handled"
     HANDLING_RETRIED = "handling_retried"
     FAILED = "failed"
-    SET_ASIDE = "set_aside"
+    UNREADABLE = "unreadable"
     EXPIRED = "expired"
     CANCELLED = "cancelled"
     MOVED_AWAY = "moved_away"
@@ -109,9 +109,8 @@ class _Question:
             return await self._retry(retries[-1].message.message_id)
         if queued:
             return await self._retry(queued[-1].envelope.message_id)
-        set_aside = await set_aside_of(self.deployment, self.message_id)
-        if set_aside is not None:
-            return self._set_aside(set_aside)
+        if unreadable := await unreadable_of(self.deployment, self.message_id):
+            return self._unreadable(unreadable[-1].message)
         return self._gone() if self.history else await self._unknown()
 
     def _say(
@@ -119,16 +118,16 @@ class _Question:
     ) -> Explanation:
         return Explanation(self.message_id, state, headline, tuple(facts), tuple(advice))
 
-    def _set_aside(self, found: SetAside) -> Explanation:
-        where = "in the store" if found.queue is None else f"in queue {found.queue!r}"
+    def _unreadable(self, row: UnreadableLine) -> Explanation:
+        where = "in the store" if row.queue is None else f"in queue {row.queue!r}"
         return self._say(
-            MessageState.SET_ASIDE,
-            f"it was set aside because {found.reason}",
-            [f"it was {where}, and was set aside at {shown_time(found.at)}: nothing else waits for it"],
+            MessageState.UNREADABLE,
+            f"it cannot be read: {row.reason}",
+            [f"its row stays {where}, marked since {shown_time(row.at)}: nothing claims it, nor waits for it"],
             [
-                f"see what it holds: postdate errors show --set-aside {found.name}",
-                f"mend it, and put it back: postdate errors return --set-aside {found.name} --headers @FILE",
-                f"or delete it for good: postdate errors delete {found.name}",
+                f"see what it holds: postdate messages show --unreadable {row.name}",
+                "mend it in the database; docs/guides/operate.md has the statements",
+                f"or discard it for good: postdate messages discard {row.name}",
             ],
         )
 

@@ -17,7 +17,7 @@ from postdate.messages import OWN_PREFIX, DelayedMessage, Envelope, check_id, or
 from postdate.operations.explanation import explain
 from postdate.operations.needs import administrable, in_queues, lengths, standing_of, users_of_store
 from postdate.operations.plain import Body, Event, Progress, body_of, delivering, events_of, unheard
-from postdate.operations.set_aside import count_set_aside
+from postdate.operations.unreadable import UnreadableDetails, count_unreadable, unreadable_of
 from postdate.ports import AdministrableStore, Answer, Standing
 from postdate.ports.limits import LimitingStore, in_a_lane
 from postdate.wiring import OpenDeployment, own_queues
@@ -36,7 +36,7 @@ class Statistics:
         queues: messages by queue: of all queues where these can be listed, else of the endpoint's and the settings';
             ``None`` where none can be counted.
         services: processes that deliver due messages now; ``None`` where that cannot be seen.
-        set_aside: unreadable rows of the store and the queues.
+        unreadable: unreadable rows of the store and the queues.
     """
 
     at: datetime
@@ -49,7 +49,7 @@ class Statistics:
     records: Mapping[str, int]
     queues: Mapping[str, int] | None
     services: int | None
-    set_aside: int = 0
+    unreadable: int = 0
 
 
 async def statistics(deployment: OpenDeployment, now: datetime, *, at_a_glance: bool = False) -> Statistics:
@@ -70,7 +70,7 @@ async def statistics(deployment: OpenDeployment, now: datetime, *, at_a_glance: 
         records=records,
         queues=queues,
         services=None if processes is None else len(delivering(processes)),
-        set_aside=await count_set_aside(deployment),
+        unreadable=await count_unreadable(deployment),
     )
 
 
@@ -164,15 +164,19 @@ class MessageLocation:
 
 @dataclass(frozen=True, slots=True)
 class MessageDetails:
-    """One message; without places when it has left, without history when nothing was recorded."""
+    """One message; without places when it has left, without history when nothing was recorded.
+
+    ``unreadable``: its rows that cannot be read.
+    """
 
     message_id: str
     places: Sequence[MessageLocation]
     history: Sequence[Event]
+    unreadable: Sequence[UnreadableDetails] = ()
 
 
 async def show_message(deployment: OpenDeployment, message_id: str, *, queued: bool = True) -> MessageDetails:
-    """Return places, content and history of a message; raise MessageNotFound if it has neither place nor history.
+    """Return places, content and history of a message; raise MessageNotFound if there is nothing of these.
 
     ``queued``: look for it in the queues, too, which reads them.
     """
@@ -183,13 +187,14 @@ async def show_message(deployment: OpenDeployment, message_id: str, *, queued: b
         for each in (await in_queues(deployment, message_id) if queued else ())
     ]
     history = events_of(await administrable(deployment, "show a message").history(message_id))
-    if not places and not history:
+    unreadable = await unreadable_of(deployment, message_id)
+    if not places and not history and not unreadable:
         raise MessageNotFound(
             f"no message {message_id!r} waits in {deployment.settings.store.address.shown}, "
             f"is in a queue, or was recorded; "
             f"list what waits with `postdate messages list`"
         )
-    return MessageDetails(message_id, places, history)
+    return MessageDetails(message_id, places, history, unreadable)
 
 
 def _waiting(standing: Standing) -> MessageLocation:

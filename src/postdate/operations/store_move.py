@@ -410,7 +410,7 @@ class _Transfer:
     async def _waiting(self) -> tuple[int, int]:
         """Return how many messages wait in the old store, and how many rows of it cannot be read."""
         counted = await self.source.statistics(self._clock.now())
-        return counted.pending - len(await markers(self.source)), counted.quarantined
+        return counted.pending - len(await markers(self.source)), counted.unreadable
 
     def _reason_against(self, message: DelayedMessage) -> str:
         """Return why the new store cannot take a message; empty: it can, as far as is known before it is stored."""
@@ -434,7 +434,7 @@ class _Transfer:
         if unreadable:
             remarks.append(
                 f"{shown_count(unreadable, 'row')} of the old store cannot be read, and stay there: see "
-                f"`postdate errors list --set-aside --store {result.source}`"
+                f"`postdate messages list --unreadable --store {result.source}`"
             )
         if result.waiting > 0:
             remarks.append(

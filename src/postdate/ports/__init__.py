@@ -39,21 +39,19 @@ from postdate.ports.endpoint import (
     SagaStoreCapabilities as SagaStoreCapabilities,
 )
 from postdate.ports.observation import (
-    DelegatedQuarantine as DelegatedQuarantine,
     Delivered as Delivered,
     FileFacts as FileFacts,
     FileScripts as FileScripts,
-    Mending as Mending,
     Observer as Observer,
     OldSnapshot as OldSnapshot,
     Process as Process,
-    Quarantine as Quarantine,
-    Quarantined as Quarantined,
     Queued as Queued,
     Scripted as Scripted,
     ServerFacts as ServerFacts,
     Standing as Standing,
     StoreTraffic as StoreTraffic,
+    UnreadableRow as UnreadableRow,
+    UnreadableRows as UnreadableRows,
 )
 from postdate.ports.scanning import (
     ARCHIVED as ARCHIVED,

@@ -14,6 +14,7 @@ from postdate.errors import ConfigurationError, InvalidMessage
 from postdate.messages import DelayedMessage
 from postdate.ports.common import NativeTransaction, RecordKind
 from postdate.ports.migrating import MOVED_AWAY
+from postdate.ports.observation import UNREADABLE
 from postdate.ports.stores import MessageFilter, PendingPage
 
 
@@ -32,6 +33,8 @@ class Answer(enum.Enum):
     """To a queue: it is on its way there, or was handled since."""
     DISCARDED = "discarded"
     """From the error queue, or from its own queue: it was purged there, or nobody wanted it any more."""
+    UNREADABLE = "cannot be read"
+    """Its row stays in the store or in its queue, marked, until it is mended or discarded."""
     WOULD_EXPIRE = "would expire before it is due"
     """Of many that are rescheduled; of one it is an error."""
     NOT_FOUND = "not found"
@@ -47,6 +50,8 @@ def answer_of(last: tuple[RecordKind, str] | None) -> Answer:
     match last:
         case (RecordKind.CANCELLED, detail) if detail.startswith(MOVED_AWAY):  # to another store
             return Answer.NOT_FOUND
+        case (RecordKind.FAILED, detail) if detail.startswith(UNREADABLE):
+            return Answer.UNREADABLE
         case (kind, _):
             return _ANSWERS.get(kind, Answer.NOT_FOUND)  # archived, or lost
         case None:

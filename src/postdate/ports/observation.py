@@ -1,12 +1,12 @@
-"""What an operator can ask about a store and its queues without changing their contents; and what was set aside.
+"""What an operator can ask about a store and its queues without changing their contents; and unreadable rows.
 
 A row that is damaged (headers that are no JSON, a due time outside the calendar, a blank destination, content that is
-gone) is set aside: taken out of the way by the first call that meets it, of a store or a queue, so that it holds up
-nothing else. Its raw bytes are kept. An operator sees it, mends it, and puts it back where it was. The same is done
-with a message that no queue takes, and whose copy the error queue refuses: see
-:meth:`postdate.ports.ClaimingStore.set_aside`.
+gone) stays in its table. The first call of a store or a queue that meets it marks it, so that nothing claims it and it
+holds up nothing else. Its raw bytes are kept. An operator sees them, and discards the row, or mends it with the tools
+of the database. A message that no queue takes, and whose copy the error queue refuses, is marked in the same way: see
+:meth:`postdate.ports.ClaimingStore.mark_unreadable`.
 
-Source: design.md section 3.4 (an unreadable row never holds up the rest); ADR 0019.
+Source: design.md section 3.4 (an unreadable row never holds up the rest); ADR 0019, 0043.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-
-from typing_extensions import override
+from typing import Final
 
 from postdate.errors import QueueNotFound
-from postdate.messages import DESTINATION_LIMIT, DelayedMessage, Envelope, aware_utc, check_headers, check_text
+from postdate.messages import DelayedMessage, Envelope
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,13 +247,13 @@ class FileFacts(StoreTraffic):
         schema_version: of its tables.
         journal_mode: of SQLite; ``wal`` is what Postdate sets.
         queues: lengths by name.
-        quarantined: rows of the store and of queues that cannot be read and were set aside.
+        unreadable: rows of the store and of queues that cannot be read.
     """
 
     schema_version: int
     journal_mode: str
     queues: Mapping[str, int]
-    quarantined: int
+    unreadable: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,121 +274,64 @@ class FileScripts:
     outbox: Callable[[], str]
 
 
-# --- rows that cannot be read, set aside ------------------------------------------------------------------------------
+# --- rows that cannot be read -----------------------------------------------------------------------------------------
+
+
+UNREADABLE: Final = "unreadable: "
+"""How the details of records about unreadable rows begin; the reason follows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Quarantined:
-    """A row that was set aside.
+class UnreadableRow:
+    """A row that is marked as unreadable.
 
     Args:
         number: names it for the operator, within this store or these queues.
-        place: the queue it was in; empty for the store.
+        queue: the queue it is in; empty for the store.
         message_id: of the message, as far as it can be read.
         reason: why it cannot be read.
-        at: when it was set aside, UTC.
+        at: when it was marked, UTC.
         raw: what the row holds, by column, byte for byte; text is in UTF-8, numbers in decimal digits.
     """
 
     number: int
-    place: str
+    queue: str
     message_id: str
     reason: str
     at: datetime
     raw: Mapping[str, bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Mending:
-    """Parts to put in place of unreadable ones; ``None`` keeps a part, which may have been mended by hand.
+class UnreadableRows(ABC):
+    """A store, or queues, that mark rows that they cannot read. Every built-in store that has rows is one.
 
-    Args:
-        headers: of the message.
-        due: due time, UTC; in a queue only of a message that was delayed.
-        destination: only of a message of a store.
-        body: content.
+    Rows are marked inside claims, moves, receives and lists: each row is decoded by itself, and one that cannot be is
+    marked in the same transaction, with a *failed* record of the store where its id can be read. It is logged once, as
+    the mark survives restarts. If reading fails otherwise, messages claimed by then are given back. Stored rows are not
+    held against limits that were tightened since.
 
-    Raises:
-        InvalidHeaders, InvalidTimestamp, InvalidMessage: a part could not be stored.
-    """
-
-    headers: Mapping[str, str] | None = None
-    due: datetime | None = None
-    destination: str | None = None
-    body: bytes | None = None
-
-    def __post_init__(self) -> None:
-        if self.headers is not None:
-            check_headers(self.headers)
-        if self.due is not None:
-            object.__setattr__(self, "due", aware_utc(self.due, "the due time"))
-        if self.destination is not None:
-            check_text(self.destination, "destination", DESTINATION_LIMIT)
-
-
-class Quarantine(ABC):
-    """A store, or queues, that set aside rows that they cannot read. Every built-in store that has rows is one.
-
-    Setting aside happens inside claims, moves, receives and lists: each row is decoded by itself, and one that cannot
-    be is set aside in the same transaction, with a *failed* record of the store where its id can be read. If reading
-    fails otherwise, messages claimed by then are given back. Stored rows are not held against limits that were
-    tightened since.
+    A marked row is not pending: it is neither claimed, listed, found by its id, cancelled, rescheduled nor replaced. No
+    other message can be stored with its id.
 
     Guarantees:
-        quarantine.an_unreadable_message_holds_up_nothing, the_oldest_that_can_be_read_is_fetched,
-        an_operator_sees_the_others, an_unreadable_message_is_set_aside_with_its_bytes, a_mended_message_is_put_back,
-        what_is_still_unreadable_stays_set_aside, what_came_back_otherwise_is_not_put_back,
-        tightened_limits_refuse_nothing_that_is_stored, what_no_queue_takes_is_set_aside.
+        unreadable.an_unreadable_message_holds_up_nothing, an_unreadable_row_keeps_its_bytes,
+        an_unreadable_row_is_discarded_once, the_oldest_that_can_be_read_is_fetched, an_operator_sees_the_others,
+        an_unreadable_message_does_not_wait, unreadable_messages_are_counted_alone,
+        tightened_limits_refuse_nothing_that_is_stored, what_no_queue_takes_is_marked.
     """
 
     @abstractmethod
-    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
-        """Return up to ``limit`` rows that are set aside, oldest first."""
+    async def list_unreadable(self, limit: int) -> Sequence[UnreadableRow]:
+        """Return up to ``limit`` marked rows, those with the lowest numbers first."""
 
     @abstractmethod
-    async def quarantined_count(self) -> int:
-        """Return how many rows are set aside."""
+    async def count_unreadable(self) -> int:
+        """Return how many rows are marked."""
 
     @abstractmethod
-    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        """Put a mended row back where it was, in one transaction; a message of a store waits again and is recorded.
+    async def discard_unreadable(self, number: int, now: datetime) -> None:
+        """Delete a marked row, for good; recorded as discarded where its id can be read.
 
         Raises:
-            MessageNotFound: nothing of that number is set aside.
-            InvalidMessage, InvalidHeaders: it still cannot be read; it says why. Nothing was changed.
-            QueueNotFound: the queue that it was in is gone. Nothing was changed.
-            DuplicateMessage: the store has a message of this id. Nothing was changed.
+            MessageNotFound: no row of that number is marked.
         """
-
-    @abstractmethod
-    async def discard_quarantined(self, number: int, now: datetime) -> None:
-        """Delete a row that is set aside, for good; recorded as discarded where its id can be read.
-
-        Raises:
-            MessageNotFound: nothing of that number is set aside.
-        """
-
-
-class DelegatedQuarantine(Quarantine):
-    """A store, or queues, whose quarantine is an object of its own."""
-
-    @property
-    @abstractmethod
-    def _quarantine(self) -> Quarantine:
-        """The object with the rows that are set aside."""
-
-    @override
-    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
-        return await self._quarantine.quarantined(limit)
-
-    @override
-    async def quarantined_count(self) -> int:
-        return await self._quarantine.quarantined_count()
-
-    @override
-    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        await self._quarantine.put_back(number, mending, now)
-
-    @override
-    async def discard_quarantined(self, number: int, now: datetime) -> None:
-        await self._quarantine.discard_quarantined(number, now)

@@ -270,8 +270,10 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
             claims.a_released_claim_counts_nothing, a_released_message_waits_until_then, a_released_claim_is_void.
         """
 
-    async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
-        """Set a held message aside that neither its queue nor the error queue takes; see :class:`Quarantine`.
+    async def mark_unreadable(self, claim: Claim, reason: str, now: datetime) -> bool:
+        """Mark a held message that neither its queue nor the error queue takes; see :class:`UnreadableRows`.
+
+        Its claim ends with that, and it is recorded as failed.
 
         Args:
             claim: held by this process; another one is passed over.
@@ -279,10 +281,10 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
             now: UTC.
 
         Returns:
-            Whether it is aside now; never with a store that is no :class:`Quarantine`.
+            Whether it is marked now; never with a store that is no :class:`UnreadableRows`.
 
         Guarantees:
-            quarantine.what_no_queue_takes_is_set_aside.
+            unreadable.what_no_queue_takes_is_marked.
         """
         return False
 
@@ -436,7 +438,7 @@ class StoreStatistics:
         claimed: of these, held by a process at the moment.
         failing: of these, with at least one failed attempt.
         next_due: earliest due time, UTC.
-        quarantined: rows set aside because they cannot be read; not among those pending.
+        unreadable: rows that cannot be read; not among those pending.
     """
 
     pending: int
@@ -444,7 +446,7 @@ class StoreStatistics:
     claimed: int
     failing: int
     next_due: datetime | None
-    quarantined: int = 0
+    unreadable: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -606,7 +608,7 @@ class AdministrableStore(ABC):
         Guarantees:
             administration.pending_messages_are_listed, a_herd_is_listed_page_by_page,
             a_cursor_is_exact_when_its_message_has_gone;
-            quarantine.unreadable_messages_do_not_end_a_list.
+            unreadable.unreadable_messages_do_not_end_a_list.
         """
 
     async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:

@@ -38,7 +38,7 @@ GAUGES: Final = {
     "claimed": ("{message}", "Messages that a process is delivering", ""),
     "failing": ("{message}", "Messages of which an attempt has failed", ""),
     "errors": ("{message}", "Messages in the error queue", ""),
-    "set_aside": ("{message}", "Rows that cannot be read", ""),
+    "unreadable": ("{message}", "Rows that cannot be read", ""),
     "services": ("{process}", "Processes that deliver from the store", ""),
     "clock.offset": ("s", "How far the clock of the store is ahead of this machine's", ""),
 }

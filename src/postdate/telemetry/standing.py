@@ -33,7 +33,7 @@ def _of_store(state: Overview) -> dict[str, Mapping[str, float]]:
     counted, first = state.statistics, state.overdue_since
     age = timedelta(0) if first is None else counted.at - first
     known = {
-        **{name: getattr(counted, name) for name in ("pending", "overdue", "claimed", "failing", "set_aside")},
+        **{name: getattr(counted, name) for name in ("pending", "overdue", "claimed", "failing", "unreadable")},
         "overdue.age": age.total_seconds(),
         "errors": state.errors,
         "services": None if counted.services is None else counted.services + 1,  # others, and this one

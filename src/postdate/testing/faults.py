@@ -147,7 +147,7 @@ class FaultyStore(ClaimingStore):
     finish = _planned(ClaimingStore.finish)
     retry_later = _planned(ClaimingStore.retry_later)
     release = _planned(ClaimingStore.release)
-    set_aside = _planned(ClaimingStore.set_aside)
+    mark_unreadable = _planned(ClaimingStore.mark_unreadable)
     next_attempt = _planned(ClaimingStore.next_attempt)
     listen = _planned(ClaimingStore.listen)
 

@@ -25,7 +25,6 @@ from postdate.config import parse_instant
 from postdate.core.limits import NO_LIMITS, Limits, limited, limiting, limits_of, paused, resumed
 from postdate.errors import ConfigurationError, InvalidHeaders, InvalidMessage, MessageError
 from postdate.operations.destinations import change_destination
-from postdate.ports import Mending
 from postdate.web.views import Views
 from postdate.web.watching import LISTED, Watcher, log
 
@@ -35,7 +34,7 @@ _LARGEST_BODY: Final = 2**20
 _LARGEST_FORM: Final = 4 * _LARGEST_BODY  # up to three bytes for each of the body
 _HEADER: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 _ACTIONS: Final = {
-    frozenset({"id"}): ("cancel", "deliver", "reschedule", "return", "discard", "edit", "put-back", "delete"),
+    frozenset({"id"}): ("cancel", "deliver", "reschedule", "return", "discard", "edit", "discard-unreadable"),
     frozenset({"exception", "queue"}): ("return-group", "discard-group"),
     frozenset({"queue"}): ("pause", "resume", "limit"),
 }
@@ -231,10 +230,8 @@ class ActingViews(Views):
                 results = await operations.return_all(deployment, queue, now, where, how, progress)
             case "edit":
                 results = [await operations.edit(deployment, queue, id_, now, _edit(form, to))]
-            case "put-back":
-                results = await operations.put_back(deployment, [id_], Mending(), now)
-            case "delete":
-                results = await operations.delete_set_aside(deployment, [id_], now)
+            case "discard-unreadable":
+                results = await operations.discard_unreadable(deployment, [id_], now)
             case _:
                 change = {"pause": paused, "resume": resumed}.get(what) or _limited(form)
                 results = [(await change_destination(deployment, given["queue"], change, now))[0]]

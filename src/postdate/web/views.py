@@ -78,7 +78,7 @@ _ORIGINS: Final[Mapping[str, Collection[Origin]]] = {
 _MOODS: Final = {
     **dict.fromkeys(("waiting", "being_delivered", "delivered", "handled"), "good"),
     **dict.fromkeys(("overdue", "retrying", "held", "handling_retried"), "worry"),
-    **dict.fromkeys(("in_error_queue", "failed", "set_aside", "expired", "discarded"), "bad"),
+    **dict.fromkeys(("in_error_queue", "failed", "unreadable", "expired", "discarded"), "bad"),
 }
 
 

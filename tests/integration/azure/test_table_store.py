@@ -138,7 +138,7 @@ async def test_a_message_under_a_bare_row_key_is_found_by_its_second_and_read_wh
     found = await store.list_pending(MessageFilter(due_from=second), 10)
     assert [(each.message_id, each.due) for each in found] == [("u-1", second), ("u-2", second + SECOND)]
     assert sorted(await ids_of(store, second + 2 * SECOND)) == ["u-1", "u-2"]
-    assert await store.quarantined_count() == 0
+    assert await store.count_unreadable() == 0
 
 
 async def test_what_others_have_due_in_the_last_second_of_the_calendar_waits_for_ever(
@@ -345,7 +345,7 @@ BAD = {
 }
 
 
-async def test_entities_that_are_no_messages_are_set_aside_and_hold_up_nothing(
+async def test_entities_that_are_no_messages_are_marked_and_hold_up_nothing(
     place: TablePlace, store: AzureTableStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number, columns in enumerate(BAD.values()):
@@ -355,16 +355,16 @@ async def test_entities_that_are_no_messages_are_set_aside_and_hold_up_nothing(
     place.add({"PartitionKey": "notes", "RowKey": "kept by somebody else"})
     await store.store(message(), NOW)
     assert await ids_of(store) == ["m-1"]
-    aside = await store.quarantined(100)
-    assert len(aside) == len(BAD) + 2 == len({each.number for each in aside})
-    assert all(each.reason for each in aside)
-    kept = [each for each in place.entities(records_table(place.table)) if each["PartitionKey"] == "malformed"]
+    rows = await store.list_unreadable(100)
+    assert len(rows) == len(BAD) + 2 == len({each.number for each in rows})
+    assert all(each.reason for each in rows)
+    kept = [each for each in place.entities() if each["PartitionKey"] == "unreadable"]
     assert {"not json", "a text"} <= {value for each in kept for value in (each.get("Headers"), each.get("Body"))}
-    said = [each for each in caplog.messages if "was set aside" in each]
+    said = [each for each in caplog.messages if "cannot be read" in each]
     assert len(set(said)) == len(BAD) + 2
     assert await ids_of(store) == []
-    assert [each for each in caplog.messages if "was set aside" in each] == said, "once for all"
-    assert {each["PartitionKey"] for each in place.entities()} == {"notes", "2026013112"}
+    assert [each for each in caplog.messages if "cannot be read" in each] == said, "once for all"
+    assert {each["PartitionKey"] for each in place.entities()} == {"notes", "2026013112", "unreadable"}
 
 
 # --- time -------------------------------------------------------------------------------------------------------------

@@ -31,6 +31,9 @@ LARGEST_TEXT: Final = 32 * 1024
 KEY_COLUMNS: Final = ("PartitionKey", "RowKey", "MessageId", "Due")
 """Columns for a message's id and times, without its content."""
 
+UNREADABLE: Final = "unreadable"
+"""Partition of entities that cannot be read: it sorts behind those of all times."""
+
 _SECOND: Final = timedelta(seconds=1)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _ROW: Final = re.compile(r"[0-9]{14}(_.*)?", re.ASCII | re.DOTALL)

@@ -12,6 +12,7 @@ from typing import Any, Final
 from postdate.backends.azure.groups import Table
 from postdate.backends.azure.layout import (
     KEY_COLUMNS,
+    UNREADABLE,
     DelayedEntity,
     attempt_of,
     instant_of,
@@ -85,8 +86,8 @@ class BackOff:
 class Pages:
     """Reads due messages ahead of their claims; valid only under one lease, as nobody else takes them meanwhile."""
 
-    def __init__(self, table: Table, set_aside: Callable[[Entity, MessageError, datetime], Awaitable[None]]) -> None:
-        self._table, self._set_aside = table, set_aside
+    def __init__(self, table: Table, mark: Callable[[Entity, MessageError, datetime], Awaitable[None]]) -> None:
+        self._table, self._mark = table, mark
         self._ahead: deque[DelayedEntity] = deque()
         self._read_to = ""
         """The last key that was read; empty to start at the front."""
@@ -134,7 +135,7 @@ class Pages:
             try:
                 found.append(read_entity(entity))
             except MessageError as error:
-                await self._set_aside(entity, error, now)
+                await self._mark(entity, error, now)
         self._ahead.extend(sorted(found, key=lambda waiting: waiting.attempt_at))
 
     async def one_page(self, after: str, before: str) -> list[Entity]:
@@ -152,6 +153,10 @@ class Pages:
 
     async def at(self, row: str) -> Entity | None:
         return await self._table.get({"PartitionKey": partition_of(row), "RowKey": row})
+
+    async def is_unreadable(self, row: str) -> bool:
+        """Return whether the entity with that row key is marked as unreadable."""
+        return await self._table.get({"PartitionKey": UNREADABLE, "RowKey": row}) is not None
 
     async def entities(
         self,
@@ -243,7 +248,7 @@ class Pages:
             async for entity in entities:
                 try:
                     message = read_entity(entity).message
-                except MessageError:  # quarantined when it is due
+                except MessageError:  # marked when it is due
                     continue
                 if where.matches(message):
                     messages.append(message.listed(entity["RowKey"]))
@@ -268,7 +273,7 @@ def _attempt(entity: Entity) -> datetime | None:
     """Return the attempt time of an entity; ``None`` when it is no message."""
     try:
         return attempt_of(entity["RowKey"], is_ours=entity.get("Due") is not None)
-    except InvalidMessage:  # quarantined when it is read whole
+    except InvalidMessage:  # marked when it is read whole
         return None
 
 
@@ -277,7 +282,7 @@ def _quoted(key: str) -> str:
 
 
 def _due_of(entity: Entity) -> datetime | None:
-    """Return the due time of an entity; ``None`` when it cannot be read: it is quarantined when it is due."""
+    """Return the due time of an entity; ``None`` when it cannot be read: it is marked when it is due."""
     due = entity.get("Due")
     try:
         return attempt_of(entity["RowKey"], is_ours=False) if due is None else instant_of(due)

@@ -114,12 +114,10 @@ class Records:
         entry = {**self._base(waiting), "Location": waiting.row, "Former": ""}
         return await self.table.atomically([Operation("change", entry, known.etag)])
 
-    async def come_back(
-        self, known: Known, waiting: DelayedEntity, now: datetime, kind: RecordKind = RecordKind.RESCHEDULED
-    ) -> bool:
+    async def come_back(self, known: Known, waiting: DelayedEntity, now: datetime) -> bool:
         """Point an id whose message had failed at its new place; return ``False`` when another process was faster."""
-        why = "came back from the error queue" if kind is RecordKind.RESCHEDULED else ""
-        record = Record(kind, waiting.message.message_id, now, waiting.message.due, None, why)
+        message, why = waiting.message, "came back from the error queue"
+        record = Record(RecordKind.RESCHEDULED, message.message_id, now, message.due, None, why)
         return await self.append(known, waiting, record)
 
     async def append(self, known: Known, waiting: DelayedEntity, record: Record) -> bool:
@@ -295,19 +293,13 @@ class Storing:
                 continue
         return stored
 
-    async def store_returned(self, message: DelayedMessage, now: datetime) -> DelayedEntity:
-        """Store a repaired message from the quarantine, and record that."""
-        return await self._store_again(DelayedEntity.new(message), now, may_come_back=True, back=RecordKind.RETURNED)
-
-    async def _store_again(
-        self, waiting: DelayedEntity, now: datetime, *, may_come_back: bool, back: RecordKind = RecordKind.RESCHEDULED
-    ) -> DelayedEntity:
+    async def _store_again(self, waiting: DelayedEntity, now: datetime, *, may_come_back: bool) -> DelayedEntity:
         """Store a message whose id is known: its message is missing, or has failed and ``may_come_back``."""
         records, id_ = self._records, waiting.message.message_id
         if (known := await records.find(id_)) is None:  # it left a moment ago, and nothing is kept of it
             (taken,) = await records.enter([waiting], now)
         elif known.end is RecordKind.FAILED and may_come_back:
-            taken = not await self._is_there(known) and await records.come_back(known, waiting, now, back)
+            taken = not await self._is_there(known) and await records.come_back(known, waiting, now)
             waiting = DelayedEntity.new(waiting.message, known.records + 2)
         else:  # an id without a message: storing was interrupted, or upstream's poller took it
             taken = known.end is None and not await self._is_there(known) and await records.take_over(known, waiting)
@@ -325,11 +317,14 @@ class Storing:
         return None if known is None or waiting is None else (known, waiting)
 
     async def _is_there(self, known: Known) -> bool:
-        return await self._at_one_of(known) is not None
+        """Return whether a message waits, or is marked as unreadable."""
+        if await self._at_one_of(known) is not None:
+            return True
+        return any([await self._pages.is_unreadable(row) for row in known.places])
 
     async def _at_one_of(self, known: Known) -> DelayedEntity | None:
         for row in known.places:
             if (entity := await self._pages.at(row)) is not None:
-                with suppress(MessageError):  # quarantined when it is due
+                with suppress(MessageError):  # marked when it is due
                     return read_entity(entity)
         return None

@@ -19,15 +19,14 @@ from postdate.backends.azure.groups import Operation, Rounds, Table
 from postdate.backends.azure.layout import LARGEST_BODY, DelayedEntity, check_size
 from postdate.backends.azure.lease import LASTS_SECONDS, AzureClaims, ClaimLimit, ContainerLease, Held, Keeper
 from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS, AzureLogin, at_once, headers_of, parse_login
-from postdate.backends.azure.pages import BackOff, Entity, Pages, Polling
-from postdate.backends.azure.quarantine import TableQuarantine
+from postdate.backends.azure.pages import BackOff, Pages, Polling
 from postdate.backends.azure.records import Records, Storing
 from postdate.backends.azure.table_names import checked_table, default_table, records_table
+from postdate.backends.azure.unreadable import UnreadableEntities
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import (
     ConfigurationError,
     InvalidMessage,
-    MessageError,
     UnsupportedTransactionMode,
 )
 from postdate.messages import DelayedMessage
@@ -36,7 +35,6 @@ from postdate.ports import (
     AdministrableStore,
     Claim,
     ClaimingStore,
-    DelegatedQuarantine,
     MessageFilter,
     Outcome,
     PendingPage,
@@ -48,6 +46,8 @@ from postdate.ports import (
     StoreReport,
     StoreStatistics,
     TransactionMode,
+    UnreadableRow,
+    UnreadableRows,
     Wake,
 )
 from postdate.runtime import forks
@@ -66,7 +66,7 @@ NEAR: Final = timedelta(seconds=5)
 log = logging.getLogger("postdate.stores.azure_table")
 
 
-class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine, forks.ForkAware):
+class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.ForkAware):
     """Keeps delayed messages in a table of Azure Storage; the process with the lease dispatches them.
 
     Args:
@@ -153,6 +153,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine, fo
         await rooms.table.create()
         await rooms.records.table.create()
         await rooms.lease.create()
+        await rooms.unreadable.bring_back()
 
     @override
     async def close(self) -> None:
@@ -193,13 +194,10 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine, fo
         lease = ContainerLease(blobs.get_container_client(name), blob_place, self._lost)
         keeper = Keeper(lease, self._next_due.forget, self._look, self._back_off, resource_of(self))
 
-        async def set_aside(entity: Entity, error: MessageError, now: datetime) -> None:
-            await quarantine.set_aside(entity, error, now)
-
-        pages = Pages(table, set_aside)
+        unreadable = UnreadableEntities(table, records)
+        pages = Pages(table, unreadable.mark)
         storing = Storing(table, records, pages)
-        quarantine = TableQuarantine(table, records, storing, self._returned)
-        return _Rooms(table, Rounds(table), records, lease, pages, storing, quarantine, keeper)
+        return _Rooms(table, Rounds(table), records, lease, pages, storing, unreadable, keeper)
 
     # --- storing ------------------------------------------------------------------------------------------------
 
@@ -329,10 +327,10 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine, fo
         return bool(held) and await self._retry(held[0], attempt_at, now, reason)
 
     @override
-    async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
+    async def mark_unreadable(self, claim: Claim, reason: str, now: datetime) -> bool:
         held = await self._holding.still_held([claim], self._opened.lease)
         for each in held:
-            await self._opened.quarantine.set_aside(each.waiting.entity(), InvalidMessage(reason), now)
+            await self._opened.unreadable.mark(each.waiting.entity(), InvalidMessage(reason), now)
         self._holding.let_go(held)
         return bool(held)
 
@@ -408,14 +406,18 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine, fo
 
     # --- what cannot be read ------------------------------------------------------------------------------------
 
-    @property
     @override
-    def _quarantine(self) -> TableQuarantine:
-        return self._opened.quarantine
+    async def list_unreadable(self, limit: int) -> Sequence[UnreadableRow]:
+        """Oldest first; their numbers are hashes of their keys."""
+        return await self._opened.unreadable.list(limit)
 
-    def _returned(self, message: DelayedEntity) -> None:
-        self._stored([message])
-        self._next_due.forget()
+    @override
+    async def count_unreadable(self) -> int:
+        return await self._opened.unreadable.count()
+
+    @override
+    async def discard_unreadable(self, number: int, now: datetime) -> None:
+        await self._opened.unreadable.discard(number, now)
 
     # --- the simple contract ------------------------------------------------------------------------------------
 
@@ -490,7 +492,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine, fo
     async def statistics(self, now: datetime) -> StoreStatistics:
         """Reads the keys of all messages; claims are those of this process."""
         found = await self._opened.pages.statistics(self._holding, now)
-        return replace(found, quarantined=await self.quarantined_count())
+        return replace(found, unreadable=await self.count_unreadable())
 
     @override
     async def due_counts(self, edges: Sequence[datetime]) -> Sequence[int]:
@@ -552,7 +554,7 @@ class _Rooms:
     lease: ContainerLease
     pages: Pages
     storing: Storing
-    quarantine: TableQuarantine
+    unreadable: UnreadableEntities
     keeper: Keeper
 
 

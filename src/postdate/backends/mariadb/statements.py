@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from postdate.backends.rowlocks.parts import DuplicateKey
 from postdate.backends.rowlocks.statements import (
+    EARLIEST,
     LANE_MICROSECONDS,
     LANES_BEGIN,
     RowLockStatements,
@@ -38,11 +39,14 @@ class MariaDbStatements(RowLockStatements):
         "by_number": "{pending} FORCE INDEX (PRIMARY)",
         "by_holder": "{by_number} WHERE number IN %(numbers)s AND holder <=> %(holder)s",
         "attempt": "{pending} AS p FORCE INDEX (attempt)",
+        "marked": f"{{attempt}} WHERE p.attempt_at = {EARLIEST} AND p.unreadable IS NOT NULL",
+        "marked_row": "SELECT p.number, p.unreadable_at, p.unreadable, {row} FROM",
         "after": "SELECT p.attempt_at FROM {attempt} WHERE p.attempt_at > %(from)s",
         "known": "FROM {record} AS r JOIN {pending} AS p ON p.number = r.number",
         "scheduled": "r.message_id = %(id)s AND r.store_id = %(store)s AND r.once = 1",
         "listed": (
-            "{pending} AS w FORCE INDEX (due) WHERE (%(destination)s IS NULL OR w.destination = %(destination)s) "
+            "{pending} AS w FORCE INDEX (due) WHERE w.unreadable IS NULL "
+            "AND (%(destination)s IS NULL OR w.destination = %(destination)s) "
             "AND w.due < COALESCE(%(due_to)s, 9223372036854775807)"
         ),
         "given_back": "holder = NULL, attempt_at = COALESCE(%(attempt_at)s, due)",
@@ -75,8 +79,8 @@ class MariaDbStatements(RowLockStatements):
         "WHERE number = %(number)s AND holder <=> %(holder)s"
     )
     release = "UPDATE {by_number} SET {given_back} WHERE number IN %(numbers)s AND holder <=> %(holder)s"
-    find = "SELECT p.number {known} WHERE {scheduled}"
-    lock = "SELECT {waiting} FROM {pending} AS p WHERE p.number = %(number)s FOR UPDATE WAIT 1"
+    find = "SELECT p.number {known} WHERE {scheduled} AND p.unreadable IS NULL"
+    lock = "SELECT {waiting} FROM {pending} AS p WHERE p.number = %(number)s AND p.unreadable IS NULL FOR UPDATE WAIT 1"
     headers_of = "SELECT p.headers FROM {pending} AS p WHERE p.number = %(number)s"
     reschedule = (
         "UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s, failures = 0, headers = %(headers)s "
@@ -84,7 +88,7 @@ class MariaDbStatements(RowLockStatements):
     )
 
     newest = (
-        "SELECT r.message_id, r.at, p.number IS NOT NULL AND p.holder IS NULL "
+        "SELECT r.message_id, r.at, p.number IS NOT NULL AND p.holder IS NULL AND p.unreadable IS NULL "
         "FROM {record} AS r LEFT JOIN {pending} AS p ON p.number = r.number "
         "WHERE r.store_id = %(store)s AND r.once = 1 AND r.message_id BETWEEN %(first)s AND %(last)s "
         "AND CHAR_LENGTH(r.message_id) = CHAR_LENGTH(%(first)s) AND RIGHT(r.message_id, 8) REGEXP '^[0-9]*$' "
@@ -99,12 +103,17 @@ class MariaDbStatements(RowLockStatements):
 
     next_attempt = "{after} ORDER BY p.attempt_at LIMIT 1"
     next_attempt_but = "{after} AND p.number NOT IN %(locked)s ORDER BY p.attempt_at LIMIT 1"
-    next_due = "SELECT due FROM {pending} FORCE INDEX (due) ORDER BY due LIMIT 1"
+    next_due = "SELECT due FROM {pending} FORCE INDEX (due) WHERE unreadable IS NULL ORDER BY due LIMIT 1"
     first_free = "SELECT p.attempt_at, p.number FROM {attempt} WHERE {due_first} LIMIT 1 FOR UPDATE SKIP LOCKED"
     statistics = (
-        "SELECT c.pending, c.overdue - l.held_overdue - x.locked, h.held + x.locked, c.failing, c.first FROM "
+        "SELECT c.pending - u.unreadable, c.overdue - u.overdue - l.held_overdue - x.locked, h.held + x.locked, "
+        "c.failing - u.failing, "
+        "(SELECT due FROM {pending} FORCE INDEX (due) WHERE unreadable IS NULL ORDER BY due LIMIT 1), "
+        "u.unreadable FROM "
         "(SELECT COUNT(*) AS pending, COALESCE(SUM(due < %(at)s), 0) AS overdue, "
-        "COALESCE(SUM(failures > 0), 0) AS failing, MIN(due) AS first FROM {pending} FORCE INDEX (due)) AS c, "
+        "COALESCE(SUM(failures > 0), 0) AS failing FROM {pending} FORCE INDEX (due)) AS c, "
+        "(SELECT COUNT(*) AS unreadable, COALESCE(SUM(p.due < %(at)s), 0) AS overdue, "
+        "COALESCE(SUM(p.failures > 0), 0) AS failing FROM {marked}) AS u, "
         "(SELECT COALESCE(SUM(due < %(at)s), 0) AS held_overdue FROM {attempt} WHERE attempt_at IS NULL) AS l, "
         "(SELECT COUNT(*) AS held FROM {attempt} WHERE attempt_at IS NULL) AS h, "
         "(SELECT COUNT(*) AS locked FROM {attempt} WHERE p.attempt_at > %(from)s AND p.attempt_at < %(at)s "
@@ -118,7 +127,10 @@ class MariaDbStatements(RowLockStatements):
         f"SELECT l.destination, l.lane, l.limits, l.free_at FROM held AS h JOIN {{limits}} AS l ON l.lane = h.lane "
         f"WHERE l.store = %(store)s"
     )
-    due_count = "SELECT COUNT(*) FROM {pending} FORCE INDEX (due) WHERE due >= %(first)s AND due < %(end)s"
+    due_count = (
+        "SELECT (SELECT COUNT(*) FROM {pending} FORCE INDEX (due) WHERE due >= %(first)s AND due < %(end)s) - "
+        "(SELECT COUNT(*) FROM {marked} AND p.due >= %(first)s AND p.due < %(end)s)"
+    )
     # In two parts, each a range of the index: compared as a pair, due time and number are none.
     list_pending = (
         "SELECT p.number, {row} FROM ("
@@ -128,7 +140,7 @@ class MariaDbStatements(RowLockStatements):
         "ORDER BY due, number LIMIT %(limit)s) AS listed "
         "JOIN {pending} AS p ON p.number = listed.number ORDER BY listed.due, listed.number"
     )
-    get = "SELECT p.number, {row} {known} WHERE {scheduled}"
+    get = "SELECT p.number, {row} {known} WHERE {scheduled} AND p.unreadable IS NULL"
     now = "SELECT {time}"
 
     add_holder = (
@@ -144,15 +156,16 @@ class MariaDbStatements(RowLockStatements):
 
     free_ones = (
         "SELECT p.number, {row} FROM {pending} AS p FORCE INDEX (PRIMARY) "
-        "WHERE p.number IN %(numbers)s AND p.holder IS NULL ORDER BY p.number FOR UPDATE SKIP LOCKED"
+        "WHERE p.number IN %(numbers)s AND p.holder IS NULL AND p.unreadable IS NULL ORDER BY p.number "
+        "FOR UPDATE SKIP LOCKED"
     )
-    set_aside = (
-        "INSERT INTO {quarantine} (store_id, at, reason, {content}) "
-        "SELECT %(store)s, %(at)s, %(reason)s, {content} FROM {by_number} WHERE number = %(number)s"
+    mark_unreadable = (
+        f"UPDATE {{by_number}} SET attempt_at = {EARLIEST}, holder = NULL, unreadable = %(reason)s, "
+        "unreadable_at = %(at)s WHERE number = %(number)s"
     )
     remove_one = "DELETE FROM {pending} WHERE number = %(number)s"
-    all_aside = "SELECT number, at, reason, {content} {of_store} ORDER BY number LIMIT %(limit)s"
-    lock_aside = "SELECT number, at, reason, {content} {of_store} AND number = %(number)s FOR UPDATE"
+    list_unreadable = "{marked_row} {marked} ORDER BY p.number LIMIT %(limit)s"
+    lock_unreadable = "{marked_row} {pending} AS p WHERE p.number = %(number)s AND p.unreadable IS NOT NULL FOR UPDATE"
 
     _listed = {  # noqa: RUF012 - likewise
         "destinations": "t.destination IN %(destinations)s",

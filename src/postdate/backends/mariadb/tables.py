@@ -109,10 +109,6 @@ class MariaDbTables(RowLockTables):
             return None
         return WaitingRow(*locked[0]) if locked else None
 
-    def _put_aside(self, session: Any, values: Mapping[str, Any]) -> int:
-        session.change(self._mariadb.set_aside, values)
-        return session.rows("SELECT LAST_INSERT_ID()")[0][0]
-
     def _take_lock(self, session: Any, lock: str) -> None:
         session.rows("SELECT GET_LOCK(%(name)s, 0)", {"name": lock})
         session.show_life()

@@ -108,7 +108,9 @@ def _relation(names: SchemaNames, table: str, scan: Scan) -> str:
 def _conditions(names: SchemaNames, table: str, scan: Scan) -> list[str]:
     where, conditions = scan.where, list[str]()
     store = f"(SELECT store_id FROM {names.plain('store')} WHERE name = {_text(table)})"
-    if scan.what != "pending":
+    if scan.what == "pending":
+        conditions.append("t.unreadable IS NULL")
+    else:
         conditions.append(f"(t.store_id IS NULL OR t.store_id = {store})")
     if where.message_ids is not None:
         conditions.append(_with_ids(names, scan.what, store, _array(where.message_ids)))

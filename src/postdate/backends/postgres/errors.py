@@ -58,11 +58,6 @@ def is_conflict(error: psycopg.Error) -> bool:
 AFTER_AN_UPGRADE = "after an upgrade run the statements of `postdate setup --print-sql` again, grants included"
 
 
-def is_refused(error: psycopg.Error) -> bool:
-    """Return whether a table is missing or forbidden for this role, as after an upgrade without its script."""
-    return error.sqlstate in _MISSING | _FORBIDDEN
-
-
 def translate(error: psycopg.Error, where: str) -> PostdateError:
     said, state = str(error).strip().partition("\n")[0] or type(error).__name__, error.sqlstate or ""
     meaning = _meaning_of_driver(error) if not state else meaning_of((state, state[:2]), _MEANINGS) or StoreTroubled

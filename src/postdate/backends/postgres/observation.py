@@ -186,13 +186,14 @@ class PostgresObserver(PostgresQueueObserver):
     @override
     async def standing(self, message_id: str) -> Standing | None:
         record = f"SELECT number FROM {self._database.names.of('record')} WHERE kind = 1 AND message_id = %(id)s"
-        one = f"{self._standing} WHERE p.number = ({record} AND {self._ours})"
+        one = f"{self._standing} WHERE p.unreadable IS NULL AND p.number = ({record} AND {self._ours})"
         found = await self._readable(one, {"id": message_id, "table": self._table()}, _standing)
         return found[0] if found else None
 
     @override
     async def retries_of(self, message_id: str) -> Sequence[Standing]:
-        where = "WHERE strpos(c.headers, %(header)s) > 0 AND p.message_id <> %(id)s ORDER BY p.number"
+        others = "p.message_id <> %(id)s AND p.unreadable IS NULL"
+        where = f"WHERE strpos(c.headers, %(header)s) > 0 AND {others} ORDER BY p.number"
         values = {"id": message_id, "header": header_text(message_id)}
         return await self._readable(f"{self._standing} {where}", values, _standing)
 
@@ -212,7 +213,8 @@ class PostgresObserver(PostgresQueueObserver):
 
     @override
     async def next_destinations(self, messages: int) -> Mapping[str, int]:
-        following = f"SELECT destination FROM {self._pending} ORDER BY attempt_at, number LIMIT %(messages)s"
+        waiting = f"{self._pending} WHERE unreadable IS NULL"
+        following = f"SELECT destination FROM {waiting} ORDER BY attempt_at, number LIMIT %(messages)s"
         counted = f"SELECT destination, count(*) FROM ({following}) AS f GROUP BY 1 ORDER BY 1"
         return dict(await self._rows(counted, {"messages": messages}))
 

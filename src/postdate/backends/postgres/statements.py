@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from postdate.backends.postgres.access import Connection
 from postdate.backends.postgres.names import SchemaNames, looked_up, sql
-from postdate.backends.postgres.quarantine import QuarantineStatements
 from postdate.backends.postgres.rows import AFTER_LATEST_TIME, LISTED, WAITING, in_calendar, utc
+from postdate.backends.postgres.unreadable import in_store
 from postdate.backends.sql.dialect import SqlDialect, Values
 from postdate.clock import nearest_instant
 from postdate.messages import Headers
@@ -55,8 +55,7 @@ class Statements:
             notified = f"pg_notify('{names.channel}', %(notice)s::text)"
             return f"SELECT number, CASE WHEN %(notice)s::text IS NOT NULL THEN {notified} END FROM {of}"
 
-        self.aside = QuarantineStatements(names)
-        self.set_aside, self.put_back = self.aside.from_store(table), self.aside.into_store(table)
+        self.unreadable = in_store(names, table)
         self.find_store = sql(f"SELECT store_id FROM {names.of('store')} WHERE name = %s")
         self.notify_due = sql(f"SELECT pg_notify('{names.channel}', %s)")
 
@@ -158,7 +157,7 @@ class Statements:
             ORDER BY p.attempt_at, p.number LIMIT 1""")
         lanes = f"'{LANES.isoformat()}'::timestamptz"
         earliest = f"""least((SELECT min(attempt_at) FROM {pending}),
-            (SELECT min(due) FROM {pending} WHERE failures > 0),
+            (SELECT min(due) FROM {pending} WHERE failures > 0 AND unreadable IS NULL),
             (SELECT min(due) FROM {pending} WHERE holder IS NOT NULL),
             (SELECT min(due) FROM {pending} WHERE attempt_at > {lanes}))"""
         first_due = f"SELECT {in_calendar('first.due')} FROM (SELECT {earliest} AS due) AS first"
@@ -228,7 +227,8 @@ class Statements:
         def target(where: str) -> str:
             return f"""
             target AS (
-                SELECT p.number, p.due FROM {pending} AS p WHERE p.number = {number_of_id} AND {where}
+                SELECT p.number, p.due FROM {pending} AS p
+                WHERE p.number = {number_of_id} AND p.unreadable IS NULL AND {where}
                 FOR UPDATE OF p SKIP LOCKED)"""
 
         def removal(where: str, kind: RecordKind) -> bytes:
@@ -285,7 +285,8 @@ class Statements:
         self.alone_with = sql("SELECT pg_advisory_xact_lock(hashtextextended(%(first)s, %(store)s))")
         self.newest = sql(f"""
             SELECT r.message_id, {in_calendar("r.at")},
-                coalesce((SELECT p.holder IS NULL FROM {pending} AS p WHERE p.number = r.number), false)
+                coalesce((SELECT p.holder IS NULL AND p.unreadable IS NULL
+                    FROM {pending} AS p WHERE p.number = r.number), false)
             FROM {record} AS r
             WHERE r.kind = 1 AND r.store_id = %(store)s AND r.message_id BETWEEN %(first)s AND %(last)s
                 AND char_length(r.message_id) = char_length(%(first)s) AND right(r.message_id, 8) ~ '^[0-9]{{8}}$'
@@ -295,7 +296,8 @@ class Statements:
             UPDATE {record} AS r SET detail = '{KEYED}' WHERE {scheduled} AND r.detail IS NULL RETURNING r.number""")
         self.replace = sql(f"""
             WITH target AS (
-                SELECT p.number FROM {pending} AS p WHERE p.holder IS NULL AND p.number = (
+                SELECT p.number FROM {pending} AS p
+                WHERE p.holder IS NULL AND p.unreadable IS NULL AND p.number = (
                     SELECT r.number FROM {record} AS r
                     WHERE r.message_id = %(message_id)s AND r.store_id = %(store)s AND r.kind = 1)
                 FOR UPDATE OF p SKIP LOCKED),
@@ -310,7 +312,7 @@ class Statements:
             {announced("changed")}""")
         self.get = sql(f"""
             SELECT {LISTED} FROM {pending} AS p {looked_up("headers, body", content, "number = p.number", "c")}
-            WHERE p.number = {number_of_id}""")
+            WHERE p.number = {number_of_id} AND p.unreadable IS NULL""")
 
         # --- what an operator asks
 
@@ -330,7 +332,7 @@ class Statements:
             SELECT {LISTED} FROM (
                 {first_by("attempt_at", "attempt_at = due")}
                 UNION ALL {first_by("due", "attempt_at <> due")}
-                UNION ALL {first_by("due", "attempt_at IS NULL")}
+                UNION ALL {first_by("due", "attempt_at IS NULL AND unreadable IS NULL")}
                 ORDER BY due, number LIMIT %(limit)s) AS p {content_of} ORDER BY p.due, p.number""")
         self.history = sql(f"""
             WITH known AS MATERIALIZED (
@@ -348,24 +350,25 @@ class Statements:
         locked = (
             "p.xmax::text IN (SELECT transactionid::text FROM pg_locks WHERE locktype = 'transactionid' AND granted)"
         )
+        unreadable = f"SELECT count(*) FROM {pending} WHERE unreadable IS NOT NULL"
         counted = f"""
-            SELECT (SELECT count(*) FROM {pending}),
+            SELECT (SELECT count(*) FROM {pending}) - ({unreadable}),
                 (SELECT count(*) FROM {pending} AS p WHERE attempt_at < %(at)s AND NOT {locked})
                     + (SELECT count(*) FROM {pending} WHERE failures > 0 AND attempt_at >= %(at)s AND due < %(at)s)
                     + (SELECT count(*) FROM {pending} WHERE failures = 0 AND attempt_at > {lanes} AND due < %(at)s),
                 (SELECT count(*) FROM {pending} WHERE holder IS NOT NULL)
                     + (SELECT count(*) FROM {pending} AS p WHERE attempt_at < %(at)s AND {locked}),
-                (SELECT count(*) FROM {pending} WHERE failures > 0), ({first_due})"""
+                (SELECT count(*) FROM {pending} WHERE failures > 0 AND unreadable IS NULL), ({first_due})"""
         self.due_count = sql(f"SELECT count(*) FROM {pending} WHERE attempt_at >= %(first)s AND attempt_at < %(end)s")
         self.moved_dues = sql(f"""
             SELECT date_trunc('second', at), sum(count)::bigint FROM (
-                SELECT due AS at, 1 AS count FROM {pending} WHERE failures > 0
-                UNION ALL SELECT due, 1 FROM {pending} WHERE failures = 0 AND attempt_at IS NULL
+                SELECT due AS at, 1 AS count FROM {pending} WHERE failures > 0 AND unreadable IS NULL
+                UNION ALL SELECT due, 1 FROM {pending}
+                    WHERE failures = 0 AND attempt_at IS NULL AND unreadable IS NULL
                 UNION ALL SELECT due, 1 FROM {pending} WHERE failures = 0 AND attempt_at > {lanes}
-                UNION ALL SELECT attempt_at, -1 FROM {pending} WHERE failures > 0) AS moved
+                UNION ALL SELECT attempt_at, -1 FROM {pending} WHERE failures > 0 AND unreadable IS NULL) AS moved
             WHERE at >= %(first)s AND at < %(end)s GROUP BY 1""")
-        aside = f"SELECT count(*) FROM {names.of('quarantine')} WHERE queue_id IS NULL AND store_id = %(store)s"
-        self.statistics, self.statistics_of_waiting = sql(f"{counted}, ({aside})"), sql(f"{counted}, 0")
+        self.statistics = sql(f"{counted}, ({unreadable})")
 
 
 def columns_of(rows: Sequence[Values]) -> dict[str, list[Any]]:

@@ -19,7 +19,7 @@ from postdate.backends.postgres.access import Access, Connection, OpenDatabase
 from postdate.backends.postgres.bulk import PostgresBulk
 from postdate.backends.postgres.changing import PostgresChanges
 from postdate.backends.postgres.claims import PostgresClaims, by_holder
-from postdate.backends.postgres.errors import is_conflict, is_refused
+from postdate.backends.postgres.errors import is_conflict
 from postdate.backends.postgres.inserting import notice
 from postdate.backends.postgres.names import array, check_name, steps
 from postdate.backends.postgres.next_due import PostgresNextDue
@@ -31,11 +31,16 @@ from postdate.backends.postgres.observation import (
     server_facts,
     server_now,
 )
-from postdate.backends.postgres.quarantine import PostgresQuarantine, SettingAside, named, number_for
 from postdate.backends.postgres.rows import Row, Unreadable, message_of, page_of_rows, read, utc
 from postdate.backends.postgres.statements import PostgresSqlDialect, Statements
+from postdate.backends.postgres.unreadable import (
+    UnreadableInSchema,
+    UnreadableStatements,
+    mark_unreadable,
+    reasons,
+)
 from postdate.backends.sql.limits import SqlLimits
-from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
+from postdate.clock import brought_up_to_date, from_microseconds
 from postdate.errors import (
     ClaimLost,
     UnsupportedTransactionMode,
@@ -46,8 +51,6 @@ from postdate.ports import (
     OUTCOME_RECORDS,
     ArrowBatch,
     Claim,
-    DelegatedQuarantine,
-    Mending,
     Moved,
     MoveReport,
     MovingStore,
@@ -78,7 +81,7 @@ _MANY: Final = 5_000
 """Storing more at once may take longer than any other call."""
 
 
-class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, DelegatedQuarantine, Scripted):
+class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, UnreadableInSchema, Scripted):
     """Keeps delayed messages in a table of PostgreSQL. Needs direct connections: a pooler would swallow wake-ups.
 
     Args:
@@ -119,7 +122,6 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Deleg
         self._next_due = PostgresNextDue()
         self._columnar: Columns | None = None
         self._many_due = False
-        self._setting_aside = SettingAside()
         self._capabilities = StoreCapabilities(
             durable=True,
             shared=True,
@@ -278,16 +280,13 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Deleg
     def _claimed(
         self, connection: Connection, now: datetime, limit: int, held: KeptLimits | None = None
     ) -> tuple[list[tuple[int, DelayedMessage]], list[Unreadable]]:
-        """Lock due messages in a transaction; unreadable ones are quarantined in it, or stay held."""
+        """Lock due messages in a transaction; unreadable ones are marked in it."""
         begin, end = (self._next_due.since(), now) if held is None else (held.begin, held.end)
         values: dict[str, Any] = {"now": end, "limit": limit, "from": begin}
         found, bad = read(connection.execute(self._sql.claim, values, prepare=True, binary=True), 0, _numbered)
         if bad:
-            values = {**named(bad), "now": now, "holder": None, "store": self._store_id(connection)}
-            if not self._setting_aside.do(connection, self._sql.set_aside, values, bad):
-                holder = self.database.listener().holder()
-                self._claims.left_some = True
-                connection.execute(self._sql.lease, {"numbers": values["numbers"], "holder": holder})
+            values = {"now": now, "holder": None, "store": self._store_id(connection)}
+            mark_unreadable(connection, self._sql.unreadable, values, bad)
         return found, bad
 
     @override
@@ -346,13 +345,13 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Deleg
         return await in_thread(give_back)
 
     @override
-    async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
-        def put(connection: Connection, numbers: Sequence[int], holder: int | None) -> int:
-            bad = [Unreadable(number, reason) for number in numbers]
-            values = {**named(bad), "now": now, "holder": holder, "store": self._store_id(connection)}
-            return connection.execute(self._sql.set_aside, values).fetchall()[0][0]
+    async def mark_unreadable(self, claim: Claim, reason: str, now: datetime) -> bool:
+        def mark(connection: Connection, numbers: Sequence[int], holder: int | None) -> int:
+            values = reasons([Unreadable(number, reason) for number in numbers])
+            values |= {"now": now, "holder": holder, "store": self._store_id(connection)}
+            return connection.execute(self._sql.unreadable.mark, values).fetchall()[0][0]
 
-        return bool(await in_thread(self._claims.settle, [claim], put))
+        return bool(await in_thread(self._claims.settle, [claim], mark))
 
     @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
@@ -419,7 +418,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Deleg
             try:
                 row = connection.execute(sql, values, prepare=True, binary=True).fetchone()
             except psycopg.DataError as error:  # one row may keep all others from moving
-                if is_conflict(error) or not self._set_aside_due(connection, now, limit):
+                if is_conflict(error) or not self._mark_unreadable_due(connection, now, limit):
                     raise
                 row = connection.execute(sql, values, prepare=True, binary=True).fetchone()
             assert row is not None
@@ -434,8 +433,8 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Deleg
 
         return await self.database.run(move)
 
-    def _set_aside_due(self, connection: Connection, now: datetime, limit: int) -> bool:
-        """Quarantine unreadable messages of a batch that is about to be moved; return whether there were any."""
+    def _mark_unreadable_due(self, connection: Connection, now: datetime, limit: int) -> bool:
+        """Mark unreadable messages of a batch that is about to be moved; return whether there were any."""
         with connection.transaction():
             _, bad = self._claimed(connection, now, limit)
         return bool(bad)
@@ -446,23 +445,14 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Deleg
 
     # --- what cannot be read ------------------------------------------------------------------------------------
 
-    @override
-    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        await super().put_back(number, mending, now)
-        self._next_due.forget()
-
     @property
     @override
-    def _quarantine(self) -> PostgresQuarantine:
-        def place(connection: Connection) -> str:
-            return f"t.queue_id IS NULL AND t.store_id = {self._store_id(connection):d}"
+    def _unreadable(self) -> UnreadableStatements:
+        return self._sql.unreadable
 
-        return PostgresQuarantine(self.database, self._sql.aside, place, self._put_back)
-
-    def _put_back(self, connection: Connection, mended: dict[str, Any]) -> None:
-        number = number_for(connection, self._sql.aside, mended)
-        said = f"due {mended['store']} {to_microseconds(mended['due'])}"
-        connection.execute(self._sql.put_back, {**mended, "row": number, "notice": said})
+    @override
+    def _values_of_unreadable(self, connection: Connection) -> dict[str, Any]:
+        return {"store": self._store_id(connection)}
 
     # --- administration -----------------------------------------------------------------------------------------
 
@@ -486,16 +476,6 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Deleg
     @override
     def _of_store(self, session: Connection) -> Mapping[str, int]:
         return {"store": self._store_id(session)}
-
-    @override
-    def _counted(self, session: Connection, at: datetime) -> Sequence[Any]:
-        try:
-            return super()._counted(session, at)
-        except psycopg.Error as error:
-            if not is_refused(error):
-                raise
-        # Who sets nothing aside counts none.
-        return self._asked(session, self._sql.statistics_of_waiting, {"at": at})[0]
 
     @override
     async def _page(self, statement: bytes, values: Mapping[str, Any]) -> PendingPage:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
@@ -26,15 +27,9 @@ from postdate.backends.postgres.access import Access, Connection, OpenDatabase
 from postdate.backends.postgres.errors import of_queues, queue_errors
 from postdate.backends.postgres.names import array, queues_script, steps
 from postdate.backends.postgres.observation import PostgresQueueObserver, server_facts
-from postdate.backends.postgres.quarantine import (
-    PostgresQuarantine,
-    QuarantineStatements,
-    SettingAside,
-    into_queue,
-    named,
-)
 from postdate.backends.postgres.queues import Acknowledgement, Acknowledgements, QueueStatements, raise_first
 from postdate.backends.postgres.rows import Row, Unreadable, envelope_of, queued_row, read
+from postdate.backends.postgres.unreadable import UnreadableInSchema, UnreadableStatements, in_queues, mark_unreadable
 from postdate.clock import steady_seconds
 from postdate.errors import (
     ClaimLost,
@@ -52,7 +47,6 @@ from postdate.messages import (
 )
 from postdate.ports import (
     HANDLED,
-    DelegatedQuarantine,
     End,
     Ending,
     Received,
@@ -87,7 +81,7 @@ _Rows = Sequence[Row | MessageTooLarge]
 T = TypeVar("T")
 
 
-class PostgresTransport(Transport, DelegatedQuarantine, Scripted, forks.ForkAware):
+class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware):
     """Queues in a schema of PostgreSQL. Needs direct connections: a pooler would swallow wake-ups.
 
     Args:
@@ -121,7 +115,7 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted, forks.ForkAwar
             database, schema, recording=recording, answers_within=answers_within, holds_at_most=holds_at_most
         )
         self.sql = QueueStatements(self.database.names)
-        self.aside, self.setting_aside = QuarantineStatements(self.database.names), SettingAside()
+        self.unreadable = in_queues(self.database.names)
         self.recording = self.database.recording
         self._receivers: list[PostgresReceiver] = []
         self._left_some = False
@@ -230,11 +224,12 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted, forks.ForkAwar
 
     @property
     @override
-    def _quarantine(self) -> PostgresQuarantine:
-        def put(connection: Connection, mended: dict[str, Any]) -> None:
-            into_queue(connection, self.aside, mended, self.database.where)
+    def _unreadable(self) -> UnreadableStatements:
+        return self.unreadable
 
-        return PostgresQuarantine(self.database, self.aside, lambda _: "t.queue_id IS NOT NULL", put, queue_errors)
+    @override
+    def _translating(self) -> AbstractContextManager[None]:
+        return queue_errors()
 
     @override
     def receiver(self, queue: str) -> PostgresReceiver:
@@ -288,7 +283,7 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted, forks.ForkAwar
                 await receiver.close()
             except TransportUnavailable:  # what was held is free with the end of our connection
                 self._left_some = True
-        await in_thread(partial(self.database.close_blocking, in_doubt=self._left_some or self.setting_aside.left_some))
+        await in_thread(partial(self.database.close_blocking, in_doubt=self._left_some))
 
 
 class PostgresReceiver(Receiver, forks.ForkAware):
@@ -375,7 +370,7 @@ class PostgresReceiver(Receiver, forks.ForkAware):
         if len(live) < len(rows):
             self._discard([row for row in rows if row[0]], holder)
         if bad:
-            self._set_aside(bad, holder)
+            self._mark_unreadable(bad, holder)
         return None if (rows or bad) and not live else [self._received(row, holder) for row in live]
 
     def _claim_rows(self, holder: int, limit: int) -> tuple[list[Row], list[Unreadable]]:
@@ -393,15 +388,14 @@ class PostgresReceiver(Receiver, forks.ForkAware):
         self._low.claimed([*(row[_NUMBER_AT] for row in rows), *(row.number for row in bad)])
         return rows, bad
 
-    def _set_aside(self, bad: Sequence[Unreadable], holder: int) -> None:
-        """Quarantine unreadable claimed messages; if this process ends before, or lacks the rights, others do it."""
+    def _mark_unreadable(self, bad: Sequence[Unreadable], holder: int) -> None:
+        """Mark unreadable messages that were claimed; if this process ends before, others do it."""
 
-        def set_aside(connection: Connection) -> None:
-            queue_id = self._transport.queue_id(connection, self.queue)
-            values = {**named(bad), "queue": queue_id, "holder": holder}
-            self._transport.setting_aside.do(connection, self._transport.aside.from_queue, values, bad)
+        def mark(connection: Connection) -> None:
+            values = {"queue": self._transport.queue_id(connection, self.queue), "holder": holder}
+            mark_unreadable(connection, self._transport.unreadable, values, bad)
 
-        self._database.run_blocking(set_aside)
+        self._database.run_blocking(mark)
 
     def _discard(self, rows: Sequence[Row], holder: int) -> None:
         """Remove claimed messages that have expired, and a batch of others: where one has, many may have."""
@@ -426,7 +420,7 @@ class PostgresReceiver(Receiver, forks.ForkAware):
 
             rows, bad = self._database.run_blocking(find)
             if bad:
-                self._set_aside(bad, holder)
+                self._mark_unreadable(bad, holder)
                 return take_as(holder)  # others may have the same id
             if rows and rows[0][0]:
                 self._discard(rows, holder)

@@ -76,7 +76,7 @@ class Questions(AdministrableStore):
 
     @override
     async def statistics(self, now: datetime) -> StoreStatistics:
-        pending, due, free, failing, aside, first = await self._server.run("statistics", self.place, written(now))
+        pending, due, free, failing, unreadable, first = await self._server.run("statistics", self.place, written(now))
         claimed = pending - free
         return StoreStatistics(
             pending=pending,
@@ -84,7 +84,7 @@ class Questions(AdministrableStore):
             claimed=claimed,
             failing=failing,
             next_due=instant_of(first) if first else None,
-            quarantined=aside,
+            unreadable=unreadable,
         )
 
     @override
@@ -176,7 +176,7 @@ def _row(message_id: bytes, fields: Sequence[Any]) -> WaitingMessage | None:
     try:
         return WaitingMessage(read_message(message_id, fields), member, fields[7] is not None)
     except MessageError as error:
-        log.debug("message %r cannot be read, and is set aside when it is due: %s", message_id, error)
+        log.debug("message %r cannot be read, and is marked when it is due: %s", message_id, error)
         return None
 
 
@@ -329,7 +329,7 @@ def _is(queued: Queued, message_id: str) -> bool:
 
 
 def _queued(queue: str, fields: Sequence[Any], held_by: int | None, number: int) -> Queued | None:
-    """Return a queued message; ``None`` when it cannot be read: it is quarantined when it is received."""
+    """Return a queued message; ``None`` when it cannot be read: it is marked when it is received."""
     try:
         envelope, failures = read_envelope(queue, fields)
     except MessageError:

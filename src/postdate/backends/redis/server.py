@@ -50,7 +50,7 @@ _NOT_WHEN_FULL: Final = "#!lua\n"
 """Refused before it begins when the memory is full. A script without flags goes on if it removes something first."""
 
 _MAKE_ROOM: Final = frozenset(
-    {"aside", "discard", "finish", "move", "release", "remove", "roll_back", "settle", "undo"}
+    {"discard_unreadable", "finish", "mark_unreadable", "move", "release", "remove", "roll_back", "settle", "undo"}
 )
 _LET_MAKE_ROOM: Final = frozenset({"beat", "claim", "little", "receive", "register", "retry", "unregister"})
 """The others need these first. When the memory is full, the server refuses every other script."""

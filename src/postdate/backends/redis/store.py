@@ -16,7 +16,6 @@ from postdate.backends.redis.layout import Part, instant_of, message_parts, micr
 from postdate.backends.redis.layout import written as instant
 from postdate.backends.redis.liveness import Claimant, OpenRedis
 from postdate.backends.redis.login import RedisLogin
-from postdate.backends.redis.quarantine import StoreQuarantine
 from postdate.backends.redis.questions import Questions, RedisStoreObserver
 from postdate.backends.redis.server import (
     STORE,
@@ -28,6 +27,7 @@ from postdate.backends.redis.server import (
     server_now,
     transaction_of,
 )
+from postdate.backends.redis.unreadable import UnreadableHashes
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import ConfigurationError, DuplicateMessage, MessageError
 from postdate.messages import DelayedMessage, encode_headers, rescheduled, stored_headers
@@ -35,7 +35,6 @@ from postdate.ports import (
     NOTHING_MOVED,
     OUTCOME_RECORDS,
     Claim,
-    Mending,
     Moved,
     MoveReport,
     MovingStore,
@@ -59,7 +58,7 @@ _MOST_BYTES_AT_ONCE: Final = 16 * 1024 * 1024
 log = logging.getLogger("postdate.redis")
 
 
-class RedisStore(StoreQuarantine, Questions, MovingStore):
+class RedisStore(UnreadableHashes, Questions, MovingStore):
     """Keeps delayed messages in a database of a Redis server.
 
     Args:
@@ -116,12 +115,13 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
 
     @override
     async def setup(self) -> None:
-        """Checks the server; there is nothing to create.
+        """Checks the server; there is nothing to create. Unreadable messages of earlier versions are brought back.
 
         Raises:
             ConfigurationError: it is older than 7.0, or evicts keys when its memory is full: messages would be lost.
         """
         await check_eviction(self._server)
+        await self._bring_back_unreadable()
 
     @override
     async def close(self) -> None:
@@ -211,19 +211,19 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
         return []
 
     async def _claim(self, row: Sequence[Any], token: str, now: datetime) -> Claim | None:
-        """Return the claim of a row; ``None`` when it cannot be read and was quarantined."""
+        """Return the claim of a row; ``None`` when it cannot be read and was marked."""
         message_id, *fields = row
         try:
             return Claim(read_message(message_id, fields), token)
         except MessageError as error:
-            await self._set_aside(message_id, token, error, now)
+            await self._mark(message_id, token, error, now)
             return None
 
-    async def _set_aside(self, message_id: bytes, token: str, error: MessageError, now: datetime) -> None:
+    async def _mark(self, message_id: bytes, token: str, error: MessageError, now: datetime) -> None:
         place = self.place
         key = f"{place}:m:".encode() + message_id
-        await self._server.run("aside", f"s{place}", instant(now), key, message_id, token, str(error))
-        text = "message %r of %r cannot be read and was set aside (%s); `postdate errors` shows what is to be done"
+        await self._server.run("mark_unreadable", f"s{place}", instant(now), key, message_id, token, str(error))
+        text = "cannot be read, and marked so: message %r of %r (%s); `postdate messages list --unreadable` lists it"
         log.error(text, message_id, self, error)
 
     @override
@@ -250,11 +250,11 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
         return done
 
     @override
-    async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
+    async def mark_unreadable(self, claim: Claim, reason: str, now: datetime) -> bool:
         message_id, done = claim.message.message_id, 0
         for each in self._own([claim]):
             call = (f"s{self.place}", instant(now), f"{self.place}:m:{message_id}", message_id)
-            done = await self._server.run("aside", *call, str(each.token), reason)
+            done = await self._server.run("mark_unreadable", *call, str(each.token), reason)
         self._let_go([claim])
         return bool(done)
 
@@ -387,10 +387,10 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
     def observer(self) -> Observer:
         return RedisStoreObserver(self._server, self, self._liveness)
 
+    @property
     @override
-    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        await super().put_back(number, mending, now)
-        self._next_due.forget()
+    def _unreadable_place(self) -> str:
+        return f"s{self.place}"
 
     # --- the server -----------------------------------------------------------------------------------------------
 

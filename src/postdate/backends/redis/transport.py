@@ -18,7 +18,6 @@ from typing_extensions import override
 from postdate.backends.redis.layout import envelope_parts, read_envelope, written
 from postdate.backends.redis.liveness import Claimant, OpenRedis
 from postdate.backends.redis.login import RedisLogin
-from postdate.backends.redis.quarantine import QueueQuarantine
 from postdate.backends.redis.questions import RedisQueueObserver
 from postdate.backends.redis.server import (
     QUEUES,
@@ -28,6 +27,7 @@ from postdate.backends.redis.server import (
     server_facts,
     server_now,
 )
+from postdate.backends.redis.unreadable import UnreadableHashes
 from postdate.errors import ClaimLost, MessageError, PostdateError, QueueNotFound
 from postdate.messages import Envelope, check_headers, encode_headers, why_too_large
 from postdate.ports import (
@@ -50,7 +50,7 @@ from postdate.runtime.threads import Alarm
 log = logging.getLogger("postdate.redis")
 
 
-class RedisTransport(QueueQuarantine, Transport):
+class RedisTransport(UnreadableHashes, Transport):
     """Queues in a database of a Redis server.
 
     Args:
@@ -100,6 +100,7 @@ class RedisTransport(QueueQuarantine, Transport):
     @override
     async def create_queues(self, names: Sequence[str]) -> None:
         await check_eviction(self._server)
+        await self._bring_back_unreadable()
         if names:
             await self._make(names)
             self._made.update(names)
@@ -150,6 +151,11 @@ class RedisTransport(QueueQuarantine, Transport):
         """Add messages to a transaction; with ``strict`` a missing queue undoes it."""
         parts = [part for envelope in envelopes for part in envelope_parts(envelope)]
         transaction.add("send", int(strict), written(now), len(envelopes), *parts, messages=envelopes)
+
+    @property
+    @override
+    def _unreadable_place(self) -> str:
+        return "q"
 
     @override
     def receiver(self, queue: str) -> Receiver:
@@ -247,7 +253,7 @@ class RedisReceiver(Receiver):
         return found[0] if found else None
 
     async def _take(self, limit: int, message_id: str) -> Sequence[Received]:
-        """Claim messages; unreadable ones are quarantined and replaced by others."""
+        """Claim messages; unreadable ones are marked and replaced by others."""
         while True:
             token, rows = await self._claimant.claim("receive", self.queue, limit, _MOST_BYTES_AT_ONCE, message_id)
             if rows == 1:
@@ -264,17 +270,18 @@ class RedisReceiver(Receiver):
                 found.append(Received(envelope, failures, _HoldToken(number, token)))
             try:
                 for number, error in unread:
-                    await self._set_aside(number, token, error)
+                    await self._mark(number, token, error)
             except BaseException:
                 self._claimant.doubt(token)
                 raise
             if found or not rows or message_id:
                 return found
 
-    async def _set_aside(self, number: bytes, token: str, error: MessageError) -> None:
+    async def _mark(self, number: bytes, token: str, error: MessageError) -> None:
         key = f"{self._server.login.tag}:qm:".encode() + number
-        await self._server.run("aside", "q", written(await server_now(self._server)), key, "", token, str(error))
-        text = "a message of queue %r cannot be read and was set aside (%s); `postdate errors` shows what is to be done"
+        now = written(await server_now(self._server))
+        await self._server.run("mark_unreadable", "q", now, key, "", token, str(error))
+        text = "cannot be read, and marked so: one message of %r (%s); `postdate messages list --unreadable` lists it"
         log.error(text, self.queue, error)
 
     @override

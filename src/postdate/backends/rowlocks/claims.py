@@ -19,7 +19,7 @@ A dialect gives :class:`LeasingTables` and :class:`ClaimConnections`. Source: AD
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from typing_extensions import override
@@ -97,17 +97,10 @@ class Claims(forks.ForkAware):
         pool: lends connections.
         tables: of the store.
         holder: returns the number under which this process lives; blocking.
-        left_out: returns the numbers of unreadable messages that are not to be claimed for now.
     """
 
-    def __init__(
-        self,
-        pool: ClaimConnections,
-        tables: LeasingTables,
-        holder: Callable[[], int],
-        left_out: Callable[[], Collection[int]] = frozenset,
-    ) -> None:
-        self._pool, self._tables, self._holder, self._left_out = pool, tables, holder, left_out
+    def __init__(self, pool: ClaimConnections, tables: LeasingTables, holder: Callable[[], int]) -> None:
+        self._pool, self._tables, self._holder = pool, tables, holder
         self._held: dict[int, HeldMessage] = {}
         self._abandoned: dict[int, int] = {}
         self._lock = forks.lock()
@@ -129,10 +122,9 @@ class Claims(forks.ForkAware):
         return batch.tokens
 
     def locked(self) -> list[int]:
-        """Return the numbers to leave out of a look for the next attempt: locked here, or unreadable."""
+        """Return the numbers to leave out of a look for the next attempt, as they are locked here."""
         with self._lock:
-            held = [token.number for token in self._held.values() if token.holder is None]
-        return [*held, *self._left_out()]
+            return [token.number for token in self._held.values() if token.holder is None]
 
     def holders(self) -> set[int]:
         """Return the numbers of this process under which messages are leased."""

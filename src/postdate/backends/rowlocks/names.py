@@ -72,7 +72,7 @@ class RowLockNames:
 
     @property
     def in_statements(self) -> Mapping[str, str]:
-        ours = ("record", "store", "holder", "quarantine")
+        ours = ("record", "store", "holder")
         return {
             "{pending}": self.pending,
             "{limits}": self.of("destination_limit"),
@@ -81,10 +81,17 @@ class RowLockNames:
 
     @property
     def in_migrations(self) -> Mapping[str, str]:
+        in_text = {
+            "schema": self.spelling.quoted(self.schema),
+            "table": self.plain(self.table),
+            "name": self.spelling.literal(self.table),
+        }
         return {
             "{schema}": self.spelling.quoted(self.schema),
             "{table}": self.plain(self.table),
             "{name}": self.spelling.literal(self.table),
+            "{drop_quarantine}": self.spelling.literal(f"DROP TABLE {self.plain('postdate_quarantine')}"),
+            **{f"{{{name}_in_text}}": text.replace("'", "''") for name, text in in_text.items()},
         }
 
     def lock(self, what: str) -> str:

@@ -51,13 +51,13 @@ class MessageRow(NamedTuple):
     body: bytes
 
 
-class QuarantinedRow(NamedTuple):
-    """A quarantined message as it is written and read; columns of its row may be invalid."""
+class MarkedRow(NamedTuple):
+    """A row that is marked as unreadable; its columns may be invalid."""
 
     number: int
     at: int
     reason: str
-    row: MessageRow
+    content: MessageRow
 
 
 class WaitingRow(NamedTuple):

@@ -21,7 +21,7 @@ from postdate.ports import Scan
 from postdate.ports.limits import LANE_WIDTH, LANES
 
 EARLIEST: Final = -(2**63) + 1
-"""A lower bound before every time, which also excludes NULL."""
+"""A lower bound before every time, which also excludes NULL, and unreadable rows: their ``attempt_at`` is this one."""
 
 LANES_BEGIN: Final = to_microseconds(LANES)
 LANE_MICROSECONDS: Final = LANE_WIDTH // timedelta(microseconds=1)
@@ -33,7 +33,6 @@ _FRAGMENTS: Final = {
     "into_record": "INSERT INTO {record} (at, due, store_id, kind, message_id, destination, detail)",
     "as_record": "SELECT %(at)s, due, %(store)s, %(kind)s, message_id, destination, %(detail)s FROM",
     "due_first": "p.attempt_at > %(from)s AND p.attempt_at < %(at)s ORDER BY p.attempt_at, p.number",
-    "of_store": "FROM {quarantine} WHERE store_id = %(store)s",
     "share": "t.number >= %(first)s AND t.number < %(end)s",
 }
 
@@ -43,7 +42,7 @@ class RowLockStatements:
 
     fragments: ClassVar[Mapping[str, str]] = {}
     """Parts of several templates, by their names in braces; a later one may contain earlier ones. ``of_id``: one
-    message by ``id`` and ``store``; ``scheduled``: its first record, which is unique."""
+    message by ``id`` and ``store``; ``scheduled``: its first record, which is unique; ``marked``: unreadable rows."""
 
     # --- storing
     find_store = "SELECT store_id FROM {store} WHERE name = %(name)s"
@@ -98,13 +97,14 @@ class RowLockStatements:
 
     # --- what cannot be read
     free_ones: str
-    set_aside: str
+    mark_unreadable: str
     remove_one: str
-    record_aside = "{into_record} VALUES (%(at)s, %(due)s, %(store)s, %(kind)s, %(id)s, %(destination)s, %(detail)s)"
-    set_aside_count = "SELECT COUNT(*) {of_store}"
-    all_aside: str
-    lock_aside: str
-    end_aside = "DELETE FROM {quarantine} WHERE number = %(number)s"
+    record_unreadable = (
+        "{into_record} VALUES (%(at)s, %(due)s, %(store)s, %(kind)s, %(id)s, %(destination)s, %(detail)s)"
+    )
+    count_unreadable = "SELECT COUNT(*) FROM {marked}"
+    list_unreadable: str
+    lock_unreadable: str
 
     # --- scans
     bounds: Mapping[str, str] = {
@@ -112,7 +112,7 @@ class RowLockStatements:
         "records": "SELECT COALESCE(MIN(number), 0), COALESCE(MAX(number) + 1, 0) FROM {record}",
     }
     _shares: Mapping[str, str] = {
-        "pending": "FROM {pending} AS t WHERE {share}",
+        "pending": "FROM {pending} AS t WHERE {share} AND t.unreadable IS NULL",
         "records": "FROM {record} AS t WHERE {share} AND t.store_id = %(store)s",
     }
     _dues: ClassVar[Mapping[str, str]] = {"due_from": "t.due >= %(due_from)s", "due_to": "t.due < %(due_to)s"}
@@ -120,9 +120,7 @@ class RowLockStatements:
     """Conditions that a message is in a list: by ``destinations``, and ``pending`` and ``records`` by id."""
 
     def __init__(self, names: RowLockNames) -> None:
-        known = {
-            f"{{{name}}}": f"{{{name}}}" for name in ("pending", "record", "store", "holder", "quarantine", "limits")
-        }
+        known = {f"{{{name}}}": f"{{{name}}}" for name in ("pending", "record", "store", "holder", "limits")}
         for name, text in {**_FRAGMENTS, **self.fragments}.items():
             known[f"{{{name}}}"] = filled_in(text, known)
         tables = names.in_statements

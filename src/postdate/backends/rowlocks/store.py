@@ -25,9 +25,9 @@ from postdate.backends.rowlocks.parts import (
     to_row,
 )
 from postdate.backends.rowlocks.pool import Pool
-from postdate.backends.rowlocks.quarantine import RowQuarantine
 from postdate.backends.rowlocks.statements import RowLockStatements
 from postdate.backends.rowlocks.tables import RowLockTables, numbered
+from postdate.backends.rowlocks.unreadable import UnreadableInTable
 from postdate.backends.sql.dialect import closing_on_error
 from postdate.backends.sql.limits import SqlLimits
 from postdate.backends.sql.questions import page_of
@@ -42,7 +42,6 @@ from postdate.ports import (
     OUTCOME_RECORDS,
     Claim,
     ClaimingStore,
-    DelegatedQuarantine,
     Outcome,
     PendingPage,
     Recording,
@@ -70,7 +69,7 @@ log = logging.getLogger("postdate.stores")
 _MODES: Final = frozenset(TransactionMode) - {TransactionMode.TRANSACTION_SCOPE}
 
 
-class LockingStore(SqlLimits, DelegatedQuarantine, ClaimingStore, ScannableStore, Scripted):
+class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, Scripted):
     """Keeps delayed messages in a table of a database server. Its queues are elsewhere: delivery is at least once."""
 
     made_from: ClassVar[type[RowLockSchema]]
@@ -96,7 +95,7 @@ class LockingStore(SqlLimits, DelegatedQuarantine, ClaimingStore, ScannableStore
         self._holds_at_most = database.holds_at_most if self.ends_silent_connections else None
         self._sessions = self._pool = Pool(database.connections)
         self._next_due = NextDue[int]()
-        self._parts: tuple[RowLockTables, Claims, Liveness, RowQuarantine] | None = None
+        self._parts: tuple[RowLockTables, Claims, Liveness] | None = None
         self._capabilities = StoreCapabilities(
             durable=True,
             shared=True,
@@ -121,9 +120,8 @@ class LockingStore(SqlLimits, DelegatedQuarantine, ClaimingStore, ScannableStore
             liveness.start(claims)
             return liveness.holder()
 
-        quarantine = RowQuarantine(self._pool, tables, self._next_due)
-        claims = Claims(self._pool, tables, holder, quarantine.left_out)
-        self._parts = (tables, claims, liveness, quarantine)
+        claims = Claims(self._pool, tables, holder)
+        self._parts = (tables, claims, liveness)
 
     @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
@@ -166,7 +164,7 @@ class LockingStore(SqlLimits, DelegatedQuarantine, ClaimingStore, ScannableStore
             self._liveness.abort()
 
     @property
-    def _assembled(self) -> tuple[RowLockTables, Claims, Liveness, RowQuarantine]:
+    def _assembled(self) -> tuple[RowLockTables, Claims, Liveness]:
         if self._parts is None:
             name = type(self).__name__
             raise ConfigurationError(
@@ -175,13 +173,9 @@ class LockingStore(SqlLimits, DelegatedQuarantine, ClaimingStore, ScannableStore
         return self._parts
 
     @property
+    @override
     def _tables(self) -> RowLockTables:
         return self._assembled[0]
-
-    @property
-    @override
-    def _quarantine(self) -> RowQuarantine:
-        return self._assembled[3]
 
     @property
     def _claims(self) -> Claims:
@@ -287,13 +281,12 @@ class LockingStore(SqlLimits, DelegatedQuarantine, ClaimingStore, ScannableStore
         with closing_on_error(session):  # what was locked is free
             while True:
                 session.begin()
-                left_out = self._quarantine.left_out()
-                found = self._tables.claim(session, end, limit + len(left_out), begin)
+                found = self._tables.claim(session, end, limit, begin)
                 messages, bad = decoded((number, row) for number, _, row in found)
-                if bad.keys() <= left_out:
+                if not bad:
                     break
-                self._quarantine.clear_away(session, bad, at)  # for all to see, before anything is held
-            found = [each for each in found if each[0] in messages][:limit]
+                self._mark(session, bad, at)
+                session.commit()  # for all to see, before anything is held
             if not found:
                 session.rollback()
         if not found:
@@ -329,15 +322,15 @@ class LockingStore(SqlLimits, DelegatedQuarantine, ClaimingStore, ScannableStore
         return bool(done)
 
     @override
-    async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
-        def put(session: Any, numbers: Sequence[int], holder: int | None) -> int:
+    async def mark_unreadable(self, claim: Claim, reason: str, now: datetime) -> bool:
+        def mark(session: Any, numbers: Sequence[int], holder: int | None) -> int:
             found = self._tables.lock(session, claim.message.message_id)
             if found is None or found.number not in numbers or found.holder != holder:
                 return 0
-            self._tables.set_aside(session, {found.number: reason}, to_microseconds(now))
+            self._tables.mark_unreadable(session, {found.number: reason}, to_microseconds(now))
             return 1
 
-        return bool(await in_thread(self._claims.settle, [claim], put))
+        return bool(await in_thread(self._claims.settle, [claim], mark))
 
     @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
@@ -418,14 +411,14 @@ class LockingStore(SqlLimits, DelegatedQuarantine, ClaimingStore, ScannableStore
 
     @override
     def _counted(self, session: Any, at: int) -> Sequence[Any]:
-        return (*self._tables.statistics(session, at), self._quarantine.count(session))
+        return self._tables.statistics(session, at)
 
     @override
     async def _page(self, statement: str, values: Mapping[str, Any]) -> PendingPage:
         def look(session: Any) -> Sequence[tuple[int, MessageRow]]:
             return numbered(self._asked(session, statement, values))
 
-        messages, rows = await in_thread(self._quarantine.looked_at, look)
+        messages, rows = await in_thread(self._read, look)
         return page_of(messages.items(), [(row.due, number) for number, row in rows], values.get("limit"))
 
     @override

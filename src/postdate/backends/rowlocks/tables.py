@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from postdate.backends.rowlocks.names import RowLockNames, marks, steps_of
 from postdate.backends.rowlocks.parts import (
+    MarkedRow,
     MessageRow,
-    QuarantinedRow,
     RecordNote,
     WaitingRow,
     filter_values,
@@ -27,6 +27,7 @@ from postdate.errors import StoreNotSetUp, StoreUnreachable
 from postdate.messages import rescheduled_text
 from postdate.persistence.migrations import setup_command, standing
 from postdate.ports import Recording, RecordKind, Scan, ScanPart, ServerFacts
+from postdate.ports.observation import UNREADABLE
 
 
 class RowLockTables(ABC):
@@ -146,35 +147,33 @@ class RowLockTables(ABC):
         """Lock and return those of ``numbers`` (ascending) that are unclaimed."""
         return numbered(session.rows(self.sql.free_ones, {"numbers": self._listed(numbers)}))
 
-    def set_aside(self, session: Any, bad: Mapping[int, str], at: int) -> None:
-        """Quarantine locked messages byte for byte, with a record; ``bad``: why each is unreadable, by number."""
+    def mark_unreadable(self, session: Any, bad: Mapping[int, str], at: int) -> None:
+        """Mark locked rows so that nothing claims them, with a record; ``bad``: reasons by number."""
         for number, reason in bad.items():
-            values = {"number": number, "at": at, "store": self.store_id(session), "reason": reason}
-            found = self.lock_aside(session, self._put_aside(session, values))
-            assert found is not None
-            self._record_aside(session, found, RecordNote(at, int(RecordKind.FAILED), f"unreadable: {reason}"))
-            session.change(self.sql.remove_one, {"number": number})
+            session.change(self.sql.mark_unreadable, {"number": number, "at": at, "reason": reason})
+            row = self.lock_unreadable(session, number)
+            assert row is not None
+            self._record_unreadable(session, row, RecordNote(at, int(RecordKind.FAILED), f"{UNREADABLE}{reason}"))
 
-    def _record_aside(self, session: Any, aside: QuarantinedRow, note: RecordNote) -> None:
-        of_message = {"id": aside.row.message_id, "due": readable_due(aside.row), "destination": aside.row.destination}
-        session.change(self.sql.record_aside, {**of_message, **self._note(session, note)})
+    def _record_unreadable(self, session: Any, row: MarkedRow, note: RecordNote) -> None:
+        content = row.content
+        parts = {"id": content.message_id, "due": readable_due(content), "destination": content.destination}
+        session.change(self.sql.record_unreadable, {**parts, **self._note(session, note)})
 
-    def set_aside_count(self, session: Any) -> int:
-        return _only(session.rows(self.sql.set_aside_count, {"store": self.store_id(session)}))
+    def count_unreadable(self, session: Any) -> int:
+        return _only(session.rows(self.sql.count_unreadable, {}))
 
-    def all_aside(self, session: Any, limit: int) -> Sequence[QuarantinedRow]:
-        found = session.rows(self.sql.all_aside, {"store": self.store_id(session), "limit": limit})
-        return [_aside(row) for row in found]
+    def list_unreadable(self, session: Any, limit: int) -> Sequence[MarkedRow]:
+        return [_marked(row) for row in session.rows(self.sql.list_unreadable, {"limit": limit})]
 
-    def lock_aside(self, session: Any, number: int) -> QuarantinedRow | None:
-        found = session.rows(self.sql.lock_aside, {"store": self.store_id(session), "number": number})
-        return _aside(found[0]) if found else None
+    def lock_unreadable(self, session: Any, number: int) -> MarkedRow | None:
+        rows = session.rows(self.sql.lock_unreadable, {"number": number})
+        return _marked(rows[0]) if rows else None
 
-    def end_aside(self, session: Any, aside: QuarantinedRow, ending: RecordNote | None) -> None:
-        """Delete a quarantined message; recorded unless ``ending`` is ``None``."""
-        session.change(self.sql.end_aside, {"number": aside.number})
-        if ending is not None:
-            self._record_aside(session, aside, ending)
+    def discard_unreadable(self, session: Any, row: MarkedRow, note: RecordNote) -> None:
+        """Delete a locked row, with a record."""
+        self._record_unreadable(session, row, note)
+        session.change(self.sql.remove_one, {"number": row.number})
 
     # --- who is alive -------------------------------------------------------------------------------------------
 
@@ -220,15 +219,15 @@ class RowLockTables(ABC):
             return _only(session.rows(self.sql.next_attempt_but, {"from": EARLIEST, "locked": self._listed(locked)}))
         return _only(session.rows(self.sql.next_attempt, {"from": EARLIEST}))
 
-    def statistics(self, session: Any, at: int) -> tuple[int, int, int, int, int | None]:
+    def statistics(self, session: Any, at: int) -> tuple[int, int, int, int, int | None, int]:
         """Return the values of :class:`postdate.ports.StoreStatistics`; exact if the locked messages are the oldest."""
         begin = self._beginning(session)
         bounds = {"from": EARLIEST if begin is None else begin, "at": at}
         free = session.rows(self.sql.first_free, bounds)
         free_at, free_number = free[0] if free else (None, None)
         values = {**bounds, "free_at": free_at, "free_number": free_number}
-        ((pending, overdue, claimed, failing, first),) = session.rows(self.sql.statistics, values)
-        return int(pending), max(int(overdue), 0), int(claimed), int(failing), first
+        ((pending, overdue, claimed, failing, first, unreadable),) = session.rows(self.sql.statistics, values)
+        return int(pending), max(int(overdue), 0), int(claimed), int(failing), first, int(unreadable)
 
     def now(self, session: Any) -> int:
         return _only(session.rows(self.sql.now, {}))
@@ -272,10 +271,6 @@ class RowLockTables(ABC):
         """Remove those of ``numbers`` that ``holder`` holds, with a record of each; return how many."""
 
     @abstractmethod
-    def _put_aside(self, session: Any, values: Mapping[str, Any]) -> int:
-        """Copy a message to the quarantine; return its number there."""
-
-    @abstractmethod
     def _take_lock(self, session: Any, lock: str) -> None:
         """Take the server lock of that name for the life of the connection."""
 
@@ -295,9 +290,9 @@ def numbered(rows: Sequence[tuple[Any, ...]]) -> list[tuple[int, MessageRow]]:
     return [(number, MessageRow(*row)) for number, *row in rows]
 
 
-def _aside(row: tuple[Any, ...]) -> QuarantinedRow:
+def _marked(row: tuple[Any, ...]) -> MarkedRow:
     number, at, reason, *content = row
-    return QuarantinedRow(number, at, reason, MessageRow(*content))
+    return MarkedRow(number, at, reason, MessageRow(*content))
 
 
 def _only(rows: Sequence[tuple[Any, ...]]) -> Any:

@@ -1,4 +1,4 @@
-"""An operator's questions to a store in SQL tables and its records; what a repair changes. Source: row 119, ADR 30."""
+"""An operator's questions to a store in SQL tables and its records. Source: row 119, ADR 30."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from typing_extensions import override
 
 from postdate.backends.sql.dialect import Sessions, SqlDialect, Values
 from postdate.clock import EARLIEST, to_microseconds
-from postdate.messages import DelayedMessage, Headers, encode_headers
+from postdate.messages import DelayedMessage, Headers
 from postdate.ports import (
     AdministrableStore,
-    Mending,
     MessageFilter,
     PendingPage,
     Record,
@@ -32,17 +31,6 @@ from postdate.ports.stores import place_text, read_place
 def header_text(message_id: str) -> str:
     """Return a message id as it stands in the text of encoded headers, which is compact JSON."""
     return f"{json.dumps(Headers.MESSAGE_ID)}:{json.dumps(message_id, ensure_ascii=False)}"
-
-
-def mended(mending: Mending) -> dict[str, Any]:
-    """Return what a repair changes, by column; times are microseconds since 1970 UTC."""
-    changed = {
-        "headers": None if mending.headers is None else encode_headers(mending.headers),
-        "due": None if mending.due is None else to_microseconds(mending.due),
-        "destination": mending.destination,
-        "body": mending.body,
-    }
-    return {column: value for column, value in changed.items() if value is not None}
 
 
 def page_values(where: MessageFilter, limit: int, dialect: SqlDialect) -> dict[str, Any]:
@@ -65,7 +53,7 @@ def page_values(where: MessageFilter, limit: int, dialect: SqlDialect) -> dict[s
 
 
 _BEFORE_ALL_TIMES: Final = -(2**63) + 1
-"""Before the calendar, too: what others wrote there is to be met, and set aside."""
+"""Before the calendar, too: what others wrote there is to be met, and marked as unreadable."""
 
 _BEFORE_ALL_NUMBERS: Final = -1
 
@@ -90,7 +78,7 @@ class SqlQuestions(AdministrableStore, ABC):
     _sql: Any
     """The statements, with the values that they take.
 
-    ``statistics`` (``at``) gives pending, overdue, claimed, failing, the first due time, and quarantined;
+    ``statistics`` (``at``) gives pending, overdue, claimed, failing, the first due time, and unreadable;
     ``due_count`` (``first end``): how many are due, by an index; ``moved_dues`` (likewise): due times, to the second,
     and how many more, or fewer, are due then than that index says; ``None``: it knows all of them;
     ``next_due``; ``record_counts``; ``list_pending`` (see :func:`page_values`) and ``get`` (``id``) give messages, with
@@ -119,8 +107,10 @@ class SqlQuestions(AdministrableStore, ABC):
     @override
     async def statistics(self, now: datetime) -> StoreStatistics:
         at = self._dialect.time(now)
-        *counts, first, aside = await self._sessions.look(lambda session: self._counted(session, at), patiently=True)
-        return StoreStatistics(*map(int, counts), next_due=self._dialect.instant(first), quarantined=aside)
+        *counts, first, unreadable = await self._sessions.look(
+            lambda session: self._counted(session, at), patiently=True
+        )
+        return StoreStatistics(*map(int, counts), next_due=self._dialect.instant(first), unreadable=unreadable)
 
     @override
     async def due_counts(self, edges: Sequence[datetime]) -> Sequence[int]:

@@ -30,7 +30,7 @@ def read_scan(file: SqliteFile, scan: Scan, part: ScanPart, page: int) -> Iterab
     message is copied to other stores, and must not be changed on the way.
 
     Raises:
-        StoreError: a text of a waiting message is no UTF-8; whoever claims or lists it quarantines it.
+        StoreError: a text of a waiting message is no UTF-8; a claim or a list marks it, and then it is left out.
     """
     check_scanned(scan.what, scan.columns)
     source = _SCANNED[scan.what]
@@ -99,7 +99,7 @@ class _Scanned:
 _SCANNED: Final = {
     "pending": _Scanned(
         "delayed_message",
-        "delayed_message AS t JOIN content AS c ON c.seq = t.content",
+        "delayed_message AS t JOIN content AS c ON c.seq = t.content AND t.unreadable IS NULL",
         with_ids=f"t.seq IN (SELECT seq FROM record WHERE kind = 1 AND {_OF_IDS})",
     ),
     "records": _Scanned("record", "record AS t"),

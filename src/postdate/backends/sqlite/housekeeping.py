@@ -16,7 +16,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from postdate.backends.sqlite.rows import QUEUED, Transaction, content_of, queue_topic, read_rows, set_aside, time_of
+from postdate.backends.sqlite.rows import (
+    QUEUED,
+    Transaction,
+    content_of,
+    mark_and_log,
+    queue_topic,
+    read_rows,
+    time_of,
+)
 from postdate.clock import EARLIEST
 from postdate.errors import InvalidHeaders, InvalidMessage
 from postdate.messages import encode_headers, format_timestamp
@@ -110,7 +118,7 @@ def _keep(tx: Transaction, dead: Sequence[_Message]) -> None:
         headers = encode_headers({**headers, DEAD_LETTER_HEADER: said})
         tx.execute("UPDATE content SET headers = ? WHERE seq = ?", (headers, each.content))
         tx.execute(_KEEP, (queue_id, each.seq))
-    set_aside(tx, QUEUED, bad)
+    mark_and_log(tx, QUEUED, bad)
     tx.signal(queue_topic(DEAD_LETTERS))
 
 

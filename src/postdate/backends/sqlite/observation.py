@@ -15,7 +15,6 @@ from postdate.backends.sql.questions import header_text
 from postdate.backends.sqlite.connection import check_schema, connect, newest_version, translated
 from postdate.backends.sqlite.file import SqliteFile
 from postdate.backends.sqlite.processes import is_gone, presence_folder
-from postdate.backends.sqlite.quarantine import looked_at
 from postdate.backends.sqlite.rows import (
     DUE,
     QUEUED,
@@ -28,6 +27,7 @@ from postdate.backends.sqlite.rows import (
     queue_topic,
     time_of,
 )
+from postdate.backends.sqlite.unreadable import readable_rows
 from postdate.clock import from_microseconds
 from postdate.errors import QueueNotFound
 from postdate.messages import MARKERS, decode_headers
@@ -50,7 +50,8 @@ _LAST_DELIVERED: Final = """
     ORDER BY seq DESC LIMIT ?"""
 _NEXT_DESTINATIONS: Final = """
     SELECT destination, count(*) FROM (
-        SELECT destination FROM delayed_message ORDER BY attempt_at LIMIT ?) GROUP BY 1 ORDER BY 1"""
+        SELECT destination FROM delayed_message WHERE unreadable IS NULL ORDER BY attempt_at LIMIT ?)
+    GROUP BY 1 ORDER BY 1"""
 
 _ZONES: Final = f"""
     SELECT headers FROM delayed_message AS d JOIN content AS c ON c.seq = d.content
@@ -65,14 +66,16 @@ class FileObserver(Observer):
 
     @override
     async def standing(self, message_id: str) -> Standing | None:
-        sql = f"{_STANDING} WHERE seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)"
-        found = await looked_at(self._file, WAITING, sql, (message_id,), _standing)
+        sql = (
+            f"{_STANDING} WHERE unreadable IS NULL AND seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)"
+        )
+        found = await readable_rows(self._file, WAITING, sql, (message_id,), _standing)
         return found[0] if found else None
 
     @override
     async def retries_of(self, message_id: str) -> Sequence[Standing]:
-        sql = f"{_STANDING} WHERE {_HAS_HEADER} AND message_id <> ? ORDER BY seq"
-        return await looked_at(self._file, WAITING, sql, (header_text(message_id), message_id), _standing)
+        sql = f"{_STANDING} WHERE unreadable IS NULL AND {_HAS_HEADER} AND message_id <> ? ORDER BY seq"
+        return await readable_rows(self._file, WAITING, sql, (header_text(message_id), message_id), _standing)
 
     @override
     async def last_delivered(self, limit: int) -> Sequence[Delivered]:
@@ -94,7 +97,7 @@ class FileObserver(Observer):
     @override
     async def browse(self, queue: str, limit: int, after: int = 0) -> Sequence[Queued]:
         sql = f"{_QUEUED} WHERE queue_id = ? AND seq > ? ORDER BY seq LIMIT ?"
-        return await looked_at(self._file, QUEUED, sql, (await self._queue_id(queue), after, limit), _queued)
+        return await readable_rows(self._file, QUEUED, sql, (await self._queue_id(queue), after, limit), _queued)
 
     @override
     async def last_number(self, queue: str) -> int:
@@ -113,7 +116,7 @@ class FileObserver(Observer):
     @override
     async def find_in_queues(self, message_id: str) -> Sequence[Queued]:
         sql = f"{_QUEUED} WHERE message_id = ? OR {_HAS_HEADER} ORDER BY seq"
-        return await looked_at(self._file, QUEUED, sql, (message_id, header_text(message_id)), _queued)
+        return await readable_rows(self._file, QUEUED, sql, (message_id, header_text(message_id)), _queued)
 
 
 def _standing(row: Row) -> Standing:
@@ -169,6 +172,11 @@ def _is_alive(path: Path, claimant: int) -> bool:
 
 # --- for a diagnosis ---------------------------------------------------------------------------------------------
 
+_PENDING: Final = "FROM delayed_message WHERE unreadable IS NULL"
+_UNREADABLE: Final = """
+    SELECT (SELECT count(*) FROM delayed_message WHERE unreadable IS NOT NULL)
+        + (SELECT count(*) FROM queue_message WHERE unreadable IS NOT NULL)"""
+
 
 def look_at(path: Path, now_microseconds: int) -> FileFacts:
     connection = connect(path, read_only=True)
@@ -181,12 +189,12 @@ def look_at(path: Path, now_microseconds: int) -> FileFacts:
                 journal_mode=_one(connection, "PRAGMA journal_mode"),
                 queues=queue_lengths(connection),
                 processes=processes(connection, path),
-                pending=_one(connection, "SELECT count(*) FROM delayed_message"),
-                oldest=time_of(_one(connection, "SELECT min(due) FROM delayed_message")),
-                overdue=_one(connection, "SELECT count(*) FROM delayed_message WHERE due < ?", now_microseconds),
+                pending=_one(connection, f"SELECT count(*) {_PENDING}"),
+                oldest=time_of(_one(connection, f"SELECT min(due) {_PENDING}")),
+                overdue=_one(connection, f"SELECT count(*) {_PENDING} AND due < ?", now_microseconds),
                 destinations=[name for name, _ in connection.execute(_NEXT_DESTINATIONS, (_LOOK_AHEAD,))],
                 zones=[decode_headers(text) for (text,) in connection.execute(_ZONES)],
-                quarantined=_one(connection, "SELECT count(*) FROM quarantine"),
+                unreadable=_one(connection, _UNREADABLE),
             )
     finally:
         connection.close()

@@ -1,7 +1,7 @@
 """Write transactions, and messages and their records as rows of the file. Times are microseconds since 1970 UTC.
 
-Each row is read by itself: an unreadable one affects no other, and moves to the quarantine in the transaction that met
-it (ADR 0019). Stored messages are not checked against limits again, which may have been tightened since.
+Each row is read by itself: an unreadable one affects no other, and is marked in the transaction that met it (ADR 0043).
+Stored messages are not checked against limits again, which may have been tightened since.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from postdate.clock import Clock, SystemClock, from_microseconds, nearest_instan
 from postdate.errors import InvalidHeaders, InvalidMessage
 from postdate.messages import DelayedMessage, Envelope, decode_headers, stored_headers
 from postdate.ports import Recording, RecordKind, StoreReport
+from postdate.ports.observation import UNREADABLE
 from postdate.ports.transports import ExpiryRules
 
 DUE: Final = "due"
@@ -362,62 +363,76 @@ log = logging.getLogger("postdate.embedded")
 
 
 @dataclass(frozen=True, slots=True)
-class QuarantineTable:
+class MessageTable:
     """A table whose rows are read as messages.
 
     Args:
+        name: of the table.
         columns: as :attr:`decode` reads them.
-        table: its name.
-        copy: copies a row to the quarantine by its number; inside SQLite, so no byte changes.
+        release: what an UPDATE sets so that no claim finds the row any more; it is not held any longer.
+        recorded: id, due time and destination of a row.
         decode: reads :attr:`columns`; raises when the row is unreadable.
     """
 
-    table: str
+    name: str
     columns: str
-    copy: str
+    release: str
+    recorded: str
     decode: Callable[[Row], object]
 
 
-WAITING: Final = QuarantineTable(
+WAITING: Final = MessageTable(
     "delayed_message",
     WAITING_COLUMNS,
-    f"""
-    INSERT INTO quarantine (place, reason, at, {", ".join(WAITING_FIELDS)}, headers, body)
-    SELECT '', ?, ?, {", ".join(WAITING_FIELDS)}, headers, body
-    FROM delayed_message AS d LEFT JOIN content AS c ON c.seq = d.content WHERE d.seq = ?""",
+    "claimant = NULL, attempt_at = NULL",
+    "message_id, due, destination",
     message_of,
 )
-QUEUED: Final = QuarantineTable(
+QUEUED: Final = MessageTable(
     "queue_message",
     QUEUED_COLUMNS,
-    f"""
-    INSERT INTO quarantine (place, reason, at, destination, {", ".join(QUEUED_FIELDS)}, headers, body)
-    SELECT name, ?, ?, name, {", ".join(QUEUED_FIELDS)}, headers, body
-    FROM queue_message AS m JOIN queue AS q USING (queue_id) LEFT JOIN content AS c ON c.seq = m.content
-    WHERE m.seq = ?""",
+    "claimant = NULL, queue_id = -queue_id, ends_at = NULL",
+    "message_id, due, (SELECT name FROM queue AS q WHERE q.queue_id = abs(t.queue_id))",
     lambda row: envelope_of(row, ""),
 )
 
-_TAKEN: Final = "SELECT message_id, due, destination FROM quarantine WHERE number = ?"
 
-
-def set_aside(tx: Transaction, shelf: QuarantineTable, bad: Mapping[int, str], at: int | None = None) -> None:
-    """Move rows to the quarantine and record that.
+def mark_unreadable(tx: Transaction, table: MessageTable, bad: Mapping[int, str], at: int | None = None) -> None:
+    """Mark rows so that nothing claims them, and record that.
 
     ``bad``: why each is unreadable, by its number; ``at``: microseconds since 1970 UTC, by default now.
     """
     when = tx.rules.now() if at is None else at
+    # Numbers of content are given again: a row whose content is gone must not get that of another message.
+    content = "coalesce((SELECT c.seq FROM content AS c WHERE c.seq = t.content), 0)"
+    mark = f"""
+        UPDATE {table.name} AS t SET {table.release}, content = {content}, unreadable = ?, unreadable_at = ?
+        WHERE seq = ?"""
     for seq, reason in bad.items():
-        number = tx.execute(shelf.copy, (reason, when, seq)).lastrowid
-        ((message_id, due, destination),) = read_rows(tx.connection, _TAKEN, (number,))
-        contents = tx.execute(f"DELETE FROM {shelf.table} WHERE seq = ? RETURNING content", (seq,)).fetchall()
-        tx.executemany("DELETE FROM content WHERE seq = ?", contents)
-        if isinstance(message_id, str):
-            where = destination if isinstance(destination, str) else None
-            record(tx, RecordKind.FAILED, (message_id, readable(due), where), when, f"unreadable: {reason}")
+        tx.execute(mark, (reason, when, seq))
+        record_unreadable(tx, RecordKind.FAILED, unreadable_parts(tx, table, seq), reason, when)
+
+
+def mark_and_log(tx: Transaction, table: MessageTable, bad: Mapping[int, str], at: int | None = None) -> None:
+    """:func:`mark_unreadable` of rows that were just met, with one log entry that has the reason of the first."""
+    mark_unreadable(tx, table, bad, at)
     if bad:
-        text = "set aside what cannot be read: %d in this batch, the first because %s; `postdate errors` lists them"
+        text = "cannot be read, and marked so: %d messages (%s); `postdate messages list --unreadable` lists them"
         log.error(text, len(bad), next(iter(bad.values())))
+
+
+def unreadable_parts(tx: Transaction, table: MessageTable, seq: int) -> Row:
+    """Return id, due time and destination of a row, which may hold anything."""
+    (row,) = read_rows(tx.connection, f"SELECT {table.recorded} FROM {table.name} AS t WHERE seq = ?", (seq,))
+    return row
+
+
+def record_unreadable(tx: Transaction, kind: RecordKind, parts: Row, reason: str, at: int) -> None:
+    """Record an event of an unreadable row, if its id can be read."""
+    message_id, due, destination = parts
+    if isinstance(message_id, str):
+        where = destination if isinstance(destination, str) else None
+        record(tx, kind, (message_id, readable(due), where), at, f"{UNREADABLE}{reason}")
 
 
 def readable(due: object) -> int | None:
@@ -429,20 +444,20 @@ def readable(due: object) -> int | None:
 
 def claimed(
     tx: Transaction,
-    shelf: QuarantineTable,
+    table: MessageTable,
     sql: str,
     values: Sequence[Any] | Mapping[str, Any],
     decode: Callable[[Row], T],
     at: int | None = None,
 ) -> list[T]:
-    """Run a statement that claims; return the readable rows. Unreadable ones are quarantined, and more are claimed.
+    """Run a statement that claims; return the readable rows. Unreadable ones are marked, and more are claimed.
 
     Empty only when nothing is left to claim. Any other failure to read ends the transaction, and the claims with it.
     """
     while True:
         good, bad = decoded(sorted(read_rows(tx.connection, sql, values), key=lambda row: row[0]), decode)
         if bad:
-            set_aside(tx, shelf, bad, at)
+            mark_and_log(tx, table, bad, at)
         if good or not bad:
             return good
 

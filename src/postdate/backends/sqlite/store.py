@@ -27,7 +27,6 @@ from postdate.backends.sql.questions import page_of
 from postdate.backends.sqlite.bulk import BulkOnFile
 from postdate.backends.sqlite.file import SqliteFile
 from postdate.backends.sqlite.observation import FileObserver
-from postdate.backends.sqlite.quarantine import FileQuarantine, looked_at_all
 from postdate.backends.sqlite.rows import (
     DUE,
     WAITING,
@@ -38,17 +37,18 @@ from postdate.backends.sqlite.rows import (
     claimed,
     insert,
     insert_or_revive,
+    mark_unreadable,
     message_of,
     next_attempt,
     queue_topic,
     read_rows,
     record,
-    set_aside,
     shown,
     signal_if_first,
     time_of,
     waiting_row,
 )
+from postdate.backends.sqlite.unreadable import UnreadableFileRows, readable_and_all_rows
 from postdate.clock import LATEST, to_microseconds
 from postdate.errors import ClaimLost, DuplicateMessage, PostdateError
 from postdate.messages import DelayedMessage, check_reschedule, rescheduled_text
@@ -128,6 +128,9 @@ def _next_lane(lane: str) -> str:
         WHERE d.attempt_at >= {_LANES} + ({lane}) * {_LANE_WIDTH}"""
 
 
+_UNREADABLE: Final = "SELECT count(*) FROM delayed_message WHERE unreadable IS NOT NULL"
+
+
 class _Questions:
     """An operator's questions about waiting messages, answered from indexes; see :class:`SqlQuestions`."""
 
@@ -135,36 +138,37 @@ class _Questions:
     next_due: Final = f"""
         SELECT min(first) FROM (
             SELECT min(attempt_at) AS first FROM delayed_message
-            UNION ALL SELECT min(due) FROM delayed_message WHERE failures > 0
-            UNION ALL SELECT min(due) FROM delayed_message WHERE attempt_at IS NULL
+            UNION ALL SELECT min(due) FROM delayed_message WHERE failures > 0 AND unreadable IS NULL
+            UNION ALL SELECT min(due) FROM delayed_message WHERE attempt_at IS NULL AND unreadable IS NULL
             UNION ALL SELECT min(due) FROM delayed_message WHERE attempt_at > {_LANES})"""
     statistics: Final = f"""
-        SELECT (SELECT count(*) FROM delayed_message),
+        SELECT (SELECT count(*) FROM delayed_message) - ({_UNREADABLE}),
             (SELECT count(*) FROM delayed_message WHERE attempt_at < :at)
                 + (SELECT count(*) FROM delayed_message WHERE failures > 0 AND attempt_at >= :at AND due < :at)
                 + (SELECT count(*) FROM delayed_message
                     WHERE failures = 0 AND attempt_at > {_LANES} AND due < :at),
-            (SELECT count(*) FROM delayed_message WHERE attempt_at IS NULL),
-            (SELECT count(*) FROM delayed_message WHERE failures > 0),
-            ({next_due}), (SELECT count(*) FROM quarantine WHERE place = '')"""
+            (SELECT count(*) FROM delayed_message WHERE attempt_at IS NULL AND unreadable IS NULL),
+            (SELECT count(*) FROM delayed_message WHERE failures > 0 AND unreadable IS NULL),
+            ({next_due}), ({_UNREADABLE})"""
     due_count: Final = "SELECT count(*) FROM delayed_message WHERE attempt_at >= :first AND attempt_at < :end"
     moved_dues: Final = f"""
         SELECT at - ((at % 1000000) + 1000000) % 1000000, sum(count) FROM (
-            SELECT due AS at, 1 AS count FROM delayed_message WHERE failures > 0
-            UNION ALL SELECT due, 1 FROM delayed_message WHERE failures = 0 AND attempt_at IS NULL
+            SELECT due AS at, 1 AS count FROM delayed_message WHERE failures > 0 AND unreadable IS NULL
+            UNION ALL SELECT due, 1 FROM delayed_message
+                WHERE failures = 0 AND attempt_at IS NULL AND unreadable IS NULL
             UNION ALL SELECT due, 1 FROM delayed_message
                 WHERE failures = 0 AND attempt_at > {_LANES}
-            UNION ALL SELECT attempt_at, -1 FROM delayed_message WHERE failures > 0)
+            UNION ALL SELECT attempt_at, -1 FROM delayed_message WHERE failures > 0 AND unreadable IS NULL)
         WHERE at >= :first AND at < :end GROUP BY 1"""
     record_counts: Final = "SELECT kind, count(*) FROM record GROUP BY kind ORDER BY kind"
     list_pending: Final = f"""
         SELECT {WAITING_COLUMNS} FROM (
             {_first_by("attempt_at", "attempt_at = due")}
             UNION ALL {_first_by("due", "attempt_at <> due")}
-            UNION ALL {_first_by("due", "attempt_at IS NULL")}) ORDER BY due, seq LIMIT :limit"""
+            UNION ALL {_first_by("due", "attempt_at IS NULL AND unreadable IS NULL")}) ORDER BY due, seq LIMIT :limit"""
     get: Final = f"""
         SELECT {WAITING_COLUMNS} FROM delayed_message
-        WHERE seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = :id)"""
+        WHERE unreadable IS NULL AND seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = :id)"""
     limits_table: Final = "destination_limit"
     # From each lane with messages to the next one: a look into the index for each, however many lanes are empty.
     limits_of_held: Final = f"""
@@ -181,7 +185,7 @@ class _Questions:
     )
 
 
-class SqliteStore(SqlLimits, FileQuarantine, BulkOnFile, MovingStore, ReplacingStore):
+class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, ReplacingStore):
     """Keeps delayed messages in an SQLite file.
 
     Several processes may use one file at once; one file is one store, shared by all endpoints on it.
@@ -199,7 +203,7 @@ class SqliteStore(SqlLimits, FileQuarantine, BulkOnFile, MovingStore, ReplacingS
         ConfigurationError: a setting is invalid, or the file is open in this process with other settings.
     """
 
-    _place = "place = ''"
+    _messages = WAITING
     _dialect = SqliteSqlDialect()
     _sql = _Questions
 
@@ -360,13 +364,13 @@ class SqliteStore(SqlLimits, FileQuarantine, BulkOnFile, MovingStore, ReplacingS
         return await self.file.write(give_back)
 
     @override
-    async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
-        def put(tx: Transaction) -> bool:
-            if (held := tx.execute(_FIND_HELD, _held_by(tx, claim)).fetchone()) is not None:
-                set_aside(tx, WAITING, {held[0]: reason}, to_microseconds(now))
-            return held is not None
+    async def mark_unreadable(self, claim: Claim, reason: str, now: datetime) -> bool:
+        def mark(tx: Transaction) -> bool:
+            if (row := tx.execute(_FIND_HELD, _held_by(tx, claim)).fetchone()) is not None:
+                mark_unreadable(tx, WAITING, {row[0]: reason}, to_microseconds(now))
+            return row is not None
 
-        return await self.file.write(put)
+        return await self.file.write(mark)
 
     @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
@@ -461,7 +465,7 @@ class SqliteStore(SqlLimits, FileQuarantine, BulkOnFile, MovingStore, ReplacingS
         def read(row: Row) -> tuple[int, DelayedMessage]:
             return row[0], message_of(row)
 
-        messages, rows = await looked_at_all(self.file, WAITING, statement, values, read)
+        messages, rows = await readable_and_all_rows(self.file, WAITING, statement, values, read)
         return page_of(messages, [(_due_of(row), row[0]) for row in rows], values.get("limit"))
 
 
@@ -534,7 +538,8 @@ def _replace(tx: Transaction, *, ids: KeyedIds, newest: _Newest, row: tuple[Any,
 
 _NEWEST: Final = f"""
     SELECT r.message_id, r.at, d.seq, d.content
-    FROM record AS r LEFT JOIN delayed_message AS d ON d.seq = r.seq AND d.claimant IS NULL
+    FROM record AS r LEFT JOIN delayed_message AS d
+        ON d.seq = r.seq AND d.claimant IS NULL AND d.unreadable IS NULL
     WHERE r.kind = 1 AND r.message_id BETWEEN ? AND ? AND length(r.message_id) = length(?)
         AND substr(r.message_id, -8) NOT GLOB '*[^0-9]*' AND r.detail = '{KEYED}'
     ORDER BY r.message_id DESC LIMIT 1"""
@@ -543,7 +548,7 @@ _KEEP_KEY: Final = f"UPDATE record SET detail = '{KEYED}' WHERE kind = 1 AND mes
 _RESCHEDULE: Final = "UPDATE delayed_message SET due = ?, attempt_at = ?, failures = 0 WHERE seq = ?"
 _REPLACE: Final = """
     UPDATE delayed_message SET due = ?, attempt_at = ?, failures = 0, destination = ?, expires_at = ? WHERE seq = ?"""
-_OF_ID: Final = "WHERE seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)"
+_OF_ID: Final = "WHERE unreadable IS NULL AND seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)"
 _BEGINNING: Final = -(2**63)
 _CLAIM: Final = f"""
     UPDATE delayed_message SET claimant = ?, attempt_at = NULL WHERE seq IN (
@@ -594,7 +599,7 @@ def _count_failure(tx: Transaction, seq: object, attempt_at: int | None, at: int
 
 
 def _find(tx: Transaction, message_id: str, *, free: bool = False) -> tuple[int, int, str, int | None] | None:
-    """Return number, due time, destination and expiry of a waiting message, readable or not; ``free``: if unclaimed."""
+    """Return number, due time, destination and expiry of a waiting message; ``free``: if unclaimed."""
     condition = f"{_OF_ID} AND claimant IS NULL" if free else _OF_ID
     sql = f"SELECT seq, due, destination, expires_at FROM delayed_message {condition}"
     return tx.execute(sql, (message_id,)).fetchone()
@@ -603,7 +608,7 @@ def _find(tx: Transaction, message_id: str, *, free: bool = False) -> tuple[int,
 # --- moving due messages to their queues inside the file, by a few statements a batch ------------------------------
 
 # The batch goes into a table first, so that every later statement works on exactly these rows. An expiry that is no
-# number ends nothing, here and in the queue: the receiver of the message quarantines it.
+# number ends nothing, here and in the queue: the receiver of the message marks it.
 _TAKE_BATCH: Final = """
     INSERT INTO temp.batch (seq, queue_id, expired)
     SELECT d.seq, q.queue_id, typeof(d.expires_at) = 'integer' AND d.expires_at < :now

@@ -25,7 +25,6 @@ from typing_extensions import override
 from postdate.backends.sqlite.file import SqliteFile
 from postdate.backends.sqlite.housekeeping import DEAD_LETTERS, INSERT_RECORD
 from postdate.backends.sqlite.observation import FileObserver, queue_lengths
-from postdate.backends.sqlite.quarantine import FileQuarantine
 from postdate.backends.sqlite.rows import (
     INSERT_QUEUED,
     QUEUED,
@@ -38,6 +37,7 @@ from postdate.backends.sqlite.rows import (
     queue_topic,
     queued_row,
 )
+from postdate.backends.sqlite.unreadable import UnreadableFileRows
 from postdate.clock import Clock, to_microseconds
 from postdate.errors import (
     ClaimLost,
@@ -109,7 +109,7 @@ _POLL_FLOOR_SECONDS = 1.0
 """A receiver looks this often without a wake-up, as one may be lost."""
 
 
-class LocalTransport(FileQuarantine, Transport):
+class LocalTransport(UnreadableFileRows, Transport):
     """Queues in an SQLite file.
 
     Args:
@@ -130,7 +130,7 @@ class LocalTransport(FileQuarantine, Transport):
         ConfigurationError: a setting is invalid, or the file is open in this process with other settings.
     """
 
-    _place = "place <> ''"
+    _messages = QUEUED
 
     def __init__(  # noqa: PLR0913 - the settings
         self,
@@ -262,7 +262,7 @@ class LocalReceiver(Receiver):
         return found[0]
 
     async def _claimed(self, sql: str, **values: object) -> list[Received]:
-        """Claim and hold readable messages; unreadable ones are quarantined in the same transaction."""
+        """Claim and hold readable messages; unreadable ones are marked in the same transaction."""
 
         def claim(tx: Transaction) -> list[Received]:
             def held(row: Row) -> Received:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing_extensions import override
 
 from postdate.backends.rowlocks.statements import (
+    EARLIEST,
     LANE_MICROSECONDS,
     LANES_BEGIN,
     RowLockStatements,
@@ -40,6 +41,8 @@ class SqlServerStatements(RowLockStatements):
         "is_holder": "(p.holder = %(holder)s OR (p.holder IS NULL AND %(holder)s IS NULL))",
         "held": "{by_number} WHERE p.number IN {numbers} AND {is_holder}",
         "attempt": "{pending} AS p WITH (INDEX ([attempt]))",
+        "marked": f"{{attempt}} WHERE p.attempt_at = CAST({EARLIEST} AS bigint) AND p.unreadable IS NOT NULL",
+        "marked_row": "p.number, p.unreadable_at, p.unreadable, {row} FROM",
         "claimable": "{pending} AS p WITH (INDEX ([attempt]), READPAST, {locked_hints})",
         "leased": "p.attempt_at IS NULL AND p.holder IN {holders}",
         "freed": "UPDATE p SET holder = NULL, attempt_at = p.due",
@@ -48,12 +51,12 @@ class SqlServerStatements(RowLockStatements):
         "after": "SELECT TOP (1) p.attempt_at FROM {attempt} WHERE p.attempt_at > %(from)s",
         "to": "CAST(%(destination)s AS nvarchar(400))",
         "listed": (
-            "{pending} AS w WITH (INDEX ([due])) WHERE w.due < COALESCE(CAST(%(due_to)s AS bigint), "
+            "{pending} AS w WITH (INDEX ([due])) WHERE w.unreadable IS NULL "
+            "AND w.due < COALESCE(CAST(%(due_to)s AS bigint), "
             "9223372036854775807) AND (%(destination)s IS NULL OR "
             "(w.destination = {to} AND DATALENGTH(w.destination) = DATALENGTH({to})))"
         ),
         "lives": "APPLOCK_TEST('public', lock_name, 'Exclusive', 'Session') = 0",
-        "aside_row": "number, at, reason, {content} FROM {quarantine}",
     }
 
     insert_records = (
@@ -92,7 +95,10 @@ class SqlServerStatements(RowLockStatements):
         "UPDATE p SET failures = p.failures + 1, {given_back} {by_number} WHERE p.number = %(number)s AND {is_holder}"
     )
     release = "UPDATE p SET {given_back} {held}"
-    lock = "SELECT {waiting} FROM {pending} AS p WITH (READPAST, {locked_hints}) WHERE p.number = {known}"
+    lock = (
+        "SELECT {waiting} FROM {pending} AS p WITH (READPAST, {locked_hints}) "
+        "WHERE p.number = {known} AND p.unreadable IS NULL"
+    )
     headers_of = "SELECT p.headers FROM {pending} AS p WHERE p.number = %(number)s"
     reschedule = (
         "UPDATE p SET due = %(due)s, attempt_at = %(due)s, failures = 0, headers = %(headers)s "
@@ -106,13 +112,18 @@ class SqlServerStatements(RowLockStatements):
         "INSERT INTO @locked (number) SELECT CAST(j.[value] AS bigint) FROM OPENJSON(%(locked)s) AS j; "
         "{after} AND NOT EXISTS (SELECT 1 FROM @locked AS l WHERE l.number = p.number) ORDER BY p.attempt_at"
     )
-    next_due = "SELECT TOP (1) due FROM {pending} WITH (INDEX ([due])) ORDER BY due"
+    next_due = "SELECT TOP (1) due FROM {pending} WITH (INDEX ([due])) WHERE unreadable IS NULL ORDER BY due"
     first_free = "SELECT TOP (1) p.attempt_at, p.number FROM {claimable} WHERE {due_first}"
     statistics = (
-        "SELECT c.pending, c.overdue - h.overdue - x.locked, h.held + x.locked, c.failing, c.first FROM "
+        "SELECT c.pending - u.unreadable, c.overdue - u.overdue - h.overdue - x.locked, h.held + x.locked, "
+        "c.failing - u.failing, "
+        "(SELECT TOP (1) due FROM {pending} WITH (INDEX ([due])) WHERE unreadable IS NULL ORDER BY due), "
+        "u.unreadable FROM "
         "(SELECT COUNT(*) AS pending, COALESCE(SUM(CASE WHEN due < %(at)s THEN 1 ELSE 0 END), 0) AS overdue, "
-        "COALESCE(SUM(CASE WHEN failures > 0 THEN 1 ELSE 0 END), 0) AS failing, MIN(due) AS first "
+        "COALESCE(SUM(CASE WHEN failures > 0 THEN 1 ELSE 0 END), 0) AS failing "
         "FROM {pending} WITH (INDEX ([due]))) AS c CROSS JOIN "
+        "(SELECT COUNT(*) AS unreadable, COALESCE(SUM(CASE WHEN p.due < %(at)s THEN 1 ELSE 0 END), 0) AS overdue, "
+        "COALESCE(SUM(CASE WHEN p.failures > 0 THEN 1 ELSE 0 END), 0) AS failing FROM {marked}) AS u CROSS JOIN "
         "(SELECT COUNT(*) AS held, COALESCE(SUM(CASE WHEN p.due < %(at)s THEN 1 ELSE 0 END), 0) AS overdue "
         "FROM {attempt} WHERE p.attempt_at IS NULL) AS h CROSS JOIN "
         "(SELECT COUNT(*) AS locked FROM {attempt} WHERE p.attempt_at > %(from)s AND p.attempt_at < %(at)s "
@@ -125,7 +136,10 @@ class SqlServerStatements(RowLockStatements):
         f"(SELECT 1 FROM {{attempt}} WHERE p.attempt_at >= {LANES_BEGIN} + l.lane * {LANE_MICROSECONDS} "
         f"AND p.attempt_at < {LANES_BEGIN} + (l.lane + 1) * {LANE_MICROSECONDS})"
     )
-    due_count = "SELECT COUNT_BIG(*) FROM {pending} WITH (INDEX ([due])) WHERE due >= %(first)s AND due < %(end)s"
+    due_count = (
+        "SELECT (SELECT COUNT_BIG(*) FROM {pending} WITH (INDEX ([due])) WHERE due >= %(first)s AND due < %(end)s) - "
+        "(SELECT COUNT_BIG(*) FROM {marked} AND p.due >= %(first)s AND p.due < %(end)s)"
+    )
     # In two parts, each a range of the index: compared as a pair, due time and number are none.
     list_pending = (
         "SELECT p.number, {row} FROM (SELECT TOP (%(limit)s) both_parts.due, both_parts.number FROM ("
@@ -136,7 +150,7 @@ class SqlServerStatements(RowLockStatements):
         ") AS both_parts ORDER BY both_parts.due, both_parts.number) AS listed "
         "JOIN {pending} AS p ON p.number = listed.number ORDER BY listed.due, listed.number"
     )
-    get = "SELECT p.number, {row} FROM {pending} AS p WHERE p.number = {known}"
+    get = "SELECT p.number, {row} FROM {pending} AS p WHERE p.number = {known} AND p.unreadable IS NULL"
     now = "SELECT {time}"
     facts = (
         "SELECT CAST(SERVERPROPERTY('ProductVersion') AS nvarchar(128)), {time}, "
@@ -177,15 +191,18 @@ class SqlServerStatements(RowLockStatements):
 
     free_ones = (
         "SELECT p.number, {row} FROM {pending} AS p WITH (FORCESEEK, READPAST, {locked_hints}) "
-        "WHERE p.number IN {numbers} AND p.holder IS NULL ORDER BY p.number"
+        "WHERE p.number IN {numbers} AND p.holder IS NULL AND p.unreadable IS NULL ORDER BY p.number"
     )
-    set_aside = (
-        "INSERT INTO {quarantine} (store_id, at, reason, {content}) OUTPUT inserted.number "
-        "SELECT %(store)s, %(at)s, %(reason)s, {content} {by_number} WHERE p.number = %(number)s"
+    mark_unreadable = (
+        f"UPDATE p SET attempt_at = {EARLIEST}, holder = NULL, unreadable = %(reason)s, unreadable_at = %(at)s "
+        "{by_number} WHERE p.number = %(number)s"
     )
     remove_one = "DELETE p {by_number} WHERE p.number = %(number)s"
-    all_aside = "SELECT TOP (%(limit)s) {aside_row} WHERE store_id = %(store)s ORDER BY number"
-    lock_aside = "SELECT {aside_row} WITH (UPDLOCK, ROWLOCK) WHERE store_id = %(store)s AND number = %(number)s"
+    list_unreadable = "SELECT TOP (%(limit)s) {marked_row} {marked} ORDER BY p.number"
+    lock_unreadable = (
+        "SELECT {marked_row} {pending} AS p WITH (FORCESEEK, UPDLOCK, ROWLOCK) "
+        "WHERE p.number = %(number)s AND p.unreadable IS NOT NULL"
+    )
 
     _listed = {  # noqa: RUF012 - likewise
         "destinations": (

@@ -72,9 +72,6 @@ class SqlServerTables(RowLockTables):
             return session.change(self._sqlserver.free, values)
         return session.change(self._sqlserver.free_some, {**values, "numbers": self._listed(numbers)})
 
-    def _put_aside(self, session: Any, values: Mapping[str, Any]) -> int:
-        return session.rows(self.sql.set_aside, values)[0][0]
-
     def _take_lock(self, session: Any, lock: str) -> None:
         ((granted,),) = session.rows(self._sqlserver.take_lock, {"name": lock})
         if granted < 0:

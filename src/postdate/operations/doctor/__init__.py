@@ -33,7 +33,7 @@ from postdate.operations.doctor.servers import (
 )
 from postdate.operations.doctor.traffic import Queues, stored_on_server, traffic
 from postdate.operations.needs import sources
-from postdate.ports import AdministrableStore, Quarantine, StoreTraffic, TransactionMode, TransportCapabilities
+from postdate.ports import AdministrableStore, StoreTraffic, TransactionMode, TransportCapabilities, UnreadableRows
 from postdate.ports.backends import Place
 from postdate.wiring import (
     advice_for,
@@ -79,7 +79,7 @@ async def _store_and_queues(settings: Settings, clock: Clock) -> list[Probe]:
     await looking.at_transport()
     looking.checks += await timeouts(settings, clock.now())
     queues = None if looking.lengths is None else Queues(looking.needed, looking.lengths, looking.listable)
-    return [*looking.checks, *traffic(settings, queues, looking.stored, clock.now(), looking.set_aside)]
+    return [*looking.checks, *traffic(settings, queues, looking.stored, clock.now(), looking.unreadable)]
 
 
 @dataclass
@@ -93,7 +93,7 @@ class _Looking:
     stored: StoreTraffic | None = None
     lengths: Mapping[str, int] | None = None
     listable: bool = True
-    set_aside: int | None = None
+    unreadable: int | None = None
     _store_answers: bool = False
 
     def at_files(self) -> None:
@@ -106,7 +106,7 @@ class _Looking:
         checks, facts = look_at_files(files, self.clock.now())
         self.checks += checks
         for each in facts.values():
-            self._note_set_aside(each.quarantined)
+            self._note_unreadable(each.unreadable)
         if store is not None and store[0] in facts:
             self.stored = facts[store[0]]
         if transport is not None and transport[0] in facts:
@@ -122,8 +122,8 @@ class _Looking:
         file = self._file(address)
         return file is not None and (file[1] is not None or not file[0].exists())
 
-    def _note_set_aside(self, count: int) -> None:
-        self.set_aside = count + (self.set_aside or 0)
+    def _note_unreadable(self, count: int) -> None:
+        self.unreadable = count + (self.unreadable or 0)
 
     async def at_store(self) -> None:
         """Check the store, if it is on a server."""
@@ -143,8 +143,8 @@ class _Looking:
                 if self._store_answers and store.capabilities.has_clock:
                     reported = await store.reported_clocks()
                     self.checks += [service_clocks(reported, judges=judges)] if reported else []
-                if self._store_answers and isinstance(store, Quarantine):
-                    self._note_set_aside(await store.quarantined_count())
+                if self._store_answers and isinstance(store, UnreadableRows):
+                    self._note_unreadable(await store.count_unreadable())
                 if self._store_answers and isinstance(store, AdministrableStore):
                     self.stored = await stored_on_server(store, store_observer(store), self.clock.now())
         except PostdateError as error:
@@ -167,8 +167,8 @@ class _Looking:
                 if address != self.settings.store.address or not self.settings.delayed_delivery.enabled:
                     checks, answers = await look_at_server("queue server", transport, self.clock)
                     self.checks += checks
-                if answers and isinstance(transport, Quarantine):
-                    self._note_set_aside(await transport.quarantined_count())
+                if answers and isinstance(transport, UnreadableRows):
+                    self._note_unreadable(await transport.count_unreadable())
                 if answers:
                     self.needed = list(dict.fromkeys([*self.needed, *sources(self.settings, transport)]))
                     destinations = () if self.stored is None else self.stored.destinations

@@ -53,9 +53,9 @@ def traffic(
     queues: Queues | None,
     stored: StoreTraffic | None,
     now: datetime,
-    set_aside: int | None = None,
+    unreadable: int | None = None,
 ) -> Iterator[Probe]:
-    """Yield the checks of processes, service, queues and set-aside rows; ``None`` arguments could not be read."""
+    """Yield the checks of processes, service, queues and unreadable rows; ``None`` arguments could not be read."""
     if stored is not None:
         if stored.processes is not None:
             yield _processes(stored.processes)
@@ -66,8 +66,8 @@ def traffic(
         yield _error_queue(settings.endpoint.error_queue, queues)
         if stored is not None:
             yield _destinations([each for each in stored.destinations if each not in OF_THE_STORE], queues.lengths)
-    if set_aside is not None:
-        yield _set_aside(set_aside)
+    if unreadable is not None:
+        yield _unreadable(unreadable)
 
 
 def _processes(processes: Sequence[Process]) -> Probe:
@@ -125,12 +125,12 @@ def _error_queue(name: str, queues: Queues) -> Probe:
     return Probe("error queue", Verdict.WARN, found, "see `postdate errors list`; then `postdate errors return`")
 
 
-def _set_aside(count: int) -> Probe:
+def _unreadable(count: int) -> Probe:
     if not count:
-        return Probe("set aside", Verdict.OK, "nothing: every message can be read")
+        return Probe("unreadable", Verdict.OK, "nothing: every message can be read")
     found = f"{shown_count(count, 'message')} that cannot be read"
-    mend = "see `postdate errors list --set-aside`; mend them with `postdate errors return --set-aside NAME`"
-    return Probe("set aside", Verdict.WARN, found, mend)
+    mend = "see `postdate messages list --unreadable`; mend them in the database, or `postdate messages discard NAME`"
+    return Probe("unreadable", Verdict.WARN, found, mend)
 
 
 def _destinations(destinations: Sequence[str], lengths: Mapping[str, int]) -> Probe:

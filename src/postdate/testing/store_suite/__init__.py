@@ -8,12 +8,12 @@ from postdate.testing.store_suite.capabilities import capabilities
 from postdate.testing.store_suite.claims import claims
 from postdate.testing.store_suite.contract import contract
 from postdate.testing.store_suite.limiting import limiting
-from postdate.testing.store_suite.quarantine import quarantine
 from postdate.testing.store_suite.scanning import scanning
 from postdate.testing.store_suite.storing import storing
 from postdate.testing.store_suite.subject import StoreSubject
+from postdate.testing.store_suite.unreadable import unreadable
 
-_TOPICS = (storing, contract, claims, administration, recording, limiting, scanning, quarantine, capabilities)
+_TOPICS = (storing, contract, claims, administration, recording, limiting, scanning, unreadable, capabilities)
 
 
 def store_checks() -> tuple[Check[StoreSubject], ...]:

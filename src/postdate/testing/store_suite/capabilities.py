@@ -23,13 +23,13 @@ from postdate.ports import (
     ClaimingStore,
     MovingStore,
     Outcome,
-    Quarantine,
     RecordKind,
     Scan,
     ScannableStore,
     ScanPart,
     TransactionMode,
     Transport,
+    UnreadableRows,
     capabilities_of,
 )
 from postdate.ports.limits import LimitingStore
@@ -55,7 +55,7 @@ capabilities: Topic[StoreSubject] = Topic("capabilities")
 
 _ROLES: tuple[type, ...] = (
     *(ClaimingStore, MovingStore, LimitingStore, AdministrableStore),
-    *(ScannableStore, ArchivableStore, Quarantine),
+    *(ScannableStore, ArchivableStore, UnreadableRows),
 )
 
 

@@ -118,10 +118,10 @@ async def columnar(subject: StoreSubject) -> AsyncGenerator[tuple[ClaimingStore,
 
 
 @asynccontextmanager
-async def quarantining(subject: StoreSubject, **settings: Any) -> AsyncGenerator[tuple[ClaimingStore, Rows] | None]:
-    """Open a store that sets unreadable rows aside."""
+async def damaging(subject: StoreSubject, **settings: Any) -> AsyncGenerator[tuple[ClaimingStore, Rows] | None]:
+    """Open a store that marks unreadable rows."""
     async with claiming(subject, **settings) as store:
-        rows = rows_of(store, subject.damages(), subject.damage)
+        rows = rows_of(store, subject.damages())
         yield rows and (store, rows)
 
 

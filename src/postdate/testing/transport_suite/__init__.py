@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from postdate.testing.conformance import Check
-from postdate.testing.transport_suite.quarantine import quarantine
 from postdate.testing.transport_suite.receiving import receiving
 from postdate.testing.transport_suite.sending import expiry, sending
 from postdate.testing.transport_suite.subject import TransportSubject
 from postdate.testing.transport_suite.transactions import capabilities, transactions
+from postdate.testing.transport_suite.unreadable import unreadable
 
-_TOPICS = (sending, receiving, transactions, expiry, quarantine, capabilities)
+_TOPICS = (sending, receiving, transactions, expiry, unreadable, capabilities)
 
 
 def transport_checks() -> tuple[Check[TransportSubject], ...]:

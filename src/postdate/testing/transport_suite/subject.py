@@ -76,10 +76,10 @@ async def a_receiver(subject: TransportSubject, **settings: int) -> AsyncGenerat
 
 
 @asynccontextmanager
-async def quarantining(subject: TransportSubject) -> AsyncGenerator[tuple[Transport, Rows] | None]:
-    """Open a transport that sets unreadable rows aside."""
+async def damaging(subject: TransportSubject) -> AsyncGenerator[tuple[Transport, Rows] | None]:
+    """Open a transport that marks unreadable rows."""
     async with queues(subject) as transport:
-        rows = rows_of(transport, subject.damages(), subject.damage)
+        rows = rows_of(transport, subject.damages())
         yield rows and (transport, rows)
 
 

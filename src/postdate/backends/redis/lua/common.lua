@@ -14,7 +14,8 @@
 --   {tag}:qm:NUMBER    a message in a queue: i h b x d f; Q, its queue; e, when it ends there; B, the store it came from; of
 --                      that are D and A, which mean nothing here
 --   {tag}:q:NAME:ready, :ends   sorted sets of numbers, by place in the queue and by when they end
---   PLACE:x:NUMBER, PLACE:xs    what cannot be read, of a store or of all queues; dump, as DUMP wrote what was no hash
+--   PLACE:xs           sorted set of what cannot be read, by the number of marking: ids of a store, or numbers of all
+--                      queues; their hashes have reason and at, and dump, as DUMP wrote what was no hash
 --   STORE:xr:ID        what was in the way of the records of a message
 local tag = KEYS[1]
 local call = redis.call
@@ -73,7 +74,7 @@ local function fields_of(key, ...)
   return found
 end
 
--- Let a key without content be a hash: it can be held, and is set aside as all that cannot be read. Its bytes are kept.
+-- Let a key without content be a hash: it can be held, and is marked as all that cannot be read. Its bytes are kept.
 local function as_hash(key)
   local bytes = call('TYPE', key).ok ~= 'hash' and call('DUMP', key)
   if bytes then
@@ -307,12 +308,18 @@ end
 
 -- what cannot be read ------------------------------------------------------------------------------------------------
 
--- Move a message aside with all its fields but our own; its place is '' in a store.
-local function set_aside(place, key, reason, now)
-  local number = call('INCR', place .. ':xnumber')
-  local aside = place .. ':x:' .. number
+-- Return the prefixes of the keys of a place ('s' and the store, or 'q'), and of its messages.
+local function unreadable_keys(place)
+  if string.sub(place, 1, 1) == 's' then
+    local store = string.sub(place, 2)
+    return store, store .. ':m:'
+  end
+  return tag .. ':q', tag .. ':qm:'
+end
+
+-- Mark a message that is in no index any more: it keeps its key and all fields but our own.
+local function mark_unreadable(base, key, member, reason, now)
   call('HSET', key, 'reason', reason, 'at', now)
   call('HDEL', key, 't', 'A', 'D')
-  call('RENAME', key, aside)
-  call('ZADD', place .. ':xs', number, number)
+  call('ZADD', base .. ':xs', call('INCR', base .. ':xnumber'), member)
 end

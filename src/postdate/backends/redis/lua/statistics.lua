@@ -1,4 +1,4 @@
--- store, now: pending, due before now, free, failing, set aside, first member of :due
+-- store, now: pending, due before now, free, failing, unreadable, first member of :due
 local store, now = take(), take()
 return {
   call('ZCARD', store .. ':due'),

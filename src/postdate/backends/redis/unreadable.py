@@ -1,0 +1,61 @@
+"""Unreadable messages of a store or of the queues: listed, discarded. Source: ADR 0019, 0043."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+from typing_extensions import override
+
+from postdate.backends.redis.layout import FIELDS, pairs, read_instant, written
+from postdate.backends.redis.server import RedisServer
+from postdate.errors import MessageNotFound
+from postdate.ports import UnreadableRow, UnreadableRows
+
+_NAMES: Final = {b"i": "message_id", **FIELDS, b"Q": "queue"}
+_OF_THE_MARK: Final = frozenset({b"reason", b"at"})
+
+
+class UnreadableHashes(UnreadableRows):
+    """The unreadable messages of one store, or of all queues of a prefix."""
+
+    _server: RedisServer
+
+    @property
+    @abstractmethod
+    def _unreadable_place(self) -> str:
+        """``s`` and the prefix of a store's keys, or ``q``."""
+
+    @override
+    async def list_unreadable(self, limit: int) -> Sequence[UnreadableRow]:
+        rows = await self._server.run("list_unreadable", self._unreadable_place, limit)
+        return [_unreadable_row(int(number), pairs(fields)) for number, fields in rows]
+
+    @override
+    async def count_unreadable(self) -> int:
+        place = self._unreadable_place
+        keys = f"{self._server.login.tag}:q" if place == "q" else place.removeprefix("s")
+        return await self._server.command("ZCARD", f"{keys}:xs")
+
+    @override
+    async def discard_unreadable(self, number: int, now: datetime) -> None:
+        if not await self._server.run("discard_unreadable", self._unreadable_place, written(now), number):
+            raise MessageNotFound(f"no unreadable message in {self._server.login.place} has the number {number}")
+
+    async def _bring_back_unreadable(self) -> None:
+        """Bring back what earlier versions had moved to keys of its own."""
+        await self._server.run("bring_back_unreadable", self._unreadable_place)
+
+
+def _unreadable_row(number: int, fields: Mapping[bytes, bytes]) -> UnreadableRow:
+    raw = {_NAMES.get(name, name.decode()): value for name, value in fields.items() if name not in _OF_THE_MARK}
+    return UnreadableRow(
+        number,
+        fields.get(b"Q", b"").decode(errors="replace"),
+        fields.get(b"i", b"").decode(errors="replace"),
+        fields.get(b"reason", b"").decode(errors="replace"),
+        read_instant(fields.get(b"at"), "the time of marking"),
+        raw,
+    )

@@ -1,0 +1,108 @@
+"""Marks unreadable rows, which stay in their table, lists and discards them.
+
+**The unreadable row.** These rules hold for every store on row locks:
+
+1. Each row is read by itself: an unreadable one never keeps another from being claimed or shown.
+2. A claim marks the unreadable rows that it finds, with a record and a log entry, in a transaction that is committed
+   before a batch is held, so the mark survives the process. Then it claims again.
+3. A look marks unclaimed unreadable rows, and leaves out claimed ones: the process that claimed them could read them.
+
+Source: :class:`postdate.ports.UnreadableRows`; ADR 0019, 0043.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+from typing_extensions import override
+
+from postdate.backends.rowlocks.parts import MarkedRow, MessageRow, RecordNote, decoded
+from postdate.backends.rowlocks.pool import Pool
+from postdate.backends.rowlocks.tables import RowLockTables
+from postdate.clock import from_microseconds, to_microseconds
+from postdate.errors import MessageNotFound, StoreError
+from postdate.messages import DelayedMessage
+from postdate.ports import RecordKind, UnreadableRow, UnreadableRows
+from postdate.ports.observation import UNREADABLE
+from postdate.runtime.next_due import NextDue
+
+log = logging.getLogger("postdate.stores")
+
+
+class UnreadableInTable(UnreadableRows):
+    """The unreadable rows of one store. What is no coroutine blocks."""
+
+    _pool: Pool
+    _next_due: NextDue[int]
+
+    @property
+    @abstractmethod
+    def _tables(self) -> RowLockTables:
+        """The steps of the store."""
+
+    def _mark(self, session: Any, bad: Mapping[int, str], at: int) -> None:
+        """Mark locked rows, and log that with the reason of the first; ``bad``: reasons by number."""
+        self._tables.mark_unreadable(session, bad, at)
+        text = "cannot be read, and marked so: %d messages (%s); `postdate messages list --unreadable` lists them"
+        log.error(text, len(bad), next(iter(bad.values())))
+        self._next_due.forget()  # the earliest that is known may have been one of them
+
+    def _read(
+        self, look: Callable[[Any], Sequence[tuple[int, MessageRow]]]
+    ) -> tuple[Mapping[int, DelayedMessage], Sequence[tuple[int, MessageRow]]]:
+        """Return the readable messages that ``look`` finds, in order, and all rows of its last run.
+
+        Unclaimed unreadable ones are marked. A look does not fail because nothing can be written: unreadable rows are
+        then left out.
+        """
+        while True:
+            rows = self._pool.run_blocking(look)
+            good, bad = decoded(rows)
+            if not bad:
+                return good, rows
+            marked = 0
+            with suppress(StoreError):
+                marked = self._pool.transaction_blocking(
+                    lambda session, bad=bad: self._mark_if_still_unreadable(session, sorted(bad))
+                )
+            if not marked:
+                return good, rows
+
+    def _mark_if_still_unreadable(self, session: Any, suspects: Sequence[int]) -> int:
+        _, bad = decoded(self._tables.free_ones(session, suspects))
+        if bad:
+            self._mark(session, bad, self._tables.now(session))
+        return len(bad)
+
+    @override
+    async def list_unreadable(self, limit: int) -> Sequence[UnreadableRow]:
+        rows = await self._pool.run(lambda session: self._tables.list_unreadable(session, limit))
+        return [_unreadable_row(row) for row in rows]
+
+    @override
+    async def count_unreadable(self) -> int:
+        return await self._pool.run(self._tables.count_unreadable)
+
+    @override
+    async def discard_unreadable(self, number: int, now: datetime) -> None:
+        def discard(session: Any) -> None:
+            if (row := self._tables.lock_unreadable(session, number)) is None:
+                raise MessageNotFound(f"no unreadable row of this store has the number {number}")
+            note = RecordNote(to_microseconds(now), int(RecordKind.DISCARDED), f"{UNREADABLE}{row.reason}")
+            self._tables.discard_unreadable(session, row, note)
+
+        await self._pool.transaction(discard)
+
+
+def _unreadable_row(row: MarkedRow) -> UnreadableRow:
+    raw = {name: _bytes(value) for name, value in row.content._asdict().items() if value is not None}
+    return UnreadableRow(row.number, "", row.content.message_id, row.reason, from_microseconds(row.at), raw)
+
+
+def _bytes(value: str | int | bytes) -> bytes:
+    return bytes(value) if isinstance(value, bytes | bytearray) else str(value).encode()

@@ -1,0 +1,129 @@
+"""Unreadable rows of a file: a look marks them, and an operator lists and discards them.
+
+A claim, a receiver or a look that meets such a row marks it in its own transaction. The row stays in its table.
+Source: :class:`postdate.ports.UnreadableRows`; ADR 0019, 0043.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, ClassVar, Final, TypeVar
+
+from typing_extensions import override
+
+from postdate.backends.sqlite.file import OnFile, SqliteFile
+from postdate.backends.sqlite.rows import (
+    QUEUED,
+    QUEUED_FIELDS,
+    WAITING,
+    WAITING_FIELDS,
+    MessageTable,
+    Row,
+    Transaction,
+    decoded,
+    mark_and_log,
+    read_rows,
+    record_unreadable,
+    unreadable_parts,
+)
+from postdate.clock import from_microseconds, to_microseconds
+from postdate.errors import MessageNotFound, StoreError
+from postdate.ports import RecordKind, UnreadableRow, UnreadableRows
+
+T = TypeVar("T")
+
+_CONTENT: Final = ("c.headers", "c.body")
+_FIELDS: Final = {WAITING.name: WAITING_FIELDS, QUEUED.name: QUEUED_FIELDS}
+_QUEUES: Final = {
+    WAITING.name: "''",
+    QUEUED.name: "coalesce((SELECT name FROM queue AS q WHERE q.queue_id = abs(t.queue_id)), abs(t.queue_id))",
+}
+
+
+async def readable_rows(
+    file: SqliteFile,
+    table: MessageTable,
+    sql: str,
+    values: Sequence[Any] | Mapping[str, Any],
+    decode: Callable[[Row], T],
+) -> list[T]:
+    """Run a statement that only reads; return the readable rows, in order, and mark unclaimed unreadable ones.
+
+    A look does not fail because nothing can be written: unreadable rows are then left out.
+    """
+    return (await readable_and_all_rows(file, table, sql, values, decode))[0]
+
+
+async def readable_and_all_rows(
+    file: SqliteFile,
+    table: MessageTable,
+    sql: str,
+    values: Sequence[Any] | Mapping[str, Any],
+    decode: Callable[[Row], T],
+) -> tuple[list[T], Sequence[Row]]:
+    """:func:`readable_rows`; return also all rows of the last run of the statement, unreadable ones included."""
+    while True:
+        rows = await file.read(lambda connection: read_rows(connection, sql, values))
+        good, bad = decoded(rows, decode)
+        if not bad:
+            return good, rows
+        marked = 0
+        with suppress(StoreError):
+            marked = await file.write(lambda tx, bad=bad: _mark_if_still_unreadable(tx, table, bad))
+        if not marked:
+            return good, rows
+
+
+def _mark_if_still_unreadable(tx: Transaction, table: MessageTable, suspects: Mapping[int, str]) -> int:
+    places = ",".join("?" * len(suspects))
+    free = "claimant IS NULL AND unreadable IS NULL"
+    sql = f"SELECT {table.columns} FROM {table.name} WHERE seq IN ({places}) AND {free}"
+    _, bad = decoded(read_rows(tx.connection, sql, tuple(suspects)), table.decode)
+    mark_and_log(tx, table, bad)
+    return len(bad)
+
+
+class UnreadableFileRows(OnFile, UnreadableRows):
+    _messages: ClassVar[MessageTable]
+    """The table of this adapter."""
+
+    @override
+    async def list_unreadable(self, limit: int) -> Sequence[UnreadableRow]:
+        table, fields = self._messages.name, _FIELDS[self._messages.name]
+        # An id that is no UTF-8 is decoded as far as possible for display; its bytes are kept.
+        columns = ", ".join(f"CAST({name} AS BLOB)" for name in (*(f"t.{each}" for each in fields), *_CONTENT))
+        sql = f"""
+            SELECT t.seq, {_QUEUES[table]}, t.unreadable, t.unreadable_at, {columns}
+            FROM {table} AS t LEFT JOIN content AS c ON c.seq = t.content
+            WHERE t.unreadable IS NOT NULL ORDER BY t.seq LIMIT ?"""
+        rows = await self.file.read(lambda c: c.execute(sql, (limit,)).fetchall())
+        return [_unreadable_row(row, (*fields, "headers", "body")) for row in rows]
+
+    @override
+    async def count_unreadable(self) -> int:
+        sql = f"SELECT count(*) FROM {self._messages.name} WHERE unreadable IS NOT NULL"
+        return await self.file.read(lambda c: int(c.execute(sql).fetchone()[0]))
+
+    @override
+    async def discard_unreadable(self, number: int, now: datetime) -> None:
+        table, at = self._messages, to_microseconds(now)
+
+        def discard(tx: Transaction) -> None:
+            find = f"SELECT unreadable, content FROM {table.name} WHERE seq = ? AND unreadable IS NOT NULL"
+            if (row := tx.execute(find, (number,)).fetchone()) is None:
+                raise MessageNotFound(f"no unreadable row of {self.file.path} has the number {number}")
+            reason, content = row
+            record_unreadable(tx, RecordKind.DISCARDED, unreadable_parts(tx, table, number), reason, at)
+            tx.execute(f"DELETE FROM {table.name} WHERE seq = ?", (number,))
+            tx.execute("DELETE FROM content WHERE seq = ?", (content,))
+
+        await self.file.write(discard)
+
+
+def _unreadable_row(row: Row, names: Sequence[str]) -> UnreadableRow:
+    number, queue, reason, at, *values = row
+    raw = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+    message_id = raw.get("message_id", b"").decode(errors="replace")
+    return UnreadableRow(number, str(queue), message_id, reason, from_microseconds(at), raw)

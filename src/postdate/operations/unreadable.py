@@ -1,0 +1,138 @@
+"""Unreadable rows of the store and the queues: counted, listed, shown, discarded. Source: ADR 0019, 0043."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from postdate.errors import MessageNotFound, PostdateError
+from postdate.ports import UnreadableRow, UnreadableRows
+from postdate.wiring import OpenDeployment
+
+_STORE: Final = "s"
+_QUEUES: Final = "q"
+_NAME: Final = re.compile(rf"(?P<where>[{_STORE}{_QUEUES}])(?P<number>[0-9]{{1,18}})", re.ASCII)
+_SEARCHED: Final = 10_000
+"""How many are searched for a name or an id; more of them means that something is badly wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableLine:
+    """One unreadable row, in a list.
+
+    ``name`` is ``s`` (store) or ``q`` (queues) with its number there; ``queue`` is ``None`` for one that waits in the
+    store; ``message_id`` is empty where it cannot be read; ``at`` is when it was first met.
+    """
+
+    name: str
+    queue: str | None
+    message_id: str
+    reason: str
+    at: datetime
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableList:
+    """Unreadable rows, those of the store first; ``total`` counts all."""
+
+    total: int = 0
+    messages: Sequence[UnreadableLine] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableDetails:
+    """One unreadable row; ``raw`` has its content by column, in hexadecimal digits."""
+
+    message: UnreadableLine
+    raw: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """Result of discarding one row; ``remark`` says why it was not done."""
+
+    name: str
+    done: bool
+    remark: str = ""
+
+
+def _sources(deployment: OpenDeployment) -> dict[str, UnreadableRows]:
+    """Return the store and the transport, if they mark unreadable rows, by the letter that their names begin with."""
+    parts = {_STORE: deployment.store, _QUEUES: deployment.transport}
+    return {letter: part for letter, part in parts.items() if isinstance(part, UnreadableRows)}
+
+
+async def count_unreadable(deployment: OpenDeployment) -> int:
+    return sum([await each.count_unreadable() for each in _sources(deployment).values()])
+
+
+async def list_unreadable(deployment: OpenDeployment, limit: int) -> UnreadableList:
+    rows = await _rows(deployment, limit)
+    return UnreadableList(await count_unreadable(deployment), [_line(name, row) for name, row in rows[:limit]])
+
+
+async def _rows(deployment: OpenDeployment, limit: int) -> list[tuple[str, UnreadableRow]]:
+    return [
+        (f"{letter}{row.number}", row)
+        for letter, source in _sources(deployment).items()
+        for row in await source.list_unreadable(limit)
+    ]
+
+
+def _line(name: str, row: UnreadableRow) -> UnreadableLine:
+    return UnreadableLine(name, row.queue or None, row.message_id, row.reason, row.at, sum(map(len, row.raw.values())))
+
+
+def _details(name: str, row: UnreadableRow) -> UnreadableDetails:
+    return UnreadableDetails(_line(name, row), {column: value.hex() for column, value in row.raw.items()})
+
+
+async def unreadable_of(deployment: OpenDeployment, message_id: str) -> list[UnreadableDetails]:
+    """Return the unreadable rows of a message, the one that was met last at the end."""
+    rows = [(name, row) for name, row in await _rows(deployment, _SEARCHED) if row.message_id == message_id]
+    return [_details(name, row) for name, row in sorted(rows, key=lambda each: each[1].at)]
+
+
+async def show_unreadable(deployment: OpenDeployment, name: str) -> UnreadableDetails:
+    """Return one row with its content; raise MessageNotFound if there is none of that name."""
+    _source(deployment, name)
+    for known, row in await _rows(deployment, _SEARCHED):
+        if known == name:
+            return _details(name, row)
+    raise _no_such(name)
+
+
+async def discard_unreadable(deployment: OpenDeployment, names: Sequence[str], now: datetime) -> list[Discarded]:
+    """Delete rows for good, each in a transaction; recorded as discarded where the id can be read."""
+    results = list[Discarded]()
+    for name in names:
+        try:
+            source, number = _source(deployment, name)
+            await source.discard_unreadable(number, now)
+        except PostdateError as error:
+            if error.transient:
+                raise
+            results.append(Discarded(name, done=False, remark=str(error)))
+        else:
+            results.append(Discarded(name, done=True))
+    return results
+
+
+def _source(deployment: OpenDeployment, name: str) -> tuple[UnreadableRows, int]:
+    """Return the store or transport, and the number there; raise MessageNotFound for anything but such a name."""
+    match = _NAME.fullmatch(name)
+    source = None if match is None else _sources(deployment).get(match["where"])
+    if match is None or source is None:
+        raise _no_such(name)
+    return source, int(match["number"])
+
+
+def _no_such(name: str) -> MessageNotFound:
+    return MessageNotFound(
+        f"no unreadable row has the name {name!r}; names are like {_STORE}12 or {_QUEUES}3: see "
+        f"`postdate messages list --unreadable`"
+    )

@@ -1,0 +1,64 @@
+"""Messages in queues that cannot be read are marked, one by one, and hold up nothing else (ADR 0019, 0043)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from unittest import mock
+
+from postdate import messages
+from postdate.ports import Transport
+from postdate.testing.conformance import expect, expect_equal
+from postdate.testing.damaged import Rows
+from postdate.testing.transport_suite.subject import (
+    IN,
+    NOW,
+    TransportSubject,
+    damaging,
+    envelope,
+    ids,
+    is_empty,
+    receiver_of,
+    take_one,
+)
+from postdate.testing.unreadable import BODY, DamagedPlace, unreadable_topic
+
+_AT_ONCE = 7
+
+
+@asynccontextmanager
+async def _opened(subject: TransportSubject) -> AsyncGenerator[DamagedPlace | None]:
+    async with damaging(subject) as opened:
+        if opened is None:
+            yield None
+            return
+        transport, rows = opened
+
+        async def put(message_ids: Sequence[str]) -> None:
+            await transport.send([envelope(each, body=BODY, due=NOW) for each in message_ids], NOW)
+
+        async def take() -> list[str]:
+            taken = list[str]()
+            async with receiver_of(transport) as receiver:
+                while batch := await receiver.receive(_AT_ONCE, wait=False):
+                    taken += ids(batch)
+                    for each in batch:
+                        await receiver.commit(each, NOW)
+            expect(await is_empty(transport, IN), "nothing else can be received")
+            lengths = await transport.lengths_of([IN])
+            expect_equal(dict(lengths or {}).get(IN, 0), 0, "length of a queue with unreadable messages alone")
+            return taken
+
+        yield DamagedPlace(rows, IN, put, take)
+
+
+unreadable = unreadable_topic(_opened)
+
+
+@unreadable.given(damaging)
+async def tightened_limits_refuse_nothing_that_is_there(transport: Transport, rows: Rows) -> None:
+    """Messages sent under wider limits are received unchanged, where the queues are rows of a database."""
+    sent = envelope("a-long-id" * 20, body=b"b" * 5_000)
+    await transport.send([sent], NOW)
+    with mock.patch.multiple(messages, MESSAGE_ID_LIMIT=5, DESTINATION_LIMIT=5):
+        expect_equal(await take_one(transport), sent, "the message as it is received")

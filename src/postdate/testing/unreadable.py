@@ -1,0 +1,139 @@
+"""The checks of unreadable rows that stores and queues have in common (ADR 0043)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from postdate.errors import MessageNotFound
+from postdate.ports import UnreadableRow
+from postdate.testing.conformance import Damage, Topic, expect, expect_equal, expect_error
+from postdate.testing.damaged import GOOD, Rows, bad
+
+S = TypeVar("S")
+
+BODY = b"\0body"
+"""Body of each message that is put."""
+
+_NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedPlace:
+    """A store, or a queue, some of whose messages are damaged.
+
+    Args:
+        rows: its rows.
+        queue: its name; empty for a store.
+        put: puts messages with these ids there, in this order, with the body :data:`BODY`.
+        take: takes all that can be read, in small batches, and completes it; returns the ids in order.
+    """
+
+    rows: Rows
+    queue: str
+    put: Callable[[Sequence[str]], Awaitable[None]]
+    take: Callable[[], Awaitable[list[str]]]
+
+    async def damaged(self, damage: Damage) -> tuple[bytes, UnreadableRow]:
+        """Put one message, damage it, and try to take it; return the damaged bytes, and the row that is marked."""
+        await self.put([bad(damage)])
+        damaged_bytes = self.rows.damage(bad(damage), damage)
+        expect_equal(await self.take(), [], "taken of a damaged message")
+        return damaged_bytes, await self.rows.row(damage)
+
+
+def unreadable_topic(opened: Callable[[S], AbstractAsyncContextManager[DamagedPlace | None]]) -> Topic[S]:
+    """Return the topic ``unreadable`` with the common checks; ``opened`` opens the store or the queue of a subject.
+
+    What is opened again is the same storage. ``None``: it has no rows that could be damaged.
+    """
+    unreadable = Topic[S]("unreadable")
+
+    @unreadable
+    async def an_unreadable_message_holds_up_nothing(subject: S) -> None:
+        """Of fifty good messages and damaged ones before and among them, the fifty are taken in their order."""
+        async with opened(subject) as place:
+            if place is None:
+                return
+            first, *others = map(bad, place.rows.damages)
+            await place.put([first, *GOOD[:10], *others, *GOOD[10:]])
+            for damage in place.rows.damages:
+                place.rows.damage(bad(damage), damage)
+            expect_equal(await place.take(), GOOD, "taken beside damaged messages")
+            expect_equal(await place.take(), [], "taken after all that can be read")
+            expect_equal(await place.rows.place.count_unreadable(), len(place.rows.damages), "unreadable rows")
+
+    @unreadable
+    async def an_unreadable_row_keeps_its_bytes(subject: S) -> None:
+        """Its bytes, its place and the reason are kept over a restart, and it is logged once, before that."""
+        async with opened(subject) as place:
+            if place is None:
+                return
+            for damage in place.rows.damages:
+                with _logged() as texts:
+                    damaged_bytes, row = await place.damaged(damage)
+                    expect_equal(await place.take(), [], "taken of an unreadable row")
+                expect_equal(len(texts), 1, f"log entries about one damaged message: {texts}")
+                _expect_kept(row, place.queue, damage, damaged_bytes)
+        async with opened(subject) as place:
+            assert place is not None
+            with _logged() as texts:
+                expect_equal(await place.take(), [], "taken after a restart")
+            expect_equal(texts, [], "log entries after a restart")
+            expect_equal(await place.rows.place.count_unreadable(), len(place.rows.damages), "rows, after a restart")
+            expect_equal(len(await place.rows.place.list_unreadable(1)), 1, "rows of a list, up to one")
+
+    @unreadable
+    async def an_unreadable_row_is_discarded_once(subject: S) -> None:
+        """By its number; a number that no row has is refused, and nothing else is deleted."""
+        async with opened(subject) as place:
+            if place is None:
+                return
+            rows = place.rows.place
+            for damage in place.rows.damages:
+                _, row = await place.damaged(damage)
+                with expect_error(MessageNotFound, "discarding what is not there"):
+                    await rows.discard_unreadable(row.number + 1_000, _NOW)
+                expect_equal(await rows.count_unreadable(), 1, "unreadable rows, after another number was refused")
+                await rows.discard_unreadable(row.number, _NOW)
+                expect_equal(await rows.count_unreadable(), 0, "unreadable rows, after it was discarded")
+                with expect_error(MessageNotFound, "discarding a row twice"):
+                    await rows.discard_unreadable(row.number, _NOW)
+                expect_equal(await place.take(), [], "taken of what was discarded")
+
+    return unreadable
+
+
+def _expect_kept(row: UnreadableRow, queue: str, damage: Damage, damaged_bytes: bytes) -> None:
+    """Fail unless a marked row has its place, a reason, a time, and the bytes that it had when it was read."""
+    expect_equal(row.queue, queue, "queue of an unreadable row")
+    expect(bool(row.reason.strip()), "a reason is given")
+    expect(row.at.tzinfo is not None, "the time of marking is aware")
+    if damage is not Damage.CONTENT:
+        expect(BODY in row.raw.values(), f"the body is kept, got {sorted(row.raw)}")
+        expect(damaged_bytes in row.raw.values(), f"the damaged bytes are kept, got {dict(row.raw)}")
+
+
+class _Texts(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "cannot be read" in (text := record.getMessage()):
+            self.texts.append(text)
+
+
+@contextmanager
+def _logged() -> Generator[list[str]]:
+    """Collect the errors that are logged about what cannot be read."""
+    handler, log = _Texts(), logging.getLogger("postdate")
+    log.addHandler(handler)
+    try:
+        yield handler.texts
+    finally:
+        log.removeHandler(handler)
