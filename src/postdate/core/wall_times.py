@@ -20,10 +20,10 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final, Self, TypeGuard
 
-from postdate.clock import LATEST, Clock, SystemClock
+from postdate.clock import LATEST, Clock
 from postdate.core.changing import Pending, PendingPages
 from postdate.core.daily import Daily
-from postdate.core.zones import SAME_FOR_SECONDS, have_same_rules, rules_of, zone_by, zone_files
+from postdate.core.zones import SAME_FOR_SECONDS, SOURCE, have_same_rules, rules_of, zone_by, zone_files
 from postdate.errors import InvalidMessage, InvalidTimestamp, NotSupported, StoreUnavailable
 from postdate.messages import MARKERS, OWN_PREFIX, DelayedMessage, Headers, Origin
 from postdate.ports import AdministrableStore, ClaimingStore, MessageFilter, ReplacingStore
@@ -152,7 +152,7 @@ class KeptZones:
 
     async def keep(self, zone: str, now: datetime) -> None:
         """See to its marker, once a minute. Raises `NotSupported`, `InvalidTimestamp`."""
-        store, seconds = self.check(zone), SystemClock().monotonic()
+        store, seconds = self.check(zone), SOURCE.get().seconds()
         if seconds - self._known.get(zone, float("-inf")) >= SAME_FOR_SECONDS:
             await note_rules(store, zone, [rules_of(zone)], now)
             self._known[zone] = seconds
