@@ -385,8 +385,12 @@ async def _end_of_edited(deployment: OpenDeployment, edited: Envelope, marked: E
 
 
 def _stored_copy(copy: Envelope, own_id: str, now: datetime) -> DelayedMessage:
-    """Return the message that the store lets through as soon as limits allow; its sender's id stays in its header."""
+    """Return the message that the store lets through as soon as limits allow; its sender's id stays in its header.
+
+    Its wall time does not: it has been due.
+    """
     headers = {Headers.MESSAGE_ID: copy.message_id, **copy.headers}
+    headers.pop(Headers.WALL_TIME, None)
     expires_at = None if copy.expires_at is None or copy.expires_at < now else copy.expires_at
     return DelayedMessage(own_id, now, copy.destination, headers, copy.body, expires_at)
 
