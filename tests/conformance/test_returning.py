@@ -90,6 +90,29 @@ async def test_so_it_is_where_queues_cannot_be_counted(monkeypatch: pytest.Monke
         await check_returned_once(here)
 
 
+async def test_nor_does_it_go_on_with_what_fails_on_a_machine_whose_clock_is_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such a failure is dated before the command began. The message keeps its id, as one that has no queue does."""
+    monkeypatch.setattr("postdate.operations.queues._LAST_MESSAGE_SECONDS", 0.1)
+    transport = UncountedTransport()
+    await transport.create_queues([IN, OUT])
+    async with filled(transport) as here, anyio.create_task_group() as tasks:
+
+        async def fail() -> None:
+            async with closing(transport.receiver(OUT)) as receiver:
+                while True:
+                    for received in await receiver.receive(1):
+                        id_ = received.envelope.message_id
+                        again = failed(id_, id_, received.envelope.body, seconds=-3_600)
+                        await receiver.commit(received, START, End(RecordKind.FAILED, outgoing=[again]))
+
+        tasks.start_soon(fail)
+        results = await operations.return_all(here, IN, START, progress=heard)
+        assert sorted(each.message_id for each in results) == sorted(f"m{n}" for n in range(COUNT))
+        tasks.cancel_scope.cancel()
+
+
 def heard(count: int) -> None:
     assert count <= COUNT, "it goes on with what failed again"
 

@@ -5,14 +5,17 @@ import struct
 import zoneinfo
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import anyio
 import psycopg
 import pytest
 from tests import mariadb_subjects, postgres_subjects
+from tests.simulator.zones import ZoneRules, files_of
 from tests.waiting import until
 
 import postdate
@@ -28,16 +31,19 @@ from postdate import (
     Recoverability,
     SendOptions,
     Sqlite,
+    operations,
 )
 from postdate.clock import LATEST
+from postdate.config import load_settings
 from postdate.core import wall_times, zones
+from postdate.core.limits import Limits, change_limits
 from postdate.endpoint.outgoing import through_queue
 from postdate.errors import DelayConflict, InvalidMessage, InvalidTimestamp, NotSupported
-from postdate.messages import MARKERS, Headers
+from postdate.messages import MARKERS, Envelope, Headers
 from postdate.operations.doctor.checks import Verdict, time_zones
 from postdate.ports import MessageFilter, RecordKind
 from postdate.testing import FaultyStore, VirtualClock
-from postdate.wiring import open_store
+from postdate.wiring import OpenDeployment, open_store
 
 PARIS = "Europe/Paris"
 SUMMER, WINTER = "2027-07-01 09:00", "2027-12-01T09:00"
@@ -279,6 +285,22 @@ async def test_a_message_made_due_by_hand_keeps_its_time_on_its_way_through_a_qu
     await store.close()
 
 
+async def test_what_is_returned_to_a_paused_queue_follows_its_wall_time_no_more() -> None:
+    """It has been due: new rules must not have it wait once more."""
+    store, transport = MemoryStore(), MemoryTransport()
+    await store.initialize("shop", postdate.TransactionMode.RECEIVE_ONLY)
+    await transport.create_queues(["q", "error"])
+    await change_limits(store, "q", lambda _: Limits(paused=True), at(0))
+    headers = {Headers.WALL_TIME: f"2027-07-01T09:00:00 {PARIS}", Headers.FAILED_QUEUE: "q", Headers.MESSAGE_ID: "m"}
+    assert await transport.send([Envelope("error", "m", headers, b"")], at(8)) == [None]
+    here = OpenDeployment(load_settings(None, {}), store, transport, None, None)
+    (result,) = await operations.return_all(here, "error", at(9))
+    assert result.done
+    (waiting,) = await store.list_pending(MessageFilter("q"), 9)
+    assert (waiting.due, waiting.headers[Headers.MESSAGE_ID]) == (at(9), "m")
+    assert Headers.WALL_TIME not in waiting.headers
+
+
 @pytest.fixture
 async def shop(tmp_path: Path) -> AsyncGenerator[tuple[str, Client]]:
     """The address of a file in which a message follows Paris, and a client of it."""
@@ -349,6 +371,50 @@ async def test_older_files_move_nothing(
         return set((await dues(client)).values()) == {at(8)}
 
     await served_until(url, {}, found)
+
+
+async def test_the_next_look_mends_what_two_at_once_have_moved_by_different_rules() -> None:
+    """The later marker lacks the rules of the other service, and "steady" is due by those."""
+    store: Any = MemoryStore()
+    clock, change = VirtualClock(), datetime(2026, 6, 1, tzinfo=UTC)
+    old, second, third = (
+        ZoneRules("2026a", 3_600, 3_600, change),
+        ZoneRules("2026b", 3_600, 0, change),
+        ZoneRules("2026c", 0, 3_600, change),
+    )
+    locals_ = {"steady": datetime(2026, 7, 1, 9), "early": datetime(2026, 5, 1, 9)}  # noqa: DTZ001 - what clocks show
+    await store.initialize("shop", postdate.TransactionMode.RECEIVE_ONLY)
+
+    def has_files(version: ZoneRules) -> None:
+        zones.SOURCE.set(zones.ZoneSource(lambda: [files_of(version)], clock.monotonic))
+
+    has_files(old)
+    await wall_times.note_rules(store, PARIS, [old.file()], clock.now())
+    for name, local in locals_.items():
+        headers = {Headers.WALL_TIME: str(wall_times.WallTime(local, PARIS))}
+        await store.store(DelayedMessage(name, old.instant(local), "q", headers, b""), clock.now())
+
+    async def look(*versions: ZoneRules) -> None:
+        async with anyio.create_task_group() as tasks:
+            daily_looks = list[Any]()
+            for version in versions:
+                context = copy_context()
+                context.run(has_files, version)
+                daily_looks.append(wall_times.wall_times(store, clock))
+                context.run(tasks.start_soon, daily_looks[-1].run)
+            await clock.settle()
+            for each in daily_looks:
+                each.stop()
+
+    async def times() -> dict[str, datetime]:
+        return {name: message.due for name in locals_ if (message := await store.get(name)) is not None}
+
+    await look(second, third)
+    (marker,) = await wall_times.markers(store)
+    assert wall_times.rules_in(marker) == [third.file(), old.file()]
+    assert (await times())["steady"] == second.instant(locals_["steady"]) != third.instant(locals_["steady"])
+    await look(third)
+    assert await times() == {name: third.instant(local) for name, local in locals_.items()}
 
 
 async def test_who_sends_by_older_files_does_not_make_the_store_older(

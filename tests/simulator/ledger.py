@@ -8,7 +8,7 @@ place is never in none.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -58,6 +58,24 @@ LONGEST_RETRY_SECONDS: Final = 75.0
 """So long a message may wait that failed by itself."""
 
 
+@dataclass(slots=True)
+class WallTimeInstants:
+    """When a message with a wall time may be due: by any version of the rules from ``oldest`` on.
+
+    Args:
+        by_version: of the rules, the instant.
+        oldest: number of the first version by which it may still be due.
+        since: seconds of the run from which on ``oldest`` holds.
+        changed_at: seconds of the run at which it was stored, or an operator gave it the wall time; ``None``: neither
+            has happened yet.
+    """
+
+    by_version: Sequence[datetime]
+    oldest: int
+    since: float
+    changed_at: float | None = None
+
+
 def origin_of(message_id: str, headers: Mapping[str, str]) -> str:
     """Return the id that a message was sent with."""
     return headers.get(Headers.MESSAGE_ID, message_id)
@@ -76,6 +94,8 @@ class Ledger:
         self.events: deque[str] = deque(maxlen=remembered)
         self.violation: Violation | None = None
         """The first."""
+        self.error: Exception | None = None
+        """Of the simulator itself."""
         self.on_violation: Callable[[], None] = lambda: None
         self.seconds: Callable[[], float] = lambda: 0.0
         """Tells the seconds of the run."""
@@ -100,6 +120,14 @@ class Ledger:
         self.cancelled: dict[str, float] = {}
         self.answered: dict[tuple[str, str], str] = {}
         """By message and life of a process: where its send was answered well."""
+        self.wall_times: dict[str, WallTimeInstants] = {}
+        """Of the messages that follow the clocks of a zone."""
+        self.moved_by_hand: dict[str, Sequence[datetime]] = {}
+        """Messages that an operator rescheduled to an instant, and when they would be due by their wall times."""
+        self.newest_rules = 0
+        """Number of the newest version of the rules that a process has."""
+        self.rules_in_force = 0
+        """Number of the version by which all that a process met at its start is due."""
         self._calls: dict[str, deque[float]] = {}
         self.calls = 0
 
@@ -147,7 +175,7 @@ class Ledger:
 
     def check_time(self, origin: str, now: datetime) -> None:
         """Fail when a message arrives before its time."""
-        due = self.dues.get(origin)
+        due = self.first_due(origin)
         if self.doubts[origin] and not self.bounds.same_database:
             due = self.first_dues.get(origin, due)  # a copy of before it was rescheduled may go, too
         if due is not None and not self.rounds[origin] and now < due - self.bounds.early:
@@ -172,6 +200,62 @@ class Ledger:
         """Note when a message is due, from now on."""
         self.dues[origin] = due
         self.first_dues[origin] = min(due, self.first_dues.get(origin, due))
+
+    # --- wall times -----------------------------------------------------------------------------------------------
+
+    def follows_clocks(self, origin: str, instants: Sequence[datetime], version: int, *, is_there: bool) -> None:
+        """Note that a message is due at a wall time, from now on.
+
+        Args:
+            origin: of the message.
+            instants: when that is by each version of the rules.
+            version: of the rules of the process that says so.
+            is_there: it is in the store.
+        """
+        oldest, changed_at = min(version, self.rules_in_force), self.now if is_there else None
+        self.wall_times[origin] = WallTimeInstants(instants, oldest, self.now, changed_at)
+        self.moved_by_hand.pop(origin, None)
+        self.first_dues[origin] = min(*instants, self.first_dues.get(origin, instants[0]))
+
+    def is_stored_by_clocks(self, origin: str, version: int) -> None:
+        """Note that a process whose rules are of a version has stored a message with a wall time."""
+        wall_time = self.wall_times.get(origin)
+        if wall_time is not None:
+            wall_time.oldest, wall_time.changed_at = min(version, self.rules_in_force), self.now
+
+    def is_rescheduled(self, origin: str, due: datetime) -> None:
+        """Note that an operator gave a message another due time: it follows no clocks any more."""
+        self.is_due(origin, due)
+        wall_time = self.wall_times.pop(origin, None)
+        if wall_time is not None:
+            self.moved_by_hand[origin] = wall_time.by_version
+
+    def rules_hold(self, version: int, begin: float, now: datetime) -> None:
+        """Note that all that was stored before ``begin`` is due by a version of the rules, or by a newer one.
+
+        What may be due by rules of before may be on its way already.
+        """
+        self.note(f"version {version} of the zone's rules is in force")
+        self.rules_in_force = max(self.rules_in_force, version)
+        for wall_time in self.wall_times.values():
+            is_there = wall_time.changed_at is not None and wall_time.changed_at < begin
+            if is_there and wall_time.oldest < version and min(self._possible(wall_time)) > now:
+                wall_time.oldest, wall_time.since = version, self.now
+
+    def _possible(self, wall_time: WallTimeInstants) -> Sequence[datetime]:
+        return wall_time.by_version[wall_time.oldest : self.newest_rules + 1]
+
+    def first_due(self, origin: str) -> datetime | None:
+        """Return the first instant at which a message may be due."""
+        wall_time = self.wall_times.get(origin)
+        return self.dues.get(origin) if wall_time is None else min(self._possible(wall_time))
+
+    def last_due(self, origin: str) -> tuple[datetime, float] | None:
+        """Return the last instant at which a message with a wall time may be due, and since when that holds."""
+        wall_time = self.wall_times.get(origin)
+        return None if wall_time is None else (max(self._possible(wall_time)), wall_time.since)
+
+    # --- what happens to messages ---------------------------------------------------------------------------------
 
     def becomes_error(self, origin: str, why: str, *, instead: bool) -> None:
         """Note an error copy; ``instead`` of an arrival, or of a message that had arrived."""
@@ -222,6 +306,11 @@ class Ledger:
                 allowed += LONGEST_RETRY_SECONDS
             if late > allowed:
                 self.fail("no standstill", f"{origin} is in {where} for {late:.1f} s although nothing fails")
+
+    def breaks_down(self, error: Exception) -> None:
+        """Note an error of the simulator itself and end the run."""
+        self.error = error
+        self.on_violation()
 
     def fail(self, promise: str, text: str) -> None:
         """Keep the first violation and end the run."""

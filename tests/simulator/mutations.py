@@ -19,9 +19,20 @@ from tests.simulator.run import RunResult, run
 from tests.simulator.site import Breaks
 
 from postdate.clock import LATEST
-from postdate.core import finishing, letting_through, limits, poller, recoverability, store_clock
+from postdate.core import (
+    daily,
+    finishing,
+    intake,
+    letting_through,
+    limits,
+    poller,
+    recoverability,
+    store_clock,
+    wall_times,
+)
 from postdate.core.health import attempts, deadlines
 from postdate.errors import PostdateError
+from postdate.messages import DelayedMessage
 from postdate.operations import error_queue
 from postdate.ports import Claim
 from postdate.testing.clock import START
@@ -248,6 +259,62 @@ def holding_what_is_returned() -> Generator[Breaks]:
         yield Breaks()
 
 
+# --- wall times, ADR 33, 42 -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def following_new_rules() -> Generator[Breaks]:
+    """ADR 33: What waits stays where it is when the rules of its zone change."""
+
+    def always(one: bytes, other: bytes, year: int) -> bool:
+        return True
+
+    with _instead(wall_times, "have_same_rules", always):
+        yield Breaks()
+
+
+@contextmanager
+def looking_for_what_old_files_store() -> Generator[Breaks]:
+    """ADR 33: What is stored by the rules of before is not looked for after the first look with new ones."""
+    with _instead(wall_times, "_LOOKED_FOR", timedelta.min):
+        yield Breaks()
+
+
+@contextmanager
+def looking_again_after_a_failure() -> Generator[Breaks]:
+    """ADR 33: A look for new rules that has failed is not repeated before the next day."""
+    with _instead(daily, "_AGAIN_AFTER", timedelta(days=1)):
+        yield Breaks()
+
+
+@contextmanager
+def going_by_the_newest_files() -> Generator[Breaks]:
+    """ADR 33: A service whose zone files are older moves messages back."""
+
+    def unknown() -> str:
+        return ""
+
+    with _instead(wall_times, "_version", unknown):
+        yield Breaks()
+
+
+@contextmanager
+def storing_by_own_rules() -> Generator[Breaks]:
+    """ADR 33: What comes through a queue is due by the rules of its sender."""
+
+    async def as_sent(self: Any, message: DelayedMessage, wall: object, now: datetime) -> DelayedMessage:
+        return message
+
+    with _instead(intake.Intake, "_by_clocks", as_sent):
+        yield Breaks()
+
+
+@contextmanager
+def leaving_what_is_rescheduled_by_hand() -> Generator[Breaks]:
+    """ADR 42: What is rescheduled to an instant keeps the header of its wall time."""
+    yield Breaks(keeps_wall_times=True)
+
+
 def first_found(fix: str, seeds: Iterable[int]) -> RunResult | None:
     """Return the first of some runs that misses a fix, and that keeps every promise with it; ``None``: none does."""
     for seed in seeds:
@@ -291,6 +358,12 @@ MUTATIONS: Final = _named(
         one_taker_of_a_turn,
         keeping_to_windows,
         holding_what_is_returned,
+        following_new_rules,
+        looking_for_what_old_files_store,
+        looking_again_after_a_failure,
+        going_by_the_newest_files,
+        storing_by_own_rules,
+        leaving_what_is_rescheduled_by_hand,
     ]
 )
 """By the name of the fix that is taken out."""

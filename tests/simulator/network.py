@@ -101,6 +101,7 @@ class Request(Generic[T]):
         future: of the answer.
         origins: of the messages that may be doubled by it.
         about: what else it is about, for traces.
+        needed_by: messages whose way an answer about this may end besides.
         undo: for what it hands out, when nobody wants it any more.
     """
 
@@ -112,6 +113,7 @@ class Request(Generic[T]):
     is_in_doubt: bool = False
     life: str = ""
     about: Sequence[str] = ()
+    needed_by: Sequence[str] = ()
 
 
 class Server:
@@ -175,6 +177,7 @@ class Server:
         if self.weather is not Weather.FAIR:
             self._in_bad_weather(request)
         elif request.method in self.refused:
+            self.ledger.blame(request.needed_by, f"the {self.name} refuses to {request.method}")
             self._fail(request, self._counted(f"the {self.name} refuses to {request.method}"))
         elif trouble is None:
             self._perform(request)
@@ -201,10 +204,10 @@ class Server:
             case Trouble.UNREACHABLE:
                 self._fail(request, self._unreachable(f"the {self.name} closed the connection"))
             case Trouble.COUNTED:
-                self.ledger.blame(request.origins, f"{request.method} is refused")
+                self.ledger.blame([*request.origins, *request.needed_by], f"{request.method} is refused")
                 self._fail(request, self._counted(f"the {self.name} refuses"))
             case Trouble.FOREIGN:
-                self.ledger.blame(request.origins, f"{request.method} fails in its driver")
+                self.ledger.blame([*request.origins, *request.needed_by], f"{request.method} fails in its driver")
                 self._fail(request, OSError(f"the driver of the {self.name} failed"))
             case Trouble.CANCELLED:
                 self._doubt(request, "is cancelled by nobody")
@@ -239,6 +242,9 @@ class Server:
             result = request.effect()
         except PostdateError as error:
             self._answer_soon(request, error=error)
+            return
+        except Exception as error:  # noqa: BLE001 - raised at the end of the run, as the loop does not tell
+            self.ledger.breaks_down(error)
             return
         if lost:
             self._fail(request, self._unreachable(f"the {self.name} closed the connection"))
@@ -311,11 +317,13 @@ class Connection:
         origins: Sequence[str] = (),
         undo: Callable[[T], object] | None = None,
         about: Sequence[Claim] = (),
+        needed_by: Sequence[str] = (),
     ) -> T:
         """Make a call and wait for its answer."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         request = Request(method, self._unless_dead(effect), future, origins, undo, life=self.session.life)
         request.about = [origin_of_row(claim.message) for claim in about]
+        request.needed_by = needed_by
         return await self.wait(request)
 
     def _unless_dead(self, effect: Callable[[], T]) -> Callable[[], T]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextvars import ContextVar
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 from tests.simulator.clock import true_now
 from tests.simulator.ledger import origin_of, origin_of_row
@@ -14,26 +15,37 @@ from tests.simulator.site import HOLDS_AT_MOST
 from typing_extensions import override
 
 from postdate.errors import DestinationUnavailable, PostdateError
-from postdate.messages import DelayedMessage, Envelope
+from postdate.messages import MARKERS, OWN_PREFIX, DelayedMessage, Envelope
 from postdate.ports import (
     HANDLED,
+    AdministrableStore,
     Claim,
     ClaimingStore,
     End,
+    MessageFilter,
     MoveReport,
     MovingStore,
     Outcome,
+    PendingPage,
     Received,
     Receiver,
+    Record,
+    RecordKind,
+    ReplacingStore,
     StoreCapabilities,
     StoreReport,
+    StoreStatistics,
     TransactionMode,
     Transport,
     TransportCapabilities,
     Wake,
     Work,
 )
+from postdate.ports.changing import Making
 from postdate.ports.limits import KeptLimits, LimitingStore, LimitsInUse
+
+BY_HAND: Final = ContextVar("by_hand", default=False)
+"""Whether an operator does what is done."""
 
 
 class SimulatedStore(ClaimingStore):
@@ -43,10 +55,12 @@ class SimulatedStore(ClaimingStore):
         connection: to the site.
         shares: its database is that of the queues.
         has_clock: it is on a server that has one.
+        version: of the rules of the zone, the oldest by which this life of a process may go.
     """
 
-    def __init__(self, connection: Connection, *, shares: bool, has_clock: bool) -> None:
+    def __init__(self, connection: Connection, *, shares: bool, has_clock: bool, version: int) -> None:
         self._connection, self._site = connection, connection.site
+        self.version = version
         modes = frozenset(TransactionMode)
         self._capabilities = StoreCapabilities(
             durable=True,
@@ -64,12 +78,12 @@ class SimulatedStore(ClaimingStore):
 
     @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
-        await self._connection.call("store", lambda: self._site.store(message), [origin_of_row(message)])
+        await self._connection.call("store", lambda: self._site.store(message, self.version), [origin_of_row(message)])
 
     @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
         origins = [origin_of_row(message) for message in messages]
-        return await self._connection.call("store_many", lambda: self._site.store_many(messages), origins)
+        return await self._connection.call("store_many", lambda: self._site.store_many(messages, self.version), origins)
 
     @override
     async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
@@ -133,7 +147,14 @@ class SimulatedStore(ClaimingStore):
 
     async def reschedule(self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None) -> bool:
         """See :meth:`postdate.ports.AdministrableStore.reschedule`."""
-        return await self._connection.call("reschedule", lambda: self._site.reschedule(message_id, due))
+        changes = None if BY_HAND.get() else self._changes_before(message_id)
+        return await self._connection.call(
+            "reschedule", lambda: self._site.reschedule(message_id, due, wall_time, self.version, changes)
+        )
+
+    def _changes_before(self, message_id: str) -> int:
+        """Return how many changes of a message by operators this process knows of."""
+        raise AssertionError("only new rules of a zone have a service reschedule a message")
 
     @override
     async def close(self) -> None:
@@ -161,7 +182,7 @@ class SimulatedMovingStore(SimulatedStore, MovingStore):
 
     @override
     def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
-        return self._site.storing(messages)
+        return self._site.storing(messages, self.version)
 
     @override
     def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
@@ -212,6 +233,80 @@ class SimulatedLimits(SimulatedStore, LimitingStore):
 
 
 class SimulatedMovingLimits(SimulatedMovingStore, SimulatedLimits):
+    """The same in the database of the queues."""
+
+
+class SimulatedZones(SimulatedStore, AdministrableStore, ReplacingStore):
+    """A store that can have messages follow the clocks of a zone, too."""
+
+    def __init__(self, connection: Connection, *, shares: bool, has_clock: bool, version: int) -> None:
+        super().__init__(connection, shares=shares, has_clock=has_clock, version=version)
+        self._changes: dict[str, int] = {}
+        """How often operators had changed a message when this process last looked at it."""
+
+    @override
+    async def read_pending(self, where: MessageFilter, limit: int) -> PendingPage:
+        needed_by = self._needed_by(OWN_PREFIX) if where.destination == MARKERS else ()
+        return await self._connection.call(
+            "read_pending", lambda: self._site.read_pending(where, limit), needed_by=needed_by
+        )
+
+    @override
+    async def get(self, message_id: str) -> DelayedMessage | None:
+        def get() -> tuple[DelayedMessage | None, int]:
+            return self._site.get(message_id), self._site.changes[message_id]
+
+        message, changes = await self._connection.call("get", get, needed_by=self._needed_by(message_id))
+        self._changes[message_id] = changes
+        return message
+
+    @override
+    async def history(self, message_id: str) -> Sequence[Record]:
+        return await self._connection.call(
+            "history", lambda: list(self._site.records.get(message_id, ())), needed_by=[message_id]
+        )
+
+    @override
+    async def replace(self, key: str, make: Making, now: datetime) -> str:
+        return await self._connection.call(
+            "replace", lambda: self._site.replace(key, make), needed_by=self._needed_by(key)
+        )
+
+    def _needed_by(self, message_id: str) -> Sequence[str]:
+        """Return the messages that wait for the answer: to a question about a marker, any that follow its zone."""
+        is_own = message_id.startswith(OWN_PREFIX)
+        return list(self._connection.server.ledger.wall_times) if is_own else [message_id]
+
+    @override
+    def _changes_before(self, message_id: str) -> int:
+        return self._changes[message_id]
+
+    @override
+    async def keep_keys(self, message_ids: Sequence[str]) -> None:
+        raise AssertionError("only migrations keep keys")
+
+    @override
+    async def statistics(self, now: datetime) -> StoreStatistics:
+        raise AssertionError("services do not count")
+
+    @override
+    async def due_counts(self, edges: Sequence[datetime]) -> Sequence[int]:
+        raise AssertionError("services do not count")
+
+    @override
+    async def record_counts(self) -> Mapping[RecordKind, int]:
+        raise AssertionError("services do not count")
+
+
+class SimulatedMovingZones(SimulatedMovingStore, SimulatedZones):
+    """The same in the database of the queues."""
+
+
+class SimulatedZonesWithLimits(SimulatedZones, SimulatedLimits):
+    """The same with limits of queues."""
+
+
+class SimulatedMovingZonesWithLimits(SimulatedMovingLimits, SimulatedZones):
     """The same in the database of the queues."""
 
 

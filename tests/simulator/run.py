@@ -6,10 +6,11 @@ import asyncio
 import gc
 import logging
 import warnings
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from random import Random
 from typing import Any, Final, cast
 
@@ -18,21 +19,38 @@ from tests.simulator.ledger import REMEMBERED, Ledger, Promises, Violation
 from tests.simulator.loop import SeededLoop, Tag
 from tests.simulator.network import SERVER, Connection, NetworkFaults, Server, Weather
 from tests.simulator.ports import (
+    BY_HAND,
     SimulatedLimits,
     SimulatedMovingLimits,
     SimulatedMovingStore,
+    SimulatedMovingZones,
+    SimulatedMovingZonesWithLimits,
     SimulatedStore,
     SimulatedTransport,
+    SimulatedZones,
+    SimulatedZonesWithLimits,
 )
-from tests.simulator.scenario import WINDOW, Happening, Kind, ScenarioEvent, scenario
+from tests.simulator.scenario import (
+    FROZEN_AT_MOST_SECONDS,
+    LOOKS_AGAIN_WITHIN_SECONDS,
+    WINDOW,
+    Happening,
+    Kind,
+    ScenarioEvent,
+    scenario,
+)
 from tests.simulator.site import HOLDS_AT_MOST, Breaks, Site, SiteSession
+from tests.simulator.zones import ZONE, files_of, instants_of
 
 from postdate import operations
 from postdate.clock import LATEST, later
 from postdate.config import load_settings
+from postdate.core import changing
 from postdate.core.limits import NO_LIMITS, Limits, change_limits, limiting
 from postdate.core.poller import LONGEST_SLEEP
 from postdate.core.recoverability import Recoverability
+from postdate.core.wall_times import KeptZones, WallTime
+from postdate.core.zones import SOURCE, ZoneFiles, ZoneSource, zone_files
 from postdate.endpoint.endpoint import Endpoint
 from postdate.endpoint.outgoing import HandlerContext
 from postdate.endpoint.settings import DelayedDelivery
@@ -51,13 +69,21 @@ _DOWN_AT_MOST_SECONDS: Final = 20.0
 _SPINS_AT_MOST: Final = 50
 _PAUSED: Final = Limits(paused=True)
 _SETTINGS: Final = load_settings(None, {})
+_FILES_OF_MACHINE: Final = zone_files()
+_LOOKS_WITHIN_SECONDS: Final = 5.0
+"""A process that has started moves what new rules of a zone move, unless something fails."""
+
 _STORES: Final = {
-    (False, False): SimulatedStore,
-    (True, False): SimulatedMovingStore,
-    (False, True): SimulatedLimits,
-    (True, True): SimulatedMovingLimits,
+    (False, False, False): SimulatedStore,
+    (True, False, False): SimulatedMovingStore,
+    (False, True, False): SimulatedLimits,
+    (True, True, False): SimulatedMovingLimits,
+    (False, False, True): SimulatedZones,
+    (True, False, True): SimulatedMovingZones,
+    (False, True, True): SimulatedZonesWithLimits,
+    (True, True, True): SimulatedMovingZonesWithLimits,
 }
-"""By whether it shares its database with the queues, and whether it keeps limits."""
+"""By whether it shares its database with the queues, whether it keeps limits, and whether messages follow a zone."""
 
 
 @dataclass
@@ -156,11 +182,14 @@ class _Run:
         queue_site.limited, queue_site.taken_at = store_site.limited, store_site.taken_at
         queue_site.is_alone = plot.same_database
         queue_site.clock_is_set = lambda: self.was_set
+        store_site.instants = self._instants
         self.breaks = breaks
         self.processes = [
             SimulatedService(self, f"{NAME}{number}", plot.ahead[number]) for number in range(plot.processes)
         ]
         self.is_over = False
+        self.starts: list[tuple[float, int]] = []
+        """When processes were started, and with which version of the zone files."""
         self.ahead = timedelta(0)
         """How far the clock of the machine was set, on which all processes are."""
         self.was_set_back = self.was_set = False
@@ -194,6 +223,8 @@ class _Run:
             ledger = self.ledger
             if director.done() and not director.cancelled() and (error := director.exception()) is not None:
                 raise error
+            if ledger.error is not None:
+                raise ledger.error
             if self.loop.spins > _SPINS_AT_MOST:
                 ledger.fail("no busy loop", f"tasks ran without end at {self.loop.spins} instants")
             return RunResult(
@@ -225,10 +256,28 @@ class _Run:
             self._happen(event)
         await self._pass_until(self.plot.trouble_until)
         self._heal()
+        if self.plot.rules:
+            await self._pass_until(self.ledger.trouble_until)
+            await (self._wait_for_looks() if self.plot.is_patient else self._deploy_everywhere())
         await self._pass_until(self.plot.end)
         everything = max(self.plot.end, self.ledger.trouble_until) + self.ledger.bounds.in_queues
         await self._pass_until(everything + _LOOKED_AT_EVERY_SECONDS)
         await self._stop_all()
+
+    async def _wait_for_looks(self) -> None:
+        """Wait until each process has moved what new rules move, by itself."""
+        while (until := self.ledger.trouble_until + LOOKS_AGAIN_WITHIN_SECONDS) > self.loop.time():
+            await self._pass_until(until)
+        for process in self.processes:
+            self.rules_are_looked_at(process, process.life, process.up_since, self.loop.time())
+
+    async def _deploy_everywhere(self) -> None:
+        """Have all processes start again with the newest rules: what had kept one from following them is over."""
+        for process in self.processes:
+            process.has_files(len(self.plot.rules) - 1)
+            await process.end()
+            await self._pass_until(self.ledger.trouble_until)
+            process.start_if_down()
 
     async def _pass_until(self, second: float) -> None:
         while self.loop.time() < second:
@@ -288,17 +337,31 @@ class _Run:
                 process.freeze(event.seconds)
             case Happening.STEP:
                 self._set_clock(timedelta(seconds=event.seconds))
-            case Happening.LIMIT:
+            case Happening.NEW_FILES:
+                process.has_files(event.message)
+            case Happening.DEPLOY:
+                process.has_files(event.message)
+                process.stop()
+                self.loop.call_later(soon, process.start_if_down)
+            case _ if (work := self._work(process, event)) is not None:
                 if process.is_well:
-                    process.do(self._limit(process, event))
-            case Happening.RETURN:
-                if process.is_well:
-                    process.do(self._return_all(process))
-            case Happening.SEND | Happening.STORE | Happening.CANCEL | Happening.RESCHEDULE:
-                if process.is_well:
-                    process.do(self._operate(process, event))
+                    process.do(work())
             case _:
                 self._happen_to_servers(event)
+
+    def _work(self, process: SimulatedService, event: ScenarioEvent) -> Callable[[], Coroutine[Any, Any, None]] | None:
+        """Return what an application or an operator does through a process; ``None``: nothing."""
+        match event.what:
+            case Happening.LIMIT:
+                return partial(self._limit, process, event)
+            case Happening.RETURN:
+                return partial(self._return_all, process)
+            case Happening.SEND | Happening.STORE | Happening.CANCEL | Happening.RESCHEDULE:
+                return partial(self._operate, process, event)
+            case Happening.SEND_BY_CLOCKS | Happening.RESCHEDULE_BY_CLOCKS | Happening.FIX:
+                return partial(self._operate_by_clocks, process, event)
+            case _:
+                return None
 
     def _happen_to_servers(self, event: ScenarioEvent) -> None:
         """Let something happen to one server, or to both where they are one; what is one refuses nothing."""
@@ -308,6 +371,8 @@ class _Run:
                 chosen = self.store if event.what is Happening.STORE_WEATHER else self.queues
                 for server in (self.store, self.queues) if is_one else (chosen,):
                     self._weather(server, event)
+            case Happening.NOT_LISTED:
+                self._refuse(self.store.refused, "read_pending", event.seconds)
             case Happening.FULL if not is_one:
                 self._refuse(self.queues.full, OTHERS, event.seconds)
             case Happening.NOT_REMOVED if not is_one:
@@ -368,11 +433,65 @@ class _Run:
                 case Happening.CANCEL:
                     await process.store.cancel(origin, process.clock.now())
                 case _:
+                    BY_HAND.set(True)
                     await process.store.reschedule(origin, due, process.clock.now())
         except DuplicateMessage:
             self._must_be_there(origin)
         except (PostdateError, OSError, asyncio.CancelledError) as error:
             ledger.note(f"{origin}: {event.what.value} comes to nothing: {type(error).__name__} {error}")
+
+    async def _operate_by_clocks(self, process: SimulatedService, event: ScenarioEvent) -> None:
+        """Do what an application or an operator does with a message that has a wall time, or gets one."""
+        origin, kind = f"m{event.message}", self.plot.kinds[event.message]
+        local = self.plot.rules[0].local(later(self.machine_now(), timedelta(seconds=event.seconds)))
+        assert isinstance(process.store, SimulatedZones)
+        process.use_own_files()
+        BY_HAND.set(event.what is not Happening.SEND_BY_CLOCKS)
+        try:
+            match event.what:
+                case Happening.SEND_BY_CLOCKS:
+                    instants = instants_of(local, self.plot.rules)
+                    self.ledger.follows_clocks(origin, instants, process.version, is_there=False)
+                    order, queue = Order(event.message, kind.value), _queue(kind)
+                    await process.endpoint.send(
+                        order, destination=queue, deliver_at=local, zone=ZONE, message_id=origin
+                    )
+                    self._must_be_there(origin)
+                case Happening.RESCHEDULE_BY_CLOCKS:
+                    wall_time = WallTime.read(local, ZONE)
+                    await KeptZones(process.store).keep(ZONE, process.clock.now())
+                    due, now = wall_time.instant(), process.clock.now()
+                    await changing.reschedule(process.store, origin, due, now, str(wall_time))
+                case _:
+                    message = await process.store.get(origin)
+                    if message is not None:
+                        await changing.reschedule(process.store, origin, message.due, process.clock.now())
+        except DuplicateMessage:
+            self._must_be_there(origin)
+        except (PostdateError, OSError, asyncio.CancelledError) as error:
+            self.ledger.note(f"{origin}: {event.what.value} comes to nothing: {type(error).__name__} {error}")
+
+    def _instants(self, header: str) -> Sequence[datetime]:
+        """Return when the wall time of a header is, by each version of the rules."""
+        local, _, _ = header.rpartition(" ")
+        return instants_of(datetime.fromisoformat(local), self.plot.rules)
+
+    def rules_are_looked_at(self, process: SimulatedService, life: str, begin: float, no_trouble_since: float) -> None:
+        """Note that a process has moved what new rules move, unless something kept it from doing so.
+
+        Of two that look at once, with other rules, the one that is behind may move messages after the other.
+
+        Args:
+            process: that has looked for new rules.
+            life: of it.
+            begin: when it was up, in seconds of the run.
+            no_trouble_since: the last trouble that did not keep it from that.
+        """
+        is_newest = process.version == self.ledger.newest_rules
+        versions = {version for second, version in self.starts if second > begin - _LOOKS_WITHIN_SECONDS}
+        is_clear = is_newest and versions <= {process.version} and self.ledger.trouble_until <= no_trouble_since
+        if process.life == life and process.is_well and is_clear:
+            self.ledger.rules_hold(process.version, begin, self.latest_now())
 
     async def _limit(self, process: SimulatedService, event: ScenarioEvent) -> None:
         """Pause a queue, slow it down, or let everything through."""
@@ -448,6 +567,9 @@ class SimulatedService:
         self.clock = ProcessClock(timedelta(seconds=ahead))
         self.lives = 0
         self.life = name
+        self.files = self.version = 0
+        """Number of the version of its zone files, and of the oldest that it has had since it started."""
+        self.up_since = 0.0
         self.is_running = self.is_up = False
         self._is_told_to_stop = False
 
@@ -476,8 +598,12 @@ class SimulatedService:
         self._connections.append(Connection(world.store, session if shares else SiteSession(life)))
         queues, stored = self._connections
         self.transport = transport = SimulatedTransport(queues, pipelines=world.plot.pipelines, shares=shares)
-        kind = _STORES[shares, world.plot.is_limited]
-        self.store = kind(stored, shares=shares, has_clock=world.plot.profile.store_clock)
+        self.version = self.files
+        world.starts.append((world.loop.time(), self.version))
+        kind = _STORES[shares, world.plot.is_limited, bool(world.plot.rules)]
+        has_clock = world.plot.profile.store_clock
+        self.store = kind(stored, shares=shares, has_clock=has_clock, version=self.version)
+        self._zones = ZoneSource(self._zone_files, world.loop.time)
         self.endpoint = Endpoint(
             NAME,
             transport=transport,
@@ -496,13 +622,29 @@ class SimulatedService:
     def _is_critical(self, text: str, error: BaseException) -> None:
         self._world.ledger.note(f"{self.life} critical error: {text}")
 
+    def _zone_files(self) -> list[ZoneFiles]:
+        return [files_of(self._world.plot.rules[self.files]), *_FILES_OF_MACHINE]
+
+    def has_files(self, version: int) -> None:
+        """Give it other zone files; it sees them within a minute, or at its next start."""
+        self._world.ledger.note(f"{self.name} has version {version} of the zone files")
+        self.files = version
+        if self.is_running:
+            self.version = self.store.version = min(self.version, version)
+        self._world.ledger.newest_rules = max(self._world.ledger.newest_rules, version)
+
     async def _live(self, life: str, stop: asyncio.Event) -> None:
         problem: BaseException | None = None
+        self.use_own_files()
         try:
             async with self.endpoint:
                 if not any(each.is_well for each in self._world.processes):
                     self._world.ledger.trouble(self._world.loop.time())  # nobody was there to go on
                 self.is_up = True
+                if self._world.plot.rules:
+                    self.up_since = begin = self._world.loop.time()
+                    look = partial(self._world.rules_are_looked_at, self, life, begin, begin)
+                    SERVER.run(self._world.loop.call_later, _LOOKS_WITHIN_SECONDS, look)
                 await stop.wait()
         except GeneratorExit:
             raise
@@ -535,6 +677,11 @@ class SimulatedService:
         """Let it do something besides."""
         self._world.loop.spawn(self.tag, work)
 
+    def use_own_files(self) -> None:
+        """Have the task that calls this read the zone files of this process."""
+        if self._world.plot.rules:
+            SOURCE.set(self._zones)
+
     def stop(self) -> None:
         """Tell it to stop."""
         if self.is_running and self.is_up:
@@ -542,6 +689,12 @@ class SimulatedService:
             self._world.ledger.trouble(self._world.loop.time() + 1)
             self._is_told_to_stop = True
             self._stop.set()
+
+    async def end(self) -> None:
+        """Stop it and wait for its end, also if it is frozen; one that cannot start is left alone."""
+        self.stop()
+        if self._is_told_to_stop and self.is_running:
+            await asyncio.wait([self.has_ended], timeout=FROZEN_AT_MOST_SECONDS + _STOPPED_WITHIN_SECONDS)
 
     def kill(self) -> None:
         """End it without a word; what it held is free."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from random import Random
 from typing import Final
 
 from tests.simulator.network import Trouble, Weather
+from tests.simulator.zones import LARGEST_SHIFT_SECONDS, ZoneRules
+
+from postdate.testing.clock import START
 
 
 class Happening(enum.Enum):
@@ -26,8 +30,14 @@ class Happening(enum.Enum):
     QUEUES_WEATHER = "queues"
     FULL = "is full"
     NOT_REMOVED = "cannot be removed"
+    NOT_LISTED = "cannot be listed"
     LIMIT = "is limited"
     RETURN = "is returned from the error queue"
+    SEND_BY_CLOCKS = "is sent for a wall time"
+    RESCHEDULE_BY_CLOCKS = "is rescheduled to a wall time"
+    FIX = "is rescheduled to the instant at which it is due"
+    NEW_FILES = "has new zone files"
+    DEPLOY = "is deployed with new zone files"
 
 
 WINDOW: Final = 1_000_000.0
@@ -44,7 +54,7 @@ class ScenarioEvent:
         process: to which process, or through which.
         seconds: how long, how far, or when a message is due after it was sent; of limits: their rate a second, 0 for
             a pause, :data:`WINDOW` for a window that opens soon, or below 0, for none.
-        message: number of a message, or of a limited queue.
+        message: number of a message, of a limited queue, or of a version of zone files.
         weather: of a site.
     """
 
@@ -146,6 +156,9 @@ class Scenario:
         kinds: what each message does.
         events: in order.
         is_limited: somebody limits queues; the store keeps that.
+        rules: of the zone, one version after the other; empty: no message has a wall time.
+        is_patient: processes are not started again in the end, when nothing fails any more: they look for new rules
+            by themselves.
     """
 
     profile: Profile
@@ -160,15 +173,21 @@ class Scenario:
     kinds: Sequence[Kind]
     events: Sequence[ScenarioEvent]
     is_limited: bool
+    rules: Sequence[ZoneRules]
+    is_patient: bool
 
     @property
     def end(self) -> float:
         """When everything must have arrived if nothing had failed."""
         dues = [each.at + max(each.seconds, 0) for each in self.events if each.what in _ABOUT_DUE]
-        return max([self.trouble_until, *dues])
+        by_clocks = [
+            each.at + each.seconds + LARGEST_SHIFT_SECONDS for each in self.events if each.what in _ABOUT_WALL_TIMES
+        ]
+        return max([self.trouble_until, *dues, *by_clocks])
 
 
 _ABOUT_DUE: Final = (Happening.SEND, Happening.STORE, Happening.RESCHEDULE)
+_ABOUT_WALL_TIMES: Final = (Happening.SEND_BY_CLOCKS, Happening.RESCHEDULE_BY_CLOCKS)
 
 
 def scenario(chance: Random) -> Scenario:
@@ -185,6 +204,8 @@ def scenario(chance: Random) -> Scenario:
     kinds += [Kind.TO_OTHERS] * sum(each.what is Happening.STORE for each in limits)
     returns = _returns(chance, processes, trouble_until, len(kinds))
     kinds += [Kind.FAILS] * sum(each.what is Happening.STORE for each in returns)
+    zone = _zone(chance, processes, trouble_until, len(kinds))
+    kinds += zone.kinds
     ahead = [chance.uniform(-600, 600) if profile.store_clock else 0.0 for _ in range(processes)]
     return Scenario(
         profile,
@@ -197,8 +218,10 @@ def scenario(chance: Random) -> Scenario:
         rate=chance.choice((0.01, 0.05, 0.2)),
         trouble_until=trouble_until,
         kinds=kinds,
-        events=sorted([*events, *limits, *returns], key=lambda event: event.at),
+        events=sorted([*events, *limits, *returns, *zone.events], key=lambda event: event.at),
         is_limited=bool(limits),
+        rules=zone.rules,
+        is_patient=zone.is_patient,
     )
 
 
@@ -224,6 +247,92 @@ def _returns(chance: Random, processes: int, until: float, number: int) -> list[
         for index in range(own.randint(1, 3))
     ]
     return [*returns, *failing]
+
+
+@dataclass(frozen=True, slots=True)
+class _Zone:
+    """Versions of the rules of a zone, and what happens to messages with wall times there; empty: nothing.
+
+    Args:
+        rules: the first version holds in every process from the begin on.
+        kinds: of the messages.
+        events: to them, and new zone files.
+        is_patient: see :class:`Scenario`.
+    """
+
+    rules: Sequence[ZoneRules] = ()
+    kinds: Sequence[Kind] = ()
+    events: Sequence[ScenarioEvent] = ()
+    is_patient: bool = False
+
+
+LOOKS_AGAIN_WITHIN_SECONDS: Final = 4_300.0
+"""A process that failed to move what new rules move tries again in an hour; a call of it may last for ten minutes."""
+
+FROZEN_AT_MOST_SECONDS: Final = 900.0
+
+_KINDS_BY_CLOCKS: Final = (Kind.TO_OTHERS, Kind.TO_OTHERS, Kind.HANDLED, Kind.FAILS, Kind.NO_QUEUE)
+
+
+def _zone(chance: Random, processes: int, until: float, number: int) -> _Zone:
+    """Draw a zone for one seed in four: its rules change once or twice, in each process at a time of its own.
+
+    Messages from ``number`` on have wall times there. Operators reschedule some, and return what has failed.
+    """
+    own = _beside(chance, 2)
+    if own.random() >= 0.25:
+        return _Zone()
+    rules = [_rules(own, "2026a", 3_600)]
+    for version in own.choice((["2026b"], ["2026b"], ["2026b", "2026c"])):
+        rules.append(_rules(own, version, rules[0].before))
+    kinds, events = list[Kind](), list[ScenarioEvent]()
+    for index in range(own.randint(2, 10)):
+        kinds.append(own.choice(_KINDS_BY_CLOCKS))
+        events += _by_clocks(own, processes, until, number + index)
+    begin = 0.0
+    for version in range(1, len(rules)):
+        begin, delay = own.uniform(begin, max(begin, 0.7 * until)), 0.0
+        for process in own.sample(range(processes), processes):
+            what = own.choice((Happening.DEPLOY, Happening.DEPLOY, Happening.NEW_FILES))
+            events.append(ScenarioEvent(min(begin + delay, until), what, process, own.uniform(0.1, 10), version))
+            if delay > 20:  # it is started again with older files than another process has
+                at = min(begin + own.uniform(10, delay), until)
+                events.append(ScenarioEvent(at, Happening.STOP, process, own.uniform(1, 10)))
+            delay = own.choice((own.uniform(0, 20), own.uniform(20, 120)))
+    returns = [ScenarioEvent(own.uniform(1, until), Happening.RETURN, own.randrange(processes)) for _ in range(2)]
+    if not (is_patient := own.random() < 0.15):
+        return _Zone(rules, kinds, [*events, *returns])
+    for index in range(len(kinds), len(kinds) + own.randint(1, 3)):
+        kinds.append(Kind.TO_OTHERS)
+        seconds = until + FROZEN_AT_MOST_SECONDS + LOOKS_AGAIN_WITHIN_SECONDS + own.uniform(200, 400)
+        at, process = own.uniform(0, until), own.randrange(processes)
+        events.append(ScenarioEvent(at, Happening.SEND_BY_CLOCKS, process, seconds, number + index))
+    first_deploy = min(each.at for each in events if each.what in {Happening.DEPLOY, Happening.NEW_FILES})
+    at = max(first_deploy - own.uniform(0, 10), 0)
+    events.append(ScenarioEvent(at, Happening.NOT_LISTED, seconds=own.choice((until, own.uniform(10, until)))))
+    return _Zone(rules, kinds, [*events, *returns], is_patient)
+
+
+def _rules(own: Random, version: str, before: int) -> ZoneRules:
+    """Draw rules by which clocks are ``before`` seconds ahead at first, or are so no more."""
+    shift, change = own.choice((-45, -15, 0, 15, 45)), START + timedelta(seconds=15 * own.randrange(20))
+    if version == "2026a":
+        return ZoneRules(version, before, before + own.choice((0, 0, shift)), change)
+    other = before + shift if own.random() < 0.7 else before
+    return ZoneRules(version, other, before + own.choice((-45, -15, 15, 45)), change)
+
+
+def _by_clocks(own: Random, processes: int, until: float, number: int) -> list[ScenarioEvent]:
+    """Draw when a message with a wall time is sent, and what an operator does with it meanwhile."""
+    at, process = own.uniform(0, until), own.randrange(processes)
+    seconds = own.choice((own.uniform(0, 30), own.uniform(30, 150), own.uniform(100, 250)))
+    events = [ScenarioEvent(at, Happening.SEND_BY_CLOCKS, process, seconds, number)]
+    if own.random() < 0.4:
+        what = own.choice((Happening.FIX, Happening.RESCHEDULE, Happening.RESCHEDULE, Happening.RESCHEDULE_BY_CLOCKS))
+        delay = own.choice((0.0, 0.0, own.uniform(0, 60), own.uniform(60, 200)))
+        second = min(at + own.uniform(0, seconds), until)
+        events.append(ScenarioEvent(second, what, own.randrange(processes), delay, number))
+    return events
 
 
 def _limits(chance: Random, processes: int, until: float, number: int) -> list[ScenarioEvent]:
@@ -288,7 +397,7 @@ def _troubles(chance: Random, profile: Profile, processes: int, until: float) ->
         if what is Happening.STEP:
             seconds = chance.choice((-1, 1)) * chance.choice((0.5, 5, 60, 3600))
         elif what is Happening.FREEZE:
-            seconds = chance.choice((chance.uniform(1, 50), chance.uniform(70, 900)))
+            seconds = chance.choice((chance.uniform(1, 50), chance.uniform(70, FROZEN_AT_MOST_SECONDS)))
         weather = chance.choice(profile.weathers) if profile.weathers else Weather.FAIR
         events.append(ScenarioEvent(at, what, chance.randrange(processes), seconds, 0, weather))
     return events

@@ -10,12 +10,14 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from tests.simulator.ledger import Ledger, origin_of, origin_of_row
 
+from postdate.clock import to_microseconds
 from postdate.core.limits import NO_LIMITS, Limits, limits_in
 from postdate.core.windows import Window
 from postdate.errors import (
@@ -26,9 +28,33 @@ from postdate.errors import (
     QueueNotFound,
     StoreUnavailable,
 )
-from postdate.messages import DelayedMessage, Envelope, Headers, to_envelope, with_failures
-from postdate.ports import Claim, End, MoveReport, Outcome, Received, RecordKind, StoreReport, Wake, Work
+from postdate.messages import (
+    OF_THE_STORE,
+    DelayedMessage,
+    Envelope,
+    Headers,
+    rescheduled,
+    to_envelope,
+    with_failures,
+)
+from postdate.ports import (
+    Claim,
+    End,
+    MessageFilter,
+    MoveReport,
+    Outcome,
+    PendingPage,
+    Received,
+    Record,
+    RecordKind,
+    StoreReport,
+    Wake,
+    Work,
+)
+from postdate.ports.changing import KeyedIds, Making
+from postdate.ports.common import OUTCOME_RECORDS
 from postdate.ports.limits import LANES, KeptLimits, LimitsInUse
+from postdate.ports.stores import place_text, read_place
 
 HOLDS_AT_MOST: Final = timedelta(seconds=60)
 HEARD_WITHIN_SECONDS: Final = 1.5
@@ -46,11 +72,13 @@ class Breaks:
         reads_whole_batches: one row that cannot be read fails a claim, and what it has claimed stays claimed.
         holds_for_ever: what a frozen process holds stays with it.
         gives_turns_to_all: of several processes that take the same turns of a limited queue, each gets them.
+        keeps_wall_times: what is rescheduled to an instant keeps the header of its wall time.
     """
 
     reads_whole_batches: bool = False
     holds_for_ever: bool = False
     gives_turns_to_all: bool = False
+    keeps_wall_times: bool = False
 
 
 class SiteSession:
@@ -122,6 +150,14 @@ class Site:
         self.damaged: dict[str, None] = {}
         self.unreadable: dict[str, DelayedMessage] = {}
         self.clocks: dict[str, timedelta] = {}
+        self.records: dict[str, list[Record]] = {}
+        """Of what became of each message, by id."""
+        self.keys: dict[str, str] = {}
+        """By key: the id of the last message that was stored under it."""
+        self.changes: Counter[str] = Counter()
+        """How often operators have rescheduled each message."""
+        self.instants: Callable[[str], Sequence[datetime]] = lambda _: ()
+        """When the wall time of a header is by each version of the rules."""
         self.queues: dict[str, list[SimulatedMessage]] = {}
         self.limits: dict[str, KeptLimits] = {}
         self.limited: dict[str, LimitedQueue] = {}
@@ -220,12 +256,17 @@ class Site:
 
     # --- the store ------------------------------------------------------------------------------------------------
 
-    def store(self, message: DelayedMessage) -> None:
-        """See :meth:`postdate.ports.DelayedMessageStore.store`."""
-        if self.store_many([message]).already_there:
+    def _record(self, kind: RecordKind, message: DelayedMessage) -> None:
+        records = self.records.setdefault(message.message_id, [])
+        records.append(Record(kind, message.message_id, self._now(), message.due, message.destination))
+        self._undo.append(records.pop)
+
+    def store(self, message: DelayedMessage, version: int = 0) -> None:
+        """See :meth:`postdate.ports.DelayedMessageStore.store`; ``version``: of the zone rules of who stores it."""
+        if self.store_many([message], version).already_there:
             raise DuplicateMessage(f"message {message.message_id!r} was stored before")
 
-    def store_many(self, messages: Sequence[DelayedMessage]) -> StoreReport:
+    def store_many(self, messages: Sequence[DelayedMessage], version: int = 0) -> StoreReport:
         """See :meth:`postdate.ports.ClaimingStore.store_many`."""
         first = self.next_attempt()
         there: list[str] = []
@@ -240,8 +281,23 @@ class Site:
                 if self._ledger.in_error_queue[origin_of_row(message)] > 0:
                     self._lets_arrive_again(origin_of_row(message))
                 self._add_row(Row(with_failures(message, 0), message.due, next(self._numbers), self._ledger.now))
+                self._record(RecordKind.SCHEDULED, message)
+                if Headers.WALL_TIME in message.headers:
+                    self._committed.append(lambda message=message: self._is_stored_by_clocks(message, version))
             self._committed.append(lambda: self._wake_if_earlier(first))
         return StoreReport(len(messages) - len(there), tuple(there))
+
+    def _is_stored_by_clocks(self, message: DelayedMessage, version: int) -> None:
+        ledger, origin = self._ledger, origin_of_row(message)
+        ledger.is_stored_by_clocks(origin, version)
+        instants = ledger.moved_by_hand.get(origin, ())
+        is_later = message.due in instants and message.due > max(ledger.dues[origin], self._now())
+        if is_later and not self._has_copies(origin):
+            ledger.fail("what is rescheduled by hand keeps its time", f"{origin} sleeps again, until {message.due}")
+
+    def _has_copies(self, origin: str) -> bool:
+        """Return whether there may be another copy of a message, which an operator has not changed."""
+        return not self._ledger.bounds.same_database and self._ledger.doubts[origin] > 0
 
     def _wake_if_earlier(self, first: datetime | None) -> None:
         now_first = self.next_attempt()
@@ -311,6 +367,7 @@ class Site:
         with self.transaction():
             for row in held:
                 self._remove_row(row, outcome.value)
+                self._record(OUTCOME_RECORDS[outcome], row.message)
                 if outcome is Outcome.FAILED:  # so that it can be stored again when it is returned
                     self._free_id(row.message.message_id)
         return len(held)
@@ -329,12 +386,12 @@ class Site:
 
         return work
 
-    def storing(self, messages: Sequence[DelayedMessage]) -> Work:
+    def storing(self, messages: Sequence[DelayedMessage], version: int = 0) -> Work:
         """See :meth:`postdate.ports.MovingStore.storing`."""
 
         def work(site: object) -> None:
             assert site is self
-            if there := self.store_many(messages).already_there:
+            if there := self.store_many(messages, version).already_there:
                 raise DuplicateMessage(f"message {there[0]!r} is stored already")
 
         return work
@@ -368,17 +425,84 @@ class Site:
         with self.transaction():
             self._committed.insert(0, lambda: self._ledger.placed(origin, "what was cancelled", +1))
             self._remove_row(row, "cancelled")
+            self._record(RecordKind.CANCELLED, row.message)
         return True
 
-    def reschedule(self, message_id: str, due: datetime) -> bool:
-        """See :meth:`postdate.ports.AdministrableStore.reschedule`."""
+    def reschedule(
+        self, message_id: str, due: datetime, wall_time: str | None, version: int, changes_before: int | None
+    ) -> bool:
+        """See :meth:`postdate.ports.AdministrableStore.reschedule`.
+
+        Args:
+            message_id: of the message.
+            due: from now on.
+            wall_time: as the header says it.
+            version: of the zone rules of the process that does so.
+            changes_before: how many changes by operators the service knew of; ``None``: an operator does it.
+        """
         row = self.rows.get(message_id)
         if row is None or row.session is not None:
             return False
-        row.message, row.attempt_at = replace(row.message, due=due), due
-        self._ledger.is_due(origin_of_row(row.message), due)
+        origin, before = origin_of_row(row.message), row.message
+        row.message, row.attempt_at = rescheduled(before, due, wall_time), due
+        if self._breaks.keeps_wall_times and wall_time is None and Headers.WALL_TIME in before.headers:
+            headers = {**row.message.headers, Headers.WALL_TIME: before.headers[Headers.WALL_TIME]}
+            row.message = replace(row.message, headers=headers)
+        with self.transaction():
+            self._record(RecordKind.RESCHEDULED, row.message)
+        if changes_before is None:
+            self._ledger.note(f"{origin} is rescheduled to {wall_time or due}")
+            self.changes[message_id] += 1
+            if wall_time is None:
+                self._ledger.is_rescheduled(origin, due)
+            else:
+                self._ledger.follows_clocks(origin, self.instants(wall_time), version, is_there=True)
+        else:
+            self._ledger.note(f"{origin} is moved from {before.due} to {due}")
+            is_informed = changes_before == self.changes[message_id]
+            self._check_move(origin, wall_time or "", is_informed=is_informed)
         self.wake()
         return True
+
+    def _check_move(self, origin: str, wall_time: str, *, is_informed: bool) -> None:
+        """Fail when a service moves what an operator had rescheduled; what came in between may be overwritten."""
+        if origin not in self._ledger.moved_by_hand:
+            return
+        if is_informed and not self._has_copies(origin):
+            self._ledger.fail("what is rescheduled by hand keeps its time", f"{origin} is moved by new rules of a zone")
+        self._ledger.follows_clocks(origin, self.instants(wall_time), 0, is_there=True)
+
+    # --- what waits, for questions ---------------------------------------------------------------------------------
+
+    def get(self, message_id: str) -> DelayedMessage | None:
+        """See :meth:`postdate.ports.AdministrableStore.get`."""
+        row = self.rows.get(message_id)
+        return None if row is None else row.message
+
+    def read_pending(self, where: MessageFilter, limit: int) -> PendingPage:
+        """See :meth:`postdate.ports.AdministrableStore.read_pending`."""
+        listed = [(to_microseconds(row.message.due), row.number, row.message) for row in self.rows.values()]
+        listed.sort(key=lambda each: each[:2])
+        begin = (-1, -1) if where.after is None else read_place(where.after)
+        messages = [
+            copy(message).listed(place_text(due, number))
+            for due, number, message in listed
+            if (due, number) > begin and where.matches(message) and message.message_id not in self.damaged
+        ]
+        return PendingPage.of(messages[:limit], limit)
+
+    def replace(self, key: str, make: Making) -> str:
+        """See :meth:`postdate.ports.ReplacingStore.replace`; for what is the store's own, which no ledger counts."""
+        row = self.rows.get(self.keys.get(key, ""))
+        if row is not None:
+            row.message = make(row.message.message_id, self._now())
+            return row.message.message_id
+        message = make(KeyedIds(key).first, None)
+        assert message.destination in OF_THE_STORE
+        self.keys[key] = message.message_id
+        self.known[message.message_id] = None
+        self.rows[message.message_id] = Row(message, message.due, next(self._numbers), self._ledger.now)
+        return message.message_id
 
     # --- limits -------------------------------------------------------------------------------------------------
 
@@ -457,6 +581,7 @@ class Site:
                     self.taken_at[origin_of_row(row.message)] = self._ledger.now
                     self._put(to_envelope(row.message))
                     self._remove_row(row, "moved")
+                    self._record(RecordKind.DELIVERED, row.message)
                     moved[row.message.destination] += 1
                 else:
                     left_behind = True
@@ -608,8 +733,12 @@ class Site:
                     continue
                 since = max(since, queue.since + LIFTED_WITHIN_SECONDS)
             waits_for_clock = set_back and row.session is None and row.attempt_at > now
-            if row.message.due < now and not waits_for_clock:
-                late = (now - row.message.due).total_seconds()
+            due = row.message.due
+            if Headers.WALL_TIME in row.message.headers:
+                due, holds_since = self._ledger.last_due(origin_of_row(row.message)) or (due, since)
+                since = max(since, holds_since)
+            if due < now and not waits_for_clock:
+                late = (now - due).total_seconds()
                 found.append((origin_of_row(row.message), max(since, second - late), _place(row)))
         for name, line in self.queues.items():
             if name not in self.sinks:

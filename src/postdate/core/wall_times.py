@@ -2,8 +2,8 @@
 
 A store that has such messages has a *marker* for each of their zones, which waits for ever: its body is the rules by
 which they are due, with those of before. A service compares them with its own at its start and once a day, and reads
-messages only where they differ, or did so lately. A message that was given another due time by hand is not due by its
-wall time any more, and is left alone.
+messages only where they differ, or did so lately. A message that was given another due time by hand has no header of a
+wall time any more (ADR 42), and is left alone.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final, Self, TypeGuard
 
-from postdate.clock import LATEST, Clock, SystemClock
+from postdate.clock import LATEST, Clock
 from postdate.core.changing import Pending, PendingPages
 from postdate.core.daily import Daily
-from postdate.core.zones import SAME_FOR_SECONDS, have_same_rules, rules_of, zone_by, zone_files
+from postdate.core.zones import SAME_FOR_SECONDS, SOURCE, have_same_rules, rules_of, zone_by, zone_files
 from postdate.errors import InvalidMessage, InvalidTimestamp, NotSupported, StoreUnavailable
 from postdate.messages import MARKERS, OWN_PREFIX, DelayedMessage, Headers, Origin
 from postdate.ports import AdministrableStore, ClaimingStore, MessageFilter, ReplacingStore
@@ -152,7 +152,7 @@ class KeptZones:
 
     async def keep(self, zone: str, now: datetime) -> None:
         """See to its marker, once a minute. Raises `NotSupported`, `InvalidTimestamp`."""
-        store, seconds = self.check(zone), SystemClock().monotonic()
+        store, seconds = self.check(zone), SOURCE.get().seconds()
         if seconds - self._known.get(zone, float("-inf")) >= SAME_FOR_SECONDS:
             await note_rules(store, zone, [rules_of(zone)], now)
             self._known[zone] = seconds
@@ -219,20 +219,24 @@ def wall_times(store: Keeping, clock: Clock) -> Daily:
             await daily.ask(partial(_mark, store, zone, known, 0, now))
         if not changed and (len(known) == 1 or now - since > _LOOKED_FOR):
             return 0
-        moved, held = await _move(daily, zone, known)
+        moved, held = await _move(daily, zone, mine)
         if moved:
             log.warning("the rules of %s have changed: %d messages were moved", zone, moved)
             await daily.ask(partial(_mark, store, zone, known, total + moved, since))
         return held
 
-    async def _move(daily: Daily, zone: str, rules: Sequence[bytes]) -> tuple[int, int]:
-        """Return how many messages were moved, and how many could not be as somebody holds them."""
+    async def _move(daily: Daily, zone: str, rules: bytes) -> tuple[int, int]:
+        """Return how many messages were moved, and how many could not be as somebody holds them.
+
+        Whatever has the header of a wall time moves, by whichever rules it is due now: of two services that look at
+        once with different rules, one may overwrite the marker of the other, so that its rules are in none.
+        """
         reading, told = PendingPages(Pending(zone=zone, origins=frozenset(Origin)), None), {True: 0, False: 0}
         while not reading.is_over and await daily.pause(0):
             for message in reading.take(await daily.ask(partial(store.read_pending, *reading.ask()))):
                 wall = WallTime.of(message.headers)
-                if wall is not None and (due := _moves_to(message, wall, rules)) is not None:
-                    with suppress(InvalidMessage):  # it expires before that
+                with suppress(InvalidTimestamp, InvalidMessage):  # there is no such instant, or it expires before
+                    if wall is not None and (due := wall.instant(rules)) != message.due:
                         told[await _moved(daily, message, wall, due)] += 1
         return told[True], told[False]
 
@@ -246,12 +250,3 @@ def wall_times(store: Keeping, clock: Clock) -> Daily:
         return done or await daily.ask(partial(store.get, message.message_id)) is None
 
     return Daily(store, clock, "changes of time zones are not followed", timedelta(0), follow)
-
-
-def _moves_to(message: DelayedMessage, wall: WallTime, rules: Sequence[bytes]) -> datetime | None:
-    """Return when a message is due by the first of ``rules`` if it is due by another of them."""
-    try:
-        due, *before = (wall.instant(each) for each in rules)
-    except InvalidTimestamp:
-        return None
-    return due if message.due != due and message.due in before else None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import struct
 import zoneinfo
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -62,7 +63,25 @@ class ZoneFiles:
             return None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ZoneSource:
+    """Where a process reads the rules of zones. Each has a cache of its own.
+
+    Args:
+        files: returns the sets of zone files, those first whose rules hold.
+        seconds: read from a clock that never goes back; :data:`SAME_FOR_SECONDS` are measured by it.
+    """
+
+    files: Callable[[], list[ZoneFiles]]
+    seconds: Callable[[], float]
+
+
 def zone_files() -> list[ZoneFiles]:
+    """Return the sets of zone files that this process reads, those first whose rules hold."""
+    return SOURCE.get().files()
+
+
+def _files_of_machine() -> list[ZoneFiles]:
     """Return the zone files of this machine, those first whose rules hold.
 
     A zone goes by the newest files. Where the first folder of the system does not state its version, it goes before all
@@ -72,6 +91,12 @@ def zone_files() -> list[ZoneFiles]:
     sets = [*system, ZoneFiles(None, tzdata.IANA_VERSION)]
     chosen = [sets.pop(0)] if not sets[0].version else []
     return chosen + sorted(sets, key=lambda each: each.version, reverse=True)
+
+
+_MACHINE: Final = ZoneSource(_files_of_machine, SystemClock().monotonic)
+
+SOURCE: Final = ContextVar("zone_source", default=_MACHINE)
+"""The files of this machine. Each simulated process has another source: it gets new files at a time of its own."""
 
 
 def _version_in(folder: Path) -> str:
@@ -90,13 +115,14 @@ def rules_of(zone: str) -> bytes:
     Raises:
         InvalidTimestamp: there is no such zone.
     """
-    return _rules_of(str(zone), int(SystemClock().monotonic() // SAME_FOR_SECONDS))  # str: callers without types
+    source = SOURCE.get()
+    return _rules_of(source, str(zone), int(source.seconds() // SAME_FOR_SECONDS))  # str: callers without types
 
 
 @lru_cache(maxsize=1_000)
-def _rules_of(zone: str, _minute: int) -> bytes:
+def _rules_of(source: ZoneSource, zone: str, _minute: int) -> bytes:
     if zone in zoneinfo.available_timezones() - {"localtime"}:
-        for each in zone_files():
+        for each in source.files():
             if (rules := each.read(zone)) is not None:
                 return rules
     raise InvalidTimestamp(f"there is no time zone {zone!r}; names look like Europe/Paris")

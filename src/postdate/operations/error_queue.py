@@ -385,8 +385,12 @@ async def _end_of_edited(deployment: OpenDeployment, edited: Envelope, marked: E
 
 
 def _stored_copy(copy: Envelope, own_id: str, now: datetime) -> DelayedMessage:
-    """Return the message that the store lets through as soon as limits allow; its sender's id stays in its header."""
+    """Return the message that the store lets through as soon as limits allow; its sender's id stays in its header.
+
+    Its wall time does not: it has been due.
+    """
     headers = {Headers.MESSAGE_ID: copy.message_id, **copy.headers}
+    headers.pop(Headers.WALL_TIME, None)
     expires_at = None if copy.expires_at is None or copy.expires_at < now else copy.expires_at
     return DelayedMessage(own_id, now, copy.destination, headers, copy.body, expires_at)
 
@@ -484,14 +488,17 @@ async def _in_order(
     """Deal with as many messages as are in the queue now, as they come.
 
     Where they cannot be counted, the first one that failed after ``now`` ends it: those behind it came meanwhile, too.
+    A service whose clock is behind says that it failed before; so none is dealt with a second time.
     """
-    results: list[Returned] = []
+    results, moved_ids = list[Returned](), set[str]()
     async with walking(deployment, queue, now) as walk:
         returning = _Returning(deployment, walk.receiver, queue, now, how)
         async for page in walk.pages():
             for received in page:
                 if not walk.is_counted and (_failed_at(received.envelope.headers) or now) > now:
                     return results
+                if not walk.is_counted and received.envelope.message_id in moved_ids:
+                    continue
                 if not where.matches(received.envelope):
                     continue
                 if Headers.EDITED_AS in received.envelope.headers and not how.discard:
@@ -505,6 +512,7 @@ async def _in_order(
                 progress(len(results))
                 if result.done:
                     walk.ended([received])
+                    moved_ids.add(received.envelope.message_id)
     return results
 
 
