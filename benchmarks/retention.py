@@ -30,7 +30,7 @@ import psycopg
 
 from postdate import DelayedDelivery, Endpoint, LocalTransport, PostgresStore, PostgresTransport, SqliteStore
 from postdate.clock import to_microseconds
-from postdate.core import daily
+from postdate.core.upkeep import retention as upkeep
 from postdate.messages import DelayedMessage
 from postdate.ports import RecordKind, TransactionMode
 
@@ -144,7 +144,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
-    setattr(daily, "_RETENTION_FIRST_AFTER", timedelta(seconds=2))  # noqa: B010 - a benchmark does not wait for 5 minutes
+    setattr(upkeep, "_FIRST_AFTER", timedelta(seconds=2))  # noqa: B010 - a benchmark does not wait for 5 minutes
     for _ in range(options.rounds):
         with empty(options.store) as measured:
             anyio.run(set_up, measured)

@@ -9,7 +9,7 @@ from tests.sqlserver_subjects import SqlServerStoreSubject, sqlserver_subjects
 from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession
 from postdate.backends.mariadb.schema import MariaDbNames
 from postdate.backends.mariadb.store import MariaDbStore
-from postdate.backends.rowlocks.store import LockingStore
+from postdate.backends.sql.row_locks.store import LockingStore
 from postdate.backends.sqlserver.connection import SqlServerInstance, SqlServerSession
 from postdate.backends.sqlserver.schema import SqlServerNames, literal
 from postdate.backends.sqlserver.store import SqlServerStore

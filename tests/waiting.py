@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 
 from postdate import SystemClock
-from postdate.core.poller import LONGEST_SLEEP
+from postdate.core.due.poller import LONGEST_SLEEP
 from postdate.ports import Claim, ClaimingStore, Received, Receiver
 
 PATIENCE_SECONDS = 90.0

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from postdate.clock import Clock as Clock
     from postdate.clock import ScaledClock as ScaledClock
     from postdate.clock import SystemClock as SystemClock
-    from postdate.core.changing import Pending as Pending
+    from postdate.core.changes import Pending as Pending
     from postdate.core.limits import Limits as Limits
     from postdate.core.recoverability import DelayedRetry as DelayedRetry
     from postdate.core.recoverability import Discard as Discard

@@ -9,7 +9,7 @@ import pytest
 
 from postdate import DelayedMessage, Headers, MemoryStore, MemoryTransport
 from postdate.config import load_settings
-from postdate.core.changing import Pending
+from postdate.core.changes import Pending
 from postdate.endpoint.outgoing import SendOptions
 from postdate.errors import MessageNotFound, NotSupported, QueueNotFound
 from postdate.messages import Envelope

@@ -24,10 +24,10 @@ from postdate import (
     handles_timeout,
     started_by,
 )
+from postdate.backends.sql.migrations import setup_command
 from postdate.config import load_settings
 from postdate.errors import StoreNotSetUp
 from postdate.operations import check_set_up, set_up
-from postdate.persistence.migrations import setup_command
 from postdate.ports import End
 from postdate.wiring import (
     open_outbox,

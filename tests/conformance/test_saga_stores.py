@@ -24,9 +24,9 @@ from postdate import (
     Transport,
 )
 from postdate.backends.mariadb.schema import MariaDbOutbox, MariaDbSagaStore
+from postdate.backends.sql.migrations import migrations
 from postdate.backends.sqlserver.schema import SqlServerOutbox, SqlServerSagaStore
 from postdate.errors import SagaConflict, StoreFromNewerVersion, StoreNotSetUp
-from postdate.persistence.migrations import migrations
 from postdate.ports import Correlation, OutboxStore, SagaChange, SagaFate, SagaRecord, SagaStore
 from postdate.testing import Check, ConformanceFailure, SagaStoreSubject, saga_checks
 

@@ -30,11 +30,11 @@ from postdate import (
 )
 from postdate.backends.mariadb.connection import MariaDbServer
 from postdate.backends.mariadb.schema import quoted
+from postdate.backends.sql.timeouts_layout import table_name
 from postdate.backends.sqlite.connection import connect
 from postdate.backends.sqlserver.connection import SqlServerInstance
 from postdate.backends.sqlserver.schema import SqlServerNames
 from postdate.backends.sqlserver.timeouts import as_stored
-from postdate.persistence.timeouts import table_name
 from postdate.ports import timeouts as ports
 from postdate.testing import Check
 from postdate.testing.timeout_suite import ENDPOINT, TimeoutSubject, timeout_checks

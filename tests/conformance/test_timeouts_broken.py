@@ -12,8 +12,8 @@ from tests.conformance.test_timeouts import SqliteSubject
 from tests.conftest import as_another_process
 
 from postdate import LocalTransport, MemoryTimeouts, SqliteTimeouts
+from postdate.backends.sql.timeouts_layout import in_order, normal_id
 from postdate.errors import StoreUnavailable, TimeoutConcurrentlyProcessed
-from postdate.persistence.timeouts import in_order, normal_id
 from postdate.ports import Work
 from postdate.ports.timeouts import DueChunk, Timeout, TimeoutPersister
 from postdate.testing import ConformanceFailure

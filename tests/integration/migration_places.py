@@ -22,9 +22,9 @@ from pymysql.constants import CLIENT
 from postdate import SystemClock
 from postdate.backends.mariadb.timeouts_source import MariaDbDialect
 from postdate.backends.postgres.timeouts_source import PostgresDialect
+from postdate.backends.sql.timeouts_migration.dialect import Dialect
+from postdate.backends.sql.timeouts_migration.tables import MigrationSource
 from postdate.backends.sqlite.timeouts_source import SqliteDialect
-from postdate.migrating.dialect import Dialect
-from postdate.migrating.tables import MigrationSource
 from postdate.ports.migrating import MigrationRun, MigrationStatus
 from postdate.wiring.sources import migration_source
 

@@ -558,7 +558,7 @@ def _ids(found: Sequence[DelayedMessage]) -> list[str]:
 
 
 async def test_those_that_match_are_found_cancelled_and_moved(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postdate.core.changing._PAGE", 4)  # ten are due at one instant
+    monkeypatch.setattr("postdate.core.changes._PAGE", 4)  # ten are due at one instant
     began = await _some(client)
     assert sorted(_ids(await client.list())) == [f"m-{number:02d}" for number in range(30)]
     assert len(await client.list(Pending(text="Stühl"))) == 15
@@ -596,7 +596,7 @@ async def test_those_that_match_are_found_cancelled_and_moved(client: Client, mo
     await client.cancel(gone.message_id)
     assert await client.list(later, after=gone.cursor) == others
     assert await client.list(later, after=others[0].cursor) == others[1:]
-    monkeypatch.setattr("postdate.core.changing._PAGE", 500)
+    monkeypatch.setattr("postdate.core.changes._PAGE", 500)
     moved = (await client.list())[3]
     await client.reschedule(moved.message_id, deliver_at=began + 15 * HOUR)
     assert await client.list(after=moved.cursor) == (await client.list())[3:]  # behind where it was

@@ -23,10 +23,10 @@ from postdate import Answer, Client, DelayedMessage, Pending, TransactionMode
 from postdate.backends.mariadb.connection import MariaDbServer
 from postdate.backends.mariadb.schema import MariaDbNames
 from postdate.backends.postgres.names import quoted
+from postdate.backends.sql.migrations import bare, migrations
 from postdate.client.background import Background, InUse
 from postdate.config import load_settings
 from postdate.errors import ConfigurationError, DuplicateMessage, InvalidMessage, StoreUnreachable
-from postdate.persistence.migrations import bare, migrations
 from postdate.ports import Outcome, RecordKind, answer_of
 from postdate.ports.migrating import MOVED_AWAY
 from postdate.wiring import open_store

@@ -13,7 +13,7 @@ from tests.integration.test_client_races import services
 from tests.waiting import until
 
 from postdate import Client, Limits, SendOptions, connect
-from postdate.core.changing import administrable
+from postdate.core.changes import administrable
 from postdate.errors import NotSupported
 from postdate.operations import MessageState
 from postdate.ports import RecordKind, TransactionMode

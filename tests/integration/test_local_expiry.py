@@ -20,6 +20,7 @@ from tests.conftest import as_another_process
 from tests.waiting import patience, until
 
 from postdate import DelayedMessage, Envelope, LocalTransport, SqliteStore
+from postdate.backends.sql.migrations import migrations
 from postdate.backends.sqlite.housekeeping import (
     BATCH,
     DEAD_LETTER_HEADER,
@@ -29,7 +30,6 @@ from postdate.backends.sqlite.housekeeping import (
 )
 from postdate.errors import ConfigurationError, TimeToBeReceivedInTransaction
 from postdate.messages import Headers
-from postdate.persistence.migrations import migrations
 from postdate.ports import End, Record, Recording, RecordKind
 from postdate.ports.transports import ExpiryRules
 from postdate.testing import VirtualClock

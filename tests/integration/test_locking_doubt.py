@@ -12,7 +12,7 @@ from tests.locking_places import TABLE, LockingPlace
 from tests.waiting import claimed, until
 
 from postdate import DelayedMessage
-from postdate.backends.rowlocks.store import LockingStore
+from postdate.backends.sql.row_locks.store import LockingStore
 from postdate.errors import DuplicateMessage, StoreUnavailable, StoreUnreachable
 from postdate.ports import Claim, Outcome
 
@@ -233,7 +233,7 @@ async def test_who_loses_a_race_for_an_id_does_not_deadlock(
     place: LockingPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each loser locked what all had found, together with the others, and then wanted it alone."""
-    monkeypatch.setattr("postdate.backends.rowlocks.pool._TRIES", 1)
+    monkeypatch.setattr("postdate.backends.sql.row_locks.pool._TRIES", 1)
     store, lost = place.store(), list[str]()
     await store.setup()
     await store.store(DelayedMessage("m-1", NOW, "queue"), NOW)

@@ -18,7 +18,7 @@ from tests.locking_places import TABLE, LockingPlace
 from tests.waiting import claimed, until
 
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, MemoryTransport, TransactionMode
-from postdate.backends.rowlocks.store import LockingStore
+from postdate.backends.sql.row_locks.store import LockingStore
 from postdate.clock import SystemClock
 from postdate.errors import (
     ConfigurationError,
@@ -115,7 +115,7 @@ async def test_a_lease_is_void_once_the_connection_behind_it_is_gone(
 async def test_connections_that_died_while_idle_are_replaced(
     place: LockingPlace, session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postdate.backends.rowlocks.pool._TRUSTED_SECONDS", 0.0)
+    monkeypatch.setattr("postdate.backends.sql.row_locks.pool._TRUSTED_SECONDS", 0.0)
     store = place.store()
     await store.setup()
     await store.store(message(1), NOW)

@@ -17,8 +17,8 @@ from postdate.backends.mariadb.schema import MariaDbNames, quoted
 from postdate.backends.mariadb.statements import MariaDbStatements
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.backends.mariadb.tables import old_snapshots
-from postdate.backends.rowlocks.parts import Conflict
-from postdate.backends.rowlocks.statements import EARLIEST
+from postdate.backends.sql.row_locks.parts import Conflict
+from postdate.backends.sql.row_locks.statements import EARLIEST
 from postdate.errors import (
     ConfigurationError,
     MessageTooLarge,

@@ -29,12 +29,12 @@ from tests.integration.migration_places import (
 )
 
 from postdate import SystemClock
+from postdate.backends.sql.timeouts_migration.tables import MigrationSource
 from postdate.errors import (
     ConfigurationError,
     MessageError,
     MigrationConflict,
 )
-from postdate.migrating.tables import MigrationSource
 from postdate.ports.migrating import BatchStatus, MigrationStatus
 
 

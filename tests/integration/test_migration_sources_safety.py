@@ -27,6 +27,8 @@ from tests.integration.migration_places import (
 )
 
 from postdate import SystemClock
+from postdate.backends.sql.timeouts_migration.dialect import Session
+from postdate.backends.sql.timeouts_migration.tables import MigrationSource
 from postdate.backends.sqlite.timeouts_source import SqliteDialect
 from postdate.errors import (
     ConfigurationError,
@@ -35,8 +37,6 @@ from postdate.errors import (
     StoreUnavailable,
     StoreUnreachable,
 )
-from postdate.migrating.dialect import Session
-from postdate.migrating.tables import MigrationSource
 from postdate.ports.migrating import MigrationStatus
 from postdate.wiring.sources import migration_source
 

@@ -9,11 +9,11 @@ import sqlglot
 from sqlglot import expressions
 from tests.integration.migration_places import new_run
 
+from postdate.backends.sql.timeouts_layout import COLUMNS
+from postdate.backends.sql.timeouts_migration.dialect import STATE_COLUMNS, Hiding
+from postdate.backends.sql.timeouts_migration.tables import MigrationSource
 from postdate.backends.sqlserver.timeouts_source import PlainSession, SqlServerDialect
 from postdate.errors import StoreUnavailable
-from postdate.migrating.dialect import STATE_COLUMNS, Hiding
-from postdate.migrating.tables import MigrationSource
-from postdate.persistence.timeouts import COLUMNS
 from postdate.ports.migrating import BatchStatus, MigrationStatus
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -20,8 +20,9 @@ from tests.waiting import patience, until
 from postdate import DelayedMessage, Envelope, PostgresOutbox, SqliteOutbox
 from postdate.backends.mariadb.connection import MariaDbServer
 from postdate.backends.mariadb.schema import MariaDbOutbox
-from postdate.backends.rowlocks.outbox import Result, ThreadedConnection
+from postdate.backends.sql.migrations import migrations
 from postdate.backends.sql.outbox import decode_operations, encode_operations
+from postdate.backends.sql.row_locks.outbox import Result, ThreadedConnection
 from postdate.core.recoverability import is_outage
 from postdate.errors import (
     MessageTooLarge,
@@ -31,7 +32,6 @@ from postdate.errors import (
     StoreUnavailable,
     StoreUnreachable,
 )
-from postdate.persistence.migrations import migrations
 from postdate.ports import OutboxRecord, OutboxStore, OutboxTransaction
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)

@@ -34,7 +34,7 @@ from postdate.backends.rabbitmq.publishing import PublishingChannel, Sending
 from postdate.backends.rabbitmq.stream import _sent
 from postdate.backends.rabbitmq.transport import RabbitMqReceiver, RabbitMqTransport
 from postdate.backends.rabbitmq.wire import Arguments, FrameReader, Method, method_frame, short_text
-from postdate.core.circuit_breaker import RepeatedFailures
+from postdate.core.health.circuit_breaker import RepeatedFailures
 from postdate.core.receive.outcomes import StepOutcome
 from postdate.core.receive.pump import MessagePump
 from postdate.errors import (

@@ -30,7 +30,7 @@ from postdate.backends.redis.layout import written
 from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
 from postdate.backends.sql.questions import SqlQuestions
-from postdate.core.changing import administrable
+from postdate.core.changes import administrable
 from postdate.errors import DuplicateMessage
 from postdate.ports import ClaimingStore, Outcome, RecordKind, UnreadableRow, UnreadableRows
 

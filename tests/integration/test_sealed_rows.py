@@ -13,7 +13,7 @@ from tests.integration.migration_places import NEXT_YEAR
 from tests.integration.store_places import StorePlace, place_in
 from tests.integration.stored_headers import BESIDE_QUEUES, WITH_ROWS, rewrite_headers
 
-from postdate.core.changing import administrable
+from postdate.core.changes import administrable
 from postdate.messages import Headers, format_timestamp
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import MessageFilter, Outcome, Scan, ScannableStore

@@ -22,7 +22,7 @@ from tests.tds_server import (
     routed,
 )
 
-from postdate.backends.rowlocks.parts import Conflict
+from postdate.backends.sql.row_locks.parts import Conflict
 from postdate.backends.sqlserver.connection import SqlServerInstance, SqlServerSession
 from postdate.backends.sqlserver.login import login_answer
 from postdate.backends.sqlserver.schema import SqlServerNames
@@ -279,7 +279,7 @@ def test_a_wrong_password_is_said(server: TdsServer, caplog: pytest.LogCaptureFi
 
 
 def test_a_server_that_says_nothing_is_left(server: TdsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postdate.backends.rowlocks.connection._ANSWER_WITHIN_SECONDS", 0.3)
+    monkeypatch.setattr("postdate.backends.sql.row_locks.connection._ANSWER_WITHIN_SECONDS", 0.3)
     session = server_at(server.port, "?encrypt=no").connect()
     server.answers = lambda _sql, _kind: None
     with pytest.raises(StoreUnreachable, match=r"did not answer within 0\.3 s"):

@@ -24,7 +24,7 @@ from postdate.backends.sqlite.transport import LocalTransport
 from postdate.clock import LATEST, SystemClock
 from postdate.core.limits import NO_LIMITS, change_limits, limited, limits_of, paused
 from postdate.core.simple_store import SimpleStore
-from postdate.core.wall_times import KeptZones, markers, note_rules, rules_in, rules_of
+from postdate.core.upkeep.wall_times import KeptZones, markers, note_rules, rules_in, rules_of
 from postdate.errors import (
     ConfigurationError,
     MessageTooLarge,

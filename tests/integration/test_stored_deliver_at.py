@@ -3,7 +3,7 @@
 import pytest
 from tests.integration.stored_headers import BESIDE_QUEUES, WITH_ROWS, rewrite_headers
 
-from postdate.core.changing import administrable
+from postdate.core.changes import administrable
 from postdate.messages import Headers, format_timestamp
 from postdate.ports import MessageFilter, Outcome
 from postdate.testing import StoreSubject

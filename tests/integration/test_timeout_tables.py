@@ -27,6 +27,15 @@ from postdate import (
 )
 from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession
 from postdate.backends.mariadb.schema import quoted
+from postdate.backends.sql.timeouts_layout import (
+    NO_SAGA,
+    normal_id,
+    normal_saga,
+    read_time,
+    rounded_up,
+    table_name,
+    text_time,
+)
 from postdate.backends.sqlite.connection import connect
 from postdate.errors import (
     ConfigurationError,
@@ -37,7 +46,6 @@ from postdate.errors import (
     StoreUnreachable,
 )
 from postdate.messages import Envelope
-from postdate.persistence.timeouts import NO_SAGA, normal_id, normal_saga, read_time, rounded_up, table_name, text_time
 from postdate.ports.timeouts import DueChunk, DueTimeout, Timeout, TimeoutPersister
 
 ENDPOINT = "Sales.Orders"

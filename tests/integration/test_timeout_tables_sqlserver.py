@@ -9,10 +9,10 @@ import pytest
 import sqlglot
 from sqlglot import expressions
 
+from postdate.backends.sql.timeouts_layout import decode, encode, read_time
 from postdate.backends.sqlserver.connection import SqlServerSession
 from postdate.backends.sqlserver.timeouts import EARLIEST, SqlServerTable, as_stored, bound
 from postdate.errors import InvalidMessage, StoreUnavailable
-from postdate.persistence.timeouts import decode, encode, read_time
 from postdate.ports.timeouts import Timeout
 
 TABLES = [

@@ -15,7 +15,7 @@ from tests.redis_subjects import RedisStoreSubject
 from postdate.backends.azure.table_names import records_table
 from postdate.backends.mariadb.connection import MariaDbServer
 from postdate.backends.mariadb.schema import MariaDbNames
-from postdate.core.changing import administrable
+from postdate.core.changes import administrable
 from postdate.errors import DuplicateMessage
 from postdate.ports import Outcome, RecordKind
 from postdate.testing import Damage, StoreSubject

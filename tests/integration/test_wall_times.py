@@ -35,8 +35,9 @@ from postdate import (
 )
 from postdate.clock import LATEST
 from postdate.config import load_settings
-from postdate.core import wall_times, zones
+from postdate.core import zones
 from postdate.core.limits import Limits, change_limits
+from postdate.core.upkeep import wall_times
 from postdate.endpoint.outgoing import through_queue
 from postdate.errors import DelayConflict, InvalidMessage, InvalidTimestamp, NotSupported
 from postdate.messages import MARKERS, Envelope, Headers

@@ -28,7 +28,7 @@ from postdate import (
     SqliteStore,
 )
 from postdate.backends.memory.transport import _Queue
-from postdate.core import poller as poller_module
+from postdate.core.due import poller as poller_module
 from postdate.endpoint.outgoing import through_queue
 from postdate.errors import PostdateError, StoreUnavailable, TransportUnavailable
 from postdate.messages import Envelope

@@ -1,6 +1,6 @@
 """Claims by row locks against a server that loses answers: whatever is settled when, nothing is lost or done twice.
 
-The rules are those at the head of :mod:`postdate.backends.rowlocks.claims`.
+The rules are those at the head of :mod:`postdate.backends.sql.row_locks.claims`.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postdate.backends.rowlocks.claims import Claims
-from postdate.backends.rowlocks.pool import Pool
+from postdate.backends.sql.row_locks.claims import Claims
+from postdate.backends.sql.row_locks.pool import Pool
 from postdate.errors import StoreUnreachable
 from postdate.messages import DelayedMessage
 from postdate.ports import Claim

@@ -19,18 +19,11 @@ from tests.simulator.run import RunResult, run
 from tests.simulator.site import Breaks
 
 from postdate.clock import LATEST
-from postdate.core import (
-    daily,
-    finishing,
-    intake,
-    letting_through,
-    limits,
-    poller,
-    recoverability,
-    store_clock,
-    wall_times,
-)
+from postdate.core import limits, recoverability
+from postdate.core.due import finishing, poller, rate_limits
 from postdate.core.health import attempts, deadlines
+from postdate.core.receive import intake
+from postdate.core.upkeep import daily, store_clock, wall_times
 from postdate.errors import PostdateError
 from postdate.messages import DelayedMessage
 from postdate.operations import error_queue
@@ -227,7 +220,7 @@ def freeing_what_was_held() -> Generator[Breaks]:
     async def nothing(self: Any, kept: object, now: datetime) -> tuple[int, float]:
         return 0, 1.0
 
-    with _instead(letting_through.LimitedWork, "_free", nothing):
+    with _instead(rate_limits.LimitedWork, "_free", nothing):
         yield Breaks()
 
 
@@ -244,7 +237,7 @@ def keeping_to_windows() -> Generator[Breaks]:
     def at_once(self: Any, now: datetime) -> datetime:
         return LATEST if self.paused else now
 
-    with _instead(letting_through.Limits, "opens", at_once):
+    with _instead(rate_limits.Limits, "opens", at_once):
         yield Breaks()
 
 

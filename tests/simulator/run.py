@@ -45,11 +45,11 @@ from tests.simulator.zones import ZONE, files_of, instants_of
 from postdate import operations
 from postdate.clock import LATEST, later
 from postdate.config import load_settings
-from postdate.core import changing
+from postdate.core import changes
+from postdate.core.due.poller import LONGEST_SLEEP
 from postdate.core.limits import NO_LIMITS, Limits, change_limits, limiting
-from postdate.core.poller import LONGEST_SLEEP
 from postdate.core.recoverability import Recoverability
-from postdate.core.wall_times import KeptZones, WallTime
+from postdate.core.upkeep.wall_times import KeptZones, WallTime
 from postdate.core.zones import SOURCE, ZoneFiles, ZoneSource, zone_files
 from postdate.endpoint.endpoint import Endpoint
 from postdate.endpoint.outgoing import HandlerContext
@@ -461,11 +461,11 @@ class _Run:
                     wall_time = WallTime.read(local, ZONE)
                     await KeptZones(process.store).keep(ZONE, process.clock.now())
                     due, now = wall_time.instant(), process.clock.now()
-                    await changing.reschedule(process.store, origin, due, now, str(wall_time))
+                    await changes.reschedule(process.store, origin, due, now, str(wall_time))
                 case _:
                     message = await process.store.get(origin)
                     if message is not None:
-                        await changing.reschedule(process.store, origin, message.due, process.clock.now())
+                        await changes.reschedule(process.store, origin, message.due, process.clock.now())
         except DuplicateMessage:
             self._must_be_there(origin)
         except (PostdateError, OSError, asyncio.CancelledError) as error:

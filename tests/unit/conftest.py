@@ -8,9 +8,9 @@ import anyio
 import pytest
 
 from postdate import DelayedMessage, Envelope, MemoryStore, MemoryTransport
-from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
-from postdate.core.dispatcher import Dispatcher
-from postdate.core.intake import Intake, from_timeouts_queue
+from postdate.core.due.dispatcher import Dispatcher
+from postdate.core.health.circuit_breaker import FailureRate, RepeatedFailures
+from postdate.core.receive.intake import Intake, from_timeouts_queue
 from postdate.core.receive.pump import MessagePump
 from postdate.core.receive.settling import WatchedReceiver
 from postdate.core.recoverability import DispatchSettings, Host

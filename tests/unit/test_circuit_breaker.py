@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from postdate.core.circuit_breaker import BreakerState, FailureRate, RepeatedFailures
+from postdate.core.health.circuit_breaker import BreakerState, FailureRate, RepeatedFailures
 from postdate.errors import StoreReplaced
 from postdate.testing import RecordedMetrics
 

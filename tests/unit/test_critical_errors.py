@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from postdate import DelayedDelivery, Endpoint, MemoryStore, MemoryTimeouts, MemoryTransport, TimeoutManager
-from postdate.core.circuit_breaker import RepeatedFailures
+from postdate.core.health.circuit_breaker import RepeatedFailures
 from postdate.endpoint.service import CriticalErrors, run_timers
 from postdate.errors import StoreUnavailable, StoreUnreachable, TransportError, TransportUnavailable
 from postdate.messages import Envelope

@@ -9,9 +9,10 @@ import anyio
 import pytest
 
 from postdate import Envelope, Headers, LocalTransport, MemoryStore, MemoryTransport, SqliteStore
-from postdate.core.dispatcher import Dispatcher
+from postdate.core.due.dispatcher import Dispatcher
+from postdate.core.due.moving import Mover
+from postdate.core.due.rate_limits import LimitedWork
 from postdate.core.health.attempts import Release
-from postdate.core.letting_through import LimitedWork, Mover
 from postdate.core.limits import change_limits, limited
 from postdate.core.simple_store import enlisting
 from postdate.errors import (

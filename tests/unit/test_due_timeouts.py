@@ -11,8 +11,8 @@ from tests.unit.timeouts_bench import MICROSECOND, SECOND, FaultyTimeouts
 
 from postdate import Headers, MemoryTransport
 from postdate.backends.memory.database import MemoryTimeouts
-from postdate.core.poller import PollResult
-from postdate.core.timeout_manager.looking import HEARD_OF_WITHIN, LOOK_BACK_EVERY, Announced, DueTimeouts
+from postdate.core.due.poller import PollResult
+from postdate.core.timeout_manager.due_query import HEARD_OF_WITHIN, LOOK_BACK_EVERY, Announced, DueTimeouts
 from postdate.errors import StoreUnavailable, TransportUnavailable
 from postdate.ports.timeouts import DueTimeout, Timeout
 from postdate.testing import Fault, FaultyTransport, VirtualClock

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from postdate import DelayedDelivery, Endpoint, Envelope, Headers, MemoryStore, MemoryTransport
-from postdate.core.dispatcher import Dispatcher
+from postdate.core.due.dispatcher import Dispatcher
 from postdate.endpoint.outgoing import through_queue
 from postdate.errors import ConfigurationError, ErrorQueueNotConfigured, MessageTooLarge
 from postdate.testing import Fault

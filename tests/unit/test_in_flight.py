@@ -14,10 +14,10 @@ from tests.unit.test_telemetry import exported
 
 from postdate import Envelope, ScaledClock
 from postdate.clock import in_real_time
-from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.core.dispatcher import Dispatcher
-from postdate.core.in_flight import BATCHES_AT_ONCE, HELD_AT_MOST, Batch, Group, InFlight
-from postdate.core.poller import Poller
+from postdate.core.due.dispatcher import Dispatcher
+from postdate.core.due.in_flight import BATCHES_AT_ONCE, HELD_AT_MOST, Batch, Group, InFlight
+from postdate.core.due.poller import Poller
+from postdate.core.health.circuit_breaker import RepeatedFailures
 from postdate.errors import PostdateError, StoreUnavailable, TransportUnavailable
 from postdate.ports import RecordKind, Work
 from postdate.telemetry.metrics import OpenTelemetryMetrics

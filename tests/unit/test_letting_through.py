@@ -12,8 +12,8 @@ import pytest
 from tests.waiting import until
 
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, MemoryStore, MemoryTransport, Sqlite
-from postdate.core.dispatcher import Dispatcher
-from postdate.core.letting_through import due_work
+from postdate.core.due.dispatcher import Dispatcher
+from postdate.core.due.moving import due_work
 from postdate.core.limits import Limits, change_limits, limited, paused, resumed
 from postdate.endpoint.outgoing import through_queue
 from postdate.errors import DestinationUnavailable, PostdateError, TransportUnavailable

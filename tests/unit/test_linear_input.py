@@ -28,14 +28,14 @@ from postdate.backends.msmq.content import decode_headers_xml
 from postdate.backends.rabbitmq.address import parse_address as parse_rabbitmq_address
 from postdate.backends.rabbitmq.address import parse_url
 from postdate.backends.redis.login import parse_address as parse_redis_address
+from postdate.backends.sql.timeouts_layout import read_time
 from postdate.config import Address, check_server, parse_duration, parse_instant, without_secrets
 from postdate.core.limits import Window
-from postdate.core.wall_times import WallTime
+from postdate.core.upkeep.wall_times import WallTime
 from postdate.endpoint.message_types import MessageTypes
 from postdate.errors import PostdateError
 from postdate.messages import Headers, decode_headers, parse_time_span, parse_timestamp
 from postdate.operations.plain import clean
-from postdate.persistence.timeouts import read_time
 from postdate.pipeline.failures import cause
 from postdate.wiring.causes import CAUSES
 
@@ -49,7 +49,7 @@ PROCESSOR_SECONDS = 2.0
 MADE_BY_US = {
     "postdate/pipeline/page.py": "the drawings of Matplotlib, in which every text is escaped",
     "postdate/backends/sqlite/rows.py": "templates of statements in the source",
-    "postdate/persistence/migrations.py": "numbered migrations, which are files of the package",
+    "postdate/backends/sql/migrations.py": "numbered migrations, which are files of the package",
     "postdate/errors.py": "names of classes",
 }
 """Files whose patterns meet nothing from outside, and what they meet."""
@@ -223,11 +223,11 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "postdate.messages.parse_timestamp": parse_timestamp,
     "postdate.messages.parse_time_span": parse_time_span,
     "postdate.messages.decode_headers": decode_headers,
-    "postdate.persistence.timeouts.read_time": read_time,
+    "postdate.backends.sql.timeouts_layout.read_time": read_time,
     "postdate.operations.plain.clean": clean,
     "postdate.pipeline.failures.cause": lambda text: cause(ValueError(text)),
     "postdate.core.limits.Window.read": Window.read,
-    "postdate.core.wall_times.WallTime.read": lambda text: WallTime.read(text, text),
+    "postdate.core.upkeep.wall_times.WallTime.read": lambda text: WallTime.read(text, text),
     "postdate.endpoint.message_types.MessageTypes.decode": lambda text: MessageTypes().decode(
         {Headers.ENCLOSED_MESSAGE_TYPES: text}, text.encode()
     ),

@@ -7,11 +7,11 @@ from typing import cast
 
 import pytest
 
-from postdate.backends.rowlocks.claims import Claims
-from postdate.backends.rowlocks.liveness import Liveness
-from postdate.backends.rowlocks.parts import Conflict
-from postdate.backends.rowlocks.pool import Connections, Pool
-from postdate.backends.rowlocks.tables import RowLockTables
+from postdate.backends.sql.row_locks.claims import Claims
+from postdate.backends.sql.row_locks.liveness import Liveness
+from postdate.backends.sql.row_locks.parts import Conflict
+from postdate.backends.sql.row_locks.pool import Connections, Pool
+from postdate.backends.sql.row_locks.tables import RowLockTables
 from postdate.errors import (
     InvalidMessage,
     PostdateError,
@@ -102,7 +102,7 @@ def test_other_errors_end_it_at_once(server: Server, error: PostdateError, endin
 
 
 def test_a_connection_that_died_while_idle_is_replaced(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postdate.backends.rowlocks.pool._TRUSTED_SECONDS", 0.0)
+    monkeypatch.setattr("postdate.backends.sql.row_locks.pool._TRUSTED_SECONDS", 0.0)
     pool = Pool(server)
     pool.run_blocking(lambda _session: None)
     server.sessions[0].alive = False
@@ -176,8 +176,8 @@ def tables() -> FewTables:
 
 @pytest.fixture
 def liveness(server: Server, tables: FewTables, monkeypatch: pytest.MonkeyPatch) -> Iterator[Liveness]:
-    monkeypatch.setattr("postdate.backends.rowlocks.liveness._FREE_EVERY_SECONDS", 0.01)
-    monkeypatch.setattr("postdate.backends.rowlocks.liveness._LOOK_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr("postdate.backends.sql.row_locks.liveness._FREE_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr("postdate.backends.sql.row_locks.liveness._LOOK_EVERY_SECONDS", 0.01)
     shared = cast("RowLockTables", tables)
     liveness = Liveness(server, shared, NextDue[int]())
     liveness.start(Claims(Pool(server), shared, liveness.holder))

@@ -5,10 +5,10 @@ import pytest
 from postdate.backends.mariadb.schema import MariaDbNames
 from postdate.backends.postgres.names import part_steps
 from postdate.backends.postgres.names import steps as postgres_steps
-from postdate.backends.rowlocks.names import RowLockNames, steps_of
+from postdate.backends.sql.migrations import Step, missing, run, standing
+from postdate.backends.sql.row_locks.names import RowLockNames, steps_of
 from postdate.backends.sqlserver.schema import SqlServerNames
 from postdate.errors import StoreFromNewerVersion
-from postdate.persistence.migrations import Step, missing, run, standing
 
 STEPS = [Step("", 1, "one", ("a", "b")), Step("", 2, "two", ("c",)), Step("t", 1, "one", ("d",))]
 

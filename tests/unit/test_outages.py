@@ -14,9 +14,9 @@ import pytest
 
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, Headers, MemoryStore, MemoryTransport
 from postdate.backends.postgres.transport import PostgresTransport
-from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.core.dispatcher import Dispatcher
-from postdate.core.poller import Poller
+from postdate.core.due.dispatcher import Dispatcher
+from postdate.core.due.poller import Poller
+from postdate.core.health.circuit_breaker import RepeatedFailures
 from postdate.endpoint.outgoing import through_queue
 from postdate.errors import (
     DestinationUnavailable,

@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 import anyio
 import pytest
 
-from postdate.core.circuit_breaker import RepeatedFailures
+from postdate.core.due.poller import Poller, PollResult
+from postdate.core.health.circuit_breaker import RepeatedFailures
 from postdate.core.health.deadlines import STOP_DEADLINE
-from postdate.core.poller import Poller, PollResult
 from postdate.errors import StoreUnavailable
 from postdate.ports import Wake
 from postdate.testing import VirtualClock

@@ -11,7 +11,7 @@ import anyio.lowlevel
 import pytest
 
 from postdate import Endpoint, HandlerContext, MemoryTransport, Recoverability
-from postdate.core.circuit_breaker import RepeatedFailures
+from postdate.core.health.circuit_breaker import RepeatedFailures
 from postdate.core.receive.outcomes import Failed, Recovery, Step, StepOutcome
 from postdate.core.receive.pump import MessagePump, Prefetch
 from postdate.core.recoverability import Allowed, Way

@@ -8,9 +8,9 @@ import anyio
 import pytest
 
 from postdate import DelayedMessage
-from postdate.core.circuit_breaker import RepeatedFailures
+from postdate.core.due.poller import Poller, PollResult
 from postdate.core.health.attempts import MOST_ATTEMPTS
-from postdate.core.poller import Poller, PollResult
+from postdate.core.health.circuit_breaker import RepeatedFailures
 from postdate.errors import StoreUnavailable, StoreUnreachable, TransportUnavailable, TransportUnreachable
 from postdate.ports import Claim, RecordKind
 from postdate.testing import Call, Fault

@@ -10,7 +10,7 @@ import anyio.lowlevel
 import pytest
 from tests.waiting import until
 
-from postdate.core.circuit_breaker import RepeatedFailures
+from postdate.core.health.circuit_breaker import RepeatedFailures
 from postdate.core.receive.outcomes import BACK, Failed, Recovery, StepOutcome
 from postdate.core.receive.pump import MessagePump
 from postdate.core.receive.settling import AT_ONCE, IN_FLIGHT, LARGEST_BATCH

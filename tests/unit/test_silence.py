@@ -17,10 +17,10 @@ from tests.unit.timeouts_bench import deferred
 
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, MemoryStore, MemoryTransport, TimeoutManager
 from postdate.backends.memory.database import MemoryTimeouts
-from postdate.core.circuit_breaker import RepeatedFailures
+from postdate.core.due.moving import Mover
+from postdate.core.due.poller import Poller
 from postdate.core.health.attempts import Release
-from postdate.core.letting_through import Mover
-from postdate.core.poller import Poller
+from postdate.core.health.circuit_breaker import RepeatedFailures
 from postdate.core.receive.outcomes import StepOutcome
 from postdate.core.receive.pump import MessagePump
 from postdate.endpoint.outgoing import through_queue

@@ -13,7 +13,7 @@ import pytest
 import postdate
 from postdate import DelayedDelivery, Endpoint, MemoryStore, MemoryTransport, SystemClock
 from postdate.clock import ScaledClock, brought_up_to_date, steady_seconds
-from postdate.core.store_clock import FollowingClock, clock_of_store
+from postdate.core.upkeep.store_clock import FollowingClock, clock_of_store
 from postdate.errors import StoreNotWritable, StoreUnreachable
 from postdate.ports import StoreCapabilities
 from postdate.testing import VirtualClock

@@ -24,7 +24,7 @@ from tests.waiting import until
 
 from postdate import DelayedDelivery, Endpoint, MemoryStore, MemoryTransport
 from postdate.clock import steady_seconds
-from postdate.core.poller import Poller
+from postdate.core.due.poller import Poller
 from postdate.errors import ConfigurationError, StoreUnreachable
 from postdate.runtime import resource
 from postdate.runtime.reporting import OTHERS, CountedMetrics

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from postdate.backends.sql.timeouts import next_chunk
-from postdate.persistence.timeouts import text_time
+from postdate.backends.sql.timeouts_layout import text_time
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 START = NOW - timedelta(days=1)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from postdate import DelayedMessage, Envelope, Headers
-from postdate.core.intake import from_timeouts_queue
+from postdate.core.receive.intake import from_timeouts_queue
 from postdate.endpoint.outgoing import through_queue
 from postdate.errors import StoreTroubled
 from postdate.messages import format_timestamp

@@ -213,7 +213,8 @@ class Shop:
     @property
     def waiting(self) -> int:
         with closing(sqlite3.connect(self.path)) as file:
-            (count,) = file.execute("SELECT count(*) FROM delayed_message").fetchone()
+            readable = "SELECT count(*) FROM delayed_message WHERE attempt_at IS NOT NULL"
+            (count,) = file.execute(readable).fetchone()
         return count
 
     async def store(self, *messages: DelayedMessage) -> None:

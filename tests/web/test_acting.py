@@ -17,7 +17,7 @@ from tests.web.conftest import MINUTE, Browser, Deployment, Page, Visit, browsin
 from tests.web.test_pages import HOSTILE, harmless
 
 from postdate import Envelope, Headers, SqliteStore, operations
-from postdate.core.changing import Pending, first_of
+from postdate.core.changes import Pending, first_of
 from postdate.core.limits import limits_of
 from postdate.errors import ConfigurationError, StoreUnavailable
 from postdate.operations.needs import queue_view

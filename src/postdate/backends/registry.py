@@ -25,7 +25,7 @@ _FIRST: Final = ("sqlite", "postgres", "mariadb", "sqlserver", "rabbitmq", "azur
 _LAST: Final = ("memory",)
 """Errors name the first ones before, and these after all others, which are sorted by name."""
 
-_SHARED: Final = frozenset({"rowlocks", "sql"})
+_SHARED: Final = frozenset({"sql"})
 """Packages that are no backends: code that several share."""
 
 

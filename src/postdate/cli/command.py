@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from postdate.config import Settings
-    from postdate.core.wall_times import WallTime
+    from postdate.core.upkeep.wall_times import WallTime
     from postdate.wiring import OpenDeployment
 
 
@@ -297,7 +297,7 @@ def wall_time_of(at: datetime | str | None, zone: str | None, option_name: str) 
 
     Raises a usage error if only one of the two says when.
     """
-    from postdate.core.wall_times import WallTime
+    from postdate.core.upkeep.wall_times import WallTime
 
     if zone is None:
         if isinstance(at, str):

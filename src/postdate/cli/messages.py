@@ -33,7 +33,7 @@ from postdate.cli.command import (
 )
 from postdate.cli.output import clean, hexdump, one_line, print_body, print_pairs, print_table, time_or_dash
 from postdate.clock import later
-from postdate.core.changing import EVERYTHING, Pending
+from postdate.core.changes import EVERYTHING, Pending
 from postdate.messages import DelayedMessage, Origin
 from postdate.operations.plain import Event, shown_count, shown_time
 from postdate.wiring import OpenDeployment

@@ -24,8 +24,8 @@ from typing_extensions import override
 from postdate.clock import Clock, SystemClock
 from postdate.config import Settings
 from postdate.core.health.deadlines import translate_store_errors
-from postdate.core.store_clock import FollowingClock, clock_of_store
-from postdate.core.wall_times import KeptZones
+from postdate.core.upkeep.store_clock import FollowingClock, clock_of_store
+from postdate.core.upkeep.wall_times import KeptZones
 from postdate.errors import ConfigurationError, PostdateError, StoreUnavailable, StoreUnreachable
 from postdate.ports import ClaimingStore, TransactionMode
 from postdate.runtime import forks

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
 from postdate.client.background import Background, InUse, log
 from postdate.clock import later
 from postdate.config import Settings, load_settings
-from postdate.core.changing import (
+from postdate.core.changes import (
     EVERYTHING,
     Pending,
     administrable,

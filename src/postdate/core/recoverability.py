@@ -14,7 +14,6 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Final, TypeAlias, cast
 
-from postdate.core.in_flight import BYTES_IN_FLIGHT
 from postdate.errors import (
     ClaimLost,
     ConfigurationError,
@@ -426,6 +425,10 @@ class ErrorQueue:
         if not brief:
             headers = customized(headers, self.customize)
         return Envelope(self.name, original.message_id, headers, original.body, due=original.due)
+
+
+BYTES_IN_FLIGHT: Final = 64 * 1024 * 1024
+"""Bytes of the bodies of all messages in flight; a little more where a batch has larger ones than the one before."""
 
 
 @dataclass(frozen=True, slots=True)

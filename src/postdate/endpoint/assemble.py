@@ -13,7 +13,7 @@ from postdate.clock import Clock, SystemClock, checked_clock
 from postdate.core.receive.outcomes import count_ends
 from postdate.core.receive.pump import MessagePump
 from postdate.core.simple_store import enlisting, sharing
-from postdate.core.store_clock import clock_of_store
+from postdate.core.upkeep.store_clock import clock_of_store
 from postdate.endpoint.delayed_delivery import DelayedDeliveryService, check_transport_mode, timeouts_queue
 from postdate.endpoint.handling import Handlers, HandlerTimes, Handling, MessageEndings
 from postdate.endpoint.outbox import Outbox, OutboxCleanUp, OutboxHandling

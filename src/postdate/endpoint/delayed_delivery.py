@@ -10,18 +10,18 @@ from dataclasses import replace
 import anyio
 from typing_extensions import override
 
-from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
-from postdate.core.daily import retention
-from postdate.core.dispatcher import Dispatcher
-from postdate.core.intake import Intake, from_timeouts_queue
-from postdate.core.letting_through import due_work
-from postdate.core.poller import Poller
+from postdate.core.due.dispatcher import Dispatcher
+from postdate.core.due.moving import due_work
+from postdate.core.due.poller import Poller
+from postdate.core.health.circuit_breaker import FailureRate, RepeatedFailures
+from postdate.core.receive.intake import Intake, from_timeouts_queue
 from postdate.core.receive.outcomes import Step
 from postdate.core.receive.pump import MessagePump
 from postdate.core.receive.settling import WatchedReceiver
 from postdate.core.recoverability import DispatchSettings, Host
 from postdate.core.simple_store import SimpleStore, enlisting
-from postdate.core.wall_times import Keeping, wall_times
+from postdate.core.upkeep.retention import retention
+from postdate.core.upkeep.wall_times import Keeping, wall_times
 from postdate.endpoint.service import EndpointContext, Service
 from postdate.endpoint.settings import DelayedDelivery, check_scope
 from postdate.errors import ConfigurationError, ErrorQueueNotConfigured, PostdateError, UnsupportedTransactionMode

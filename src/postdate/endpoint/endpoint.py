@@ -17,9 +17,9 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from typing_extensions import override
 
 from postdate.clock import Clock
-from postdate.core.poller import LONGEST_SLEEP
+from postdate.core.due.poller import LONGEST_SLEEP
 from postdate.core.recoverability import DEFAULT_ERROR_QUEUE, Host, Recoverability
-from postdate.core.store_clock import FollowingClock
+from postdate.core.upkeep.store_clock import FollowingClock
 from postdate.endpoint.assemble import (
     Database,
     ReceivingService,

@@ -21,7 +21,7 @@ from postdate.clock import EARLIEST, later
 from postdate.core.receive.settling import RepeatableStoring
 from postdate.core.simple_store import enlisting
 from postdate.core.timeout_manager.steps import clear_timeouts, to_timeout_manager
-from postdate.core.wall_times import KeptZones, WallTime
+from postdate.core.upkeep.wall_times import KeptZones, WallTime
 from postdate.core.windows import Window
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.message_types import INFINITE, MessageTypes, TimesToBeReceived, finite, type_name

@@ -14,9 +14,9 @@ import anyio
 from anyio.abc import TaskGroup
 
 from postdate.clock import Clock, time_left
-from postdate.core.circuit_breaker import Breaker, BreakerState, CriticalError, RepeatedFailures
+from postdate.core.due.poller import LONGEST_SLEEP, Poller
+from postdate.core.health.circuit_breaker import Breaker, BreakerState, CriticalError, RepeatedFailures
 from postdate.core.health.deadlines import Deadlines
-from postdate.core.poller import LONGEST_SLEEP, Poller
 from postdate.core.receive.outcomes import StoreWaits
 from postdate.core.receive.pump import MessagePump
 from postdate.errors import PostdateError

@@ -10,8 +10,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta
 
-from postdate.core.in_flight import BYTES_IN_FLIGHT
-from postdate.core.recoverability import Host
+from postdate.core.recoverability import BYTES_IN_FLIGHT, Host
 from postdate.core.simple_store import check_methods, claiming
 from postdate.endpoint.message_types import checked_span, finite
 from postdate.errors import ConfigurationError, InvalidMessage, UnsupportedTransactionMode

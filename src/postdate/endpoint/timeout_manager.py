@@ -7,14 +7,14 @@ from typing import Final
 
 from typing_extensions import override
 
+from postdate.core.due.poller import Poller
 from postdate.core.health.attempts import Attempts
 from postdate.core.health.deadlines import translate_store_errors
-from postdate.core.poller import Poller
 from postdate.core.receive.outcomes import AttemptsRecovery, Step, StepOutcome, StoreWaits, immediate_attempts
 from postdate.core.receive.pump import MessagePump
 from postdate.core.recoverability import Allowed, ErrorQueue, Host
 from postdate.core.simple_store import sharing
-from postdate.core.timeout_manager.looking import DueTimeouts
+from postdate.core.timeout_manager.due_query import DueTimeouts
 from postdate.core.timeout_manager.steps import DispatchStep, StoreStep, is_clearing, telling
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.service import EndpointContext, Service

@@ -10,7 +10,7 @@ from datetime import datetime
 from postdate.clock import EARLIEST
 from postdate.core.expiry import discard_reason
 from postdate.core.limits import limits_of
-from postdate.core.wall_times import WallTime
+from postdate.core.upkeep.wall_times import WallTime
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.errors import InvalidTimestamp
 from postdate.messages import DelayedMessage, Headers, headers_with_expiry

@@ -8,10 +8,10 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from postdate.core import changing
-from postdate.core.changing import Pending, first_of
+from postdate.core import changes
+from postdate.core.changes import Pending, first_of
 from postdate.core.limits import limits_of
-from postdate.core.wall_times import KeptZones, WallTime
+from postdate.core.upkeep.wall_times import KeptZones, WallTime
 from postdate.errors import MessageNotFound, TransportUnavailable
 from postdate.messages import OWN_PREFIX, DelayedMessage, Envelope, check_id, origin_of
 from postdate.operations.explanation import explain
@@ -114,7 +114,7 @@ async def list_messages(
 ) -> MessageList:
     """Return what waits, the first due first, behind the cursor ``after``; ``among``: of so many, where few match."""
     store = administrable(deployment, "list messages")
-    changing.check_limit(limit)
+    changes.check_limit(limit)
     found = await first_of(store, where, limit + 1, after, among)
     held = set(await limits_of(store) if isinstance(store, LimitingStore) else ())
     shown = found[:limit]
@@ -292,8 +292,8 @@ async def cancel_all(
     return await _changed(
         store,
         where,
-        lambda each: changing.cancel(store, each.message_id, now),
-        lambda each: changing.would_be(each, None),
+        lambda each: changes.cancel(store, each.message_id, now),
+        lambda each: changes.would_be(each, None),
         progress,
         dry_run=dry_run,
     )
@@ -314,10 +314,10 @@ async def reschedule_all(  # noqa: PLR0913 - which, when, and how
     header = None if dry_run else await _keep_zone(deployment, wall_time, now)
 
     async def change(message: DelayedMessage) -> Answer:
-        return await changing.reschedule(store, message.message_id, due(message, now), now, header)
+        return await changes.reschedule(store, message.message_id, due(message, now), now, header)
 
     def expected(message: DelayedMessage) -> Answer:
-        return changing.would_be(message, due(message, now))
+        return changes.would_be(message, due(message, now))
 
     return await _changed(store, where, change, expected, progress, dry_run=dry_run)
 
@@ -326,14 +326,14 @@ async def _changed(
     store: AdministrableStore,
     where: Pending,
     change: Callable[[DelayedMessage], Awaitable[Answer]],
-    expected: changing.Expected,
+    expected: changes.Expected,
     progress: Progress,
     *,
     dry_run: bool,
 ) -> ManyChanged:
     where.check_says_something()
     if dry_run:
-        count = await changing.count_of(store, where, expected)
+        count = await changes.count_of(store, where, expected)
         return ManyChanged({answer.value: number for answer, number in count.items()}, dry_run)
     found, so_far = await first_of(store, where, None), itertools.count(1)
 
@@ -343,7 +343,7 @@ async def _changed(
         finally:
             progress(next(so_far))
 
-    told = await changing.change_all(found, counted)
+    told = await changes.change_all(found, counted)
     return ManyChanged({answer.value: count for answer, count in told.items()}, dry_run)
 
 

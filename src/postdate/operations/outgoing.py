@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Literal
 
 from postdate.config import Settings
-from postdate.core.store_clock import FollowingClock
+from postdate.core.upkeep.store_clock import FollowingClock
 from postdate.endpoint.message_types import JSON_CONTENT_TYPE
 from postdate.endpoint.outgoing import SendOptions
 from postdate.errors import StoreNotSetUp

@@ -20,10 +20,10 @@ import anyio
 from postdate.backends.registry import place_of
 from postdate.clock import LATEST, Clock, SystemClock
 from postdate.config import Address, Settings, resolved
-from postdate.core.changing import EVERYTHING, PendingPages
+from postdate.core.changes import EVERYTHING, PendingPages
 from postdate.core.copies import GIVEN_AWAY, MISSING, difference
 from postdate.core.limits import Limits, change_limits, limits_of
-from postdate.core.wall_times import Keeping, markers, note_rules, rules_in
+from postdate.core.upkeep.wall_times import Keeping, markers, note_rules, rules_in
 from postdate.errors import ConfigurationError, MessageError, MigrationConflict, NotSupported, StoreError, StoreNotSetUp
 from postdate.messages import INTENTS, DelayedMessage, Headers, Origin, encode_headers, size_in_bytes
 from postdate.operations.plain import Progress, delivering, shown_count, unheard

@@ -22,13 +22,13 @@ from typing_extensions import override
 
 from postdate.clock import Clock, SystemClock, later
 from postdate.config import Settings
-from postdate.core.circuit_breaker import BreakerState, FailureRate, RepeatedFailures
-from postdate.core.dispatcher import Dispatcher
-from postdate.core.finishing import NO_JOURNAL, Journal
-from postdate.core.letting_through import due_work
-from postdate.core.poller import DueWork, Poller, PollResult
+from postdate.core.due.dispatcher import Dispatcher
+from postdate.core.due.finishing import NO_JOURNAL, Journal
+from postdate.core.due.moving import due_work
+from postdate.core.due.poller import DueWork, Poller, PollResult
+from postdate.core.health.circuit_breaker import BreakerState, FailureRate, RepeatedFailures
 from postdate.core.recoverability import LONGEST_OUTAGE_DELAY, DispatchSettings, Host
-from postdate.core.store_clock import clock_of_store
+from postdate.core.upkeep.store_clock import clock_of_store
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.service import RECEIVE_BREAKER, run_timers
 from postdate.errors import PostdateError

@@ -182,7 +182,7 @@ class Backend:
         timeouts: keeps a timeout manager's timeouts: :class:`postdate.ports.timeouts.TimeoutPersister`.
         records: gives the records of a store as they are written: :class:`postdate.ports.RecordStreamStore`.
         timeouts_source: the SQL by which a migration reads and hides timeouts:
-            :class:`postdate.migrating.dialect.Dialect`, called with the place and ``schema``.
+            :class:`postdate.backends.sql.timeouts_migration.dialect.Dialect`, called with the place and ``schema``.
         scripts: of a backend of files, the SQL that makes what is in one: :class:`postdate.ports.FileScripts`, called
             with nothing; adapters of servers have theirs, as :class:`postdate.ports.Scripted`.
         file_facts: of a backend of files, looks into one without opening it for use: called with its path and the time

@@ -228,7 +228,7 @@ class StoreTraffic:
         oldest: when the first of them is due; ``None``: none waits.
         processes: that use the store; ``None`` where they cannot be seen.
         destinations: of the messages that are due next, as far as was looked.
-        zones: headers of the messages by which the store keeps time zones (:mod:`postdate.core.wall_times`).
+        zones: headers of the messages by which the store keeps time zones (:mod:`postdate.core.upkeep.wall_times`).
     """
 
     pending: int

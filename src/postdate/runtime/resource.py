@@ -38,7 +38,7 @@ PAUSE: Final = timedelta(seconds=1)
 
 
 class Breaker(Protocol):
-    """What calls tell a circuit breaker; see :mod:`postdate.core.circuit_breaker`."""
+    """What calls tell a circuit breaker; see :mod:`postdate.core.health.circuit_breaker`."""
 
     def failure(self, error: BaseException, seconds: float) -> timedelta:
         """Note a failure; return how long to pause before the next attempt."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 from postdate.clock import Clock
-from postdate.core.store_clock import FollowingClock
+from postdate.core.upkeep.store_clock import FollowingClock
 from postdate.operations import Overview
 from postdate.operations.looking import Refresher
 from postdate.runtime.reporting import Gauges

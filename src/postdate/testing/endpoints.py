@@ -16,7 +16,7 @@ from typing_extensions import override
 from postdate.backends.memory.database import MemorySagaStore
 from postdate.backends.memory.store import MemoryStore
 from postdate.backends.memory.transport import MemoryReceiver, MemoryTransport
-from postdate.core.changing import EVERYTHING, cancel, first_of, reschedule
+from postdate.core.changes import EVERYTHING, cancel, first_of, reschedule
 from postdate.core.recoverability import Recoverability
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.endpoint import Endpoint

@@ -24,7 +24,7 @@ from typing_extensions import override
 from postdate import operations
 from postdate.clock import steady_seconds
 from postdate.config import parse_instant, without_secrets
-from postdate.core.changing import EVERYTHING, Pending
+from postdate.core.changes import EVERYTHING, Pending
 from postdate.core.limits import limits_of
 from postdate.errors import (
     ConfigurationError,

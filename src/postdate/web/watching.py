@@ -14,7 +14,7 @@ import anyio
 from postdate import operations
 from postdate.clock import Clock
 from postdate.config import Settings
-from postdate.core.changing import EVERYTHING
+from postdate.core.changes import EVERYTHING
 from postdate.operations.looking import Refresher
 from postdate.runtime.threads import in_thread
 from postdate.wiring import OpenDeployment, opened

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any, Final, Literal, cast
 
 from postdate.backends import registry
+from postdate.backends.sql.timeouts_layout import table_name
 from postdate.clock import Clock, SystemClock
 from postdate.config import Address, SectionValues, Settings
 from postdate.core.health.deadlines import Deadlines
@@ -19,7 +20,6 @@ from postdate.endpoint.service import log_critical_error
 from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, TimeoutManager
 from postdate.endpoint.timeout_manager import timeout_dispatcher_queue, timeout_manager_queue
 from postdate.errors import ConfigurationError, StoreNotSetUp, StoreUnreachable
-from postdate.persistence.timeouts import table_name
 from postdate.ports import (
     AdministrableStore,
     ClaimingStore,

@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Any, cast
 
+from postdate.backends.sql.timeouts_migration.dialect import Dialect
+from postdate.backends.sql.timeouts_migration.tables import MigrationSource
 from postdate.config import resolved
 from postdate.errors import ConfigurationError, NotSupported
-from postdate.migrating.dialect import Dialect
-from postdate.migrating.tables import MigrationSource
 from postdate.ports.scanning import RecordStreamStore
 from postdate.wiring.adapters import check_store, kind_of, kinds, open_adapter
 

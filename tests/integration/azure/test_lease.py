@@ -19,8 +19,8 @@ from postdate.backends.azure.lease import ContainerLease
 from postdate.backends.azure.login import parse_login
 from postdate.backends.azure.store import AzureTableStore
 from postdate.backends.azure.table_names import records_table
-from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
-from postdate.core.dispatcher import Dispatcher
+from postdate.core.due.dispatcher import Dispatcher
+from postdate.core.health.circuit_breaker import FailureRate, RepeatedFailures
 from postdate.core.recoverability import DispatchSettings, Host
 from postdate.errors import PostdateError, StoreUnreachable
 from postdate.messages import Envelope

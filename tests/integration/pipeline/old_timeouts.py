@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from postdate.backends.sql.timeouts_layout import text_time
 from postdate.clock import SystemClock
 from postdate.messages import DelayedMessage
-from postdate.persistence.timeouts import text_time
 from postdate.pipeline.migrate import OriginSpec
 
 COLUMNS = '"Id", "Destination", "SagaId", "State", "Time", "Headers", "PersistenceVersion"'

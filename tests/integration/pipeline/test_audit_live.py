@@ -19,7 +19,7 @@ from postdate.backends.mariadb.schema import quoted
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.backends.postgres.store import PostgresStore
 from postdate.backends.postgres.transport import PostgresTransport
-from postdate.backends.rowlocks.parts import to_row
+from postdate.backends.sql.row_locks.parts import to_row
 from postdate.messages import DelayedMessage
 from postdate.pipeline.audit import AuditResult, audit, reading
 from postdate.pipeline.audit.reading import AuditedStore, without_pruned

@@ -15,11 +15,11 @@ from pyspark.sql import SparkSession
 from tests.integration.migration_places import NEXT_YEAR, PostgresPlace, Row, hours
 from tests.integration.pipeline.old_timeouts import OldFile, by_id, ids, messages
 
+from postdate.backends.sql.timeouts_migration.tables import MigrationSource
 from postdate.backends.sqlite.store import SqliteStore
 from postdate.clock import SystemClock
 from postdate.errors import MigrationConflict, PipelineError
 from postdate.messages import DelayedMessage
-from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.migrate import MigrateJob, OriginSpec, abort, migrate, preview, resume, status
 from postdate.pipeline.migrate import job as migrating
 from postdate.pipeline.migrate.ends import opened_target

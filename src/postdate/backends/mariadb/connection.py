@@ -17,7 +17,8 @@ from pymysql.constants import CLIENT, ER
 from pymysql.cursors import SSCursor
 from typing_extensions import override
 
-from postdate.backends.rowlocks.connection import (
+from postdate.backends.sql.dialect import closing_on_error
+from postdate.backends.sql.row_locks.connection import (
     CONNECT_WITHIN_SECONDS,
     LOG_IN_WITHIN_SECONDS,
     DatabaseServer,
@@ -25,8 +26,7 @@ from postdate.backends.rowlocks.connection import (
     check_options,
     connected,
 )
-from postdate.backends.rowlocks.parts import Conflict, DuplicateKey, Meanings, meaning_of, told
-from postdate.backends.sql.dialect import closing_on_error
+from postdate.backends.sql.row_locks.parts import Conflict, DuplicateKey, Meanings, meaning_of, told
 from postdate.errors import (
     ConfigurationError,
     MessageTooLarge,
@@ -128,7 +128,7 @@ class MariaDbServer(DatabaseServer["MariaDbSession"]):
             checked, with ``?ssl=true`` or ``?ssl_ca=/path``, besides which may stand ``ssl_cert`` and ``ssl_key``.
         holds_at_most: the server ends a silent transaction after so long, and the silent connection by which a process
             shows that it lives; whole seconds. ``None``: it does not.
-        answers_within: see :class:`postdate.backends.rowlocks.connection.DatabaseServer`.
+        answers_within: see :class:`postdate.backends.sql.row_locks.connection.DatabaseServer`.
 
     Raises:
         ConfigurationError: the address is unreadable; the text never has the password.
@@ -257,7 +257,7 @@ def larger_than_a_packet(what: str, size: int, limit: int) -> MessageTooLarge:
 
 
 class MariaDbSession(ServerSession):
-    """One connection; see :class:`postdate.backends.rowlocks.connection.ServerSession`.
+    """One connection; see :class:`postdate.backends.sql.row_locks.connection.ServerSession`.
 
     Values in statements: a percent sign is doubled if there are any. ``silence_seconds``: see ``holds_at_most`` of
     :class:`MariaDbServer`; 0: no limit.

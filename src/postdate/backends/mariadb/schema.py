@@ -11,11 +11,18 @@ from typing import Any, Final
 
 from postdate.backends.mariadb.connection import MariaDbServer
 from postdate.backends.mariadb.statements import MariaDbSqlDialect
-from postdate.backends.rowlocks.database import RowLockSchema, ServerSagaStore, TableMaking
-from postdate.backends.rowlocks.names import RowLockNames, Spelling, check_not_ours, mark_done, migrate, rights_needed
-from postdate.backends.rowlocks.outbox import ServerOutbox
+from postdate.backends.sql.migrations import Step
+from postdate.backends.sql.row_locks.database import RowLockSchema, ServerSagaStore, TableMaking
+from postdate.backends.sql.row_locks.names import (
+    RowLockNames,
+    Spelling,
+    check_not_ours,
+    mark_done,
+    migrate,
+    rights_needed,
+)
+from postdate.backends.sql.row_locks.outbox import ServerOutbox
 from postdate.errors import ConfigurationError, StoreUnavailable
-from postdate.persistence.migrations import Step
 
 LONGEST_NAME: Final = 64
 
@@ -116,12 +123,12 @@ class MariaDbSchema(RowLockSchema):
 
 
 class MariaDbSagaStore(ServerSagaStore):
-    """Keeps saga instances in MariaDB; see :class:`postdate.backends.rowlocks.database.ServerSagaStore`."""
+    """Keeps saga instances in MariaDB; see :class:`postdate.backends.sql.row_locks.database.ServerSagaStore`."""
 
     made_from = MariaDbSchema
 
 
 class MariaDbOutbox(ServerOutbox):
-    """Keeps outboxes in MariaDB; see :class:`postdate.backends.rowlocks.outbox.ServerOutbox`."""
+    """Keeps outboxes in MariaDB; see :class:`postdate.backends.sql.row_locks.outbox.ServerOutbox`."""
 
     made_from = MariaDbSchema

@@ -11,8 +11,8 @@ from typing import Any
 
 from typing_extensions import override
 
-from postdate.backends.rowlocks.parts import DuplicateKey
-from postdate.backends.rowlocks.statements import (
+from postdate.backends.sql.row_locks.parts import DuplicateKey
+from postdate.backends.sql.row_locks.statements import (
     EARLIEST,
     LANE_MICROSECONDS,
     LANES_BEGIN,

@@ -14,10 +14,10 @@ from typing_extensions import override
 from postdate.backends.mariadb.connection import MariaDbSession, literal
 from postdate.backends.mariadb.schema import MariaDbNames, MariaDbSchema
 from postdate.backends.mariadb.tables import ROWS_AT_ONCE, STATEMENT_BYTES, MariaDbTables, in_statements, old_snapshots
-from postdate.backends.rowlocks.names import RowLockNames
-from postdate.backends.rowlocks.parts import MessageRow, in_pieces, to_row
-from postdate.backends.rowlocks.store import LockingStore
 from postdate.backends.sql.retention import Aging
+from postdate.backends.sql.row_locks.names import RowLockNames
+from postdate.backends.sql.row_locks.parts import MessageRow, in_pieces, to_row
+from postdate.backends.sql.row_locks.store import LockingStore
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.ports import OldSnapshot, RecordKind, ReplacingStore, ScanPart
 from postdate.ports.changing import KeyedIds, Making

@@ -1,4 +1,4 @@
-"""The steps of a store that MariaDB takes in its own way; the others: :mod:`postdate.backends.rowlocks.tables`."""
+"""The steps of a store that MariaDB takes in its own way; the others: :mod:`postdate.backends.sql.row_locks.tables`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing_extensions import override
 from postdate.backends.mariadb.connection import LockedTooLong, larger_than_a_packet, literal, room_in_packet
 from postdate.backends.mariadb.schema import MariaDbNames
 from postdate.backends.mariadb.statements import MariaDbStatements
-from postdate.backends.rowlocks.parts import MessageRow, RecordNote, WaitingRow, in_pieces
-from postdate.backends.rowlocks.tables import RowLockTables
+from postdate.backends.sql.row_locks.parts import MessageRow, RecordNote, WaitingRow, in_pieces
+from postdate.backends.sql.row_locks.tables import RowLockTables
 from postdate.errors import StoreNotWritable
 from postdate.ports import OldSnapshot, Recording, RecordKind
 

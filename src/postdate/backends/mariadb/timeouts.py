@@ -15,11 +15,11 @@ from typing_extensions import override
 from postdate.backends.mariadb.connection import larger_than_a_packet, literal, room_in_packet
 from postdate.backends.mariadb.schema import TABLE_EXISTS, MariaDbSchema, check_name, quoted
 from postdate.backends.mariadb.statements import MariaDbSqlDialect
-from postdate.backends.rowlocks.parts import DuplicateKey
-from postdate.backends.rowlocks.timeouts import RowLockTimeoutTable, ServerTimeouts
+from postdate.backends.sql.row_locks.parts import DuplicateKey
+from postdate.backends.sql.row_locks.timeouts import RowLockTimeoutTable, ServerTimeouts
 from postdate.backends.sql.timeouts import TimeoutStatements
+from postdate.backends.sql.timeouts_layout import HEADERS, ID, STATE, TIME, rounded_up, spellings, text_time
 from postdate.errors import StoreNotSetUp
-from postdate.persistence.timeouts import HEADERS, ID, STATE, TIME, rounded_up, spellings, text_time
 
 _WHAT: Final = "the table of timeouts (table_prefix=...)"
 _SCHEMA_EXISTS: Final = "SELECT 1 FROM information_schema.schemata WHERE schema_name = %(schema)s"
@@ -38,7 +38,7 @@ class MariaDbTimeouts(ServerTimeouts):
             :class:`postdate.backends.mariadb.database.MariaDb`, whose connections and ``schema`` it uses.
         schema: the database of the table; ``None``: that of ``url``.
         table_prefix: of the table's name, which has at most 64 characters, none of them an emoji. ``None``: that of the
-            endpoint, see :func:`postdate.persistence.timeouts.table_prefix`.
+            endpoint, see :func:`postdate.backends.sql.timeouts_layout.table_prefix`.
 
     Raises:
         ConfigurationError: the address, the schema or the table's name is invalid.

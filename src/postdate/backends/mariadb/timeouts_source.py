@@ -11,9 +11,9 @@ from typing_extensions import override
 from postdate.backends.mariadb.connection import MariaDbServer
 from postdate.backends.mariadb.schema import MariaDbNames, check_name, quoted
 from postdate.backends.sql.dialect import closing_on_error
+from postdate.backends.sql.timeouts_layout import ID
+from postdate.backends.sql.timeouts_migration.dialect import NUMBER, TURN_SECONDS, Dialect, Session
 from postdate.errors import ConfigurationError, StoreUnavailable
-from postdate.migrating.dialect import NUMBER, TURN_SECONDS, Dialect, Session
-from postdate.persistence.timeouts import ID
 
 
 class MariaDbDialect(Dialect):

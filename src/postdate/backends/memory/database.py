@@ -11,9 +11,9 @@ from typing_extensions import override
 
 from postdate.backends.memory.store import MemoryStore
 from postdate.backends.memory.transport import MemoryTransport
+from postdate.backends.sql.timeouts_layout import checked, in_order, normal_id, normal_saga
 from postdate.clock import Clock
 from postdate.errors import SagaConflict
-from postdate.persistence.timeouts import checked, in_order, normal_id, normal_saga
 from postdate.ports import Correlation, Recording, SagaChange, SagaFate, SagaRecord, SagaStore, SagaStoreCapabilities
 from postdate.ports.backends import DatabaseObject
 from postdate.ports.timeouts import DueChunk, DueTimeout, Timeout, TimeoutClaim, TimeoutPersister

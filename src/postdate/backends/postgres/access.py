@@ -22,8 +22,8 @@ from postdate.backends.postgres.listening import HOLDS_AT_MOST, Life, Listener
 from postdate.backends.postgres.names import DEFAULT_SCHEMA, SchemaNames, foundation, mark_done, quoted, sql, steps
 from postdate.backends.postgres.pool import PostgresPool
 from postdate.backends.postgres.sessions import check_unpooled, mark
+from postdate.backends.sql.migrations import Step, run
 from postdate.errors import ConfigurationError, StoreUnavailable
-from postdate.persistence.migrations import Step, run
 from postdate.ports import Recording, Scripted
 from postdate.runtime import forks
 from postdate.runtime.resource import Resource, resource_at

@@ -25,10 +25,10 @@ from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.inserting import OnTable
 from postdate.backends.postgres.names import DEFAULT_SCHEMA, SchemaNames, array, check_name, literal, sql
 from postdate.backends.postgres.rows import in_calendar, utc
+from postdate.backends.sql.migrations import setup_command
 from postdate.backends.sql.retention import Aging
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import NotSupported, PipelineError, PostdateError, StoreNotSetUp
-from postdate.persistence.migrations import setup_command
 from postdate.ports import RecordKind, RecordStreamStore, Scan, ScanPart
 from postdate.ports.scanning import (
     ARCHIVED,

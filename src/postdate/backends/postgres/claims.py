@@ -16,7 +16,7 @@ from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.answering import BoundedConnection
 from postdate.backends.postgres.names import array
 from postdate.backends.postgres.statements import Statements
-from postdate.backends.rowlocks.claims import Claims, HeldMessage, LockedBatch, SettlingStep
+from postdate.backends.sql.row_locks.claims import Claims, HeldMessage, LockedBatch, SettlingStep
 from postdate.errors import PostdateError
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ class PostgresClaims(Claims):
 
 
 class _Leases:
-    """See :class:`postdate.backends.rowlocks.claims.LeasingTables`."""
+    """See :class:`postdate.backends.sql.row_locks.claims.LeasingTables`."""
 
     def __init__(self, statements: Callable[[], Statements]) -> None:
         self._statements = statements
@@ -104,7 +104,7 @@ class _Leases:
 
 
 class _Connections:
-    """See :class:`postdate.backends.rowlocks.claims.ClaimConnections`."""
+    """See :class:`postdate.backends.sql.row_locks.claims.ClaimConnections`."""
 
     def __init__(self, database: Access) -> None:
         self.put, self.drop, self.end = database.put, database.drop, database.roll_back

@@ -9,7 +9,7 @@ from typing import Final
 import psycopg
 
 from postdate.backends.postgres.sessions import POOLED
-from postdate.backends.rowlocks.parts import Meanings, meaning_of, told
+from postdate.backends.sql.row_locks.parts import Meanings, meaning_of, told
 from postdate.errors import (
     PostdateError,
     StoreError,

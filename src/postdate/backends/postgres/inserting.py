@@ -12,10 +12,10 @@ from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.next_due import PostgresNextDue
 from postdate.backends.postgres.rows import COLUMNS, Row, row_of
 from postdate.backends.postgres.statements import Statements
+from postdate.backends.sql.migrations import setup_command
 from postdate.clock import to_microseconds
 from postdate.errors import ConfigurationError, DuplicateMessage, StoreNotSetUp
 from postdate.messages import DelayedMessage
-from postdate.persistence.migrations import setup_command
 from postdate.ports import StoreCapabilities, StoreReport
 
 PARAMETERS: Final[Mapping[str, str]] = {**COLUMNS, "now": "timestamptz", "store": "smallint", "notice": "text"}

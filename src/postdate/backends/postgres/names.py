@@ -10,8 +10,8 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from postdate.backends.sql.migrations import Step, bare, filled_in, migrations
 from postdate.errors import ConfigurationError
-from postdate.persistence.migrations import Step, bare, filled_in, migrations
 
 LONGEST_NAME_BYTES = 63
 DEFAULT_SCHEMA = "postdate"

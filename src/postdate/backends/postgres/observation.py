@@ -19,10 +19,10 @@ from postdate.backends.postgres.listening import holders_here, living
 from postdate.backends.postgres.names import SchemaNames, sql
 from postdate.backends.postgres.queues import lengths_query
 from postdate.backends.postgres.rows import QUEUED, WAITING, Unreadable, envelope_of, message_of, read, utc
+from postdate.backends.sql.migrations import migrations
 from postdate.backends.sql.questions import header_text
 from postdate.clock import steady_seconds
 from postdate.errors import QueueNotFound
-from postdate.persistence.migrations import migrations
 from postdate.ports import Delivered, Observer, OldSnapshot, Process, Queued, ServerFacts, Standing
 
 T = TypeVar("T")

@@ -19,8 +19,8 @@ from postdate.backends.postgres.listening import HOLDS_AT_MOST
 from postdate.backends.postgres.names import SchemaNames, check_name, literal, own_table_script, quoted, sql
 from postdate.backends.postgres.statements import PostgresSqlDialect
 from postdate.backends.sql.timeouts import CONTENT, LATER, SharedSqlTimeouts, TimeoutTable, standard_statements
+from postdate.backends.sql.timeouts_layout import TIME, normal_id, rounded_up, table_name
 from postdate.errors import StoreNotSetUp
-from postdate.persistence.timeouts import TIME, normal_id, rounded_up, table_name
 from postdate.ports import Scripted
 from postdate.ports.timeouts import Timeout, TimeoutClaim
 from postdate.runtime.resource import Resource
@@ -58,7 +58,7 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
         schema: of the table; any characters, whatever the schema of the database. Upstream has its tables in
             ``public`` unless told otherwise. Queues in any schema of the same database share their transactions.
         table_prefix: of the table's name; any characters. ``None``: that of the endpoint, see
-            :func:`postdate.persistence.timeouts.table_prefix`.
+            :func:`postdate.backends.sql.timeouts_layout.table_prefix`.
         answers_within: a connection is given up after so long a silence of the server; above 0. ``None``: as the
             database says, or 20 seconds.
 

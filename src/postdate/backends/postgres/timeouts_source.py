@@ -13,9 +13,9 @@ from postdate.backends.postgres.access import Access
 from postdate.backends.postgres.names import DEFAULT_SCHEMA as STORE_SCHEMA
 from postdate.backends.postgres.names import quoted
 from postdate.backends.postgres.names import sql as bytes_of
+from postdate.backends.sql.timeouts_layout import ID, TIME
+from postdate.backends.sql.timeouts_migration.dialect import NUMBER, TURN_SECONDS, Dialect, Hiding, Session
 from postdate.errors import PostdateError, StoreError, StoreUnavailable, StoreUnreachable
-from postdate.migrating.dialect import NUMBER, TURN_SECONDS, Dialect, Hiding, Session
-from postdate.persistence.timeouts import ID, TIME
 
 DEFAULT_SCHEMA: Final = "public"
 """Where upstream's tables are unless it is told otherwise."""

@@ -15,8 +15,7 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 from typing_extensions import override
 
 from postdate.backends.sql.dialect import Sessions, SqlDialect
-from postdate.errors import ConfigurationError, MessageError, TimeoutConcurrentlyProcessed
-from postdate.persistence.timeouts import (
+from postdate.backends.sql.timeouts_layout import (
     COLUMNS,
     checked,
     decode,
@@ -28,6 +27,7 @@ from postdate.persistence.timeouts import (
     read_time,
     table_name,
 )
+from postdate.errors import ConfigurationError, MessageError, TimeoutConcurrentlyProcessed
 from postdate.ports import Work
 from postdate.ports.timeouts import DueChunk, DueTimeout, Timeout, TimeoutPersister
 
@@ -89,7 +89,7 @@ class TimeoutTable(ABC):
 
     @abstractmethod
     def insert(self, session: Any, row: dict[str, Any]) -> bool:
-        """Write a row of :func:`postdate.persistence.timeouts.encode`; ``False``: its id is there already."""
+        """Write a row of :func:`postdate.backends.sql.timeouts_layout.encode`; ``False``: its id is there already."""
 
     @abstractmethod
     def instant(self, instant: datetime) -> object:
@@ -130,7 +130,7 @@ class SqlTimeouts(TimeoutPersister, Generic[Table]):
     Args:
         sessions: run its statements.
         make_table: makes the SQL of a table from its name, which it checks.
-        table_prefix: of the table's name; ``None``: see :func:`postdate.persistence.timeouts.table_prefix`.
+        table_prefix: of the table's name; ``None``: see :func:`postdate.backends.sql.timeouts_layout.table_prefix`.
     """
 
     def __init__(self, sessions: Sessions, make_table: Callable[[str], Table], table_prefix: str | None) -> None:

@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 from typing_extensions import override
 
 from postdate.backends.sql.dialect import closing_on_error
+from postdate.backends.sql.migrations import Step, from_newer, migrations, run
 from postdate.backends.sqlite.processes import presence_folder
 from postdate.clock import steady_seconds
 from postdate.errors import (
@@ -36,7 +37,6 @@ from postdate.errors import (
     StoreTroubled,
     StoreUnreachable,
 )
-from postdate.persistence.migrations import Step, from_newer, migrations, run
 from postdate.ports.backends import LibraryFacts
 from postdate.runtime import forks
 

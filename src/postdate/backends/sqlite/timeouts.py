@@ -13,11 +13,11 @@ from typing import Any, Final
 from typing_extensions import override
 
 from postdate.backends.sql.timeouts import LATER, SharedSqlTimeouts, TimeoutTable, standard_statements
+from postdate.backends.sql.timeouts_layout import TIME, normal_id, table_name, text_time
 from postdate.backends.sqlite.file import OnFile, SqliteFile
 from postdate.backends.sqlite.processes import presence_folder, try_to_hold
 from postdate.backends.sqlite.rows import SqliteSqlDialect, Transaction
 from postdate.errors import ConfigurationError
-from postdate.persistence.timeouts import TIME, normal_id, table_name, text_time
 from postdate.ports import Recording
 from postdate.ports.timeouts import TimeoutClaim
 from postdate.runtime.threads import in_thread
@@ -33,7 +33,7 @@ class SqliteTimeouts(OnFile, SharedSqlTimeouts["_SqliteTable"]):
     Args:
         path: of the file; created by :meth:`setup`.
         table_prefix: of the table's name; any characters. ``None``: that of the endpoint, see
-            :func:`postdate.persistence.timeouts.table_prefix`. SQLite ignores the case of letters in it.
+            :func:`postdate.backends.sql.timeouts_layout.table_prefix`. SQLite ignores the case of letters in it.
         synchronous: as of the transport on the file; see :class:`postdate.SqliteStore`.
         recording: as of the transport on the file.
 

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from typing_extensions import override
 
+from postdate.backends.sql.timeouts_layout import ID, TIME, text_time
+from postdate.backends.sql.timeouts_migration.dialect import NUMBER, Dialect, Hiding, Session
 from postdate.backends.sqlite.connection import connect, patiently, translated
 from postdate.backends.sqlite.rows import SqliteSqlDialect
 from postdate.clock import Clock, SystemClock
 from postdate.errors import PostdateError, StoreNotSetUp
-from postdate.migrating.dialect import NUMBER, Dialect, Hiding, Session
-from postdate.persistence.timeouts import ID, TIME, text_time
 
 _spelled: Final = SqliteSqlDialect().spelled
 

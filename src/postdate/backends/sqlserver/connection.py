@@ -12,7 +12,8 @@ from typing import Any, Final, cast
 
 from typing_extensions import override
 
-from postdate.backends.rowlocks.connection import (
+from postdate.backends.sql.dialect import closing_on_error
+from postdate.backends.sql.row_locks.connection import (
     CONNECT_WITHIN_SECONDS,
     LOG_IN_WITHIN_SECONDS,
     DatabaseServer,
@@ -20,8 +21,7 @@ from postdate.backends.rowlocks.connection import (
     check_options,
     connected,
 )
-from postdate.backends.rowlocks.parts import Conflict, Meanings, meaning_of, told
-from postdate.backends.sql.dialect import closing_on_error
+from postdate.backends.sql.row_locks.parts import Conflict, Meanings, meaning_of, told
 from postdate.backends.sqlserver import BACKEND
 from postdate.backends.sqlserver.channel import DriverSocket, Refused, Routed
 from postdate.backends.sqlserver.login import OPTIONS, encryption_of
@@ -116,7 +116,7 @@ class SqlServerInstance(DatabaseServer["SqlServerSession"]):
             the host of the address, or what ``hostnameincertificate=`` says. ``trustservercertificate=yes`` takes any
             certificate; ``encrypt=no`` sends everything in the clear, the password too; ``encrypt=strict`` begins with
             TLS (TDS 8).
-        answers_within: see :class:`postdate.backends.rowlocks.connection.DatabaseServer`.
+        answers_within: see :class:`postdate.backends.sql.row_locks.connection.DatabaseServer`.
 
     Raises:
         ConfigurationError: the address is unreadable; the text never has the password.
@@ -183,7 +183,7 @@ class SqlServerInstance(DatabaseServer["SqlServerSession"]):
 
 
 class SqlServerSession(ServerSession):
-    """One connection, on a ``channel``; see :class:`postdate.backends.rowlocks.connection.ServerSession`."""
+    """One connection, on a ``channel``; see :class:`postdate.backends.sql.row_locks.connection.ServerSession`."""
 
     def __init__(self, connection: Any, channel: DriverSocket, where: str) -> None:
         self._connection, self._channel, self._where = connection, channel, where

@@ -10,13 +10,20 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final
 
-from postdate.backends.rowlocks.database import RowLockSchema, ServerSagaStore, TableMaking
-from postdate.backends.rowlocks.names import RowLockNames, Spelling, check_not_ours, mark_done, migrate, rights_needed
-from postdate.backends.rowlocks.outbox import ServerOutbox
+from postdate.backends.sql.migrations import Step
+from postdate.backends.sql.row_locks.database import RowLockSchema, ServerSagaStore, TableMaking
+from postdate.backends.sql.row_locks.names import (
+    RowLockNames,
+    Spelling,
+    check_not_ours,
+    mark_done,
+    migrate,
+    rights_needed,
+)
+from postdate.backends.sql.row_locks.outbox import ServerOutbox
 from postdate.backends.sqlserver.connection import ADMINISTRATORS_SETTINGS, SqlServerInstance
 from postdate.backends.sqlserver.statements import SqlServerSqlDialect
 from postdate.errors import ConfigurationError, StoreUnavailable
-from postdate.persistence.migrations import Step
 
 LONGEST_NAME: Final = 128
 
@@ -145,12 +152,12 @@ class SqlServerSchema(RowLockSchema):
 
 
 class SqlServerSagaStore(ServerSagaStore):
-    """Keeps saga instances in SQL Server; see :class:`postdate.backends.rowlocks.database.ServerSagaStore`."""
+    """Keeps saga instances in SQL Server; see :class:`postdate.backends.sql.row_locks.database.ServerSagaStore`."""
 
     made_from = SqlServerSchema
 
 
 class SqlServerOutbox(ServerOutbox):
-    """Keeps outboxes in SQL Server; see :class:`postdate.backends.rowlocks.outbox.ServerOutbox`."""
+    """Keeps outboxes in SQL Server; see :class:`postdate.backends.sql.row_locks.outbox.ServerOutbox`."""
 
     made_from = SqlServerSchema

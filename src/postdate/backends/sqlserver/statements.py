@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from typing_extensions import override
 
-from postdate.backends.rowlocks.statements import (
+from postdate.backends.sql.row_locks.statements import (
     EARLIEST,
     LANE_MICROSECONDS,
     LANES_BEGIN,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing_extensions import override
 
-from postdate.backends.rowlocks.store import LockingStore
+from postdate.backends.sql.row_locks.store import LockingStore
 from postdate.backends.sqlserver.schema import SqlServerNames, SqlServerSchema
 from postdate.backends.sqlserver.tables import SqlServerTables
 

@@ -1,4 +1,4 @@
-"""The steps of a store that SQL Server takes in its own way; the others: :mod:`postdate.backends.rowlocks.tables`."""
+"""The steps of a store that SQL Server takes in its own way; see :mod:`postdate.backends.sql.row_locks.tables`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from postdate.backends.rowlocks.database import HOLDS_AT_MOST
-from postdate.backends.rowlocks.parts import MessageRow, in_pieces
-from postdate.backends.rowlocks.tables import RowLockTables
+from postdate.backends.sql.row_locks.database import HOLDS_AT_MOST
+from postdate.backends.sql.row_locks.parts import MessageRow, in_pieces
+from postdate.backends.sql.row_locks.tables import RowLockTables
 from postdate.backends.sqlserver.schema import SqlServerNames
 from postdate.backends.sqlserver.statements import SqlServerStatements
 from postdate.clock import steady_seconds

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from postdate.backends.rowlocks.timeouts import RowLockTimeoutTable, ServerTimeouts
+from postdate.backends.sql.row_locks.timeouts import RowLockTimeoutTable, ServerTimeouts
 from postdate.backends.sql.timeouts import TimeoutStatements
+from postdate.backends.sql.timeouts_layout import DESTINATION, ID, STATE, TIME, rounded_up
 from postdate.backends.sqlserver.schema import (
     SqlServerNames,
     SqlServerSchema,
@@ -26,7 +27,6 @@ from postdate.backends.sqlserver.schema import (
 from postdate.backends.sqlserver.statements import SqlServerSqlDialect
 from postdate.errors import InvalidMessage
 from postdate.messages import DESTINATION_LIMIT
-from postdate.persistence.timeouts import DESTINATION, ID, STATE, TIME, rounded_up
 
 _WHAT: Final = "the table of timeouts (table_prefix=...)"
 _ENDINGS: Final = (0, 3, 7)
@@ -57,7 +57,7 @@ class SqlServerTimeouts(ServerTimeouts):
             :class:`postdate.backends.sqlserver.database.SqlServer`, whose connections and ``schema`` it uses.
         schema: of the table; ``None``: ``dbo``.
         table_prefix: of the table's name, which has at most 128 characters. ``None``: that of the endpoint, see
-            :func:`postdate.persistence.timeouts.table_prefix`.
+            :func:`postdate.backends.sql.timeouts_layout.table_prefix`.
 
     Raises:
         ConfigurationError: the address, the schema or the table's name is invalid.

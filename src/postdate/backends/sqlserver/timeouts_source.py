@@ -8,11 +8,19 @@ from typing import Any, Final
 
 from typing_extensions import override
 
+from postdate.backends.sql.timeouts_layout import ID, TIME
+from postdate.backends.sql.timeouts_migration.dialect import (
+    NUMBER,
+    ONGOING,
+    STATE_TABLE,
+    TURN_SECONDS,
+    Dialect,
+    Hiding,
+    Session,
+)
 from postdate.backends.sqlserver.connection import SqlServerInstance, SqlServerSession
 from postdate.backends.sqlserver.schema import DEFAULT_SCHEMA, TAKE_TURN, SqlServerNames, check_name, literal, quoted
 from postdate.errors import StoreUnavailable
-from postdate.migrating.dialect import NUMBER, ONGOING, STATE_TABLE, TURN_SECONDS, Dialect, Hiding, Session
-from postdate.persistence.timeouts import ID, TIME
 
 _LOCK_MILLISECONDS: Final = 3_000
 """The setting of our sessions."""

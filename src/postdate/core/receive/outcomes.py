@@ -17,8 +17,8 @@ import anyio
 from typing_extensions import override
 
 from postdate.clock import Clock
-from postdate.core.circuit_breaker import PAUSE_ARMED, FailureRate
 from postdate.core.health.attempts import Attempts
+from postdate.core.health.circuit_breaker import PAUSE_ARMED, FailureRate
 from postdate.core.recoverability import (
     Allowed,
     ErrorQueue,

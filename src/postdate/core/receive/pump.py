@@ -14,8 +14,8 @@ from typing import Final, TypeAlias
 import anyio
 
 from postdate.clock import Clock, in_real_time
-from postdate.core.circuit_breaker import PAUSE_ARMED, RepeatedFailures
 from postdate.core.health.attempts import Attempts
+from postdate.core.health.circuit_breaker import PAUSE_ARMED, RepeatedFailures
 from postdate.core.health.deadlines import GRACE, STOP_DEADLINE, SeparateCall
 from postdate.core.receive.outcomes import BACK, UNCOUNTED, Failed, Recovery, Step, StepOutcome
 from postdate.core.receive.settling import Ended, Report, Settler, WatchedReceiver

@@ -16,7 +16,7 @@ from postdate.backends.registry import backends
 from postdate.clock import Clock
 from postdate.config import Settings
 from postdate.core.recoverability import IMMEDIATE_RETRIES
-from postdate.core.store_clock import WORTH_SAYING
+from postdate.core.upkeep.store_clock import WORTH_SAYING
 from postdate.errors import PostdateError, TransportError
 from postdate.operations.doctor.checks import Probe, Verdict
 from postdate.operations.plain import shown_count, shown_span, shown_time

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from postdate.config import Settings
-from postdate.core.wall_times import markers
+from postdate.core.upkeep.wall_times import markers
 from postdate.core.zones import zone_files
 from postdate.messages import OF_THE_STORE
 from postdate.operations.doctor.checks import Probe, Verdict

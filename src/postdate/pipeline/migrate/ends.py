@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+from postdate.backends.sql.timeouts_migration.tables import MigrationSource
 from postdate.clock import from_microseconds
 from postdate.config import Address
 from postdate.errors import NotSupported
 from postdate.messages import DelayedMessage
-from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.rows import LEDGER_ARROW, MESSAGE_COLUMNS, restored
 from postdate.pipeline.stores import PAGE_ROWS, OpenStore, StoreSpec, absolute, opened
 from postdate.ports import AdministrableStore, Record, RecordKind, Scan, ScanFilter, ScannableStore

@@ -19,9 +19,9 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
+from postdate.backends.sql.timeouts_migration.tables import MigrationSource
 from postdate.clock import SystemClock
 from postdate.errors import MigrationConflict, PipelineError, StoreUnavailable, StoreUnreachable
-from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.migrate.ends import TargetStore, opened_target
 from postdate.pipeline.migrate.looking import (
     MigrateJob,

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from postdate.backends.sql.timeouts_migration.tables import MigrationSource
 from postdate.config import Address, resolved
 from postdate.errors import MigrationConflict, PipelineError
 from postdate.messages import aware_utc
-from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.migrate.ends import OriginSpec, opened_target
 from postdate.pipeline.migrate.results import EndpointPreview, PreviewResult, RunStatus, StatusResult
 from postdate.pipeline.stores import StoreSpec

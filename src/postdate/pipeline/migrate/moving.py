@@ -23,9 +23,9 @@ from typing import cast
 
 import pyarrow as pa
 
+from postdate.backends.sql.timeouts_migration.tables import MigrationSource
 from postdate.clock import SystemClock
 from postdate.errors import MessageError, PipelineError
-from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.migrate.ends import TargetStore
 from postdate.pipeline.migrate.results import NAMED, Difference, EndpointResult, RunStatus, Verified
 from postdate.pipeline.rows import INSTANT, checked, pc, to_columns

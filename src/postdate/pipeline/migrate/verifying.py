@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
+from postdate.backends.sql.timeouts_migration.tables import MigrationSource
 from postdate.core.copies import MISSING, difference, different_fields
 from postdate.errors import MessageError, PipelineError
 from postdate.messages import DelayedMessage
-from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.migrate.ends import TargetStore
 from postdate.pipeline.migrate.moving import BatchTask
 from postdate.pipeline.migrate.results import Difference, Verified

@@ -78,10 +78,10 @@ def check_options(address: ServerAddress, known: frozenset[str]) -> None:
 class ServerSession(ABC):
     """One connection, in autocommit mode outside of ``begin`` … ``commit``; one thread at a time.
 
-    Besides :class:`postdate.backends.rowlocks.parts.PooledSession`, dialects call ``rows(sql, values)``, which returns
-    the rows of a statement, ``change(sql, values)``, which returns how many rows it changed or found unchanged, and
-    ``pages(sql, values, page)``, which yields rows as the server sends them, while nothing else may run. A percent sign
-    is doubled in statements with ``values``.
+    Besides :class:`postdate.backends.sql.row_locks.parts.PooledSession`, dialects call ``rows(sql, values)``, which
+    returns the rows of a statement, ``change(sql, values)``, which returns how many rows it changed or found unchanged,
+    and ``pages(sql, values, page)``, which yields rows as the server sends them, while nothing else may run. A percent
+    sign is doubled in statements with ``values``.
     """
 
     @property

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
+from postdate.backends.sql.migrations import Step, bare, filled_in, migrations, run
 from postdate.errors import ConfigurationError
-from postdate.persistence.migrations import Step, bare, filled_in, migrations, run
 
 _OURS: Final = "postdate_"
 

@@ -1,11 +1,7 @@
-"""How due messages are delivered: moved inside one database, sent by a dispatcher, or held because of limits.
-
-What limits of destinations hold is let through, as many and as soon as they allow. Source: ADR 2, 34.
-"""
+"""Messages that limits of their destinations hold, let through as soon as the limits allow. Source: ADR 34."""
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -17,19 +13,13 @@ from typing import Final
 import anyio
 
 from postdate.clock import Clock, later
-from postdate.core.dispatcher import Dispatcher
+from postdate.core.due.dispatcher import Dispatcher
+from postdate.core.due.poller import DueWork, PollResult
 from postdate.core.expiry import is_expired
-from postdate.core.finishing import NO_JOURNAL, Journal
 from postdate.core.health.attempts import Release
 from postdate.core.limits import AT_ONCE, NO_LIMITS, SAME_FOR, Limits
-from postdate.core.poller import DueWork, PollResult
-from postdate.core.simple_store import enlisting
-from postdate.ports import Claim, ClaimingStore, MoveReport, MovingStore, Transport, Wake
+from postdate.ports import Claim, Wake
 from postdate.ports.limits import KeptLimits, LimitingStore
-from postdate.runtime.reporting import NO_METRICS, Metrics
-
-_MOVED_AT_ONCE: Final = 1_000
-_LEFT_BEHIND_AT_ONCE: Final = 25
 
 _EMPTY_APART: Final = 10.0
 """Seconds between looks into an empty lane: another service, which held something since, may have ended."""
@@ -39,84 +29,6 @@ _LOOKS_LAST: Final = 0.05
 
 _LOST_TURN: Final = 0.02
 """Seconds after which one looks again who was late for a turn."""
-
-log = logging.getLogger("postdate.dispatcher")
-
-
-def due_work(
-    store: ClaimingStore,
-    transport: Transport,
-    dispatcher: Dispatcher,
-    clock: Clock,
-    metrics: Metrics = NO_METRICS,
-    journal: Journal = NO_JOURNAL,
-) -> DueWork:
-    """Return how due messages are delivered: moved where store and queues share a database, within limits if kept."""
-    moving = enlisting(store, transport)
-    work: DueWork = dispatcher if moving is None else Mover(moving, dispatcher, clock, metrics, journal)
-    return LimitedWork(work, dispatcher, store, clock) if isinstance(store, LimitingStore) else work
-
-
-class Mover:
-    """Moves due messages inside the database of store and queues; ``dispatcher`` sends those for other queues."""
-
-    def __init__(
-        self,
-        store: MovingStore,
-        dispatcher: Dispatcher,
-        clock: Clock,
-        metrics: Metrics = NO_METRICS,
-        journal: Journal = NO_JOURNAL,
-    ) -> None:
-        self._store, self._dispatcher, self._clock, self._metrics = store, dispatcher, clock, metrics
-        self._deadlines = (
-            dispatcher.store_deadlines
-        )  # one for all calls of the store: once it is silent, stopping waits but once
-        self._journal, self._listing = journal, journal is not NO_JOURNAL
-
-    def running(self) -> AbstractAsyncContextManager[None]:
-        return self._dispatcher.running()
-
-    async def take(self, now: datetime) -> PollResult:
-        began = self._clock.monotonic()
-        report = await self._deadlines.call_apart(
-            lambda: self._store.move_due(now, _MOVED_AT_ONCE, listing=self._listing)
-        )
-        if report.moved is not None:
-            self._journal.moved(report.moved, now)
-        self._count(report, now, timedelta(seconds=self._clock.monotonic() - began))
-        moved = report.delivered + report.expired
-        needed = report.left_behind or self._dispatcher.finisher.unwritten
-        limits = self._dispatcher.limits
-        if report.left_behind:  # maybe since a moment ago
-            limits.forget()
-        # A few at a look: messages without a queue must not delay the others (a bad destination never does).
-        others = (
-            await self._dispatcher.take(now, _MOVED_AT_ONCE if limits.any else _LEFT_BEHIND_AT_ONCE)
-            if needed
-            else PollResult(0, False, report.next_attempt)
-        )
-        if moved < _MOVED_AT_ONCE:
-            own = None if report.left_behind else report.next_attempt  # those left behind are the dispatcher's by now
-            attempts = [each for each in (own, others.next_attempt) if each is not None]
-            return PollResult(moved + others.count, others.more, min(attempts, default=None))
-        await self._deadlines.call_apart(self._store.pause)
-        return PollResult(moved + others.count, more=True)
-
-    def _count(self, report: MoveReport, now: datetime, duration: timedelta) -> None:
-        if report.delivered and log.isEnabledFor(logging.DEBUG):
-            log.debug("%d messages delivered in %.1f ms", report.delivered, duration.total_seconds() * 1_000)
-        if self._metrics is NO_METRICS:
-            return
-        self._metrics.fetched(report.delivered + report.expired, duration)
-        if report.delivered:
-            first = [] if report.first_due is None else [(now - report.first_due + duration).total_seconds()]
-            self._metrics.delivered(report.to, first)
-        if report.expired:
-            self._metrics.count("expired", report.expired)
-
-    async def listen(self, wake: Wake) -> Callable[[], None]:
-        return await self._dispatcher.listen(wake)
 
 
 @dataclass(slots=True)

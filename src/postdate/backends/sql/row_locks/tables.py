@@ -12,8 +12,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from postdate.backends.rowlocks.names import RowLockNames, marks, steps_of
-from postdate.backends.rowlocks.parts import (
+from postdate.backends.sql.migrations import setup_command, standing
+from postdate.backends.sql.row_locks.names import RowLockNames, marks, steps_of
+from postdate.backends.sql.row_locks.parts import (
     MarkedRow,
     MessageRow,
     RecordNote,
@@ -21,11 +22,10 @@ from postdate.backends.rowlocks.parts import (
     filter_values,
     readable_due,
 )
-from postdate.backends.rowlocks.statements import EARLIEST, RowLockStatements
+from postdate.backends.sql.row_locks.statements import EARLIEST, RowLockStatements
 from postdate.clock import from_microseconds, nearest_instant
 from postdate.errors import StoreNotSetUp, StoreUnreachable
 from postdate.messages import rescheduled_text
-from postdate.persistence.migrations import setup_command, standing
 from postdate.ports import Recording, RecordKind, Scan, ScanPart, ServerFacts
 from postdate.ports.observation import UNREADABLE
 
@@ -35,7 +35,7 @@ class RowLockTables(ABC):
 
     Times are whole microseconds since 1970-01-01 UTC. Rows are locked and removed in the order of their numbers where
     possible, so that two processes wait for each other instead of deadlocking. For the steps on leases see
-    :class:`postdate.backends.rowlocks.claims.LeasingTables`.
+    :class:`postdate.backends.sql.row_locks.claims.LeasingTables`.
     """
 
     product: ClassVar[str]

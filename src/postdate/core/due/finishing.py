@@ -19,8 +19,8 @@ from typing import Final, Protocol
 import anyio
 
 from postdate.clock import Clock, later
-from postdate.core.circuit_breaker import FailureRate
 from postdate.core.health.attempts import MOST_ATTEMPTS, Attempts, Release, UnwrittenOutcome, fingerprint
+from postdate.core.health.circuit_breaker import FailureRate
 from postdate.core.health.deadlines import Deadlines
 from postdate.core.recoverability import retry_delay
 from postdate.errors import PostdateError, StoreUnreachable

@@ -15,7 +15,7 @@ from typing import Protocol
 import anyio
 
 from postdate.clock import Clock, in_real_time, time_left
-from postdate.core.circuit_breaker import RepeatedFailures
+from postdate.core.health.circuit_breaker import RepeatedFailures
 from postdate.core.health.deadlines import STOP_DEADLINE, translate_store_errors
 from postdate.errors import PostdateError
 from postdate.ports import Wake

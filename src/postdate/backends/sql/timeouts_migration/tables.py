@@ -15,29 +15,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from postdate.errors import (
-    ConfigurationError,
-    InvalidHeaders,
-    InvalidMessage,
-    InvalidTimestamp,
-    MigrationConflict,
-    StoreError,
-    StoreUnavailable,
-    StoreUnreachable,
-)
-from postdate.messages import DESTINATION_LIMIT, DelayedMessage, Headers, check_text, encode_headers, size_in_bytes
-from postdate.migrating.dialect import (
-    EXCHANGED,
-    NUMBER,
-    OVER,
-    READ,
-    Dialect,
-    Hiding,
-    MigrationState,
-    Session,
-    staging_table,
-)
-from postdate.persistence.timeouts import (
+from postdate.backends.sql.timeouts_layout import (
     DESTINATION,
     HEADERS,
     ID,
@@ -50,6 +28,28 @@ from postdate.persistence.timeouts import (
     row_headers,
     table_name,
 )
+from postdate.backends.sql.timeouts_migration.dialect import (
+    EXCHANGED,
+    NUMBER,
+    OVER,
+    READ,
+    Dialect,
+    Hiding,
+    MigrationState,
+    Session,
+    staging_table,
+)
+from postdate.errors import (
+    ConfigurationError,
+    InvalidHeaders,
+    InvalidMessage,
+    InvalidTimestamp,
+    MigrationConflict,
+    StoreError,
+    StoreUnavailable,
+    StoreUnreachable,
+)
+from postdate.messages import DESTINATION_LIMIT, DelayedMessage, Headers, check_text, encode_headers, size_in_bytes
 from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationPreview, MigrationRun, MigrationStatus
 
 _SHOWN: Final = 10
@@ -61,7 +61,7 @@ PAGE_ROWS: Final = 5_000
 
 
 def to_message(row: Sequence[Any], endpoint: str) -> DelayedMessage:
-    """Return the message of a row of :data:`postdate.migrating.dialect.READ`.
+    """Return the message of a row of :data:`postdate.backends.sql.timeouts_migration.dialect.READ`.
 
     Raises:
         MessageError: it is none.
@@ -168,7 +168,7 @@ class Looking:
 # --- the source of a migration ----------------------------------------------------------------------------------------
 
 
-log = logging.getLogger("postdate.migrating")
+log = logging.getLogger("postdate.backends.sql.timeouts_migration")
 
 
 class MigrationSource:

@@ -21,8 +21,8 @@ from functools import partial
 from typing import Final, Self, TypeGuard
 
 from postdate.clock import LATEST, Clock
-from postdate.core.changing import Pending, PendingPages
-from postdate.core.daily import Daily
+from postdate.core.changes import Pending, PendingPages
+from postdate.core.upkeep.daily import Daily
 from postdate.core.zones import SAME_FOR_SECONDS, SOURCE, have_same_rules, rules_of, zone_by, zone_files
 from postdate.errors import InvalidMessage, InvalidTimestamp, NotSupported, StoreUnavailable
 from postdate.messages import MARKERS, OWN_PREFIX, DelayedMessage, Headers, Origin

@@ -12,7 +12,8 @@ from typing import TypeVar
 import anyio
 
 from postdate.clock import Clock, time_left
-from postdate.core.circuit_breaker import nobody
+from postdate.core.health.circuit_breaker import nobody
+from postdate.core.recoverability import BYTES_IN_FLIGHT
 from postdate.errors import PostdateError
 from postdate.ports import Claim, ClaimingStore
 
@@ -21,9 +22,6 @@ BATCHES_AT_ONCE = 4
 
 HELD_AT_MOST = 8_000
 """Messages held in all, those of destinations that do not answer included."""
-
-BYTES_IN_FLIGHT = 64 * 1024 * 1024
-"""Bytes of the bodies of all messages in flight; a little more where a batch has larger ones than the one before."""
 
 _FIRST = 100
 """Messages of the first batch, when their size is not known."""

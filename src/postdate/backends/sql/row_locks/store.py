@@ -13,24 +13,24 @@ from typing import Any, ClassVar, Final
 
 from typing_extensions import override
 
-from postdate.backends.rowlocks.claims import Claims
-from postdate.backends.rowlocks.database import RowLockSchema
-from postdate.backends.rowlocks.liveness import Liveness
-from postdate.backends.rowlocks.names import steps_of
-from postdate.backends.rowlocks.parts import (
+from postdate.backends.sql.dialect import closing_on_error
+from postdate.backends.sql.limits import SqlLimits
+from postdate.backends.sql.questions import page_of
+from postdate.backends.sql.row_locks.claims import Claims
+from postdate.backends.sql.row_locks.database import RowLockSchema
+from postdate.backends.sql.row_locks.liveness import Liveness
+from postdate.backends.sql.row_locks.names import steps_of
+from postdate.backends.sql.row_locks.parts import (
     MessageRow,
     RecordNote,
     WaitingRow,
     decoded,
     to_row,
 )
-from postdate.backends.rowlocks.pool import Pool
-from postdate.backends.rowlocks.statements import RowLockStatements
-from postdate.backends.rowlocks.tables import RowLockTables, numbered
-from postdate.backends.rowlocks.unreadable import UnreadableInTable
-from postdate.backends.sql.dialect import closing_on_error
-from postdate.backends.sql.limits import SqlLimits
-from postdate.backends.sql.questions import page_of
+from postdate.backends.sql.row_locks.pool import Pool
+from postdate.backends.sql.row_locks.statements import RowLockStatements
+from postdate.backends.sql.row_locks.tables import RowLockTables, numbered
+from postdate.backends.sql.row_locks.unreadable import UnreadableInTable
 from postdate.clock import brought_up_to_date, from_microseconds, steady_seconds, to_microseconds
 from postdate.errors import (
     ConfigurationError,

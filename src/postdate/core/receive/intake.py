@@ -10,8 +10,8 @@ from functools import partial
 from typing import Final
 
 from postdate.clock import Clock
-from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
 from postdate.core.health.attempts import Attempts
+from postdate.core.health.circuit_breaker import FailureRate, RepeatedFailures
 from postdate.core.health.deadlines import Deadlines
 from postdate.core.limits import LimitsCache
 from postdate.core.receive.outcomes import AttemptsRecovery, Failed, StepOutcome, StoreWaits, immediate_attempts
@@ -19,7 +19,7 @@ from postdate.core.receive.settling import RepeatableStoring, is_stored, to_be_s
 from postdate.core.recoverability import Allowed, DispatchSettings
 from postdate.core.simple_store import enlisting
 from postdate.core.timeout_manager.steps import destination_of
-from postdate.core.wall_times import KeptZones, WallTime
+from postdate.core.upkeep.wall_times import KeptZones, WallTime
 from postdate.errors import (
     DestinationUnavailable,
     DuplicateMessage,

@@ -10,13 +10,13 @@ from typing import Any, ClassVar, Final, Self
 
 from typing_extensions import override
 
-from postdate.backends.rowlocks.connection import DatabaseServer
-from postdate.backends.rowlocks.names import RowLockNames, part_steps
-from postdate.backends.rowlocks.pool import Connections, Pool
 from postdate.backends.sql.dialect import SqlDialect
+from postdate.backends.sql.migrations import Step
+from postdate.backends.sql.row_locks.connection import DatabaseServer
+from postdate.backends.sql.row_locks.names import RowLockNames, part_steps
+from postdate.backends.sql.row_locks.pool import Connections, Pool
 from postdate.backends.sql.sagas import SqlSagaStore
 from postdate.errors import ConfigurationError
-from postdate.persistence.migrations import Step
 from postdate.ports import Scripted
 from postdate.ports.backends import DatabaseObject
 from postdate.runtime.threads import in_thread

@@ -17,15 +17,15 @@ import anyio
 from anyio.abc import TaskGroup
 
 from postdate.clock import Clock, in_real_time, later
-from postdate.core.circuit_breaker import FailureRate, RepeatedFailures, nobody
-from postdate.core.destinations import ANOTHER_SECONDS, LONGEST_SECONDS, SHORTEST_SECONDS, Destinations
+from postdate.core.due.destinations import ANOTHER_SECONDS, LONGEST_SECONDS, SHORTEST_SECONDS, Destinations
+from postdate.core.due.finishing import NO_JOURNAL, Finisher, Journal
+from postdate.core.due.in_flight import HANGS_AFTER, Batch, Group, InFlight, within
+from postdate.core.due.poller import PollResult
 from postdate.core.expiry import is_expired
-from postdate.core.finishing import NO_JOURNAL, Finisher, Journal
 from postdate.core.health.attempts import Attempts, Release
+from postdate.core.health.circuit_breaker import FailureRate, RepeatedFailures, nobody
 from postdate.core.health.deadlines import CALL_DEADLINE, Deadlines, translate_store_errors
-from postdate.core.in_flight import HANGS_AFTER, Batch, Group, InFlight, within
 from postdate.core.limits import LimitsCache
-from postdate.core.poller import PollResult
 from postdate.core.recoverability import (
     DelayedRetry,
     DispatchSettings,

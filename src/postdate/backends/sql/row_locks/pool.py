@@ -13,8 +13,8 @@ from typing import Any, Final, TypeVar
 
 from typing_extensions import override
 
-from postdate.backends.rowlocks.parts import Conflict, SessionSource
 from postdate.backends.sql.dialect import closing_on_error
+from postdate.backends.sql.row_locks.parts import Conflict, SessionSource
 from postdate.clock import steady_seconds
 from postdate.errors import PostdateError, StoreUnavailable
 from postdate.runtime import forks

@@ -9,11 +9,9 @@ from typing import Final, TypeVar
 
 import anyio
 
-from postdate.clock import Clock, SystemClock, later
+from postdate.clock import Clock
 from postdate.core.health.deadlines import Deadlines
 from postdate.errors import PostdateError
-from postdate.ports import ArchivableStore, ScanPart
-from postdate.runtime.threads import in_thread
 
 _APART: Final = timedelta(days=1)
 _AGAIN_AFTER: Final = timedelta(hours=1)
@@ -71,38 +69,3 @@ class Daily:
                 log.warning("%s; it is tried again in an hour: %s", self._what, error)
             except Exception:  # it must not end deliveries
                 log.exception("%s; it is tried again in an hour", self._what)
-
-
-# --- records of messages that are over for long -----------------------------------------------------------------------
-
-
-_RETENTION_FIRST_AFTER: Final = timedelta(minutes=5)
-"""The start, when there is enough else to do."""
-
-_SHARE: Final = 64
-"""A transaction removes this part of what a job does at once: deliveries wait for it, or share the disk with it."""
-
-_PAUSE: Final = 19
-"""Times as long as it worked it pauses: a twentieth of one connection's time is spent at most."""
-
-
-def retention(store: ArchivableStore, kept_for: timedelta, clock: Clock) -> Daily:
-    """Return the loop that removes what is older than ``kept_for``.
-
-    Several services of a store do it side by side; what one has removed, the others do not find.
-    """
-
-    async def remove_old(daily: Daily) -> None:
-        before, removed = later(clock.now(), -kept_for), 0
-        for whole in await daily.ask(lambda: in_thread(store.scan_parts, "records", 1)):
-            width = max(store.pruned_at_once // _SHARE, 1)
-            for first in range(whole.first, whole.end, width):
-                part, began = ScanPart(first, min(first + width, whole.end)), SystemClock().monotonic()
-                removed += await daily.ask(lambda part=part: in_thread(store.prune_before, part, before, clock.now()))
-                if not await daily.pause(_PAUSE * (SystemClock().monotonic() - began)):
-                    return
-        if removed:
-            told = logging.getLogger("postdate.retention")
-            told.info("removed %d records from before %s of messages that are over", removed, before.isoformat())
-
-    return Daily(store, clock, "old records are not removed", _RETENTION_FIRST_AFTER, remove_old)

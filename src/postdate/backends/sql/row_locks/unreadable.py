@@ -21,9 +21,9 @@ from typing import Any
 
 from typing_extensions import override
 
-from postdate.backends.rowlocks.parts import MarkedRow, MessageRow, RecordNote, decoded
-from postdate.backends.rowlocks.pool import Pool
-from postdate.backends.rowlocks.tables import RowLockTables
+from postdate.backends.sql.row_locks.parts import MarkedRow, MessageRow, RecordNote, decoded
+from postdate.backends.sql.row_locks.pool import Pool
+from postdate.backends.sql.row_locks.tables import RowLockTables
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import MessageNotFound, StoreError
 from postdate.messages import DelayedMessage

@@ -12,11 +12,11 @@ from typing import Any
 
 from typing_extensions import override
 
-from postdate.backends.rowlocks.database import RowLockSchema
-from postdate.backends.rowlocks.pool import Pool
 from postdate.backends.sql.dialect import closing_on_error
+from postdate.backends.sql.row_locks.database import RowLockSchema
+from postdate.backends.sql.row_locks.pool import Pool
 from postdate.backends.sql.timeouts import SqlTimeouts, TimeoutStatements, TimeoutTable
-from postdate.persistence.timeouts import normal_id
+from postdate.backends.sql.timeouts_layout import normal_id
 from postdate.ports import Scripted
 from postdate.ports.timeouts import Timeout, TimeoutClaim
 from postdate.runtime import forks
@@ -57,7 +57,7 @@ class ServerTimeouts(SqlTimeouts[RowLockTimeoutTable], Scripted):
     Args:
         database: of the table.
         make_table: makes the SQL of a table from its name, which it checks.
-        table_prefix: of the table's name; ``None``: see :func:`postdate.persistence.timeouts.table_prefix`.
+        table_prefix: of the table's name; ``None``: see :func:`postdate.backends.sql.timeouts_layout.table_prefix`.
     """
 
     def __init__(

@@ -13,11 +13,11 @@ import anyio
 from anyio import to_thread
 from typing_extensions import override
 
-from postdate.backends.rowlocks.connection import ServerSession
-from postdate.backends.rowlocks.database import KeptOnServer, RowLockSchema
-from postdate.backends.rowlocks.parts import Conflict
 from postdate.backends.sql.dialect import Values
 from postdate.backends.sql.outbox import SqlOutbox, places
+from postdate.backends.sql.row_locks.connection import ServerSession
+from postdate.backends.sql.row_locks.database import KeptOnServer, RowLockSchema
+from postdate.backends.sql.row_locks.parts import Conflict
 from postdate.errors import StoreError, StoreUnavailable
 from postdate.messages import MESSAGE_ID_LIMIT
 from postdate.ports import Work

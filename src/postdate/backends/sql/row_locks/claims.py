@@ -53,7 +53,7 @@ class LeasingTables(Protocol):
 
 
 class ClaimConnections(Protocol):
-    """Lends the connections of batches; see :class:`postdate.backends.rowlocks.pool.Pool`."""
+    """Lends the connections of batches; see :class:`postdate.backends.sql.row_locks.pool.Pool`."""
 
     def put(self, session: Any, /) -> None: ...
 

@@ -15,8 +15,8 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
+from postdate.backends.sql.timeouts_layout import DESTINATION, HEADERS, ID, STATE, TIME, read_time
 from postdate.errors import ConfigurationError, MigrationConflict, StoreUnavailable
-from postdate.persistence.timeouts import DESTINATION, HEADERS, ID, STATE, TIME, read_time
 from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationRun, MigrationStatus
 
 STATE_TABLE: Final = "TimeoutsMigration_State"

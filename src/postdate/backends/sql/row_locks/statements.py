@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Final
 
 from typing_extensions import override
 
-from postdate.backends.rowlocks.names import RowLockNames
-from postdate.backends.rowlocks.parts import MessageRow, WaitingRow
 from postdate.backends.sql.dialect import SqlDialect
+from postdate.backends.sql.migrations import filled_in
+from postdate.backends.sql.row_locks.names import RowLockNames
+from postdate.backends.sql.row_locks.parts import MessageRow, WaitingRow
 from postdate.clock import to_microseconds
-from postdate.persistence.migrations import filled_in
 from postdate.ports import Scan
 from postdate.ports.limits import LANE_WIDTH, LANES
 

@@ -25,9 +25,9 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from postdate.backends.rowlocks.claims import Claims, LockedBatch
-from postdate.backends.rowlocks.parts import Conflict, SessionSource
-from postdate.backends.rowlocks.tables import RowLockTables
+from postdate.backends.sql.row_locks.claims import Claims, LockedBatch
+from postdate.backends.sql.row_locks.parts import Conflict, SessionSource
+from postdate.backends.sql.row_locks.tables import RowLockTables
 from postdate.clock import steady_seconds
 from postdate.errors import PostdateError, StoreFull, StoreTroubled, StoreUnreachable
 from postdate.runtime import forks

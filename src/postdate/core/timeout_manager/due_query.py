@@ -17,9 +17,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from postdate.clock import Clock, later, time_left
-from postdate.core.circuit_breaker import nobody
+from postdate.core.due.poller import PollResult
+from postdate.core.health.circuit_breaker import nobody
 from postdate.core.health.deadlines import Deadlines
-from postdate.core.poller import PollResult
 from postdate.core.timeout_manager.steps import announcement
 from postdate.errors import PostdateError, TransportUnavailable
 from postdate.ports import Transport, Wake

@@ -1,0 +1,1 @@
+"""How due messages get from their store to their queues."""

@@ -1,1 +1,0 @@
-"""Formats that several backends share: timeouts, numbered migrations. Pure values."""
