@@ -104,7 +104,7 @@ __all__ = [
 # Imported at first use: `postdate --help` and Spark's executors start several times as fast without the rest.
 _ROOMS = {
     "client.client": ("BlockingClient", "Client", "connect"),
-    "core.changing": ("Pending",),
+    "core.changes": ("Pending",),
     "core.limits": ("Limits",),
     "clock": ("Clock", "ScaledClock", "SystemClock"),
     "core.recoverability": ("DelayedRetry", "Discard", "ImmediateRetry", "MoveToError", "Recoverability"),
