@@ -591,18 +591,27 @@ async def _promise(trial: Trial, n: int, early: int = 0) -> Figures:
 
 
 def _run(benchmark: Benchmark, common: Common, values: Mapping[str, Any]) -> None:
-    async def measure(run: Trial) -> Figures:
+    results = list[Figures]()
+
+    async def measure(run: Trial) -> None:
         servers = await run.set_up()
         figures = await benchmark(run, **values)
         rounded = {name: _rounded(name, value) for name, value in figures.items()}
-        return {"benchmark": benchmark.__name__, **rounded, "servers": servers}
+        results.append({"benchmark": benchmark.__name__, **rounded, "servers": servers})
+
+    async def interruptible(run: Trial) -> None:
+        # SIGINT cancels the first task by asyncio's own means, which do not wait for a thread: one that was making
+        # tables went on, and made the schema of the run once more after it had been dropped. A scope waits.
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(measure, run)
 
     def report(text: str) -> None:
         if not common.as_json or sys.stderr.isatty():
             typer.echo(f"{text} …", err=True)
 
     with common.working_folder() as folder, trial(common, folder, queue_names, report) as made:
-        figures = anyio.run(measure, made)
+        anyio.run(interruptible, made)
+    (figures,) = results
     if common.as_json:
         typer.echo(json.dumps(figures))
     else:
