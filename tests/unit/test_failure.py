@@ -4,7 +4,16 @@ import pytest
 
 from postdate import errors
 from postdate.clock import SystemClock
-from postdate.core.recoverability import ASKED_ANEW, BORNE, Allowed, ErrorQueue, Host, Way, after_copy, way_after
+from postdate.core.recoverability import (
+    ASKED_ANEW,
+    BORNE,
+    ErrorQueue,
+    Host,
+    RecoveryRules,
+    Resolution,
+    after_copy,
+    resolve_failure,
+)
 from postdate.errors import (
     ClaimLost,
     DestinationUnavailable,
@@ -23,96 +32,104 @@ from postdate.errors import (
 from postdate.messages import Envelope, Headers
 from postdate.ports import Received
 
-HANDLER = Allowed(anew=(SagaConflict,))
-TAKEN = Allowed(is_taken=True)
-STORING = Allowed(stays=True, counts=True)
-IN_ONE = Allowed(stays=True, is_one=True, counts=True)
-SENDING = Allowed(anew=(DestinationUnavailable,), counts=True)
-ITSELF = Allowed()
+HANDLER = RecoveryRules(anew=(SagaConflict,))
+TAKEN = RecoveryRules(is_taken=True)
+STORING = RecoveryRules(stays=True, counts=True)
+IN_ONE = RecoveryRules(stays=True, is_one=True, counts=True)
+SENDING = RecoveryRules(anew=(DestinationUnavailable,), counts=True)
+ITSELF = RecoveryRules()
 NEW = Received(Envelope("sales", "m-1"), 0, object())
 LAST = NEW._replace(is_last=True)
 
 
 @pytest.mark.parametrize(
-    ("allowed", "error", "way"),
+    ("rules", "error", "resolution"),
     [
-        (HANDLER, SagaConflict("somebody was faster"), Way.ANEW),
-        (HANDLER, MessageTooLarge("64 KiB"), Way.DECIDED),
-        (HANDLER, QueueNotFound("nowhere"), Way.DECIDED),
-        (HANDLER, DuplicateMessage("another"), Way.DECIDED),
-        (HANDLER, StoreError("never"), Way.DECIDED),
-        (HANDLER, TransportUnavailable("nack"), Way.BACK),
-        (HANDLER, TransportUnreachable("away"), Way.BACK),
-        (HANDLER, StoreFull("full"), Way.BACK),
-        (HANDLER, ClaimLost("lost"), Way.BACK),
-        (TAKEN, SagaConflict("somebody was faster"), Way.DECIDED),
-        (TAKEN, TransportUnavailable("nack"), Way.DECIDED),
-        (TAKEN, TransportUnreachable("away"), Way.DECIDED),
-        (STORING, StoreFull("full"), Way.STAYS),
-        (STORING, DestinationUnavailable("full"), Way.STAYS),
-        (STORING, TransportUnreachable("away"), Way.BACK),
-        (IN_ONE, TransportUnreachable("away"), Way.STAYS),
-        (IN_ONE, StoreTroubled("locked"), Way.STAYS),
-        (STORING, StoreUnavailable("not now"), Way.DECIDED),
-        (STORING, StoreError("never"), Way.DECIDED),
-        (STORING, ClaimLost("lost"), Way.BACK),
-        (SENDING, DestinationUnavailable("full"), Way.ANEW),
-        (SENDING, TransportUnreachable("away"), Way.BACK),
-        (SENDING, TransportUnavailable("nack"), Way.DECIDED),
-        (ITSELF, StoreFull("full"), Way.BACK),
-        (ITSELF, TransportUnavailable("nack"), Way.BACK),
+        (HANDLER, SagaConflict("somebody was faster"), Resolution.RETRY_NOW),
+        (HANDLER, MessageTooLarge("64 KiB"), Resolution.POLICY),
+        (HANDLER, QueueNotFound("nowhere"), Resolution.POLICY),
+        (HANDLER, DuplicateMessage("another"), Resolution.POLICY),
+        (HANDLER, StoreError("never"), Resolution.POLICY),
+        (HANDLER, TransportUnavailable("nack"), Resolution.REQUEUE),
+        (HANDLER, TransportUnreachable("away"), Resolution.REQUEUE),
+        (HANDLER, StoreFull("full"), Resolution.REQUEUE),
+        (HANDLER, ClaimLost("lost"), Resolution.REQUEUE),
+        (TAKEN, SagaConflict("somebody was faster"), Resolution.POLICY),
+        (TAKEN, TransportUnavailable("nack"), Resolution.POLICY),
+        (TAKEN, TransportUnreachable("away"), Resolution.POLICY),
+        (STORING, StoreFull("full"), Resolution.WAIT_FOR_STORE),
+        (STORING, DestinationUnavailable("full"), Resolution.WAIT_FOR_STORE),
+        (STORING, TransportUnreachable("away"), Resolution.REQUEUE),
+        (IN_ONE, TransportUnreachable("away"), Resolution.WAIT_FOR_STORE),
+        (IN_ONE, StoreTroubled("locked"), Resolution.WAIT_FOR_STORE),
+        (STORING, StoreUnavailable("not now"), Resolution.POLICY),
+        (STORING, StoreError("never"), Resolution.POLICY),
+        (STORING, ClaimLost("lost"), Resolution.REQUEUE),
+        (SENDING, DestinationUnavailable("full"), Resolution.RETRY_NOW),
+        (SENDING, TransportUnreachable("away"), Resolution.REQUEUE),
+        (SENDING, TransportUnavailable("nack"), Resolution.POLICY),
+        (ITSELF, StoreFull("full"), Resolution.REQUEUE),
+        (ITSELF, TransportUnavailable("nack"), Resolution.REQUEUE),
     ],
 )
-def test_a_first_failure(allowed: Allowed, error: PostdateError, way: Way) -> None:
-    assert way_after(None, error, NEW, 0, allowed) is way
+def test_a_first_failure(rules: RecoveryRules, error: PostdateError, resolution: Resolution) -> None:
+    assert resolve_failure(None, error, NEW, 0, rules) is resolution
 
 
 def test_a_message_that_its_queue_would_drop_soon_does_not_stay_in_hand() -> None:
-    assert way_after(None, StoreFull("full"), LAST, 0, STORING) is Way.DECIDED
-    assert way_after(None, TransportUnreachable("away"), LAST, 0, SENDING) is Way.BACK
+    assert resolve_failure(None, StoreFull("full"), LAST, 0, STORING) is Resolution.POLICY
+    assert resolve_failure(None, TransportUnreachable("away"), LAST, 0, SENDING) is Resolution.REQUEUE
 
 
 def test_who_is_asked_anew_again_and_again_has_failed_in_the_end() -> None:
     tired = NEW._replace(tries=ASKED_ANEW - 1)
-    assert way_after(None, SagaConflict("faster"), tired._replace(tries=ASKED_ANEW - 2), 0, HANDLER) is Way.ANEW
-    assert way_after(None, SagaConflict("faster"), tired, 0, HANDLER) is Way.DECIDED
+    assert (
+        resolve_failure(None, SagaConflict("faster"), tired._replace(tries=ASKED_ANEW - 2), 0, HANDLER)
+        is Resolution.RETRY_NOW
+    )
+    assert resolve_failure(None, SagaConflict("faster"), tired, 0, HANDLER) is Resolution.POLICY
 
 
-@pytest.mark.parametrize("allowed", [HANDLER, STORING, SENDING, ITSELF])
-def test_trouble_of_one_row_counts_from_the_eleventh_time_on(allowed: Allowed) -> None:
+@pytest.mark.parametrize("rules", [HANDLER, STORING, SENDING, ITSELF])
+def test_trouble_of_one_row_counts_from_the_eleventh_time_on(rules: RecoveryRules) -> None:
     troubled = StoreTroubled("page 7")
-    assert way_after(None, troubled, NEW, BORNE, allowed) is not Way.DECIDED
-    assert way_after(None, troubled, NEW, BORNE + 1, allowed) is Way.DECIDED
+    assert resolve_failure(None, troubled, NEW, BORNE, rules) is not Resolution.POLICY
+    assert resolve_failure(None, troubled, NEW, BORNE + 1, rules) is Resolution.POLICY
 
 
 def test_who_is_alone_in_trouble_waits_alone_and_once_may_be_chance() -> None:
-    ways = [way_after(None, StoreTroubled("7"), NEW, met, STORING, others_are_well=True) for met in (0, 1, 2)]
-    assert ways == [Way.STAYS, Way.STAYS, Way.ALONE]
-    assert way_after(None, StoreTroubled("7"), NEW, 2, STORING) is Way.STAYS
+    resolutions = [
+        resolve_failure(None, StoreTroubled("7"), NEW, met, STORING, have_others_succeeded=True) for met in (0, 1, 2)
+    ]
+    assert resolutions == [Resolution.WAIT_FOR_STORE, Resolution.WAIT_FOR_STORE, Resolution.WAIT_ALONE]
+    assert resolve_failure(None, StoreTroubled("7"), NEW, 2, STORING) is Resolution.WAIT_FOR_STORE
 
 
 @pytest.mark.parametrize(
-    ("error", "ways"),
+    ("error", "resolutions"),
     [
-        (MessageTooLarge("64 KiB"), [Way.FULL, Way.BRIEF, Way.KEPT]),
-        (QueueNotFound("no error queue"), [Way.FULL, Way.BRIEF, Way.BACK]),
-        (TransportUnavailable("nack"), [Way.BACK] * 3),
-        (TransportUnreachable("away"), [Way.BACK] * 3),
-        (ClaimLost("lost"), [Way.BACK] * 3),
+        (MessageTooLarge("64 KiB"), [Resolution.ERROR_COPY, Resolution.BRIEF_ERROR_COPY, Resolution.STUCK]),
+        (QueueNotFound("no error queue"), [Resolution.ERROR_COPY, Resolution.BRIEF_ERROR_COPY, Resolution.REQUEUE]),
+        (TransportUnavailable("nack"), [Resolution.REQUEUE] * 3),
+        (TransportUnreachable("away"), [Resolution.REQUEUE] * 3),
+        (ClaimLost("lost"), [Resolution.REQUEUE] * 3),
     ],
     ids=lambda each: each.code if isinstance(each, PostdateError) else "",
 )
 def test_what_was_decided_and_is_refused_becomes_a_copy_in_full_then_in_brief(
-    error: PostdateError, ways: list[Way]
+    error: PostdateError, resolutions: list[Resolution]
 ) -> None:
-    gone = [Way.DECIDED, Way.FULL, Way.BRIEF]
-    assert [way_after(each, error, LAST, BORNE + 1, STORING) for each in gone] == ways
+    gone = [Resolution.POLICY, Resolution.ERROR_COPY, Resolution.BRIEF_ERROR_COPY]
+    assert [resolve_failure(each, error, LAST, BORNE + 1, STORING) for each in gone] == resolutions
 
 
 def test_off_its_queue_a_message_gets_its_copies_whatever_is_in_the_way() -> None:
     blip = TransportUnavailable("blip")
-    assert [way_after(each, blip, NEW, 0, TAKEN) for each in (Way.DECIDED, Way.FULL)] == [Way.FULL, Way.BRIEF]
-    assert after_copy(Way.BRIEF, blip) is Way.BACK
+    assert [resolve_failure(each, blip, NEW, 0, TAKEN) for each in (Resolution.POLICY, Resolution.ERROR_COPY)] == [
+        Resolution.ERROR_COPY,
+        Resolution.BRIEF_ERROR_COPY,
+    ]
+    assert after_copy(Resolution.BRIEF_ERROR_COPY, blip) is Resolution.REQUEUE
 
 
 def test_a_copy_in_brief_says_only_what_is_needed_and_nothing_of_an_earlier_failure() -> None:

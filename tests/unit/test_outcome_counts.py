@@ -24,7 +24,7 @@ from postdate import (
     Recoverability,
 )
 from postdate.core.receive.outcomes import COUNTED_AS
-from postdate.core.recoverability import Decision, Way
+from postdate.core.recoverability import Decision, Resolution
 from postdate.errors import MessageTooLarge, SagaConflict, StoreFull, TransportUnreachable
 from postdate.messages import delay_headers
 from postdate.ports import RecordKind
@@ -87,7 +87,7 @@ CASES = {
     "it is handled": Case([], {"handled": 1}),
     "it is past its time to be received": Case([], {"discarded": 1}, expires=True),
     "it is retried at once": Case(
-        [ImmediateRetry, Way.DECIDED],
+        [ImmediateRetry, Resolution.POLICY],
         {"failed": 2, "retried": 2, "handled": 1},
         fail(2),
         decide(*TWICE),
@@ -103,17 +103,19 @@ CASES = {
     "its policy fails": Case(
         [], {"failed": 11, "retried": 10, "moved_to_error": 1}, fail(), partial(Recoverability, policy=fail_to_decide)
     ),
-    "another process is faster": Case([Way.ANEW], {"handled": 1}, fail(1, SagaConflict("faster"))),
+    "another process is faster": Case([Resolution.RETRY_NOW], {"handled": 1}, fail(1, SagaConflict("faster"))),
     "its queue is away when it ends": Case(
-        [Way.BACK], {"handled": 1}, faults=refuse(1, error=TransportUnreachable("away"))
+        [Resolution.REQUEUE], {"handled": 1}, faults=refuse(1, error=TransportUnreachable("away"))
     ),
-    "its end is refused for good": Case([Way.DECIDED], {"failed": 1, "moved_to_error": 1}, faults=refuse(1)),
-    "its error copy is refused": Case([Way.FULL], {"failed": 1, "moved_to_error": 1}, fail(), decide(), refuse(1)),
+    "its end is refused for good": Case([Resolution.POLICY], {"failed": 1, "moved_to_error": 1}, faults=refuse(1)),
+    "its error copy is refused": Case(
+        [Resolution.ERROR_COPY], {"failed": 1, "moved_to_error": 1}, fail(), decide(), refuse(1)
+    ),
     "its second error copy is refused": Case(
-        [Way.BRIEF], {"failed": 1, "moved_to_error": 1}, fail(), decide(), refuse(1, 2)
+        [Resolution.BRIEF_ERROR_COPY], {"failed": 1, "moved_to_error": 1}, fail(), decide(), refuse(1, 2)
     ),
     "no error queue takes it at first": Case(
-        [Way.KEPT], {"failed": 2, "retried": 1, "moved_to_error": 1}, fail(), decide(), refuse(1, 2, 3)
+        [Resolution.STUCK], {"failed": 2, "retried": 1, "moved_to_error": 1}, fail(), decide(), refuse(1, 2, 3)
     ),
 }
 
@@ -192,7 +194,7 @@ async def test_what_the_intake_sends_on_is_counted_as_delivered(clock: VirtualCl
 def test_the_table_has_every_way_and_decision() -> None:
     """What is not in the table is shown by the tests of the intake, which alone keeps messages in hand."""
     shown = {each for case in CASES.values() for each in case.shows}
-    assert shown == {*Way, *get_args(Decision)} - {Way.STAYS, Way.ALONE}
+    assert shown == {*Resolution, *get_args(Decision)} - {Resolution.WAIT_FOR_STORE, Resolution.WAIT_ALONE}
     assert {*COUNTED_AS.values()} <= {*get_args(Counted)}
     ends = {RecordKind.HANDLED, RecordKind.RETRIED, RecordKind.FAILED, RecordKind.DISCARDED}
     assert COUNTED_AS.keys() == ends

@@ -14,7 +14,7 @@ from postdate import Endpoint, HandlerContext, MemoryTransport, Recoverability
 from postdate.core.health.circuit_breaker import RepeatedFailures
 from postdate.core.receive.outcomes import Failed, Recovery, Step, StepOutcome
 from postdate.core.receive.pump import MessagePump, Prefetch
-from postdate.core.recoverability import Allowed, Way
+from postdate.core.recoverability import RecoveryRules, Resolution
 from postdate.errors import ClaimLost, PostdateError, StoreTroubled, TransportUnavailable, TransportUnreachable
 from postdate.messages import Envelope
 from postdate.ports import HANDLED, End, Received, Receiver, RecordKind
@@ -126,12 +126,16 @@ class Deciding(Recovery):
     """Notes what it is asked about; of one message it says that it is to blame for the failure of its end."""
 
     def __init__(self, to_blame: str = "") -> None:
-        super().__init__(allowed=Allowed(), metrics=CountedMetrics())
+        super().__init__(rules=RecoveryRules(), metrics=CountedMetrics())
         self.to_blame, self.asked = to_blame, list[tuple[int, int]]()
 
-    def way(self, received: Received, failed: Failed | None, error: PostdateError) -> Way:
+    def resolve(self, received: Received, failed: Failed | None, error: PostdateError) -> Resolution:
         self.asked.append((received.failures, received.unanswered))
-        return Way.DECIDED if received.envelope.message_id == self.to_blame else super().way(received, failed, error)
+        return (
+            Resolution.POLICY
+            if received.envelope.message_id == self.to_blame
+            else super().resolve(received, failed, error)
+        )
 
     def decided(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
         return StepOutcome(End(RecordKind.FAILED))

@@ -11,10 +11,10 @@ import pytest
 from tests.waiting import until
 
 from postdate.core.health.circuit_breaker import RepeatedFailures
-from postdate.core.receive.outcomes import BACK, Failed, Recovery, StepOutcome
+from postdate.core.receive.outcomes import REQUEUE, Failed, Recovery, StepOutcome
 from postdate.core.receive.pump import MessagePump
 from postdate.core.receive.settling import AT_ONCE, IN_FLIGHT, LARGEST_BATCH
-from postdate.core.recoverability import Allowed, Way
+from postdate.core.recoverability import RecoveryRules, Resolution
 from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, TransportUnreachable
 from postdate.messages import Envelope
 from postdate.ports import HANDLED, End, Ending, Received, Receiver
@@ -122,9 +122,9 @@ async def test_a_refused_end_is_decided_anew_and_spoils_no_other(clock: VirtualC
     queue.fails = {"3": MessageTooLarge("too large"), "4": ClaimLost("lost"), "5": TransportUnreachable("away")}
 
     class Noting(Recovery):
-        def way(self, received: Received, failed: Failed | None, error: PostdateError) -> Way:
+        def resolve(self, received: Received, failed: Failed | None, error: PostdateError) -> Resolution:
             asked.append(f"{received.envelope.message_id}: {error.code}")
-            return Recovery.way(self, received, failed, error)
+            return Recovery.resolve(self, received, failed, error)
 
         def decided(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
             return StepOutcome(End(detail="to the error queue"))
@@ -132,7 +132,7 @@ async def test_a_refused_end_is_decided_anew_and_spoils_no_other(clock: VirtualC
         def copied(self, received: Received, failed: Failed, *, brief: bool) -> StepOutcome:
             raise AssertionError("no end was refused twice")
 
-    recovery = Noting(allowed=Allowed(), metrics=CountedMetrics())
+    recovery = Noting(rules=RecoveryRules(), metrics=CountedMetrics())
 
     async def step(received: Received) -> StepOutcome:
         return StepOutcome(HANDLED, recovery)
@@ -223,7 +223,7 @@ async def test_a_message_that_goes_back_is_in_no_batch(clock: VirtualClock) -> N
     async def step(received: Received) -> StepOutcome:
         nonlocal handled
         handled += 1
-        return BACK if received.envelope.message_id == "0" else DONE
+        return REQUEUE if received.envelope.message_id == "0" else DONE
 
     await handle_all(queue, reading(queue, step, clock), lambda: handled == 3)
     assert (queue.back, sorted(queue.ended)) == (["0"], ["1", "2"])

@@ -14,7 +14,7 @@ from postdate import Envelope, MemoryTransport
 from postdate.backends.memory.database import MemoryTimeouts
 from postdate.backends.sqlite.processes import try_to_hold
 from postdate.core.receive.outcomes import AttemptsRecovery, immediate_attempts
-from postdate.core.recoverability import Allowed, ErrorQueue, Host
+from postdate.core.recoverability import ErrorQueue, Host, RecoveryRules
 from postdate.core.timeout_manager.steps import DispatchStep, announcement
 from postdate.errors import StoreNotWritable, TransportUnavailable
 from postdate.ports import Received
@@ -48,7 +48,7 @@ class SlowTransport(MemoryTransport):
 def recovery(clock: VirtualClock) -> AttemptsRecovery:
     errors = ErrorQueue("error", "dispatcher", Host("sales"))
     return AttemptsRecovery(
-        allowed=Allowed(), errors=errors, clock=clock, policy=immediate_attempts(1), metrics=NO_METRICS
+        rules=RecoveryRules(), errors=errors, clock=clock, policy=immediate_attempts(1), metrics=NO_METRICS
     )
 
 

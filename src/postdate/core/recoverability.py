@@ -253,21 +253,21 @@ ASKED_ANEW: Final = 1_000
 a row it is no coincidence, its store reports one whatever happens."""
 
 
-class Way(enum.Enum):
+class Resolution(enum.Enum):
     """What becomes of a message whose step failed, or whose end was refused."""
 
-    ANEW = "its step is asked again at once"
-    STAYS = "it stays in hand until its store takes something again"
-    ALONE = "it stays in hand, and its store takes others meanwhile"
-    BACK = "it goes back to its queue after a pause"
-    DECIDED = "its policy decides"
-    FULL = "an error copy with everything"
-    BRIEF = "an error copy in brief"
-    KEPT = "nothing takes it: it waits longer each time"
+    RETRY_NOW = "its step is asked again at once"
+    WAIT_FOR_STORE = "it stays in hand until its store takes something again"
+    WAIT_ALONE = "it stays in hand, and its store takes others meanwhile"
+    REQUEUE = "it goes back to its queue after a pause"
+    POLICY = "its policy decides"
+    ERROR_COPY = "an error copy with everything"
+    BRIEF_ERROR_COPY = "an error copy in brief"
+    STUCK = "nothing takes it: it waits longer each time"
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class RecoveryRules:
     """What may be done about failures of one kind of outcome.
 
     Args:
@@ -290,37 +290,42 @@ def is_lasting(error: PostdateError) -> bool:
     return not (error.transient or error.outage or isinstance(error, ClaimLost))
 
 
-def way_after(
-    gone: Way | None,
+def resolve_failure(
+    refused: Resolution | None,
     error: PostdateError,
     received: Received,
-    met: int,
-    allowed: Allowed,
+    outages: int,
+    rules: RecoveryRules,
     *,
-    others_are_well: bool = False,
-) -> Way:
+    have_others_succeeded: bool = False,
+) -> Resolution:
     """Decide about a received message whose step failed, or whose end was refused.
 
-    ``gone`` is the way that was decided last, and refused. ``met`` counts the outages that this message met while
-    others went well; ``others_are_well`` says that something has gone well since the last of them.
+    Args:
+        refused: the resolution that was decided before, and could not be carried out; ``None``: there is none.
+        error: of the step, or of the end.
+        received: the message.
+        outages: how many outages this message met while others succeeded.
+        rules: of the kind of outcome.
+        have_others_succeeded: whether anything has succeeded since the last of these outages.
     """
-    if gone is not None:
-        return after_copy(gone, error) if allowed.is_taken or is_lasting(error) else Way.BACK
-    if isinstance(error, allowed.anew) and received.tries + 1 < ASKED_ANEW:
-        return Way.ANEW
-    if is_outage(error) and met <= BORNE and not (allowed.is_taken or (received.is_last and allowed.stays)):
-        if not allowed.stays or (isinstance(error, TransportUnreachable) and not allowed.is_one):
-            return Way.BACK
-        return Way.ALONE if met > 1 and others_are_well else Way.STAYS
-    counts = allowed.is_taken or met > BORNE or is_lasting(error) or isinstance(error, allowed.anew)
-    return Way.DECIDED if counts or (allowed.counts and not isinstance(error, ClaimLost)) else Way.BACK
+    if refused is not None:
+        return after_copy(refused, error) if rules.is_taken or is_lasting(error) else Resolution.REQUEUE
+    if isinstance(error, rules.anew) and received.tries + 1 < ASKED_ANEW:
+        return Resolution.RETRY_NOW
+    if is_outage(error) and outages <= BORNE and not (rules.is_taken or (received.is_last and rules.stays)):
+        if not rules.stays or (isinstance(error, TransportUnreachable) and not rules.is_one):
+            return Resolution.REQUEUE
+        return Resolution.WAIT_ALONE if outages > 1 and have_others_succeeded else Resolution.WAIT_FOR_STORE
+    counts = rules.is_taken or outages > BORNE or is_lasting(error) or isinstance(error, rules.anew)
+    return Resolution.POLICY if counts or (rules.counts and not isinstance(error, ClaimLost)) else Resolution.REQUEUE
 
 
-def after_copy(gone: Way, error: PostdateError) -> Way:
-    """Return the way after ``gone`` was refused, an error copy perhaps: a copy in full, then in brief."""
-    if gone is Way.BRIEF:
-        return Way.KEPT if isinstance(error, MessageError) else Way.BACK
-    return Way.BRIEF if gone is Way.FULL else Way.FULL
+def after_copy(refused: Resolution, error: PostdateError) -> Resolution:
+    """Return what follows when ``refused`` could not be carried out: an error copy in full, then in brief."""
+    if refused is Resolution.BRIEF_ERROR_COPY:
+        return Resolution.STUCK if isinstance(error, MessageError) else Resolution.REQUEUE
+    return Resolution.BRIEF_ERROR_COPY if refused is Resolution.ERROR_COPY else Resolution.ERROR_COPY
 
 
 # --- error copies -----------------------------------------------------------------------------------------------

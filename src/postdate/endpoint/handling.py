@@ -21,11 +21,10 @@ from typing_extensions import override
 from postdate.clock import Clock, later, steady_seconds
 from postdate.core.expiry import discard_reason, end_of_use
 from postdate.core.health.attempts import Attempts
-from postdate.core.receive.outcomes import BACK, Afterwards, Failed, Recovery, StepOutcome
+from postdate.core.receive.outcomes import REQUEUE, Afterwards, Failed, Recovery, StepOutcome
 from postdate.core.receive.settling import WatchedReceiver, leave_out_repetitions
 from postdate.core.recoverability import (
     DEFAULT_ERROR_QUEUE,
-    Allowed,
     Decision,
     DelayedRetry,
     Discard,
@@ -34,7 +33,8 @@ from postdate.core.recoverability import (
     ImmediateRetry,
     MoveToError,
     Recoverability,
-    Way,
+    RecoveryRules,
+    Resolution,
     after_handling_failed,
     check_retries,
     delayed_retry_headers,
@@ -227,26 +227,30 @@ class PolicyRecovery(Recovery):
     @override
     def decided(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
         end = self.endings.end_after_failure(received, error)
-        if end is None and (received.is_last or self.allowed.is_taken):
+        if end is None and (received.is_last or self.rules.is_taken):
             end = self.endings.to_error(received, error)
         self.metrics.count("failed", 1)
         if end is None:
             self.metrics.count("retried", 1)
-            return BACK
+            return REQUEUE
         self.forget(received.envelope.message_id)
-        return StepOutcome(end, self, failed=Failed(error, Way.DECIDED))
+        return StepOutcome(end, self, failed=Failed(error, Resolution.POLICY))
 
     @override
     def copied(self, received: Received, failed: Failed, *, brief: bool) -> StepOutcome:
         end = self.endings.to_error(received, failed.error, brief=brief)
-        return StepOutcome(end, self, failed=failed._replace(way=Way.BRIEF if brief else Way.FULL))
+        return StepOutcome(
+            end,
+            self,
+            failed=failed._replace(resolution=Resolution.BRIEF_ERROR_COPY if brief else Resolution.ERROR_COPY),
+        )
 
     @override
-    def way(self, received: Received, failed: Failed | None, error: PostdateError) -> Way:
-        if self.allowed.is_taken and failed is not None and failed.way is Way.BRIEF:
+    def resolve(self, received: Received, failed: Failed | None, error: PostdateError) -> Resolution:
+        if self.rules.is_taken and failed is not None and failed.resolution is Resolution.BRIEF_ERROR_COPY:
             log.error("message %s is lost: it is off its queue, and no copy can be sent", received.envelope.message_id)
-            return Way.BACK
-        return Recovery.way(self, received, failed, error)
+            return Resolution.REQUEUE
+        return Recovery.resolve(self, received, failed, error)
 
 
 def cancels_itself(received: Received) -> bool:
@@ -289,8 +293,8 @@ class Handling:
         """Ends messages as the transaction mode says."""
         self._asking = Attempts()
         # Asked anew, the step would take the message off its queue once more: what is taken has its policy decide.
-        allowed = Allowed(anew=() if is_taken else (SagaConflict,), is_taken=is_taken)
-        self._recovery = PolicyRecovery(allowed=allowed, endings=endings, metrics=endings.metrics)
+        rules = RecoveryRules(anew=() if is_taken else (SagaConflict,), is_taken=is_taken)
+        self._recovery = PolicyRecovery(rules=rules, endings=endings, metrics=endings.metrics)
         self.leaving = replace(self._recovery, attempts=Attempts())
         """Of messages whose ends send or store something."""
 
@@ -318,7 +322,7 @@ class Handling:
             f"took too long and lost its claim{limit}; see why, then let it be handled again: postdate errors return"
         )
         outcome = self.recovered(received._replace(failures=max(0, received.failures - 1)), error)
-        return None if outcome is BACK else outcome
+        return None if outcome is REQUEUE else outcome
 
     async def _handle(self, received: Received) -> StepOutcome:
         """Handle a message. An outage of the store of sagas is raised: the message is not to blame."""

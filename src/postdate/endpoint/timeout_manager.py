@@ -12,7 +12,7 @@ from postdate.core.health.attempts import Attempts
 from postdate.core.health.deadlines import translate_store_errors
 from postdate.core.receive.outcomes import AttemptsRecovery, Step, StepOutcome, StoreWaits, immediate_attempts
 from postdate.core.receive.pump import MessagePump
-from postdate.core.recoverability import Allowed, ErrorQueue, Host
+from postdate.core.recoverability import ErrorQueue, Host, RecoveryRules
 from postdate.core.simple_store import sharing
 from postdate.core.timeout_manager.due_query import DueTimeouts
 from postdate.core.timeout_manager.steps import DispatchStep, StoreStep, is_clearing, telling
@@ -152,7 +152,7 @@ class TimeoutManagerService(Service):
         outage = StoreWaits(context.clock, said)
         self._outages.append(outage)
         recovery = AttemptsRecovery(
-            allowed=Allowed(stays=True, is_one=self._enlisting is not None, counts=True),
+            rules=RecoveryRules(stays=True, is_one=self._enlisting is not None, counts=True),
             attempts=Attempts(),
             outage=outage,
             errors=ErrorQueue(self._error_queue, queue, Host(context.endpoint)),

@@ -29,7 +29,7 @@ from postdate.core.limits import LimitsCache
 from postdate.core.recoverability import (
     DelayedRetry,
     DispatchSettings,
-    Way,
+    Resolution,
     after_copy,
     after_dispatch_failed,
     is_lasting,
@@ -554,17 +554,20 @@ class Dispatcher:
         A copy that is too large goes in brief. If even that is refused, or none can be made of what the row holds, the
         store marks the message as unreadable; where it cannot, the message stays and waits longer each time.
         """
-        way, failure = Way.FULL, error
-        while way in (Way.FULL, Way.BRIEF):
+        resolution, failure = Resolution.ERROR_COPY, error
+        while resolution in (Resolution.ERROR_COPY, Resolution.BRIEF_ERROR_COPY):
             if not batch.is_ours(claim, self._store):
                 return None
-            refused = await self._send_copy(claim, error, brief=way is Way.BRIEF)
+            refused = await self._send_copy(claim, error, brief=resolution is Resolution.BRIEF_ERROR_COPY)
             if refused is None:
                 self._refused.succeeded(self._clock.monotonic())
                 log.error("message %s moved to error queue %s", claim.message.message_id, self._settings.error_queue)
                 return None
-            failure, way = refused, after_copy(way, refused) if is_lasting(refused) else Way.BACK
-        if way is Way.KEPT:
+            failure, resolution = (
+                refused,
+                after_copy(resolution, refused) if is_lasting(refused) else Resolution.REQUEUE,
+            )
+        if resolution is Resolution.STUCK:
             why = f"it cannot be sent ({reason_of(error)}), nor its copy to the error queue ({reason_of(failure)})"
             if await self.finisher.mark_unreadable(claim, why):
                 return None

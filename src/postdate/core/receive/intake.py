@@ -16,7 +16,7 @@ from postdate.core.health.deadlines import Deadlines
 from postdate.core.limits import LimitsCache
 from postdate.core.receive.outcomes import AttemptsRecovery, Failed, StepOutcome, StoreWaits, immediate_attempts
 from postdate.core.receive.settling import RepeatableStoring, is_stored, to_be_stored
-from postdate.core.recoverability import Allowed, DispatchSettings
+from postdate.core.recoverability import DispatchSettings, RecoveryRules
 from postdate.core.simple_store import enlisting
 from postdate.core.timeout_manager.steps import destination_of
 from postdate.core.upkeep.wall_times import KeptZones, WallTime
@@ -110,7 +110,7 @@ class Intake:
         said = f"cannot store the delayed messages of {settings.timeouts_queue}"
         self.outage = StoreWaits(clock, resource_of(store).calls(said, log, breaker=breaker))
         self._storing = AttemptsRecovery(
-            allowed=Allowed(stays=True, is_one=self._enlisting is not None, counts=True),
+            rules=RecoveryRules(stays=True, is_one=self._enlisting is not None, counts=True),
             attempts=Attempts(),
             outage=self.outage,
             failure_rate=failure_rate,
@@ -121,7 +121,9 @@ class Intake:
         )
         self._sending = replace(
             self._storing,
-            allowed=Allowed(anew=(DestinationUnavailable,), counts=True),  # the store keeps it until its queue has room
+            rules=RecoveryRules(
+                anew=(DestinationUnavailable,), counts=True
+            ),  # the store keeps it until its queue has room
             attempts=Attempts(),
             outage=None,
             returns_outgoing=settings.errors_return_to_destination,

@@ -20,13 +20,13 @@ from postdate.clock import Clock
 from postdate.core.health.attempts import Attempts
 from postdate.core.health.circuit_breaker import PAUSE_ARMED, FailureRate
 from postdate.core.recoverability import (
-    Allowed,
     ErrorQueue,
     ImmediateRetry,
     Recoverability,
-    Way,
+    RecoveryRules,
+    Resolution,
     after_handling_failed,
-    way_after,
+    resolve_failure,
 )
 from postdate.errors import PostdateError, StoreError
 from postdate.messages import Envelope
@@ -41,10 +41,10 @@ Afterwards: TypeAlias = Callable[[], Awaitable[None]]
 
 
 class Failed(NamedTuple):
-    """A message's failure, and the last way, if any. Its error copy is made of ``original``, or of the message."""
+    """A failure, and how it was resolved, if it was. An error copy is made of ``original``, or of the message."""
 
     error: Exception
-    way: Way | None = None
+    resolution: Resolution | None = None
     original: Envelope | None = None
 
 
@@ -58,7 +58,7 @@ class StepOutcome(NamedTuple):
         failed: the failure that ``end`` is about; without an end, why the step could not be done.
         wait: for so long it stays in hand, then its step is asked again.
 
-    With neither ``end``, ``failed`` nor ``wait`` it goes back to its queue: :data:`BACK`, :data:`UNCOUNTED`.
+    With neither ``end``, ``failed`` nor ``wait`` it goes back to its queue: :data:`REQUEUE`, :data:`REQUEUE_UNCOUNTED`.
     """
 
     end: End | None
@@ -67,9 +67,9 @@ class StepOutcome(NamedTuple):
     failed: Failed | None = None
     wait: timedelta | None = None
 
-    def way(self, received: Received, error: PostdateError) -> Way:
+    def resolve(self, received: Received, error: PostdateError) -> Resolution:
         """Note that it cannot be carried out; return what becomes of its message."""
-        return Way.BACK if self.recovery is None else self.recovery.way(received, self.failed, error)
+        return Resolution.REQUEUE if self.recovery is None else self.recovery.resolve(received, self.failed, error)
 
 
 COUNTED_AS: Final[Mapping[RecordKind | None, Counted]] = {
@@ -96,9 +96,9 @@ Step: TypeAlias = Callable[[Received], Awaitable[StepOutcome]]
 """Handles one message. What it raises is a failure of the queues or of itself, not of a handler: the message goes back
 after a pause."""
 
-BACK: Final = StepOutcome(None)
-UNCOUNTED: Final = StepOutcome(None)
-"""Told from :data:`BACK` by identity: the message goes back as it came, without a failure, as the pump stops."""
+REQUEUE: Final = StepOutcome(None)
+REQUEUE_UNCOUNTED: Final = StepOutcome(None)
+"""Told from :data:`REQUEUE` by identity: the message goes back as it came, without a failure, as the pump stops."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,24 +109,26 @@ class Recovery(ABC):
     counts messages that no error queue takes.
     """
 
-    allowed: Allowed
+    rules: RecoveryRules
     metrics: Metrics
     attempts: Attempts | None = None
     outage: StoreWaits | None = None
     failure_rate: FailureRate | None = None
 
-    def way(self, received: Received, failed: Failed | None, error: PostdateError) -> Way:
-        """Note a failure and decide about its message; see :func:`postdate.core.recoverability.way_after`."""
-        gone = None if failed is None else failed.way
-        met, others_are_well = 0, False
-        if gone is None and self.attempts is not None:
-            others_are_well = self.attempts.have_others_succeeded(received.envelope.message_id)
-            met = self.attempts.failed_by_outage(received.envelope.message_id, error)
-        return way_after(gone, error, received, met, self.allowed, others_are_well=others_are_well)
+    def resolve(self, received: Received, failed: Failed | None, error: PostdateError) -> Resolution:
+        """Note a failure and decide about its message; see :func:`postdate.core.recoverability.resolve_failure`."""
+        refused = None if failed is None else failed.resolution
+        outages, have_others_succeeded = 0, False
+        if refused is None and self.attempts is not None:
+            have_others_succeeded = self.attempts.have_others_succeeded(received.envelope.message_id)
+            outages = self.attempts.failed_by_outage(received.envelope.message_id, error)
+        return resolve_failure(
+            refused, error, received, outages, self.rules, have_others_succeeded=have_others_succeeded
+        )
 
     def pauses_after(self, error: PostdateError) -> bool:
         """Return whether a pause goes before what the policy decides, as it may decide that it is tried again."""
-        return self.allowed.counts and error.transient
+        return self.rules.counts and error.transient
 
     @abstractmethod
     def decided(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
@@ -166,7 +168,7 @@ class AttemptsRecovery(Recovery):
     def pauses_after(self, error: PostdateError) -> bool:
         """See :class:`Recovery`; what a store never does it may do for none: its breaker is to hear of it."""
         is_of_store = isinstance(error, StoreError) and not isinstance(error, self.policy.unrecoverable)
-        return self.allowed.counts and (error.transient or is_of_store)
+        return self.rules.counts and (error.transient or is_of_store)
 
     @override
     def decided(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
@@ -176,7 +178,7 @@ class AttemptsRecovery(Recovery):
         decision = after_handling_failed(error, failures, received.envelope.headers, self.policy, self.clock.now())
         if isinstance(decision, ImmediateRetry) and not received.is_last:
             self.metrics.count("retried", 1)
-            return BACK
+            return REQUEUE
         end = outcome.end if outcome is not None and self.returns_outgoing else None
         sent = () if end is None else end.outgoing
         return self.copied(received, Failed(error, original=sent[0] if sent else None), brief=False)
@@ -186,7 +188,10 @@ class AttemptsRecovery(Recovery):
         original, now = failed.original or received.envelope, self.clock.now()
         errors = self.errors if failed.original is None else replace(self.errors, failed_queue=original.destination)
         copy = errors.copy(original, failed.error, now, brief=brief)
-        failed, moved = failed._replace(way=Way.BRIEF if brief else Way.FULL), partial(self._moved, received)
+        failed, moved = (
+            failed._replace(resolution=Resolution.BRIEF_ERROR_COPY if brief else Resolution.ERROR_COPY),
+            partial(self._moved, received),
+        )
         return StepOutcome(End(record=None, outgoing=[copy]), self, [moved], failed)
 
     async def _moved(self, received: Received) -> None:
@@ -227,16 +232,16 @@ class StoreWaits:
         if self._calls.succeeded(self._clock.monotonic()):
             self.over()
 
-    async def wait(self, error: PostdateError, way: Way) -> None:
+    async def wait(self, error: PostdateError, resolution: Resolution) -> None:
         """Wait before a message is tried again: with all others if it ``STAYS``, otherwise by itself.
 
         A failure just after others went well waits for a second, whatever goes well meanwhile: a store may take some
         messages and not others, and a full destination is no outage of the store.
         """
         seconds, until = self._clock.monotonic(), self._stop
-        if way is Way.ALONE:
+        if resolution is Resolution.WAIT_ALONE:
             pause = self._of_some.failed(error, seconds)
-        elif way is Way.STAYS:
+        elif resolution is Resolution.WAIT_FOR_STORE:
             pause = self._calls.failed(error, seconds)
             if seconds - self._over_at < PAUSE_ARMED.total_seconds():
                 pause = min(pause, PAUSE_ARMED)

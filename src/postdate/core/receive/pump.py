@@ -17,9 +17,9 @@ from postdate.clock import Clock, in_real_time
 from postdate.core.health.attempts import Attempts
 from postdate.core.health.circuit_breaker import PAUSE_ARMED, RepeatedFailures
 from postdate.core.health.deadlines import GRACE, STOP_DEADLINE, SeparateCall
-from postdate.core.receive.outcomes import BACK, UNCOUNTED, Failed, Recovery, Step, StepOutcome
+from postdate.core.receive.outcomes import REQUEUE, REQUEUE_UNCOUNTED, Failed, Recovery, Step, StepOutcome
 from postdate.core.receive.settling import Ended, Report, Settler, WatchedReceiver
-from postdate.core.recoverability import Way, is_outage, retry_delay, text_of
+from postdate.core.recoverability import Resolution, is_outage, retry_delay, text_of
 from postdate.errors import ClaimLost, PostdateError, TransportUnavailable
 from postdate.ports import Received, Receiver
 from postdate.runtime.cancellation import is_scope_cancelled
@@ -30,11 +30,11 @@ log = logging.getLogger("postdate.pump")
 _YIELDS_AFTER: Final = 50
 """Messages that one worker handles before others have the loop."""
 
-_WAITS: Final = (Way.STAYS, Way.BACK, Way.ALONE)
+_WAITS: Final = (Resolution.WAIT_FOR_STORE, Resolution.REQUEUE, Resolution.WAIT_ALONE)
 """Ways of messages of one batch that wait together when they have failed; the first of them in this order says for
 what."""
 
-_Failure: TypeAlias = tuple[Received, StepOutcome, PostdateError, Way]
+_Failure: TypeAlias = tuple[Received, StepOutcome, PostdateError, Resolution]
 
 _MOST_UNSETTLED: Final = 2_000
 """No more are received while so many wait for their end."""
@@ -308,10 +308,10 @@ class MessagePump:
                 error = await self._carry_out(received, outcome)
                 if error is None:
                     return
-                told, outcome = await self._after(told, outcome, error, outcome.way(told, error))
+                told, outcome = await self._after(told, outcome, error, outcome.resolve(told, error))
             else:
                 await self._clock.wait_for(self._stop, outcome.wait)
-                outcome = UNCOUNTED if self._stop.is_set() else await self._step(told)
+                outcome = REQUEUE_UNCOUNTED if self._stop.is_set() else await self._step(told)
 
     async def _carry_out(self, received: Received, outcome: StepOutcome) -> PostdateError | None:
         """End a message or give it back; return the error if that cannot be."""
@@ -319,7 +319,7 @@ class MessagePump:
             return self._receiver.deadlines.translate(outcome.failed.error)
         try:
             if outcome.end is None:
-                await self._receiver.roll_back(received, failed=outcome is not UNCOUNTED)
+                await self._receiver.roll_back(received, failed=outcome is not REQUEUE_UNCOUNTED)
                 if self._report is not None:
                     self._report(())
                 return None
@@ -338,31 +338,31 @@ class MessagePump:
         return None
 
     async def _after(
-        self, told: Received, outcome: StepOutcome, error: PostdateError, way: Way
+        self, told: Received, outcome: StepOutcome, error: PostdateError, resolution: Resolution
     ) -> tuple[Received, StepOutcome]:
-        """Go the way of a failed message; return it for its next step, and the next outcome, or raise: it goes back."""
+        """Do what was resolved about a failed message. Return it for its next step, with the next outcome, or raise."""
         recovery = outcome.recovery
-        if recovery is None or way is Way.BACK:
+        if recovery is None or resolution is Resolution.REQUEUE:
             raise error
-        if way in (Way.FULL, Way.BRIEF):
+        if resolution in (Resolution.ERROR_COPY, Resolution.BRIEF_ERROR_COPY):
             failed = outcome.failed or Failed(error)
             log.warning("message %s goes to the error queue: %s", told.envelope.message_id, text_of(error))
-            return told, recovery.copied(told, failed, brief=way is Way.BRIEF)
-        if way is Way.KEPT:
+            return told, recovery.copied(told, failed, brief=resolution is Resolution.BRIEF_ERROR_COPY)
+        if resolution is Resolution.STUCK:
             log.error("no error queue takes message %s, which stays: %s", told.envelope.message_id, text_of(error))
             if recovery.failure_rate is not None:
                 recovery.failure_rate.failure(error, self._clock.monotonic())
             recovery.metrics.count("retried", 1)
             await self._clock.wait_for(self._stop, retry_delay(told.failures))
-            return told, UNCOUNTED if self._stop.is_set() else BACK
-        if way is Way.DECIDED:
+            return told, REQUEUE_UNCOUNTED if self._stop.is_set() else REQUEUE
+        if resolution is Resolution.POLICY:
             if recovery.pauses_after(error) and not told.is_last:
-                await self._wait_for_store(recovery, error, way)
+                await self._wait_for_store(recovery, error, resolution)
             return told, recovery.decided(told, outcome, error)
-        if way is not Way.ANEW and recovery.outage is not None:
-            await recovery.outage.wait(error, way)
+        if resolution is not Resolution.RETRY_NOW and recovery.outage is not None:
+            await recovery.outage.wait(error, resolution)
             if self._stop.is_set():
-                return told, UNCOUNTED
+                return told, REQUEUE_UNCOUNTED
         told = told._replace(tries=told.tries + 1)
         return told, await self._step(told)
 
@@ -375,7 +375,7 @@ class MessagePump:
                 continue
             error = self._receiver.deadlines.translate(raised)
             self._note_lost_claim(received, error)
-            failure = received, outcome, error, outcome.way(received, error)
+            failure = received, outcome, error, outcome.resolve(received, error)
             if failure[-1] in _WAITS:
                 waiting.append(failure)
             else:
@@ -388,9 +388,13 @@ class MessagePump:
         """Give back messages that are not to blame for their errors, after one pause for all of them."""
         self._busy += 1
         try:
-            first, outcome, error, way = min(failed, key=lambda each: _WAITS.index(each[-1]))
-            if way is not Way.BACK and outcome.recovery is not None and outcome.recovery.outage is not None:
-                await outcome.recovery.outage.wait(error, way)
+            first, outcome, error, resolution = min(failed, key=lambda each: _WAITS.index(each[-1]))
+            if (
+                resolution is not Resolution.REQUEUE
+                and outcome.recovery is not None
+                and outcome.recovery.outage is not None
+            ):
+                await outcome.recovery.outage.wait(error, resolution)
             else:
                 others = f"and {len(failed) - 1} others " if len(failed) > 1 else ""
                 await self._pause(self._not_done(first, f"{others}was not finished", error))
@@ -462,11 +466,11 @@ class MessagePump:
         # commit whose answer was lost tripped the breaker of an idle queue.
         self._calls.succeeded(self._clock.monotonic())
 
-    async def _wait_for_store(self, recovery: Recovery, error: PostdateError, way: Way) -> None:
+    async def _wait_for_store(self, recovery: Recovery, error: PostdateError, resolution: Resolution) -> None:
         if recovery.outage is None:
             await self._pause(self._calls.refused(error, self._clock.monotonic()))
         else:
-            await recovery.outage.wait(error, way)
+            await recovery.outage.wait(error, resolution)
 
     async def _pause(self, pause: timedelta) -> None:
         """Pause for a second at most: a breaker that has tripped cannot tell when the queues are back."""
