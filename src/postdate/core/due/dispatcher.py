@@ -151,24 +151,31 @@ class Dispatcher:
         """Deal with one batch; by default of what is due, which is held where limits of its destination say so."""
         await self.finisher.write_remembered()
         if await self._in_flight.wait_for_room(limit):
-            return PollResult(0, more=True)  # that took time: the poller looks at its clock, and may have to stop
+            # That took time: the poller looks at its clock, and may have to stop.
+            return PollResult(0, more=True, has_asked=False)
         seconds = self._clock.monotonic()
         if pause := self._probing.remaining(seconds):
-            return self._paused(0, pause)
+            return replace(self._paused(0, pause), has_asked=False)
         is_probe = self._probing.is_waiting
         limit = self.finisher.free_capacity(1 if is_probe else self._in_flight.affordable(limit))
         if not limit:
-            return PollResult(0, more=False, next_attempt=self.finisher.next_attempt(None))
+            return PollResult(0, more=False, next_attempt=self.finisher.next_attempt(None), has_asked=False)
         claims = await (self._claim_due(now, limit) if claim_held is None else claim_held(limit))
         began = self._clock.monotonic()
         self._metrics.fetched(len(claims), timedelta(seconds=began - seconds))
         wanted = self.finisher.skip_known(claims)
-        if len(wanted) < len(claims):
-            await self.finisher.write_remembered()
-        wanted = await self._without_those_that_wait(wanted, now, began, are_held=claim_held is not None)
+        try:
+            if len(wanted) < len(claims):
+                await self.finisher.write_remembered()
+            wanted = await self._without_those_that_wait(wanted, now, began, are_held=claim_held is not None)
+        except BaseException:  # cancelled: no batch has these claims yet, so nobody else would give them back
+            with anyio.CancelScope(shield=True):
+                back = [Release(claim, None) for claim in wanted]
+                await within(self._clock, self._longest_letting_go, lambda: self.finisher.give_back(back))
+            raise
         if wanted:
             batch = Batch(wanted, now, began, is_probe=is_probe)
-            if is_probe:
+            if is_probe and self._probing.is_waiting:  # no other batch has succeeded while this one was claimed
                 self._probing.failed(began)  # until it has an answer
             self._in_flight.begin(batch)
             if self._tasks is None:
@@ -223,6 +230,7 @@ class Dispatcher:
         if not self._destinations and not being_sent and (are_held or not self.limits.any):
             return claims
         wanted, waiting = list[Claim](), list[Release]()
+        at = self._clock.now()  # one time for all: what is attempted at one time is given back in one call
         for claim in claims:
             is_being_sent = claim.message.message_id in being_sent
             if self.limits.any and not is_being_sent and is_expired(claim.message, now):
@@ -235,7 +243,7 @@ class Dispatcher:
             if is_being_sent:
                 wait = max(wait, retry_delay(0).total_seconds())
             if wait:
-                waiting.append(Release(claim, self._after(wait)))
+                waiting.append(Release(claim, later(at, timedelta(seconds=wait))))
             else:
                 wanted.append(claim)
         if waiting:
@@ -260,6 +268,9 @@ class Dispatcher:
         except BaseException:  # cancelled: the process may go on, and with it its claims
             with anyio.CancelScope(shield=True):
                 await within(self._clock, self._longest_letting_go, lambda: self._let_go(batch))
+            sent = batch.sent()  # what was sent and could not be removed within that time is only removed
+            self.finisher.remember_sent(sent, are_held=True)
+            batch.settled(sent)
             self.finisher.release_later([Release(claim, None) for claim in batch.held.values()])
             raise
         finally:
@@ -463,13 +474,14 @@ class Dispatcher:
     async def _wait_out(self, batch: Batch, failed: Sequence[tuple[Claim, PostdateError]]) -> None:
         """Give claims back after an outage: their messages have not failed, so nothing is counted or recorded."""
         seconds, noted, back = self._clock.monotonic(), set[str](), list[Release]()
+        at = self._clock.now()
         for claim, error in failed:
             destination = claim.message.destination if isinstance(error, DestinationUnavailable) else ""
             if destination not in noted:
                 noted.add(destination)
                 self._note_outage(destination, error, seconds)
             wait = self._destinations.next_turn(destination, seconds) if destination else self._wait(batch, seconds)
-            back.append(Release(claim, self._after(wait) if wait else None))
+            back.append(Release(claim, later(at, timedelta(seconds=wait)) if wait else None))
         if back:
             await self._give_back(batch, back)
 
@@ -561,6 +573,7 @@ class Dispatcher:
             refused = await self._send_copy(claim, error, brief=resolution is Resolution.BRIEF_ERROR_COPY)
             if refused is None:
                 self._refused.succeeded(self._clock.monotonic())
+                self._failure_rate.success()
                 log.error("message %s moved to error queue %s", claim.message.message_id, self._settings.error_queue)
                 return None
             failure, resolution = (

@@ -162,7 +162,10 @@ class Finisher:
         if unwritten is None:
             return self._is_being_removed(claim)
         attempt_at = None if unwritten.release is None else unwritten.release.attempt_at
-        is_another = unwritten.fingerprint != fingerprint(claim.message)
+        # Once it is removed, a failed message may be returned from the error queue with the same id and content. Taken
+        # for the one that is to be removed, it would be lost; a second error copy is only a duplicate.
+        may_have_returned = unwritten.outcome is Outcome.FAILED and unwritten.may_be_written
+        is_another = may_have_returned or unwritten.fingerprint != fingerprint(claim.message)
         is_due_again = unwritten.outcome is None and (attempt_at is None or attempt_at <= self._clock.now())
         if is_another or is_due_again:
             self._attempts.forget_unwritten(message_id)
@@ -177,7 +180,8 @@ class Finisher:
         message_id, mark = claim.message.message_id, fingerprint(claim.message)
         for removal in self._removals:
             removed = removal.claims.get(message_id)
-            if removed is not None and fingerprint(removed.message) == mark:
+            has_failed = removal.outcome is Outcome.FAILED  # it may have come back, as above
+            if removed is not None and not has_failed and fingerprint(removed.message) == mark:
                 unwritten = _unwritten(claim, removal.outcome, removal.detail)
                 unwritten.retry_at = self._clock.monotonic() + retry_delay(0).total_seconds()
                 self._attempts.remember_unwritten(unwritten)
@@ -200,12 +204,30 @@ class Finisher:
         if not self._probes and self._failed_at <= before:
             self._attempts.forget_claims_lost_before(before)
 
-    def remember_sent(self, claims: Sequence[Claim]) -> None:
-        """Note messages that were sent although their claims are lost: claimed again, they are only removed."""
+    def remember_sent(self, claims: Sequence[Claim], *, are_held: bool = False) -> None:
+        """Note messages that were sent: claimed again, they are only removed. Claims are lost, or ``are_held``."""
         self._forget_old_claims()
         for claim in claims:
-            if claim.message.message_id not in self.unwritten:
-                self._remember_lost_claim(_unwritten(claim, Outcome.DELIVERED))
+            if self._resolve_release(claim, Outcome.DELIVERED):
+                continue
+            unwritten = _unwritten(claim, Outcome.DELIVERED)
+            if are_held:
+                self._attempts.remember_unwritten(unwritten)
+            else:
+                self._remember_lost_claim(unwritten)
+
+    def _resolve_release(self, claim: Claim, outcome: Outcome, detail: str = "") -> bool:
+        """Return whether an unwritten outcome of a message is remembered.
+
+        A release becomes the outcome: while a message was being sent its claim was lost, and it was claimed again and
+        could not be released. It is only to be removed now, under the claim that is held.
+        """
+        unwritten = self._attempts.unwritten_of(claim.message.message_id)
+        if unwritten is None or unwritten.claim is None or unwritten.fingerprint != fingerprint(claim.message):
+            return False
+        if unwritten.outcome is None:
+            unwritten.outcome, unwritten.detail, unwritten.release = outcome, detail, None
+        return True
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
@@ -218,8 +240,8 @@ class Finisher:
             finished = await self._finish(claims, outcome, at, detail)
         except PostdateError as error:
             self._note_failure(error)
-            forgotten = [claim for claim in claims if claim.message.message_id not in self.unwritten]
-            self._write_later([_unwritten(claim, outcome, detail) for claim in forgotten], error)
+            new = [claim for claim in claims if not self._resolve_release(claim, outcome, detail)]
+            self._write_later([_unwritten(claim, outcome, detail) for claim in new], error)
             return
         finally:
             self._removals.remove(removal)
@@ -231,8 +253,7 @@ class Finisher:
 
     async def _finish(self, claims: Sequence[Claim], outcome: Outcome, at: datetime, detail: str) -> int:
         finished = await self._deadlines.call_apart(lambda: self._store.finish(claims, outcome, at, detail))
-        if finished:
-            self._note_success()
+        self._note_success()  # also when it has removed none: it answers
         return finished
 
     async def give_back(self, releases: Sequence[Release]) -> None:
@@ -290,7 +311,7 @@ class Finisher:
             self._journal.ended(RecordKind.RETRIED, [claim.message], now, reason)
         elif unwritten is None:
             log.warning("message %s was removed by another while it was being sent", message_id)
-        elif unwritten.claim is not None:
+        elif unwritten.claim is claim:  # and not another claim of this process, which is held
             self._remember_lost_claim(unwritten)  # claimed again, it still waits for its next attempt
         return None
 
@@ -312,18 +333,29 @@ class Finisher:
 
     def release_later(self, releases: Sequence[Release], error: PostdateError | None = None) -> None:
         """Release claims at a later poll: for an error of the store, or without one because there is no time now."""
-        outcomes = [_unwritten(each.claim, None, release=each) for each in releases]
+        outcomes = [_unwritten(each.claim, None, release=each) for each in releases if not self._is_sent(each.claim)]
         if error is not None:
             self._write_later(outcomes, error)
             return
         for unwritten in outcomes:
             self._attempts.remember_unwritten(unwritten)
 
+    def _is_sent(self, claim: Claim) -> bool:
+        """Return whether a message was sent before it was claimed again; then it is removed under this claim."""
+        unwritten = self._attempts.unwritten_of(claim.message.message_id)
+        is_sent = unwritten is not None and unwritten.outcome is Outcome.DELIVERED
+        if unwritten is None or not is_sent or unwritten.fingerprint != fingerprint(claim.message):
+            return False
+        unwritten.claim = claim
+        self._attempts.remember_unwritten(unwritten)
+        return True
+
     def _write_later(
         self, outcomes: Sequence[UnwrittenOutcome], error: PostdateError, at_least: timedelta = timedelta(0)
     ) -> None:
         for unwritten in outcomes:
             pause = max(retry_delay(unwritten.failed_writes - 1, error), at_least)
+            unwritten.may_be_written |= isinstance(error, StoreUnreachable)
             unwritten.retry_at = self._clock.monotonic() + self._shorten_in_outage(pause)
             self._attempts.remember_unwritten(unwritten)
 
@@ -349,9 +381,12 @@ class Finisher:
 
     async def _release_again(self, releases: Sequence[Release]) -> None:
         """Release claims that are remembered until that is done, also when this is cancelled."""
-        ids = [each.claim.message.message_id for each in releases]
-        before = {message_id: self.unwritten[message_id] for message_id in ids}
-        await self.give_back(releases)
+        # Removals were written before these, and meanwhile a message may have been sent, or claimed again.
+        due = {id(release) for release in releases}
+        before = {
+            message_id: unwritten for message_id, unwritten in self.unwritten.items() if id(unwritten.release) in due
+        }
+        await self.give_back([unwritten.release for unwritten in before.values() if unwritten.release is not None])
         for message_id, unwritten in before.items():
             if self.unwritten.get(message_id) is unwritten:
                 self._attempts.forget_unwritten(message_id)

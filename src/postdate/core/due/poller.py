@@ -51,12 +51,14 @@ log = logging.getLogger("postdate.poller")
 class PollResult:
     """What one look found: ``count`` messages were dealt with, and ``more`` may be due already.
 
-    ``next_attempt`` is when the next message may be attempted, as of the look; ``None`` without any.
+    ``next_attempt`` is when the next message may be attempted, as of the look; ``None`` without any. Without
+    ``has_asked`` the look says nothing about the store.
     """
 
     count: int
     more: bool
     next_attempt: datetime | None = None
+    has_asked: bool = True
 
 
 class DueWork(Protocol):
@@ -134,7 +136,7 @@ class Poller:
             except PostdateError as error:
                 await self._pause_after(error, alarm)
                 continue
-            if self._calls.succeeded(self._clock.monotonic()):
+            if taken.has_asked and self._calls.succeeded(self._clock.monotonic()):
                 self._recovered()
             if taken.more:
                 continue

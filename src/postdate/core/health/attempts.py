@@ -60,6 +60,7 @@ class UnwrittenOutcome:
         retry_at: when to write it again.
         failed_writes: how often writing it failed.
         lost_at: when the claim was lost.
+        may_be_written: whether the store may have written it, as an answer was lost.
     """
 
     message_id: str
@@ -71,6 +72,7 @@ class UnwrittenOutcome:
     retry_at: float = 0.0
     failed_writes: int = 1
     lost_at: float = 0.0
+    may_be_written: bool = False
 
 
 @dataclass(slots=True, frozen=True)
