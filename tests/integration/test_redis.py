@@ -143,6 +143,16 @@ async def test_a_claim_and_a_receive_have_a_bound_of_bytes(store: RedisStore, tr
     await receiver.close()
 
 
+async def test_messages_without_a_queue_that_fill_a_page_delay_nothing_behind_them(
+    store: RedisStore, transport: RedisTransport
+) -> None:
+    """A move reads what is due in pages of 500."""
+    stuck = [DelayedMessage(f"stuck-{number:03}", NOW, "missing", {}, b"") for number in range(500)]
+    await store.store_many([*stuck, message("m-1", NOW + SECOND)], NOW)
+    report = await store.move_due(NOW + 2 * SECOND, 10)
+    assert (report.delivered, report.left_behind) == (1, True)
+
+
 async def test_a_full_server_takes_nothing_and_loses_nothing(redis_server: Redis) -> None:
     store, transport = await prepared(RedisStore(redis_server.url)), RedisTransport(redis_server.url)
     try:
