@@ -292,6 +292,21 @@ async def test_what_has_expired_takes_no_turns(services: Running) -> None:
         assert (await shop.delivered_at(5))[-1] <= resumed_at + 5 * SECOND
 
 
+async def test_what_is_due_in_the_far_year_of_a_lane_by_itself_is_not_let_through(services: Running) -> None:
+    async with services() as shop:
+        await change_limits(shop.limits, "q", lambda _: Limits(paused=True, per_second=50), shop.clock.now())
+        (kept,) = await shop.limits.kept_limits(["q"])
+        far = [DelayedMessage(f"far-{queue}", kept.begin, queue) for queue in ("q", "free")]
+        await shop.store.store_many(far, shop.clock.now())
+        await shop.send(3)
+        await shop.pass_time(30)
+        await change_limits(shop.limits, "q", resumed, shop.clock.now())
+        await shop.all_arrive(3)
+        await shop.pass_time(30)
+        assert (await shop.arrived(), await shop.arrived("free")) == (3, 0)
+        assert await shop.store.next_due() == kept.begin
+
+
 async def test_limits_of_queues_without_messages_are_neither_read_nor_looked_into(services: Running) -> None:
     async with services() as shop:
         for number in range(50):
