@@ -334,6 +334,28 @@ async def freeze(store: RedisStore, holds_at_most: timedelta) -> None:
     await liveness._register()
 
 
+async def test_who_is_not_heard_for_some_seconds_keeps_what_it_has_until_its_subscription_ends(
+    prefix: Prefix, store: RedisStore
+) -> None:
+    silent = await prepared(RedisStore(prefix.login))
+    try:
+        await silent.store(message(), NOW)
+        (claim,) = await silent.claim_due(NOW + SECOND, 10)
+        await freeze(silent, timedelta(minutes=10))
+        holders, holder = f"{prefix.login.tag}:holders", silent._liveness.holder_now
+        prefix.client.zincrby(holders, -10 * SECOND / MICROSECOND, holder)
+        other = await store._liveness.holder()
+        registered = prefix.client.zscore(holders, other)
+        await until(lambda: prefix.client.zscore(holders, other) != registered)  # it has looked at all holders
+        assert await store.claim_due(NOW + SECOND, 10) == []
+        await silent._liveness._listening.close()
+        claims = await until(lambda: store.claim_due(NOW + SECOND, 10))
+        assert await silent.finish([claim], Outcome.DELIVERED, NOW) == 0
+        assert await store.finish(claims, Outcome.DELIVERED, NOW) == 1
+    finally:
+        await silent.close()
+
+
 async def test_what_a_killed_process_held_is_claimed_by_another_row_25(prefix: Prefix, redis_url: str, start) -> None:
     prefix.name = f"kill-{os.getpid()}"
     prefix.login = parse_address(f"{redis_url}?prefix={prefix.name}")
