@@ -111,6 +111,20 @@ async def test_what_others_pause_and_resume_is_obeyed_within_a_second(services: 
         assert await shop.arrived() == 40
 
 
+async def test_a_pause_of_a_queue_that_had_no_limits_is_obeyed_beside_limits_of_another(services: Running) -> None:
+    async with services() as shop:
+        await change_limits(shop.limits, "free", paused, shop.clock.now())
+        await shop.send(1)
+        await shop.all_arrive(1)
+        await change_limits(shop.limits, "q", paused, shop.clock.now())
+        await shop.pass_time(1.1)
+        await shop.store.store(DelayedMessage("late", shop.clock.now(), "q"), shop.clock.now())
+        await shop.pass_time(10)
+        assert await shop.arrived() == 1
+        await change_limits(shop.limits, "q", resumed, shop.clock.now())
+        await shop.all_arrive(2)
+
+
 async def test_a_window_opens_and_closes(services: Running) -> None:
     async with services() as shop:
         opens = shop.start.replace(second=0, microsecond=0) + timedelta(minutes=4)
