@@ -33,6 +33,7 @@ from postdate import (
     PostdateError,
     Postgres,
     SendOptions,
+    SqliteStore,
     TransactionMode,
 )
 from postdate.endpoint.message_types import type_name
@@ -609,6 +610,26 @@ async def test_those_that_match_are_found_cancelled_and_moved(client: Client, mo
     with pytest.raises(PostdateError, match="due_to"):
         Pending(due_to=datetime(2026, 1, 1))  # noqa: DTZ001 - which is what is refused
     assert len(await client.list()) == 27
+
+
+async def test_the_first_error_ends_the_change_of_those_that_match(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or an operator waits until a store out of reach has refused each of them."""
+    client, cancel, tries = postdate.connect(f"sqlite:///{tmp_path / 'shop.db'}"), SqliteStore.cancel, list[str]()
+
+    async def fail_first(store: SqliteStore, message_id: str, at: datetime) -> bool:
+        tries.append(message_id)
+        if len(tries) == 1:
+            raise StoreUnavailable("away")
+        return await cancel(store, message_id, at)
+
+    async with client:
+        await client.send_many([(b"", SendOptions("mails", HOUR)) for _ in range(100)])
+        monkeypatch.setattr(SqliteStore, "cancel", fail_first)
+        with pytest.raises(StoreUnavailable, match="away"):
+            await client.cancel_where(Pending("mails"))
+        assert len(await client.list()) > 80
 
 
 async def test_those_that_match_are_changed_in_a_transaction(sales: Sales, shop: Client, begin) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from tests import mariadb_subjects
 from tests.postgres_subjects import drop_schema, fresh_schema
 from tests.waiting import patience, until
 
-from postdate import DelayedMessage, Envelope, PostgresOutbox, SqliteOutbox
+from postdate import DelayedMessage, Envelope, PostgresOutbox, SqliteOutbox, SqliteStore
 from postdate.backends.mariadb.connection import MariaDbServer
 from postdate.backends.mariadb.schema import MariaDbOutbox
 from postdate.backends.sql.migrations import migrations
@@ -572,6 +572,22 @@ async def test_an_outbox_of_an_earlier_version_is_used_as_it_is(tmp_path: Path) 
     with pytest.raises(StoreFromNewerVersion, match="version 2"):
         await later.setup()
     await later.close()
+
+
+async def test_a_file_that_is_refused_is_not_open_while_the_error_is_looked_at(tmp_path: Path) -> None:
+    """Not even by the traceback of the error, which has the connection in its frames."""
+    path = tmp_path / "other.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE of_others (id INTEGER)")
+    store, file = SqliteStore(path, create=False), path.stat()
+    with pytest.raises(StoreNotSetUp) as refusal:
+        await store.store(DelayedMessage("m-1", NOW, "q"), NOW)
+    is_open = False
+    for descriptor in range(1_000):
+        with suppress(OSError):
+            is_open |= os.path.samestat(os.fstat(descriptor), file)
+    assert not is_open, refusal.traceback
+    await store.close()
 
 
 # --- MariaDB ----------------------------------------------------------------------------------------------------------

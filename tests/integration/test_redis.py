@@ -143,6 +143,16 @@ async def test_a_claim_and_a_receive_have_a_bound_of_bytes(store: RedisStore, tr
     await receiver.close()
 
 
+async def test_messages_without_a_queue_that_fill_a_page_delay_nothing_behind_them(
+    store: RedisStore, transport: RedisTransport
+) -> None:
+    """A move reads what is due in pages of 500."""
+    stuck = [DelayedMessage(f"stuck-{number:03}", NOW, "missing", {}, b"") for number in range(500)]
+    await store.store_many([*stuck, message("m-1", NOW + SECOND)], NOW)
+    report = await store.move_due(NOW + 2 * SECOND, 10)
+    assert (report.delivered, report.left_behind) == (1, True)
+
+
 async def test_a_full_server_takes_nothing_and_loses_nothing(redis_server: Redis) -> None:
     store, transport = await prepared(RedisStore(redis_server.url)), RedisTransport(redis_server.url)
     try:
@@ -322,6 +332,28 @@ async def freeze(store: RedisStore, holds_at_most: timedelta) -> None:
     await anyio.to_thread.run_sync(liveness._beats.join)
     liveness.holds_at_most = holds_at_most
     await liveness._register()
+
+
+async def test_who_is_not_heard_for_some_seconds_keeps_what_it_has_until_its_subscription_ends(
+    prefix: Prefix, store: RedisStore
+) -> None:
+    silent = await prepared(RedisStore(prefix.login))
+    try:
+        await silent.store(message(), NOW)
+        (claim,) = await silent.claim_due(NOW + SECOND, 10)
+        await freeze(silent, timedelta(minutes=10))
+        holders, holder = f"{prefix.login.tag}:holders", silent._liveness.holder_now
+        prefix.client.zincrby(holders, -10 * SECOND / MICROSECOND, holder)
+        other = await store._liveness.holder()
+        registered = prefix.client.zscore(holders, other)
+        await until(lambda: prefix.client.zscore(holders, other) != registered)  # it has looked at all holders
+        assert await store.claim_due(NOW + SECOND, 10) == []
+        await silent._liveness._listening.close()
+        claims = await until(lambda: store.claim_due(NOW + SECOND, 10))
+        assert await silent.finish([claim], Outcome.DELIVERED, NOW) == 0
+        assert await store.finish(claims, Outcome.DELIVERED, NOW) == 1
+    finally:
+        await silent.close()
 
 
 async def test_what_a_killed_process_held_is_claimed_by_another_row_25(prefix: Prefix, redis_url: str, start) -> None:

@@ -481,6 +481,24 @@ async def test_what_somebody_holds_is_told_and_moves_later(
     await served_until(url, {}, is_due(client, 8))
 
 
+async def test_what_ends_while_new_rules_move_it_is_held_by_nobody(
+    shop: tuple[str, Client], rules: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, client = shop
+    rules("Africa/Algiers")
+    async with looking_into(url, {}) as store:
+        get = store.get
+
+        async def cancel_first(message_id: str) -> DelayedMessage | None:
+            assert await client.cancel(message_id)
+            return await get(message_id)
+
+        monkeypatch.setattr(store, "get", cancel_first)
+        daily = wall_times.wall_times(store, VirtualClock())
+        await daily._do(daily)  # raises if somebody holds a message
+    assert await client.list() == []
+
+
 async def test_a_marker_that_was_cancelled_is_made_anew(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'shop.db'}"
     for number in (1, 2):

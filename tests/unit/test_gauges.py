@@ -1,5 +1,6 @@
 """Gauges of what waits: as of the last look, from any thread, and left out when nothing can be said."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -53,6 +54,20 @@ async def test_a_service_counts_itself_and_old_looks_say_nothing(clock: VirtualC
         tasks.cancel_scope.cancel()
     await clock.advance(timedelta(hours=1))
     assert gauges() == {}
+
+
+async def test_services_of_a_store_that_does_not_show_its_processes_are_left_out(
+    clock: VirtualClock, tmp_path: Path
+) -> None:
+    async with opened(settings_of(tmp_path), create=True) as deployment:
+        await deployment.kept.setup()
+        looking = Refresher(partial(overview, look_ahead=0), clock)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(looking.run, replace(deployment, store_view=None))
+            await looking.last()
+            tasks.cancel_scope.cancel()
+        gauges = standing(looking, clock)()
+    assert (gauges.get("services"), gauges["pending"]) == (None, {"": 0})
 
 
 async def test_queues_out_of_reach_are_not_counted_and_all_else_is(tmp_path: Path) -> None:

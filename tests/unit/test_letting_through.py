@@ -111,6 +111,20 @@ async def test_what_others_pause_and_resume_is_obeyed_within_a_second(services: 
         assert await shop.arrived() == 40
 
 
+async def test_a_pause_of_a_queue_that_had_no_limits_is_obeyed_beside_limits_of_another(services: Running) -> None:
+    async with services() as shop:
+        await change_limits(shop.limits, "free", paused, shop.clock.now())
+        await shop.send(1)
+        await shop.all_arrive(1)
+        await change_limits(shop.limits, "q", paused, shop.clock.now())
+        await shop.pass_time(1.1)
+        await shop.store.store(DelayedMessage("late", shop.clock.now(), "q"), shop.clock.now())
+        await shop.pass_time(10)
+        assert await shop.arrived() == 1
+        await change_limits(shop.limits, "q", resumed, shop.clock.now())
+        await shop.all_arrive(2)
+
+
 async def test_a_window_opens_and_closes(services: Running) -> None:
     async with services() as shop:
         opens = shop.start.replace(second=0, microsecond=0) + timedelta(minutes=4)
@@ -290,6 +304,21 @@ async def test_what_has_expired_takes_no_turns(services: Running) -> None:
         await change_limits(shop.limits, "q", resumed, resumed_at)
         await shop.all_arrive(5)
         assert (await shop.delivered_at(5))[-1] <= resumed_at + 5 * SECOND
+
+
+async def test_what_is_due_in_the_far_year_of_a_lane_by_itself_is_not_let_through(services: Running) -> None:
+    async with services() as shop:
+        await change_limits(shop.limits, "q", lambda _: Limits(paused=True, per_second=50), shop.clock.now())
+        (kept,) = await shop.limits.kept_limits(["q"])
+        far = [DelayedMessage(f"far-{queue}", kept.begin, queue) for queue in ("q", "free")]
+        await shop.store.store_many(far, shop.clock.now())
+        await shop.send(3)
+        await shop.pass_time(30)
+        await change_limits(shop.limits, "q", resumed, shop.clock.now())
+        await shop.all_arrive(3)
+        await shop.pass_time(30)
+        assert (await shop.arrived(), await shop.arrived("free")) == (3, 0)
+        assert await shop.store.next_due() == kept.begin
 
 
 async def test_limits_of_queues_without_messages_are_neither_read_nor_looked_into(services: Running) -> None:

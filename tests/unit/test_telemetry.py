@@ -6,6 +6,7 @@ import re
 import socket
 import urllib.error
 import urllib.request
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
@@ -212,6 +213,26 @@ def test_health_is_told_in_words() -> None:
         assert ask(port, "/")[0] == 404
         with pytest.raises(ConfigurationError, match=rf"cannot listen at 127.0.0.1:{port}: Address already in use"):
             serving(f"127.0.0.1:{port}", signs, registry).__enter__()
+
+
+def test_a_child_of_a_fork_does_not_keep_the_address() -> None:
+    """Its parent, started again, could not listen there; and what it was asked would be answered by nobody."""
+    metrics, registry = prometheus()
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: this process has threads
+        with serving("127.0.0.1:0", Vitals(metrics, list), registry) as port:
+            if not (child := os.fork()):
+                os.close(writing)
+                os.read(reading, 1)  # until the parent closes its end
+                os._exit(0)
+    try:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=10)
+    finally:
+        os.close(writing)
+        os.close(reading)
+        os.waitpid(child, 0)
 
 
 def test_who_says_nothing_or_hangs_up_leaves_no_trace(

@@ -10,7 +10,7 @@ from zoneinfo import available_timezones
 import pytest
 
 from postdate import SendOptions
-from postdate.clock import LATEST
+from postdate.clock import EARLIEST, LATEST
 from postdate.core.windows import Window
 from postdate.core.zones import rules_of, unchanged_stretches, zone_by
 
@@ -172,6 +172,14 @@ def test_a_day_that_a_zone_left_out_has_no_window() -> None:
     """On 30 December 2011 Samoa went from one side of the date line to the other."""
     window = Window.read("fri 09:00-17:00 Pacific/Apia")
     assert window.opens(datetime(2011, 12, 29, 20, tzinfo=UTC)) == datetime(2012, 1, 5, 19, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati", "Etc/GMT+12"])
+def test_at_the_begin_of_the_calendar(zone: str) -> None:
+    for text in WINDOWS:
+        window = Window.read(f"{text} {zone}")
+        for instant in (EARLIEST, EARLIEST + MINUTE, EARLIEST + 3 * DAY):
+            assert instant <= window.opens(instant) < instant + 15 * DAY
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati", "Etc/GMT+12"])

@@ -531,6 +531,7 @@ def test_who_may_act_is_said_once_and_well() -> None:
         with pytest.raises(ConfigurationError, match=re.escape(told)):
             Actions(**given)
     assert TOKEN not in repr(Actions(token=TOKEN))
+    assert Actions(token="x" * 16).token == "x" * 16
 
 
 async def test_who_signs_in_to_one_of_several_deployments_acts_on_all(deployment: Deployment) -> None:

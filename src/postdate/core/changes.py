@@ -270,24 +270,27 @@ def count_steps(store: JoiningStore, wanted: Pending, expected: Expected) -> Ste
 async def change_all(
     found: Sequence[DelayedMessage], change: Callable[[DelayedMessage], Awaitable[Answer]]
 ) -> Counter[Answer]:
-    """Change messages, several at a time; return how often each answer was given. Raises what one of them raises."""
+    """Change messages, several at a time; return how often each answer was given.
+
+    After the first error no further message is begun, and the error is raised.
+    """
     told, waiting = Counter[Answer](), iter(found)
 
     first_errors = list[Exception]()
 
-    async def work(scope: anyio.CancelScope) -> None:
-        for message in waiting:
+    async def work() -> None:
+        # Cancelling these tasks would not do: SQLite finishes a call that is cancelled, and the loop would go on.
+        while not first_errors and (message := next(waiting, None)) is not None:
             try:
                 told[await change(message)] += 1
             except InvalidMessage:
                 told[Answer.WOULD_EXPIRE] += 1
             except Exception as error:  # noqa: BLE001 - raised below, by itself
                 first_errors.append(error)
-                scope.cancel()
 
     async with anyio.create_task_group() as tasks:
         for _ in range(_AT_ONCE):
-            tasks.start_soon(work, tasks.cancel_scope)
+            tasks.start_soon(work)
     if first_errors:
         raise first_errors[0]
     return told
