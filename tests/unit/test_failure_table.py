@@ -148,3 +148,17 @@ async def test_what_becomes_of_a_message(row: Row, clock: VirtualClock, caplog: 
     assert life.waiting == 0
     assert len(life.critical) == row.critical
     assert len(logged) == row.logged, logged
+
+
+async def test_a_transport_without_an_answer_for_a_message_has_not_sent_it(clock: VirtualClock) -> None:
+    """Found by the simulator, seed 6393: its sender was told that it was sent."""
+    queues = MemoryTransport()
+    await queues.create_queues(["billing"])
+
+    async def answer_nothing(*_: object, **__: object) -> list[PostdateError | None]:
+        return []
+
+    queues.send = answer_nothing
+    async with Endpoint("sales", transport=queues, clock=clock, send_only=True) as endpoint:
+        with pytest.raises(TransportUnavailable, match="answered for 0 of 1 messages"):
+            await endpoint.send(b"", destination="billing")

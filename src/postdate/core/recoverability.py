@@ -8,7 +8,7 @@ import os
 import platform
 import traceback
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import islice
@@ -23,6 +23,7 @@ from postdate.errors import (
     PostdateError,
     QueueNotFound,
     StoreTroubled,
+    TransportUnavailable,
     TransportUnreachable,
 )
 from postdate.messages import (
@@ -232,6 +233,19 @@ def may_be_of_one(error: BaseException) -> bool:
     """Return whether an outage may concern a single row; a store that is read-only, full or away is so for all."""
     of_store = error.__cause__ if isinstance(error, TransportUnreachable) else error
     return isinstance(of_store, StoreTroubled | NotADatabase)
+
+
+def checked_answers(
+    transport: object, count: int, errors: Sequence[PostdateError | None]
+) -> Sequence[PostdateError | None]:
+    """Return the answers of a transport to ``count`` messages that were sent.
+
+    Raises:
+        TransportUnavailable: there are fewer answers, or more. A message without an answer may be nowhere.
+    """
+    if len(errors) != count:
+        raise TransportUnavailable(f"{type(transport).__name__} answered for {len(errors)} of {count} messages")
+    return errors
 
 
 def retry_delay(failures: int, error: BaseException | None = None) -> timedelta:

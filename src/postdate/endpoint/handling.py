@@ -37,6 +37,7 @@ from postdate.core.recoverability import (
     Resolution,
     after_handling_failed,
     check_retries,
+    checked_answers,
     delayed_retry_headers,
     text_of,
     why_unavailable,
@@ -406,7 +407,7 @@ class Handling:
             await leave_out_repetitions(work, error)
             await self._send(envelopes, work)
             return
-        for error in errors:
+        for error in checked_answers(transport, len(envelopes), errors):
             if error is not None:
                 raise error
 

@@ -19,6 +19,7 @@ from typing import Any, Final, TypedDict, Unpack
 
 from postdate.clock import EARLIEST, later
 from postdate.core.receive.settling import RepeatableStoring
+from postdate.core.recoverability import checked_answers
 from postdate.core.simple_store import enlisting
 from postdate.core.timeout_manager.steps import clear_timeouts, to_timeout_manager
 from postdate.core.upkeep.wall_times import KeptZones, WallTime
@@ -430,7 +431,8 @@ class OutgoingMessages:
             await self.keep_zone(message)
             await self._enlisted.store(message, self.clock.now())
         if envelopes:
-            for error in await self.transport.send(envelopes, self.clock.now()):
+            errors = await self.transport.send(envelopes, self.clock.now())
+            for error in checked_answers(self.transport, len(envelopes), errors):
                 if error is not None:
                     raise error
 

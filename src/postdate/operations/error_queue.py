@@ -14,6 +14,7 @@ from datetime import datetime
 from postdate.core.expiry import discard_reason
 from postdate.core.limits import has_limits
 from postdate.core.receive.settling import is_stored
+from postdate.core.recoverability import checked_answers
 from postdate.core.simple_store import enlisting
 from postdate.errors import (
     DuplicateMessage,
@@ -333,8 +334,9 @@ async def edit(
                     edited, marked = _edited(received.envelope, queue, now, change)
                     end = await _end_of_edited(deployment, edited, marked, now)
                     # One after the other: without transactions the mark would stay where the other cannot be sent.
-                    errors = await deployment.transport.send([each for each in end.outgoing if each is edited], now)
-                    if any(errors):
+                    sent = [each for each in end.outgoing if each is edited]
+                    errors = await deployment.transport.send(sent, now)
+                    if any(checked_answers(deployment.transport, len(sent), errors)):
                         raise next(filter(None, errors))
                     await walk.receiver.commit(received, now, replace(end, outgoing=[marked]))
                     walk.ended([received])

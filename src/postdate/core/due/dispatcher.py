@@ -32,6 +32,7 @@ from postdate.core.recoverability import (
     Resolution,
     after_copy,
     after_dispatch_failed,
+    checked_answers,
     is_lasting,
     is_outage,
     may_be_of_one,
@@ -380,10 +381,10 @@ class Dispatcher:
             return [error] * len(envelopes)
         finally:
             self._metrics.sent(len(envelopes), timedelta(seconds=self._clock.monotonic() - began))
-        if len(errors) != len(envelopes):
-            wrong = f"{type(self._transport).__name__} answered for {len(errors)} of {len(envelopes)} messages"
-            return [TransportUnavailable(wrong)] * len(envelopes)
-        return errors
+        try:
+            return checked_answers(self._transport, len(envelopes), errors)
+        except TransportUnavailable as error:
+            return [error] * len(envelopes)
 
     async def _answer_enlisted(self, claims: Sequence[Claim]) -> Sequence[PostdateError | None]:
         """Send and remove all in one transaction; where one fails, each in its own, so as not to undo the others."""
