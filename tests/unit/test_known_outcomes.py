@@ -13,6 +13,7 @@ import pytest
 
 from postdate import Envelope
 from postdate.core.due.poller import Poller
+from postdate.core.health.attempts import Release
 from postdate.core.health.circuit_breaker import RepeatedFailures
 from postdate.errors import (
     DestinationUnavailable,
@@ -22,7 +23,7 @@ from postdate.errors import (
     TransportUnavailable,
     TransportUnreachable,
 )
-from postdate.ports import Work
+from postdate.ports import Outcome, Work
 from postdate.testing import Fault
 
 SECOND = timedelta(seconds=1)
@@ -90,6 +91,22 @@ async def test_a_message_returned_while_its_removal_is_under_way_is_not_removed_
         await bench.look_for(5 * SECOND)
     assert bench.ids("nowhere") == ["m-1"]
     assert await bench.waiting() is None
+
+
+async def test_a_failure_is_not_written_under_the_claim_of_a_message_that_may_have_been_returned(bench) -> None:
+    """The answer to its removal was lost; claimed again, it could not be released."""
+    message = bench.message(due_in=-1)
+    await bench.keep(message)
+    (first,) = await bench.memory.claim_due(bench.clock.now(), 1)
+    lose_claims(bench)
+    (second,) = await bench.memory.claim_due(bench.clock.now(), 1)
+    bench.dispatcher.finisher.release_later([Release(second, None)])
+    bench.store.faults.add(Fault("finish", AWAY))
+    await bench.dispatcher.finisher.finish([first], Outcome.FAILED)
+    bench.store.faults.clear()
+    async with bench.dispatcher.running():
+        await bench.look_for(5 * SECOND)
+    assert bench.ids("billing") == ["m-1"]
 
 
 async def test_what_was_sent_is_only_removed_although_its_next_claim_cannot_be_released(bench) -> None:

@@ -225,7 +225,8 @@ class Finisher:
         unwritten = self._attempts.unwritten_of(claim.message.message_id)
         if unwritten is None or unwritten.claim is None or unwritten.fingerprint != fingerprint(claim.message):
             return False
-        if unwritten.outcome is None:
+        # A failed message may have been returned from the error queue: the later claim may be of that one.
+        if unwritten.outcome is None and outcome is not Outcome.FAILED:
             unwritten.outcome, unwritten.detail, unwritten.release = outcome, detail, None
         return True
 
