@@ -181,6 +181,14 @@ async def test_limits_that_are_set_again_leave_a_rate_alone() -> None:
     assert [each.free_at for each in await store.kept_limits()] == [NOW]
 
 
+async def test_a_rate_of_a_queue_that_had_none_begins_when_it_is_set() -> None:
+    store = MemoryStore()
+    changes = [paused, limited(0.01, ()), limited(None, ()), limited(0.01, ())]
+    for minutes, change in enumerate(changes):
+        await change_limits(store, "q", change, NOW + timedelta(minutes=minutes))
+        assert [each.free_at for each in await store.kept_limits()] == [NOW + timedelta(minutes=minutes)]
+
+
 async def test_of_changes_at_once_none_is_lost() -> None:
     class Slow(MemoryStore):
         async def kept_limits(self, destinations: Collection[str] | None = None) -> Sequence[KeptLimits]:
