@@ -29,6 +29,7 @@ from postdate import (
     DelayedMessage,
     Endpoint,
     HandlerContext,
+    Origin,
     Pending,
     PostdateError,
     Postgres,
@@ -590,8 +591,9 @@ async def test_those_that_match_are_found_cancelled_and_moved(client: Client, mo
         with pytest.raises(InvalidMessage, match="no condition"):
             await client.cancel_where(nothing)
     wrong: list[dict[str, Any]] = [{"headers": {}}, {"text": ""}, {"destination": ""}, {"headers": {"customer": None}}]
+    wrong += [{"origins": each} for each in ((), "retry", {Origin.RETRY, "retry"})]
     for each in wrong:
-        with pytest.raises(MessageError, match=r"empty|must be str"):
+        with pytest.raises(MessageError, match=r"empty|must be str|must be some of Origin"):
             Pending(**each)
     gone, *others = await client.list(later)
     await client.cancel(gone.message_id)
