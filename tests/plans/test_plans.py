@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.plans.meters import Meter
 from tests.plans.sites import PLANS, MariaDbSite, PostgresSite, SqliteSite, Statistics, measure
+from tests.plans.work import set_up
 
 
 @pytest.mark.parametrize("plans", PLANS)
@@ -26,6 +27,18 @@ async def test_no_statement_of_mariadb_reads_what_lies_beside(mariadb_url: str, 
 @pytest.mark.parametrize("statistics", Statistics, ids=lambda each: each.value)
 async def test_no_statement_of_sqlite_reads_what_lies_beside(tmp_path: Path, statistics: Statistics) -> None:
     assert too_many(await measure(SqliteSite(tmp_path), statistics)) == []
+
+
+async def test_limits_of_any_number_of_destinations_are_read_by_one_statement(tmp_path: Path) -> None:
+    """So that a server plans it once."""
+    site = SqliteSite(tmp_path)
+    with site.made():
+        async with site.open() as database:
+            await set_up(database)
+            with site.meter.step("limits"):
+                for count in (1, 2, 3, 49, 50, 51, 1):
+                    await database.store.kept_limits([f"q-{number}" for number in range(count)])
+    assert len({each.statement for each in site.meter.measurements if "destination_limit" in each.statement}) == 1
 
 
 def too_many(meter: Meter) -> list[str]:
