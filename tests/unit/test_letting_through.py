@@ -321,6 +321,18 @@ async def test_what_is_due_in_the_far_year_of_a_lane_by_itself_is_not_let_throug
         assert await shop.store.next_due() == kept.begin
 
 
+async def test_what_comes_into_an_empty_lane_goes_out_at_once(services: Running) -> None:
+    """However lately a service has seen that the lane is empty."""
+    async with services() as shop:
+        await change_limits(shop.limits, "q", limited(1_000, ()), shop.clock.now())
+        dues = [shop.start + (n + 1) * 0.3 * SECOND for n in range(20)]
+        found = [DelayedMessage(f"q-{n:05}", due, "q") for n, due in enumerate(dues)]
+        await shop.store.store_many(found, shop.clock.now())
+        await shop.pass_time(30, 600)
+        late = [at - due for at, due in zip(await shop.delivered_at(20), dues, strict=True)]
+        assert max(late) < 0.3 * SECOND
+
+
 async def test_limits_of_queues_without_messages_are_neither_read_nor_looked_into(services: Running) -> None:
     async with services() as shop:
         for number in range(50):
