@@ -464,6 +464,16 @@ async def test_a_move_delivers_without_claiming(one_file: OneFile) -> None:
     assert await one_file.lengths() == {"billing": 1}
 
 
+async def test_a_full_batch_is_followed_by_the_next_at_once_although_some_of_it_has_expired(one_file: OneFile) -> None:
+    start = one_file.bench.start
+    ends = (None, start - SECOND / 2)
+    batch = [one_file.bench.message(f"m-{n}", -1, expires_at=ends[n % 2]) for n in range(1_000)]
+    await one_file.sqlite.store_many(batch, start - 2 * SECOND)
+    taken = await one_file.mover.take(one_file.clock.now())
+    assert (taken.count, taken.more) == (1_000, True)
+    assert await one_file.lengths() == {"billing": 500}
+
+
 async def test_what_has_no_queue_in_the_database_goes_the_ordinary_way_to_the_error_queue_row_38(
     one_file: OneFile,
 ) -> None:
