@@ -56,6 +56,22 @@ async def test_a_service_counts_itself_and_old_looks_say_nothing(clock: VirtualC
     assert gauges() == {}
 
 
+async def test_what_falls_due_is_counted_until_the_end_of_the_next_minute_the_hour_and_the_day(
+    clock: VirtualClock, tmp_path: Path
+) -> None:
+    async with opened(settings_of(tmp_path), create=True) as deployment:
+        await deployment.kept.setup()
+        dues = [NOW + timedelta(seconds=seconds) for seconds in (90, 150, 5 * 3_600, 30 * 3_600)]
+        messages = [DelayedMessage(f"m-{number}", due, "orders", {}, b"") for number, due in enumerate(dues)]
+        await deployment.store.store_many(messages, NOW)
+        looking = Refresher(lambda deployment, _: overview(deployment, NOW, look_ahead=0), clock)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(looking.run, deployment)
+            await looking.last()
+            tasks.cancel_scope.cancel()
+        assert standing(looking, clock)()["due"] == {"minute": 1, "hour": 2, "day": 3}
+
+
 async def test_services_of_a_store_that_does_not_show_its_processes_are_left_out(
     clock: VirtualClock, tmp_path: Path
 ) -> None:
