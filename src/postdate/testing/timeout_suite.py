@@ -360,6 +360,10 @@ async def a_chunk_does_not_end_between_equal_due_times(persister: TimeoutPersist
     expect_equal(await persister.next_chunk(NOW, now, 1), _chunk(now, *tied), "a chunk of equal times only")
     found = await persister.next_chunk(NOW, NOW + SECOND, 2)
     expect_equal(found, _chunk(NOW + 2 * SECOND, *tied), "equal times up to the end: nothing more is due")
+    await persister.add(timeout(6, NOW + 2 * SECOND))
+    found = await persister.next_chunk(NOW + SECOND, now, 1)
+    expected = _chunk(None, (2, NOW + 2 * SECOND), (6, NOW + 2 * SECOND))
+    expect_equal(found, expected, "equal times behind which there is nothing")
 
 
 @looking.given_one(storage)
