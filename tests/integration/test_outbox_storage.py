@@ -8,13 +8,16 @@ from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import anyio
 import psycopg
 import pymysql
 import pytest
 from tests import mariadb_subjects
+from tests.integration.test_postgres_silence import through
 from tests.postgres_subjects import drop_schema, fresh_schema
+from tests.proxy import FaultyLink
 from tests.waiting import patience, until
 
 from postdate import DelayedMessage, Envelope, PostgresOutbox, SqliteOutbox, SqliteStore
@@ -330,6 +333,41 @@ async def test_a_cancelled_handler_leaves_nothing_behind(subject: Subject) -> No
     assert await first.commit([], NOW)
     with patience():  # nothing is locked
         assert await subject.elsewhere.transaction("sales", "m-1").commit([], NOW)
+
+
+async def test_a_handler_that_gives_up_beginning_commits_without(subject: Subject) -> None:
+    """It has a time limit of its own; where there is one writer, the begin waits for another process."""
+    await subject.store.setup()
+    other, transaction = subject.elsewhere.transaction("sales", "m-0"), subject.store.transaction("sales", "m-1")
+    await other.begin()
+    with suppress(TimeoutError):
+        await asyncio.wait_for(transaction.begin(), 0.05)  # noqa: TID251 - it must end so
+    await other.roll_back()
+    with patience():
+        assert await transaction.commit([], NOW)
+        assert await subject.elsewhere.transaction("sales", "m-2").commit([], NOW)  # nothing is locked
+    assert await subject.elsewhere.find("sales", "m-1") is not None
+
+
+async def test_a_handler_may_give_up_beginning_at_any_moment(postgres_url: str) -> None:
+    schema, server = fresh_schema(), urlsplit(postgres_url)
+    assert server.hostname is not None
+    assert server.port is not None
+    with FaultyLink(server.hostname, server.port) as link:
+        outbox = PostgresOutbox(through(link, postgres_url), schema=schema)
+        try:
+            await outbox.setup()
+            assert await outbox.transaction("sales", "m").commit([], NOW)
+            link.delay(timedelta(milliseconds=20))
+            for moment in range(0, 200, 10):
+                transaction = outbox.transaction("sales", f"m-{moment}")
+                with patience():
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(transaction.begin(), moment / 1_000)  # noqa: TID251 - it must end so
+                    assert await transaction.commit([], NOW)
+        finally:
+            await outbox.close()
+            drop_schema(postgres_url, schema)
 
 
 async def test_a_transaction_that_a_handler_broke_is_not_committed(subject: Subject) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from enum import Enum, auto
 from functools import partial
@@ -353,6 +353,8 @@ class _SqlOutboxTransaction(OutboxTransaction, Generic[C]):
             if self._begun and self._connection is not None:
                 is_new = await self._outbox.commit(self._connection, row, work)
             else:
+                if self._connection is not None:  # its begin was cancelled: the record needs the place
+                    await self._roll_back()
                 is_new = await self._outbox.add(row, work)
         await self._give_back()
         return is_new
@@ -368,8 +370,13 @@ class _SqlOutboxTransaction(OutboxTransaction, Generic[C]):
 
     async def _roll_back(self) -> None:
         try:
-            if self._connection is not None:
+            if self._connection is not None and self._begun:
                 with self._noting_loss():
+                    await self._outbox.undo(self._connection)
+            elif self._connection is not None:
+                # Its begin was cancelled. In SQLite that goes on in a thread, and the roll-back waits for it; psycopg
+                # has closed the connection, on which nothing was done: that is no outage.
+                with suppress(StoreUnreachable):
                     await self._outbox.undo(self._connection)
         finally:
             await self._give_back()
