@@ -566,6 +566,7 @@ async def test_those_that_match_are_found_cancelled_and_moved(client: Client, mo
     assert len(await client.list(Pending(text="Stühl"))) == 15
     of_one = Pending("mails", headers={"customer": "1"}, text="lamp", due_from=began + 2 * HOUR)
     assert _ids(await client.list(of_one)) == ["m-13", "m-19", "m-25"]
+    assert _ids(client.blocking.list(of_one)) == ["m-13", "m-19", "m-25"]
     assert _ids(await client.list(of_one, limit=2)) == ["m-13", "m-19"]
     assert await client.list(Pending(failing=True)) == []
     pages = [await client.list(limit=7)]
