@@ -265,6 +265,20 @@ async def test_a_message_is_rescheduled_to_a_wall_time_and_away_from_it(
     await client.close()
 
 
+async def test_the_first_messages_that_follow_a_zone_may_be_rescheduled_to_it_all_at_once(
+    place: tuple[str, dict[str, Any]],
+) -> None:
+    url, more = place
+    client = postdate.connect(url, endpoint="shop", **more)
+    await client.send(b"", destination="q", deliver_at=at(10), message_id="a")
+    for dry_run, marked in ((True, []), (False, [PARIS])):
+        answers = await client.reschedule_where(Pending("q"), deliver_at=SUMMER, zone=PARIS, dry_run=dry_run)
+        assert answers == {postdate.Answer.DONE: 1}
+        async with looking_into(url, more) as store:
+            assert [each.headers["zone"] for each in await wall_times.markers(store)] == marked
+    await client.close()
+
+
 async def test_a_message_made_due_by_hand_keeps_its_time_on_its_way_through_a_queue(tmp_path: Path) -> None:
     """A failed message that is returned from the error queue goes that way; it had its old time again."""
     store: Any = open_store(f"sqlite:///{tmp_path / 'shop.db'}")
