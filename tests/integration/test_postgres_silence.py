@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
+import anyio
 import psycopg
 import pytest
 from tests.integration.postgres_place import SECOND, TABLE, Place, now, placed
@@ -285,6 +286,32 @@ async def test_a_question_that_reads_whole_tables_may_take_its_time(place: Place
         assert sleepy is not None
         with pytest.raises(StoreUnreachable):
             await store.database.run(lambda c: c.execute("SELECT pg_sleep(60)").fetchone())
+    await store.close()
+
+
+@pytest.mark.parametrize("question", ["statistics", "due_counts"])
+async def test_what_counts_all_that_waits_may_take_its_time(place: Place, question: str) -> None:
+    store = PostgresStore(place.url, schema=place.schema, table=TABLE)
+    await store.store(place.work(1, now() + 60 * SECOND), now())
+    waits_long = (
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database() "
+        "AND clock_timestamp() - query_start > interval '0.3 s'"
+    )
+    counts = list[int]()
+
+    async def count() -> None:
+        if question == "statistics":
+            counts.append((await store.statistics(now())).pending)
+        else:
+            counts.extend(await store.due_counts([now(), now() + 120 * SECOND]))
+
+    with impatient(store, SECOND / 10):
+        async with anyio.create_task_group() as tasks:
+            with place.connect() as other, other.transaction():
+                other.execute(f'LOCK TABLE "{TABLE}"')
+                tasks.start_soon(count)
+                await until(lambda: place.rows(waits_long) == [(1,)])
+    assert counts == [1]
     await store.close()
 
 
