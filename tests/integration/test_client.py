@@ -37,6 +37,7 @@ from postdate import (
     SqliteStore,
     TransactionMode,
 )
+from postdate.core.upkeep.store_clock import FollowingClock
 from postdate.endpoint.message_types import type_name
 from postdate.errors import (
     ConfigurationError,
@@ -553,6 +554,22 @@ async def _some(client: Client) -> datetime:
         ]
     )
     return began
+
+
+async def test_a_client_reads_the_clock_of_its_store_again_after_some_minutes(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, reads = FollowingClock.read, list[None]()
+
+    async def counted(clock: FollowingClock) -> None:
+        reads.append(await read(clock))
+
+    monkeypatch.setattr(FollowingClock, "read", counted)
+    with client_of("postgres", request) as (client, _, _):
+        for minutes, count in ((10, 1), (10, 1), (0, 2), (0, 3), (10, 3)):
+            monkeypatch.setattr("postdate.client.background._READ_AGAIN_AFTER", timedelta(minutes=minutes))
+            assert await client.get("m") is None
+            assert len(reads) == count
 
 
 def _ids(found: Sequence[DelayedMessage]) -> list[str]:
