@@ -31,7 +31,7 @@ from postdate.errors import (
     StoreUnreachable,
     TransportUnreachable,
 )
-from postdate.ports import Delivered, Outcome
+from postdate.ports import Delivered, MessageFilter, Outcome
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -151,6 +151,36 @@ async def test_messages_without_a_queue_that_fill_a_page_delay_nothing_behind_th
     await store.store_many([*stuck, message("m-1", NOW + SECOND)], NOW)
     report = await store.move_due(NOW + 2 * SECOND, 10)
     assert (report.delivered, report.left_behind) == (1, True)
+
+
+async def test_a_move_looks_past_some_thousand_messages_without_a_queue_and_no_more(
+    store: RedisStore, transport: RedisTransport
+) -> None:
+    """For the length of a move the server does nothing else."""
+    for begin in range(0, 6_000, 1_000):
+        stuck = [DelayedMessage(f"stuck-{begin + number}", NOW, "missing", {}, b"") for number in range(1_000)]
+        await store.store_many(stuck, NOW)
+    await store.store(message("m-1", NOW + SECOND), NOW)
+    report = await store.move_due(NOW + 2 * SECOND, 10)
+    assert (report.delivered, report.left_behind) == (0, True)
+
+
+async def test_large_messages_are_listed_a_few_at_a_time(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the length of an answer the server does nothing else."""
+    for number in range(5):
+        await store.store(DelayedMessage(f"m-{number}", NOW + number * SECOND, "q", {}, bytes(5_000_000)), NOW)
+    run, answers = store._server.run, list[int]()
+
+    async def counted(script: str, *values: Any) -> Any:
+        answer = await run(script, *values)
+        if script == "page":
+            answers.append(len(answer[1]))
+        return answer
+
+    monkeypatch.setattr(store._server, "run", counted)
+    page = await store.read_pending(MessageFilter(), 10)
+    assert [each.message_id for each in page.messages] == [f"m-{number}" for number in range(5)]
+    assert answers == [2, 2, 1, 0]
 
 
 async def test_a_full_server_takes_nothing_and_loses_nothing(redis_server: Redis) -> None:
