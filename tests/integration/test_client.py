@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,7 @@ from postdate import (
     SendOptions,
     SqliteStore,
     TransactionMode,
+    time_to_be_received,
 )
 from postdate.core.upkeep.store_clock import FollowingClock
 from postdate.endpoint.message_types import type_name
@@ -89,6 +91,22 @@ def client(place: tuple[Client, str, dict[str, Any]]) -> Client:
 
 
 # --- alone ------------------------------------------------------------------------------------------------------------
+
+
+@time_to_be_received(60 * SECOND)
+@dataclass
+class Offer:
+    """A message that is of no use later."""
+
+
+async def test_a_message_expires_when_its_type_says_so_or_when_its_sender_does(client: Client) -> None:
+    cases: list[tuple[dict[str, Any], int]] = [({}, 60), ({"time_to_be_received": 90 * SECOND}, 90)]
+    for options, seconds in cases:
+        before = now()
+        waits = await client.get(await client.send(Offer(), destination="q", **options))
+        assert waits is not None
+        assert waits.expires_at is not None
+        assert timedelta(0) <= waits.expires_at - before - seconds * SECOND < 20 * SECOND
 
 
 async def test_a_customer_changes_his_mind(client: Client) -> None:
