@@ -14,6 +14,8 @@ from tests.waiting import until
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, MemoryStore, MemoryTransport, Sqlite
 from postdate.core.due.dispatcher import Dispatcher
 from postdate.core.due.moving import due_work
+from postdate.core.due.poller import PollResult
+from postdate.core.due.rate_limits import LimitedWork
 from postdate.core.limits import Limits, change_limits, limited, paused, resumed
 from postdate.endpoint.outgoing import through_queue
 from postdate.errors import DestinationUnavailable, PostdateError, TransportUnavailable
@@ -319,6 +321,24 @@ async def test_what_is_due_in_the_far_year_of_a_lane_by_itself_is_not_let_throug
         await shop.pass_time(30)
         assert (await shop.arrived(), await shop.arrived("free")) == (3, 0)
         assert await shop.store.next_due() == kept.begin
+
+
+async def test_a_service_that_waits_for_a_turn_does_not_look_all_the_time(
+    services: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, take = list[datetime](), LimitedWork.take
+
+    async def counted(work: LimitedWork, now: datetime) -> PollResult:
+        looks.append(now)
+        return await take(work, now)
+
+    monkeypatch.setattr(LimitedWork, "take", counted)
+    async with services() as shop:
+        await change_limits(shop.limits, "q", limited(0.5, ()), shop.clock.now())
+        await shop.send(5)
+        await shop.pass_time(5, 50)
+        assert 1 <= await shop.arrived() <= 3
+        assert len(looks) < 50
 
 
 async def test_what_comes_into_an_empty_lane_goes_out_at_once(services: Running) -> None:
