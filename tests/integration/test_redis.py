@@ -386,6 +386,22 @@ async def test_who_is_not_heard_for_some_seconds_keeps_what_it_has_until_its_sub
         await silent.close()
 
 
+async def test_who_is_heard_keeps_what_it_has_although_its_subscription_is_interrupted(
+    prefix: Prefix, store: RedisStore
+) -> None:
+    interrupted = await prepared(RedisStore(prefix.login))
+    try:
+        await interrupted.store(message(), NOW)
+        claims = await interrupted.claim_due(NOW + SECOND, 10)
+        await interrupted._liveness._listening.close()
+        holders, other = f"{prefix.login.tag}:holders", await store._liveness.holder()
+        registered = prefix.client.zscore(holders, other)
+        await until(lambda: prefix.client.zscore(holders, other) != registered)  # it has looked at all holders
+        assert await interrupted.finish(claims, Outcome.DELIVERED, NOW) == 1
+    finally:
+        await interrupted.close()
+
+
 async def test_what_a_killed_process_held_is_claimed_by_another_row_25(prefix: Prefix, redis_url: str, start) -> None:
     prefix.name = f"kill-{os.getpid()}"
     prefix.login = parse_address(f"{redis_url}?prefix={prefix.name}")
