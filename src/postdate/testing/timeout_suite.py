@@ -143,7 +143,10 @@ async def adding_again_changes_nothing(persister: TimeoutPersister) -> None:
 
 @keeping.given_one(storage)
 async def an_id_is_known_however_it_is_written(persister: TimeoutPersister) -> None:
-    """Upper case and braces name the same timeout and the same saga; an id that is no UUID is refused, or not found."""
+    """Upper case and braces name the same timeout and the same saga; an id that is no UUID is refused, or not found.
+
+    A destination that no queue has is refused, too.
+    """
     kept = timeout(0xABC, saga_id=SAGA)
     shouted = f"{{{kept.timeout_id.upper()}}}"
     await persister.add(replace(kept, timeout_id=shouted))
@@ -156,6 +159,9 @@ async def an_id_is_known_however_it_is_written(persister: TimeoutPersister) -> N
         await persister.add(replace(kept, timeout_id="no uuid"))
     with expect_error(InvalidMessage, "a saga that is no UUID"):
         await persister.add(replace(kept, saga_id="no uuid"))
+    for destination in ("", " ", "q" * 201):
+        with expect_error(InvalidMessage, "a destination that is blank or too long"):
+            await persister.add(replace(kept, destination=destination))
     expect_equal(await persister.peek("no uuid"), None, "a timeout whose id is no UUID")
     expect(not await persister.try_remove("no uuid"), "there is nothing to remove")
 
