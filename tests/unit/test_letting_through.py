@@ -1,5 +1,6 @@
 """Services hold what limits of its destination hold, and let it through when they allow it (ADR 34)."""
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import datetime, timedelta
@@ -19,8 +20,8 @@ from postdate.core.due.rate_limits import LimitedWork
 from postdate.core.limits import Limits, change_limits, limited, paused, resumed
 from postdate.endpoint.outgoing import through_queue
 from postdate.errors import DestinationUnavailable, PostdateError, TransportUnavailable
-from postdate.ports import ClaimingStore, RecordKind, Transport
-from postdate.ports.limits import LimitingStore
+from postdate.ports import Claim, ClaimingStore, RecordKind, Transport
+from postdate.ports.limits import KeptLimits, LimitingStore
 from postdate.testing import VirtualClock
 
 SECOND = timedelta(seconds=1)
@@ -84,7 +85,9 @@ def services(request: pytest.FixtureRequest, tmp_path: Path) -> Running:
     return running
 
 
-async def test_what_is_paused_waits_and_goes_out_when_it_is_resumed(services: Running) -> None:
+async def test_what_is_paused_waits_and_goes_out_when_it_is_resumed(
+    services: Running, caplog: pytest.LogCaptureFixture
+) -> None:
     async with services() as shop:
         await change_limits(shop.limits, "q", paused, shop.clock.now())
         await shop.send(30)
@@ -93,6 +96,8 @@ async def test_what_is_paused_waits_and_goes_out_when_it_is_resumed(services: Ru
         assert (await shop.arrived("free"), await shop.arrived()) == (3, 0)
         await change_limits(shop.limits, "q", resumed, shop.clock.now())
         await shop.all_arrive(30)
+        await shop.pass_time(30)
+    assert "cannot take due messages" not in caplog.text
 
 
 async def test_what_others_pause_and_resume_is_obeyed_within_a_second(services: Running) -> None:
@@ -339,6 +344,27 @@ async def test_a_service_that_waits_for_a_turn_does_not_look_all_the_time(
         await shop.pass_time(5, 50)
         assert 1 <= await shop.arrived() <= 3
         assert len(looks) < 50
+
+
+async def test_an_empty_lane_is_not_looked_into_whenever_something_comes_into_another(services: Running) -> None:
+    async with services() as shop:
+        for queue in ("q", "free"):
+            await change_limits(shop.limits, queue, limited(1_000, ()), shop.clock.now())
+        claim_held, looks = shop.limits.claim_held, Counter[str]()
+
+        async def looking(kept: KeptLimits, now: datetime, limit: int) -> Sequence[Claim]:
+            looks[kept.destination] += 1
+            return await claim_held(kept, now, limit)
+
+        shop.limits.claim_held = looking
+        await shop.send(1)
+        dues = [shop.start + (1 + n / 50) * SECOND for n in range(50)]
+        found = [DelayedMessage(f"free-{n:05}", due, "free") for n, due in enumerate(dues)]
+        await shop.store.store_many(found, shop.clock.now())
+        await shop.pass_time(3, 300)
+        assert (await shop.arrived(), await shop.arrived("free")) == (1, 50)
+        assert 1 <= looks["q"] <= 4
+        assert looks["free"] > 4
 
 
 async def test_what_comes_into_an_empty_lane_goes_out_at_once(services: Running) -> None:
