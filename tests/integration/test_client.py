@@ -103,10 +103,10 @@ async def test_a_message_expires_when_its_type_says_so_or_when_its_sender_does(c
     cases: list[tuple[dict[str, Any], int]] = [({}, 60), ({"time_to_be_received": 90 * SECOND}, 90)]
     for options, seconds in cases:
         before = now()
-        waits = await client.get(await client.send(Offer(), destination="q", **options))
-        assert waits is not None
-        assert waits.expires_at is not None
-        assert timedelta(0) <= waits.expires_at - before - seconds * SECOND < 20 * SECOND
+        offer = await client.get(await client.send(Offer(), destination="q", **options))
+        assert offer is not None
+        assert offer.expires_at is not None
+        assert timedelta(0) <= offer.expires_at - before - seconds * SECOND < 20 * SECOND
 
 
 async def test_a_customer_changes_his_mind(client: Client) -> None:
@@ -579,10 +579,10 @@ async def test_a_client_reads_the_clock_of_its_store_again_after_some_minutes(
 ) -> None:
     read, reads = FollowingClock.read, list[None]()
 
-    async def counted(clock: FollowingClock) -> None:
+    async def count_read(clock: FollowingClock) -> None:
         reads.append(await read(clock))
 
-    monkeypatch.setattr(FollowingClock, "read", counted)
+    monkeypatch.setattr(FollowingClock, "read", count_read)
     with client_of("postgres", request) as (client, _, _):
         for minutes, count in ((10, 1), (10, 1), (0, 2), (0, 3), (10, 3)):
             monkeypatch.setattr("postdate.client.background._READ_AGAIN_AFTER", timedelta(minutes=minutes))

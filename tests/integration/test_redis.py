@@ -171,13 +171,13 @@ async def test_large_messages_are_listed_a_few_at_a_time(store: RedisStore, monk
         await store.store(DelayedMessage(f"m-{number}", NOW + number * SECOND, "q", {}, bytes(5_000_000)), NOW)
     run, answers = store._server.run, list[int]()
 
-    async def counted(script: str, *values: Any) -> Any:
+    async def count_answer(script: str, *values: Any) -> Any:
         answer = await run(script, *values)
         if script == "page":
             answers.append(len(answer[1]))
         return answer
 
-    monkeypatch.setattr(store._server, "run", counted)
+    monkeypatch.setattr(store._server, "run", count_answer)
     page = await store.read_pending(MessageFilter(), 10)
     assert [each.message_id for each in page.messages] == [f"m-{number}" for number in range(5)]
     assert answers == [2, 2, 1, 0]
@@ -389,17 +389,17 @@ async def test_who_is_not_heard_for_some_seconds_keeps_what_it_has_until_its_sub
 async def test_who_is_heard_keeps_what_it_has_although_its_subscription_is_interrupted(
     prefix: Prefix, store: RedisStore
 ) -> None:
-    interrupted = await prepared(RedisStore(prefix.login))
+    holding = await prepared(RedisStore(prefix.login))
     try:
-        await interrupted.store(message(), NOW)
-        claims = await interrupted.claim_due(NOW + SECOND, 10)
-        await interrupted._liveness._listening.close()
+        await holding.store(message(), NOW)
+        claims = await holding.claim_due(NOW + SECOND, 10)
+        await holding._liveness._listening.close()
         holders, other = f"{prefix.login.tag}:holders", await store._liveness.holder()
         registered = prefix.client.zscore(holders, other)
         await until(lambda: prefix.client.zscore(holders, other) != registered)  # it has looked at all holders
-        assert await interrupted.finish(claims, Outcome.DELIVERED, NOW) == 1
+        assert await holding.finish(claims, Outcome.DELIVERED, NOW) == 1
     finally:
-        await interrupted.close()
+        await holding.close()
 
 
 async def test_what_a_killed_process_held_is_claimed_by_another_row_25(prefix: Prefix, redis_url: str, start) -> None:

@@ -271,11 +271,11 @@ async def test_the_first_messages_that_follow_a_zone_may_be_rescheduled_to_it_al
     url, more = place
     client = postdate.connect(url, endpoint="shop", **more)
     await client.send(b"", destination="q", deliver_at=at(10), message_id="a")
-    for dry_run, marked in ((True, []), (False, [PARIS])):
+    for dry_run, zone_names in ((True, []), (False, [PARIS])):
         answers = await client.reschedule_where(Pending("q"), deliver_at=SUMMER, zone=PARIS, dry_run=dry_run)
         assert answers == {postdate.Answer.DONE: 1}
         async with looking_into(url, more) as store:
-            assert [each.headers["zone"] for each in await wall_times.markers(store)] == marked
+            assert [each.headers["zone"] for each in await wall_times.markers(store)] == zone_names
     await client.close()
 
 

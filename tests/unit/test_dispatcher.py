@@ -469,8 +469,8 @@ async def test_a_full_batch_is_followed_by_the_next_at_once_although_some_of_it_
     ends = (None, start - SECOND / 2)
     batch = [one_file.bench.message(f"m-{n}", -1, expires_at=ends[n % 2]) for n in range(1_000)]
     await one_file.sqlite.store_many(batch, start - 2 * SECOND)
-    taken = await one_file.mover.take(one_file.clock.now())
-    assert (taken.count, taken.more) == (1_000, True)
+    result = await one_file.mover.take(one_file.clock.now())
+    assert (result.count, result.more) == (1_000, True)
     assert await one_file.lengths() == {"billing": 500}
 
 

@@ -333,11 +333,11 @@ async def test_a_service_that_waits_for_a_turn_does_not_look_all_the_time(
 ) -> None:
     looks, take = list[datetime](), LimitedWork.take
 
-    async def counted(work: LimitedWork, now: datetime) -> PollResult:
+    async def count_take(work: LimitedWork, now: datetime) -> PollResult:
         looks.append(now)
         return await take(work, now)
 
-    monkeypatch.setattr(LimitedWork, "take", counted)
+    monkeypatch.setattr(LimitedWork, "take", count_take)
     async with services() as shop:
         await change_limits(shop.limits, "q", limited(0.5, ()), shop.clock.now())
         await shop.send(5)
@@ -352,15 +352,15 @@ async def test_an_empty_lane_is_not_looked_into_whenever_something_comes_into_an
             await change_limits(shop.limits, queue, limited(1_000, ()), shop.clock.now())
         claim_held, looks = shop.limits.claim_held, Counter[str]()
 
-        async def looking(kept: KeptLimits, now: datetime, limit: int) -> Sequence[Claim]:
+        async def count_look(kept: KeptLimits, now: datetime, limit: int) -> Sequence[Claim]:
             looks[kept.destination] += 1
             return await claim_held(kept, now, limit)
 
-        shop.limits.claim_held = looking
+        shop.limits.claim_held = count_look
         await shop.send(1)
         dues = [shop.start + (1 + n / 50) * SECOND for n in range(50)]
-        found = [DelayedMessage(f"free-{n:05}", due, "free") for n, due in enumerate(dues)]
-        await shop.store.store_many(found, shop.clock.now())
+        messages = [DelayedMessage(f"free-{n:05}", due, "free") for n, due in enumerate(dues)]
+        await shop.store.store_many(messages, shop.clock.now())
         await shop.pass_time(3, 300)
         assert (await shop.arrived(), await shop.arrived("free")) == (1, 50)
         assert 1 <= looks["q"] <= 4
@@ -372,8 +372,8 @@ async def test_what_comes_into_an_empty_lane_goes_out_at_once(services: Running)
     async with services() as shop:
         await change_limits(shop.limits, "q", limited(1_000, ()), shop.clock.now())
         dues = [shop.start + (n + 1) * 0.3 * SECOND for n in range(20)]
-        found = [DelayedMessage(f"q-{n:05}", due, "q") for n, due in enumerate(dues)]
-        await shop.store.store_many(found, shop.clock.now())
+        messages = [DelayedMessage(f"q-{n:05}", due, "q") for n, due in enumerate(dues)]
+        await shop.store.store_many(messages, shop.clock.now())
         await shop.pass_time(30, 600)
         late = [at - due for at, due in zip(await shop.delivered_at(20), dues, strict=True)]
         assert max(late) < 0.3 * SECOND

@@ -143,10 +143,7 @@ async def adding_again_changes_nothing(persister: TimeoutPersister) -> None:
 
 @keeping.given_one(storage)
 async def an_id_is_known_however_it_is_written(persister: TimeoutPersister) -> None:
-    """Upper case and braces name the same timeout and the same saga; an id that is no UUID is refused, or not found.
-
-    A destination that no queue has is refused, too.
-    """
+    """Upper case and braces name the same timeout and the same saga; what is no UUID, or no destination, is refused."""
     kept = timeout(0xABC, saga_id=SAGA)
     shouted = f"{{{kept.timeout_id.upper()}}}"
     await persister.add(replace(kept, timeout_id=shouted))
@@ -161,7 +158,7 @@ async def an_id_is_known_however_it_is_written(persister: TimeoutPersister) -> N
         await persister.add(replace(kept, saga_id="no uuid"))
     for destination in ("", " ", "q" * 201):
         with expect_error(InvalidMessage, "a destination that is blank or too long"):
-            await persister.add(replace(kept, destination=destination))
+            await persister.add(replace(timeout(2), destination=destination))
     expect_equal(await persister.peek("no uuid"), None, "a timeout whose id is no UUID")
     expect(not await persister.try_remove("no uuid"), "there is nothing to remove")
 
@@ -367,9 +364,9 @@ async def a_chunk_does_not_end_between_equal_due_times(persister: TimeoutPersist
     found = await persister.next_chunk(NOW, NOW + SECOND, 2)
     expect_equal(found, _chunk(NOW + 2 * SECOND, *tied), "equal times up to the end: nothing more is due")
     await persister.add(timeout(6, NOW + 2 * SECOND))
-    found = await persister.next_chunk(NOW + SECOND, now, 1)
-    expected = _chunk(None, (2, NOW + 2 * SECOND), (6, NOW + 2 * SECOND))
-    expect_equal(found, expected, "equal times behind which there is nothing")
+    chunk = await persister.next_chunk(NOW + SECOND, now, 1)
+    last = _chunk(None, (2, NOW + 2 * SECOND), (6, NOW + 2 * SECOND))
+    expect_equal(chunk, last, "equal times behind which there is nothing")
 
 
 @looking.given_one(storage)
