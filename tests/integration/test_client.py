@@ -30,6 +30,7 @@ from postdate import (
     DelayedMessage,
     Endpoint,
     HandlerContext,
+    Limits,
     Origin,
     Pending,
     PostdateError,
@@ -91,6 +92,15 @@ def client(place: tuple[Client, str, dict[str, Any]]) -> Client:
 
 
 # --- alone ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_blocking_client_changes_limits(tmp_path: Path) -> None:
+    with postdate.connect(f"sqlite:///{tmp_path / 'shop.db'}").blocking as shop:
+        assert shop.limit("q", per_second=5) == Limits(per_second=5)
+        assert shop.pause("q") == Limits(paused=True, per_second=5)
+        assert shop.limits() == {"q": Limits(paused=True, per_second=5)}
+        assert shop.resume("q") == Limits(per_second=5)
+        assert shop.limits() == {"q": Limits(per_second=5)}
 
 
 @time_to_be_received(60 * SECOND)
