@@ -63,7 +63,7 @@ async def test_what_falls_due_is_counted_until_the_end_of_the_next_minute_the_ho
         await deployment.kept.setup()
         dues = [NOW + timedelta(seconds=seconds) for seconds in (90, 150, 5 * 3_600, 30 * 3_600)]
         messages = [DelayedMessage(f"m-{number}", due, "orders", {}, b"") for number, due in enumerate(dues)]
-        await deployment.store.store_many(messages, NOW)
+        await deployment.kept.store_many(messages, NOW)
         looking = Refresher(lambda deployment, _: overview(deployment, NOW, look_ahead=0), clock)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(looking.run, deployment)
