@@ -44,7 +44,7 @@ async def limits_are_kept(store: ClaimingStore, limits: LimitingStore) -> None:
 @limiting.given(limited)
 async def limits_are_read_by_destination(store: ClaimingStore, limits: LimitingStore) -> None:
     """Those of many destinations at once; the others are left out, and names without limits have none."""
-    names = [f"q-{number}" for number in range(120)]
+    names = ["first", *(f"q-{number}" for number in range(120))]
     for name in [*names, "other", "Q-7", "q-7 "]:
         await limits.keep_limits(name, "limits", NOW)
     found = await limits.kept_limits([*names, "none", "ключ'\"%s"])
