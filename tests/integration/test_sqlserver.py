@@ -15,7 +15,6 @@ from tests.conftest import STORE_SUBJECTS
 from tests.sqlserver_subjects import VARIABLE
 
 from postdate import SqlServer, TransactionMode
-from postdate.backends.sql.migrations import migrations
 from postdate.backends.sql.row_locks.names import part_steps, steps_of
 from postdate.backends.sql.row_locks.parts import Conflict, MessageRow
 from postdate.backends.sqlserver import schema
@@ -225,28 +224,6 @@ def test_a_process_that_shows_no_life_is_ended_where_we_may(caplog: pytest.LogCa
     said = [record.message for record in caplog.records]
     assert len(said) == 1, "once"
     assert "process 123 on machine has shown no life for 60 s" in said[0]
-
-
-def test_the_migrations_have_the_names_of_every_other_dialect_in_the_same_order() -> None:
-    """Those with queues have steps of their own: what is only in queues needs no step elsewhere.
-
-    A file is locked by processes that live, so it needs no table of their signs of life; servers have the index that
-    retention asks. What is postponed has an index in each table of PostgreSQL's stores, and keys are marked there.
-    Nothing waits under a key on SQL Server.
-    """
-    only_here = {"retention", "after the end", "postponed", "keys"}
-    only_there = {"signs of life", "keys"}
-    for ours, theirs, part in (
-        ("sqlserver", "mariadb", "database"),
-        ("sqlserver", "mariadb", "store"),
-        ("sqlite", "postgres", "database"),
-    ):
-        one, other = (migrations(f"postdate.backends.{room}", part) for room in (ours, theirs))
-        names = [[step.name for step in one if step.name not in only_here]]
-        names += [[step.name for step in other if step.name not in only_there]]
-        assert names[0] == names[1]
-        for steps in (one, other):
-            assert [step.version for step in steps] == list(range(1, len(steps) + 1))
 
 
 # --- what goes to the server ------------------------------------------------------------------------------------------
