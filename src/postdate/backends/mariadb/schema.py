@@ -80,18 +80,18 @@ def foundation(names: RowLockNames) -> tuple[str, ...]:
     return (f"CREATE DATABASE IF NOT EXISTS {quoted(names.schema)} CHARACTER SET utf8mb4", marks)
 
 
-def setup_statements(names: RowLockNames, wanted: Sequence[Step]) -> str:
+def setup_statements(names: RowLockNames, steps: Sequence[Step]) -> str:
     """Return migrations as SQL for an administrator, which may be run again: each statement changes nothing then.
 
     In a database of an earlier version the initial migration finds all tables there. Its mark is the last one, as it
     would hide the steps from that version to this one if they did not run to the end.
     """
-    refusals = (sql for each in oldest_versions(wanted).items() for sql in _refusal(names, *each))
+    refusals = (sql for each in oldest_versions(steps).items() for sql in _refusal(names, *each))
     statements = [*foundation(names), *refusals]
-    for subject in dict.fromkeys(step.subject for step in wanted):
-        (initial,) = (step for step in wanted if step.subject == subject and step.is_initial)
+    for subject in dict.fromkeys(step.subject for step in steps):
+        (initial,) = (step for step in steps if step.subject == subject and step.is_initial)
         statements += initial.statements
-        for step in wanted:
+        for step in steps:
             if step.subject == subject:
                 statements += [*(() if step.is_initial else step.statements), mark_done(names, step, _INSERT)]
     body = "".join(f"{statement.strip()};\n\n" for statement in statements)
@@ -106,8 +106,8 @@ def _refusal(names: RowLockNames, subject: str, oldest: int) -> tuple[str, str]:
     return f"SET @postdate_check = IF({is_too_old}, {literal(signal)}, 'DO 0')", "EXECUTE IMMEDIATE @postdate_check"
 
 
-def setup(session: Any, names: RowLockNames, wanted: Sequence[Step]) -> None:
-    """Apply the missing migrations of ``wanted``; several processes may do it at once.
+def setup(session: Any, names: RowLockNames, steps: Sequence[Step]) -> None:
+    """Apply the missing migrations of ``steps``; several processes may do it at once.
 
     Raises as `migrations.missing` does, or `StoreUnavailable` when another process has been at it for half a minute.
     """
@@ -119,7 +119,7 @@ def setup(session: Any, names: RowLockNames, wanted: Sequence[Step]) -> None:
         if not session.rows(TABLE_EXISTS, {"schema": names.schema, "table": "postdate_migration"}):
             for statement in foundation(names):
                 session.change(statement)
-        migrate(session, names, wanted, f"database {names.schema!r}", _INSERT)
+        migrate(session, names, steps, f"database {names.schema!r}", _INSERT)
     finally:
         session.rows("SELECT RELEASE_LOCK(%(name)s)", lock)
 

@@ -85,10 +85,10 @@ def creating_schema(schema: str) -> str:
     return f"IF SCHEMA_ID({literal(schema)}) IS NULL EXEC ({literal(f'CREATE SCHEMA {quoted(schema)}')})"
 
 
-def setup_statements(names: RowLockNames, wanted: Sequence[Step]) -> str:
-    refusals = (_refusal(names, *each) for each in oldest_versions(wanted).items())
+def setup_statements(names: RowLockNames, steps: Sequence[Step]) -> str:
+    refusals = (_refusal(names, *each) for each in oldest_versions(steps).items())
     guarded = (
-        _guarded(names, step, statement) for step in wanted for statement in (*step.statements, mark_done(names, step))
+        _guarded(names, step, statement) for step in steps for statement in (*step.statements, mark_done(names, step))
     )
     body = "".join(f"{statement.strip()};\n\n" for statement in [*foundation(names), *refusals, *guarded])
     rights = rights_needed(names, f"SCHEMA::{quoted(names.schema)}")
@@ -107,15 +107,15 @@ def _refusal(names: RowLockNames, subject: str, oldest: int) -> str:
     return f"IF {newest_mark(names, subject)} < {oldest}\nTHROW 50000, {text}, 1"
 
 
-def setup(session: Any, names: RowLockNames, wanted: Sequence[Step]) -> None:
-    """Apply the missing migrations of ``wanted``; several processes may do it at once.
+def setup(session: Any, names: RowLockNames, steps: Sequence[Step]) -> None:
+    """Apply the missing migrations of ``steps``; several processes may do it at once.
 
     Raises as `migrations.missing` does, or `StoreUnavailable` when another process has been at it for half a minute.
     """
     with our_turn(session, names.lock("setup")):
         for statement in foundation(names):
             session.change(statement)
-        migrate(session, names, wanted, f"schema {names.schema!r}")
+        migrate(session, names, steps, f"schema {names.schema!r}")
 
 
 @contextmanager
