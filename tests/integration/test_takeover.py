@@ -204,8 +204,8 @@ async def expect_store(place: Place, store: Any, commit: str) -> None:
 
 
 def client_of(place: Place) -> postdate.Client:
-    settings = {"endpoint": "service", "schema": place.settings.get("STORE__SCHEMA")}
-    return postdate.connect(place.settings["STORE__ADDRESS"], **settings)
+    url, schema = place.settings["STORE__ADDRESS"], place.settings.get("STORE__SCHEMA")
+    return postdate.connect(url, endpoint="service", schema=schema)
 
 
 async def expect_key(place: Place) -> None:
