@@ -15,7 +15,7 @@ from tests.conftest import STORE_SUBJECTS
 from tests.sqlserver_subjects import VARIABLE
 
 from postdate import SqlServer, TransactionMode
-from postdate.backends.sql.row_locks.names import part_steps, steps_of
+from postdate.backends.sql.row_locks.names import mark_done, newest_mark, part_steps, steps_of
 from postdate.backends.sql.row_locks.parts import Conflict, MessageRow
 from postdate.backends.sqlserver import schema
 from postdate.backends.sqlserver.channel import DriverSocket
@@ -165,6 +165,19 @@ def test_bulk_writers_lock_ids_in_one_order() -> None:
 def test_the_administrators_script_sets_what_filtered_indexes_need() -> None:
     """sqlcmd has QUOTED_IDENTIFIER off unless it is told, and the server refuses filtered indexes then (1934)."""
     assert schema.setup_statements(NAMES[0], steps_of(NAMES[0])).startswith("SET QUOTED_IDENTIFIER, ANSI_NULLS,")
+
+
+def test_the_administrators_script_runs_each_statement_only_as_part_of_the_next_migration() -> None:
+    names = NAMES[0]
+    script = schema.setup_statements(names, steps_of(names))
+    for step in steps_of(names):
+        newest = newest_mark(names, step.subject)
+        condition = f"IF {newest} IS NULL" if step.is_initial else f"IF {newest} = {step.version - 1}"
+        for statement in (*step.statements, mark_done(names, step)):
+            assert f"\n\n{condition}\n{statement};\n\n" in script
+    refusals = [statement for statement in script.split(";\n\n") if "THROW" in statement]
+    assert len(refusals) == 1
+    assert refusals[0].startswith(f"IF {newest_mark(names, '')} < 2\nTHROW 50000, N'schema ")
 
 
 def test_who_leases_keeps_its_number_until_the_transaction_ends() -> None:
