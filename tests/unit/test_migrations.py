@@ -58,9 +58,11 @@ def test_a_database_that_is_too_old_is_refused_and_nothing_is_done(steps: list[S
     assert executed == []
 
 
-def test_each_step_is_applied_in_order_with_its_mark_behind_it() -> None:
+def test_each_step_is_applied_in_order_with_its_mark_behind_it(caplog: pytest.LogCaptureFixture) -> None:
     executed: list[str] = []
     run(STEPS, [("", 3)], "here", executed.append, mark)
+    said = "here was set up by an earlier Postdate: the shared tables went from version 3 to 6, with all rows"
+    assert [record.message for record in caplog.records] == [said]
     assert executed == ["a", "mark  4 four", "b", "c", "mark  5 five", "e", "mark  6 six", "f", "mark t 1 initial"]
 
 

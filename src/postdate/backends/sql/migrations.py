@@ -7,6 +7,7 @@ database of an earlier version runs the migrations in the folder ``older`` inste
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +18,8 @@ from importlib.resources.abc import Traversable
 from typing import Final
 
 from postdate.errors import StoreFromNewerVersion, StoreNotSetUp
+
+log = logging.getLogger("postdate.stores")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +157,20 @@ def run(
 ) -> None:
     """Apply the missing steps, each with its mark; the caller locks out other processes.
 
-    ``mark`` returns the statement that records a step. The errors of :func:`missing` come before any change.
+    ``mark`` returns the statement that records a step. The errors of :func:`missing` come before any change. Tables of
+    an earlier version that were brought up to date are logged.
     """
-    for step in missing(wanted, done, where):
+    marks = list(done)
+    steps = missing(wanted, marks, where)
+    for step in steps:
         for statement in (*step.statements, mark(step)):
             execute(statement)
+    versions = _versions(marks)
+    for subject, version in {step.subject: step.version for step in steps}.items():
+        if subject in versions:
+            tables = f"the table {subject!r}" if subject else "the shared tables"
+            text = "%s was set up by an earlier Postdate: %s went from version %d to %d, with all rows"
+            log.warning(text, where, tables, versions[subject], version)
 
 
 def standing(wanted: Iterable[Step], done: Iterable[Sequence[object]]) -> tuple[int, int]:
