@@ -98,6 +98,7 @@ class Attempt:
         lost_claims: how often its claim was lost after it was handled, and before it could end.
         doom: why it goes to the error queue when it is claimed again.
         unwritten: its outcome, which is still to be written.
+        may_be_stored: it was received from a queue and given to a store, and is not known to be off its queue.
     """
 
     failures: int = 0
@@ -105,10 +106,12 @@ class Attempt:
     lost_claims: int = 0
     doom: Doom | None = None
     unwritten: UnwrittenOutcome | None = None
+    may_be_stored: bool = False
 
     @property
     def is_empty(self) -> bool:
-        return not (self.failures or self.lost_claims) and self.doom is None and self.unwritten is None
+        is_counted = self.failures or self.lost_claims or self.may_be_stored
+        return not is_counted and self.doom is None and self.unwritten is None
 
 
 class Attempts:
@@ -193,7 +196,7 @@ class Attempts:
             return
         for message_id in message_ids:
             if (attempt := self._by_id.get(message_id)) is not None:
-                attempt.failures, attempt.successes_before = 0, -1
+                attempt.failures, attempt.successes_before, attempt.may_be_stored = 0, -1, False
                 self._drop_if_empty(message_id, attempt)
         oldest = next(iter(self._by_id.items()), None)
         if oldest is None:
