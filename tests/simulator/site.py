@@ -238,12 +238,14 @@ class Site:
         self._committed.insert(0, lambda: self._has_come(envelope))
 
     def _allows_repetition(self, origin: str, headers: Mapping[str, str]) -> None:
-        """Note that a second copy may be in the error queue once the first has arrived, if queues count no repetitions.
+        """Note that a second copy may be in the error queue once the first has arrived.
 
-        A handler that is run again sends its message again, with another due time. Nothing tells it that it does.
+        A handler that is run again sends its message again, with another due time. Nothing tells it that it does, if
+        its own message came twice, or came back and the queue does not count that.
         """
+        is_told = self.counts_unanswered and self._ledger.arrived[headers.get(Headers.RELATED_TO, "")] < 2
         is_duplicate = headers.get(Headers.ERROR_CODE) == DuplicateMessage.code
-        if is_duplicate and self._ledger.arrived[origin] and not self.counts_unanswered:
+        if is_duplicate and self._ledger.arrived[origin] and not is_told:
             self._ledger.blamed[origin] += 1
 
     def _has_come(self, envelope: Envelope) -> None:

@@ -210,8 +210,9 @@ async def _take_place_of_row(store: ClaimingStore, message: DelayedMessage, now:
     """Have a message go on as the row that is stored under its id; return whether it does.
 
     The row may be one that has failed: its error copy is this message, returned before the row was removed. Who claimed
-    the row may remove it any moment, so while it is claimed this is ``False``. A row that is free is rescheduled to now,
-    which tells it apart from the one that failed. Before its due time a row has not been claimed, and stays as it is.
+    the row may remove it any moment, so while it is claimed this is ``False``. A row that is free is rescheduled to
+    now, which tells it apart from the one that failed. Before its due time a row has not been claimed, and stays as it
+    is.
     """
     if not isinstance(store, AdministrableStore):
         return True
