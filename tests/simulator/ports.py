@@ -151,7 +151,9 @@ class SimulatedStore(ClaimingStore, AdministrableStore):
     async def reschedule(self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None) -> bool:
         changes = None if BY_HAND.get() else self._changes[message_id]
         return await self._connection.call(
-            "reschedule", lambda: self._site.reschedule(message_id, due, wall_time, self.version, changes)
+            "reschedule",
+            lambda: self._site.reschedule(message_id, due, wall_time, self.version, changes),
+            needed_by=() if BY_HAND.get() else [message_id],
         )
 
     @override

@@ -185,9 +185,13 @@ class Attempts:
         attempt.successes_before = self.successes
         return attempt.failures
 
-    def failed_by_outage(self, message_id: str, error: BaseException) -> int:
-        """Do the same for an outage that may be of a single row; an outage of the whole store does not count: 0."""
-        return self.failed(message_id) if may_be_of_one(error) else 0
+    def failed_alone(self, message_id: str, error: BaseException) -> int:
+        """Do the same for an error that the message may not be to blame for, and that it may be the only one to meet.
+
+        An outage of a whole store, or of queues, does not count: 0. What lasts is judged at the first time: 0, too.
+        """
+        may_pass = isinstance(error, PostdateError) and error.transient and not error.outage
+        return self.failed(message_id) if may_pass or may_be_of_one(error) else 0
 
     def succeeded(self, *message_ids: str) -> None:
         """Note that these messages, or with none others, have succeeded."""
