@@ -195,7 +195,7 @@ class StoreNotWritable(StoreError):
 
 
 class StoreNotSetUp(StoreError):
-    """The tables of the store do not exist yet."""
+    """The tables of the store do not exist yet, or an earlier version made them."""
 
     outage = True
 

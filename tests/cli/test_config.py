@@ -133,8 +133,6 @@ def test_a_value_from_the_environment_is_as_good_as_one_from_the_file(cli, monke
         ("[stoer]", "no section [stoer] (postdate.toml:1); did you mean [store]?"),
         ("[zzz]", "there are [endpoint], [store], [transport], [delayed_delivery], [timeout_manager]"),
         ("[queues]\nzzz = 1", "there are queues.create"),
-        ("[store]\nchecksum = true", "'checksum' in section [store] (postdate.toml:2); leave it out: messages are"),
-        ("[store]\nleases = 4", "'leases' in section [store] (postdate.toml:2); leave it out, once all"),
     ],
 )
 def test_an_unknown_setting_is_an_error_that_says_what_may_have_been_meant(own_folder, text, said):
@@ -150,18 +148,6 @@ def test_an_unknown_variable_is_an_error(variable):
         load_settings(None, {variable: "x"})
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "said"),
-    [
-        ("POSTDATE_STORE__CHECKSUM", "true", "leave it out: messages are stored without checksums now"),
-        ("POSTDATE_STORE__LEASES", "4", "leave it out, once all that dispatched with it are stopped"),
-    ],
-)
-def test_a_variable_of_an_earlier_version_is_an_error_that_says_what_to_do(variable, value, said):
-    with pytest.raises(UnknownSetting, match=f"no variable {variable} .*; {said}"):
-        load_settings(None, {variable: value})
-
-
 def test_variables_that_a_platform_sets_by_itself_are_no_error():
     load_settings(None, {"POSTDATE_SERVICE_HOST": "10.0.0.1", "POSTDATE_PORT": "tcp://10.0.0.1:80"})
 
@@ -170,7 +156,6 @@ def test_variables_that_a_platform_sets_by_itself_are_no_error():
     ("text", "said"),
     [
         ('[store]\nsynchronous = "fulll"', "store.synchronous must be one of full, normal (did you mean 'full'?)"),
-        ('[store]\nrecording = "none"', "store.recording must be one of all, outcomes (did you mean 'outcomes'?), not"),
         ("[endpoint]\nconcurrency = 0", "endpoint.concurrency must be a whole number, 1 or more, not 0"),
         ("[endpoint]\nconcurrency = true", "must be a whole number, 1 or more, not true"),
         ('[endpoint]\nconcurrency = "4"', 'must be a whole number, 1 or more, not "4"'),

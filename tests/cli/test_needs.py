@@ -11,7 +11,7 @@ from postdate import DelayedMessage, Headers, MemoryStore, MemoryTransport
 from postdate.config import load_settings
 from postdate.core.changes import Pending
 from postdate.endpoint.outgoing import SendOptions
-from postdate.errors import MessageNotFound, NotSupported, QueueNotFound
+from postdate.errors import MessageNotFound, NotSupported, QueueNotFound, TransportUnreachable
 from postdate.messages import Envelope
 from postdate.operations import (
     Edit,
@@ -34,7 +34,7 @@ from postdate.operations import (
     show_message,
     statistics,
 )
-from postdate.ports import Outcome, TransactionMode
+from postdate.ports import HANDLED, End, Outcome, Received, TransactionMode
 from postdate.wiring import OpenDeployment
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -258,6 +258,34 @@ async def test_some_are_returned_by_their_ids_and_shown(transport, soon) -> None
         assert [(each.message_id, each.done) for each in results] == [("m3", True), ("m9", False)]
         assert "no message 'm9' is in queue 'error'" in results[1].remark
         assert (await left_in(here, "error"), await left_in(here, "orders")) == (["m1", "m2"], ["m3"])
+
+
+class Unsteady(MemoryTransport):
+    """Goes away while ``m2`` is moved, and cannot take it back."""
+
+    def receiver(self, queue: str) -> Any:
+        receiver: Any = super().receiver(queue)
+        commit, roll_back = receiver.commit, receiver.roll_back
+
+        async def unsteady_commit(received: Received, now: datetime, end: End = HANDLED) -> None:
+            if received.envelope.message_id == "m2":
+                raise TransportUnreachable("the answer was lost")
+            await commit(received, now, end)
+
+        async def unsteady_roll_back(received: Received, *, failed: bool = True) -> None:
+            if received.envelope.message_id == "m2":
+                raise TransportUnreachable("away")
+            await roll_back(received, failed=failed)
+
+        receiver.commit, receiver.roll_back = unsteady_commit, unsteady_roll_back
+        return receiver
+
+
+async def test_one_that_can_neither_be_returned_nor_given_back_hides_no_result_of_others() -> None:
+    async with with_failed(Unsteady(), "m1", "m2", "m3") as here:
+        results = await return_messages(here, "error", ["m1", "m2", "m3"], NOW)
+        assert [(each.message_id, each.done) for each in results] == [("m1", True), ("m2", False), ("m3", True)]
+        assert "the answer was lost" in results[1].remark
 
 
 @pytest.mark.parametrize("transport", [UncountedTransport, MemoryTransport])

@@ -1,9 +1,7 @@
 """Every saga store keeps every promise of its port; one that does not is caught."""
 
 import os
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +22,6 @@ from postdate import (
     Transport,
 )
 from postdate.backends.mariadb.schema import MariaDbOutbox, MariaDbSagaStore
-from postdate.backends.sql.migrations import migrations
 from postdate.backends.sqlserver.schema import SqlServerOutbox, SqlServerSagaStore
 from postdate.errors import SagaConflict, StoreFromNewerVersion, StoreNotSetUp
 from postdate.ports import Correlation, OutboxStore, SagaChange, SagaFate, SagaRecord, SagaStore
@@ -158,38 +155,6 @@ async def test_tables_of_a_later_version_are_left_alone(tmp_path: Path, postgres
         await file.close()
         await database.close()
         drop_schema(postgres_url, schema)
-
-
-async def test_sagas_of_an_earlier_version_are_used_as_they_are(tmp_path: Path) -> None:
-    """Which had marks of their own beside those of the queues, in tables that services of that version know."""
-    path = tmp_path / "sagas.db"
-    (first,) = migrations("postdate.backends.sqlite", "sagas")
-    others = migrations("postdate.backends.sqlite")
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        for each in (*others, first):
-            connection.executescript(each.sql)
-        connection.executescript(f"""
-            CREATE TABLE postdate_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL);
-            INSERT INTO postdate_migration VALUES {", ".join(f"({each.version}, '{each.name}')" for each in others)};
-            CREATE TABLE saga_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL);
-            INSERT INTO saga_migration VALUES (1, 'initial');
-            INSERT INTO saga VALUES ('id-1', 'Order', 'order_id', 'o-1', 3, '{{"n":1}}', '{{"timeouts":{{}}}}')""")
-    place = Correlation("order_id", "o-1")
-    kept = SagaRecord("id-1", "Order", place, '{"n":1}', '{"timeouts":{}}', 3)
-    store = SqliteSagaStore(path, create=False)
-    assert await store.find("Order", place) == kept  # whoever only uses it changes nothing of its marks
-    await store.setup()
-    await store.setup()
-    await store.apply([SagaChange(SagaFate.UPDATED, kept)])
-    assert await store.find("Order", place) == replace(kept, version=4)
-    await store.close()
-    with closing(sqlite3.connect(path)) as connection:
-        marks = connection.execute("SELECT subject, version FROM postdate_migration ORDER BY 1, 2").fetchall()
-        assert marks == [*(("", each.version) for each in others), ("saga", 1)]
-        assert connection.execute("SELECT version FROM saga_migration").fetchall() == [(1,)]
-    again = SqliteSagaStore(path)
-    assert await again.find("Order", place) == replace(kept, version=4)
-    await again.close()
 
 
 # --- what is broken is caught ----------------------------------------------------------------------------------------

@@ -3,10 +3,8 @@
 import asyncio
 import os
 import re
-import sqlite3
 import threading
 from collections.abc import Generator
-from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,6 @@ from tests.integration.test_client import client_of
 
 import postdate
 from postdate import Answer, Client, DelayedMessage, Pending, TransactionMode
-from postdate.backends.mariadb.connection import MariaDbServer
-from postdate.backends.mariadb.schema import MariaDbNames
-from postdate.backends.postgres.names import quoted
-from postdate.backends.sql.migrations import bare, migrations
 from postdate.client.background import Background, InUse
 from postdate.config import load_settings
 from postdate.errors import ConfigurationError, DuplicateMessage, InvalidMessage, StoreUnreachable
@@ -240,58 +234,3 @@ async def test_a_call_under_way_when_the_client_is_closed_ends_with_an_error_of_
         await anyio.to_thread.run_sync(background.close)
         with pytest.raises(StoreUnreachable, match="closed before this call ended"):
             future.result(0)
-
-
-@pytest.mark.parametrize("place", ["sqlite", "postgres", "mariadb"], indirect=True)
-async def test_what_waits_under_a_key_in_a_database_of_before_is_replaced_after_setup(
-    place: tuple[Client, str, dict[str, Any]],
-) -> None:
-    client, url, more = place
-    ids = [await client.replace(b"1", key=each, destination="mails", delay=HOUR) for each in ("k", "gone")]
-    assert await client.cancel(ids[1])
-    await client.send(b"", destination="mails", delay=HOUR, message_id="other")
-    await client.close()
-    _forget_marks(url, more.get("schema"))
-    store = await _opened(url, more)
-    await store.setup()
-    await store.close()
-    assert await client.replace(b"2", key="k", destination="mails", delay=HOUR) == ids[0]
-    assert await client.replace(b"2", key="gone", destination="mails", delay=HOUR) != ids[1]
-    assert sorted(each.body for each in await client.list()) == [b"", b"2", b"2"]
-
-
-def _forget_unreadable_rows(file: sqlite3.Connection) -> None:
-    """Undo the migration after that of keys: a file is as old as its newest mark."""
-    file.execute("DELETE FROM postdate_migration WHERE name = 'unreadable rows'")
-    for table in ("delayed_message", "queue_message"):
-        file.execute(f"DROP INDEX {table}_unreadable")
-        for column in ("unreadable", "unreadable_at"):
-            file.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
-    (quarantine,) = [each for each in migrations("postdate.backends.sqlite") if each.name == "quarantine"]
-    for statement in bare(quarantine.sql).split(";"):
-        file.execute(statement)
-
-
-def _forget_marks(url: str, schema: str | None) -> None:
-    """Have a database as it was before keys were marked."""
-
-    def statements(record: str, migration: str) -> tuple[str, str]:
-        return (
-            f"UPDATE {record} SET detail = NULL WHERE detail = 'under a key'",
-            f"DELETE FROM {migration} WHERE name = 'keys'",
-        )
-
-    if schema is None:
-        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file, file:
-            for statement in statements("record", "postdate_migration"):
-                file.execute(statement)
-            _forget_unreadable_rows(file)
-    elif url.startswith("postgresql"):
-        with psycopg.connect(url) as connection:
-            for statement in statements(*(f"{quoted(schema)}.{table}" for table in ("record", "migration"))):
-                connection.execute(statement.encode())
-    else:
-        names = MariaDbNames(schema, "postdate.timeouts")
-        with closing(MariaDbServer(url).connect()) as session:
-            for statement in statements(names.plain("postdate_record"), names.plain("postdate_migration")):
-                session.change(statement)

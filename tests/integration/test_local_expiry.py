@@ -20,7 +20,7 @@ from tests.conftest import as_another_process
 from tests.waiting import patience, until
 
 from postdate import DelayedMessage, Envelope, LocalTransport, SqliteStore
-from postdate.backends.sql.migrations import migrations
+from postdate.backends.sqlite.connection import setup_script
 from postdate.backends.sqlite.housekeeping import (
     BATCH,
     DEAD_LETTER_HEADER,
@@ -402,9 +402,9 @@ async def test_the_file_shrinks_without_a_receiver(path: Path) -> None:
         assert await at.received() == ["endless"]
 
 
-async def test_a_file_from_before_is_brought_up_to_date_and_stays_as_large_as_it_is(path: Path) -> None:
-    """Its messages have no end in their queue, and its pages can only be used again."""
-    await make_first_version(path)
+async def test_a_file_that_an_administrator_made_stays_as_large_as_it_is(path: Path) -> None:
+    """Its pages can only be used again; a message that was in it has no end in its queue."""
+    make_by_script(path)
     async with place(path) as at:
         assert await at.received() == ["old"]
         await at.send(*[lasting(f"m-{n}", size=20_000) for n in range(1_000)])
@@ -416,14 +416,11 @@ async def test_a_file_from_before_is_brought_up_to_date_and_stays_as_large_as_it
         assert size_of(path) > 20_000_000
 
 
-async def make_first_version(path: Path) -> None:
-    (first, *_) = migrations("postdate.backends.sqlite")
+def make_by_script(path: Path) -> None:
     connection = sqlite3.connect(path, isolation_level=None)
-    connection.executescript(first.sql)
-    connection.executescript(f"""
-        CREATE TABLE postdate_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL);
-        INSERT INTO postdate_migration VALUES ({first.version}, '{first.name}');
-        INSERT INTO content (seq, headers, body) VALUES (1, '{{}}', x'00');
+    connection.executescript(setup_script("database"))
+    connection.executescript("""
+        INSERT INTO content (seq, headers, body) VALUES (1, '{}', x'00');
         INSERT INTO queue (queue_id, name) VALUES (1, 'orders');
         INSERT INTO queue_message (queue_id, message_id, expires_at, content) VALUES (1, 'old', 1, 1)""")
     connection.close()

@@ -23,8 +23,7 @@ from tests.waiting import patience, until
 from postdate import DelayedMessage, Envelope, PostgresOutbox, SqliteOutbox, SqliteStore
 from postdate.backends.mariadb.connection import MariaDbServer
 from postdate.backends.mariadb.schema import MariaDbOutbox
-from postdate.backends.sql.migrations import migrations
-from postdate.backends.sql.outbox import decode_operations, encode_operations
+from postdate.backends.sql.outbox import decode_operations
 from postdate.backends.sql.row_locks.outbox import Result, ThreadedConnection
 from postdate.core.recoverability import is_outage
 from postdate.errors import (
@@ -584,32 +583,15 @@ def _no_rows(*_: object) -> Any:
     raise LookupError("rows of a handler")
 
 
-async def test_an_outbox_of_an_earlier_version_is_used_as_it_is(tmp_path: Path) -> None:
-    """Which had marks of its own, in a table that stays for services of that version."""
+async def test_an_outbox_of_a_later_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "shop.db"
-    (first,) = migrations("postdate.backends.sqlite", "outbox")
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.executescript(f"""
-            CREATE TABLE postdate_outbox_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL);
-            {first.sql}
-            INSERT INTO postdate_outbox_migration VALUES (1, 'initial');
-            INSERT INTO postdate_outbox (endpoint, message_id, handled_at, dispatched_at) VALUES ('sales', 'm-1', 5, 7);
-            INSERT INTO postdate_outbox (endpoint, message_id, handled_at, operations)
-                VALUES ('sales', 'm-2', 5, x'{encode_operations(OPERATIONS).hex()}')""")
     outbox = SqliteOutbox(path)
-    for _ in range(2):
-        await outbox.setup()
-        assert await outbox.find("sales", "m-1") == OutboxRecord((), dispatched=True)
-        assert await outbox.find("sales", "m-2") == OutboxRecord(OPERATIONS, dispatched=False)
-    assert not await outbox.transaction("sales", "m-1").commit([], NOW)
-    await outbox.close()
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("INSERT INTO postdate_outbox_migration VALUES (2, 'of a later one')")
-        connection.commit()
-    later = SqliteOutbox(path)
+    await outbox.setup()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO postdate_migration VALUES (2, 'of a later one', 'outbox')")
     with pytest.raises(StoreFromNewerVersion, match="version 2"):
-        await later.setup()
-    await later.close()
+        await outbox.setup()
+    await outbox.close()
 
 
 async def test_a_file_that_is_refused_is_not_open_while_the_error_is_looked_at(tmp_path: Path) -> None:

@@ -1,13 +1,14 @@
 """Messages that end at the same time share a commit, and each ends as if it were alone. ADR 0018."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import anyio
 import pytest
 from tests.integration.postgres_place import Place, now, placed
 from tests.waiting import until
 
-from postdate.errors import ClaimLost, PostdateError, QueueNotFound
+from postdate.errors import ClaimLost, PostdateError, QueueNotFound, StoreUnreachable
 from postdate.messages import Envelope
 from postdate.ports import End, Ending, Received, Receiver, RecordKind
 
@@ -129,3 +130,26 @@ async def test_ending_goes_by_the_numbers_also_when_the_planner_thinks_that_noth
         told = "\n".join(line for (line,) in plan)
         assert "queue_message_pkey" in told
         assert "queue_message_held" not in told
+
+
+async def test_a_return_whose_answer_was_lost_does_not_free_the_next_claim_when_it_is_repeated(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the message was free while its handler ran, and two handlers had it."""
+    async with placed(postgres_url) as place:
+        receiver, (first,) = await held(place, 1)
+        database = place.transport.database
+        run = database.run_blocking
+
+        def lose_answer(work: Callable[[Any], Any]) -> None:
+            run(work)
+            raise StoreUnreachable("the answer was lost")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(database, "run_blocking", lose_answer)
+            with pytest.raises(PostdateError, match="the answer was lost"):
+                await receiver.roll_back(first)
+        (second,) = await receiver.receive(1)
+        await receiver.roll_back(first)
+        await receiver.commit(second, now())
+        assert place.length("consumer") == 0

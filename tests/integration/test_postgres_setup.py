@@ -98,8 +98,7 @@ async def test_setting_up_at_the_same_time_is_harmless_row_30(postgres_url: str)
             list(threads.map(set_up, range(8)))
         place = Place(postgres_url, schema)
         versions = place.rows("SELECT subject, version FROM migration ORDER BY 1, 2")
-        tables = [(f"table {number}", version) for number in (0, 1) for version in (1, 2, 3, 4)]
-        assert versions == [("", 1), ("", 2), ("", 3), ("", 4), ("", 5), ("", 6), *tables]
+        assert versions == [("", 6), ("table 0", 4), ("table 1", 4)]
         assert place.rows("SELECT name FROM store ORDER BY name") == [("table 0",), ("table 1",)]
         await place.close()
     finally:
@@ -170,29 +169,3 @@ async def test_the_script_for_an_administrator_makes_what_setting_up_makes(postg
     await place.store.store(place.work(1, now()), now())
     assert (await place.store.move_due(now(), 10)).delivered == 1
     await place.close()
-
-
-async def test_tables_of_the_version_before_are_brought_up_to_date_with_what_is_in_them(postgres_url: str) -> None:
-    async with placed(postgres_url) as place:
-        await place.store.store(place.work(1, now()), now())
-        assert (await place.store.move_due(now(), 10)).delivered == 1
-        place.run("ALTER TABLE queue_message DROP COLUMN ends_at; DROP INDEX record_number")
-        place.run("ALTER TABLE holder DROP mark, DROP seen, DROP holds_at_most, DROP ahead")
-        place.run('DROP TABLE destination_limit; DROP INDEX "service.timeouts_due_number_idx"')
-        for table in ("queue_message", '"service.timeouts"'):
-            place.run(f"ALTER TABLE {table} DROP unreadable, DROP unreadable_at")
-        place.run("DELETE FROM migration WHERE version > 1")
-        store = place.another_store()
-        facts = await store.server_facts()
-        assert (facts.schema_version, facts.newest_schema_version) == (1, 6)
-        with pytest.raises(StoreNotSetUp, match=r"postdate setup"):
-            await store.move_due(now(), 10)
-        await store.setup()
-        assert (await store.server_facts()).schema_version == 6
-        assert place.rows("SELECT to_regclass('\"service.timeouts_due_number_idx\"') IS NOT NULL") == [(True,)]
-        await store.store(place.work(2, now()), now())
-        assert (await store.move_due(now(), 10)).delivered == 1
-        receiver = place.transport.receiver("consumer")
-        assert len(await receiver.receive(10)) == 2
-        await receiver.close()
-        await store.close()

@@ -15,8 +15,7 @@ from tests.conftest import STORE_SUBJECTS
 from tests.sqlserver_subjects import VARIABLE
 
 from postdate import SqlServer, TransactionMode
-from postdate.backends.sql.migrations import migrations
-from postdate.backends.sql.row_locks.names import part_steps, steps_of
+from postdate.backends.sql.row_locks.names import mark_done, newest_mark, part_steps, steps_of
 from postdate.backends.sql.row_locks.parts import Conflict, MessageRow
 from postdate.backends.sqlserver import schema
 from postdate.backends.sqlserver.channel import DriverSocket
@@ -168,6 +167,19 @@ def test_the_administrators_script_sets_what_filtered_indexes_need() -> None:
     assert schema.setup_statements(NAMES[0], steps_of(NAMES[0])).startswith("SET QUOTED_IDENTIFIER, ANSI_NULLS,")
 
 
+def test_the_administrators_script_runs_each_statement_only_as_part_of_the_next_migration() -> None:
+    names = NAMES[0]
+    script = schema.setup_statements(names, steps_of(names))
+    for step in steps_of(names):
+        newest = newest_mark(names, step.subject)
+        condition = f"IF {newest} IS NULL" if step.is_initial else f"IF {newest} = {step.version - 1}"
+        for statement in (*step.statements, mark_done(names, step)):
+            assert f"\n\n{condition}\n{statement};\n\n" in script
+    refusals = [statement for statement in script.split(";\n\n") if "THROW" in statement]
+    assert len(refusals) == 1
+    assert refusals[0].startswith(f"IF {newest_mark(names, '')} < 2\nTHROW 50000, N'schema ")
+
+
 def test_who_leases_keeps_its_number_until_the_transaction_ends() -> None:
     assert "REPEATABLEREAD" in SqlServerStatements(NAMES[0]).keep_holder
 
@@ -225,28 +237,6 @@ def test_a_process_that_shows_no_life_is_ended_where_we_may(caplog: pytest.LogCa
     said = [record.message for record in caplog.records]
     assert len(said) == 1, "once"
     assert "process 123 on machine has shown no life for 60 s" in said[0]
-
-
-def test_the_migrations_have_the_names_of_every_other_dialect_in_the_same_order() -> None:
-    """Those with queues have steps of their own: what is only in queues needs no step elsewhere.
-
-    A file is locked by processes that live, so it needs no table of their signs of life; servers have the index that
-    retention asks. What is postponed has an index in each table of PostgreSQL's stores, and keys are marked there.
-    Nothing waits under a key on SQL Server.
-    """
-    only_here = {"retention", "after the end", "postponed", "keys"}
-    only_there = {"signs of life", "keys"}
-    for ours, theirs, part in (
-        ("sqlserver", "mariadb", "database"),
-        ("sqlserver", "mariadb", "store"),
-        ("sqlite", "postgres", "database"),
-    ):
-        one, other = (migrations(f"postdate.backends.{room}", part) for room in (ours, theirs))
-        names = [[step.name for step in one if step.name not in only_here]]
-        names += [[step.name for step in other if step.name not in only_there]]
-        assert names[0] == names[1]
-        for steps in (one, other):
-            assert [step.version for step in steps] == list(range(1, len(steps) + 1))
 
 
 # --- what goes to the server ------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, LocalTransport, SqliteStore, SystemClock
-from postdate.backends.sqlite.connection import connect, create_schema
+from postdate.backends.sqlite.connection import connect, create_schema, newest_version
 from postdate.errors import (
     NotADatabase,
     PostdateError,
@@ -367,7 +367,7 @@ async def test_setting_up_at_the_same_time_is_harmless_row_30(tmp_path: Path, st
     connection = sqlite3.connect(path)
     versions = connection.execute("SELECT version FROM postdate_migration").fetchall()
     connection.close()
-    assert versions == [(number,) for number in range(1, len(versions) + 1)]
+    assert versions == [(newest_version(),)]
 
 
 async def test_sending_to_a_full_disk_is_an_error_and_nothing_is_half_sent(small_disk: SmallDisk) -> None:

@@ -48,7 +48,7 @@ BY_HAND: Final = ContextVar("by_hand", default=False)
 """Whether an operator does what is done."""
 
 
-class SimulatedStore(ClaimingStore):
+class SimulatedStore(ClaimingStore, AdministrableStore):
     """A claiming store on a site; in the promise it keeps, like any of ours.
 
     Args:
@@ -61,6 +61,8 @@ class SimulatedStore(ClaimingStore):
     def __init__(self, connection: Connection, *, shares: bool, has_clock: bool, version: int) -> None:
         self._connection, self._site = connection, connection.site
         self.version = version
+        self._changes: dict[str, int] = {}
+        """How often operators had changed a message when this process last looked at it."""
         modes = frozenset(TransactionMode)
         self._capabilities = StoreCapabilities(
             durable=True,
@@ -141,20 +143,57 @@ class SimulatedStore(ClaimingStore):
 
         return await self._connection.call("listen", listen)
 
+    @override
     async def cancel(self, message_id: str, now: datetime) -> bool:
-        """See :meth:`postdate.ports.AdministrableStore.cancel`."""
         return await self._connection.call("cancel", lambda: self._site.cancel(message_id))
 
+    @override
     async def reschedule(self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None) -> bool:
-        """See :meth:`postdate.ports.AdministrableStore.reschedule`."""
-        changes = None if BY_HAND.get() else self._changes_before(message_id)
+        changes = None if BY_HAND.get() else self._changes[message_id]
         return await self._connection.call(
-            "reschedule", lambda: self._site.reschedule(message_id, due, wall_time, self.version, changes)
+            "reschedule",
+            lambda: self._site.reschedule(message_id, due, wall_time, self.version, changes),
+            needed_by=() if BY_HAND.get() else [message_id],
         )
 
-    def _changes_before(self, message_id: str) -> int:
-        """Return how many changes of a message by operators this process knows of."""
-        raise AssertionError("only new rules of a zone have a service reschedule a message")
+    @override
+    async def read_pending(self, where: MessageFilter, limit: int) -> PendingPage:
+        needed_by = self._needed_by(OWN_PREFIX) if where.destination == MARKERS else ()
+        return await self._connection.call(
+            "read_pending", lambda: self._site.read_pending(where, limit), needed_by=needed_by
+        )
+
+    @override
+    async def get(self, message_id: str) -> DelayedMessage | None:
+        def get() -> tuple[DelayedMessage | None, int]:
+            return self._site.get(message_id), self._site.changes[message_id]
+
+        message, changes = await self._connection.call("get", get, needed_by=self._needed_by(message_id))
+        self._changes[message_id] = changes
+        return message
+
+    @override
+    async def history(self, message_id: str) -> Sequence[Record]:
+        return await self._connection.call(
+            "history", lambda: list(self._site.records.get(message_id, ())), needed_by=[message_id]
+        )
+
+    def _needed_by(self, message_id: str) -> Sequence[str]:
+        """Return the messages that wait for the answer: to a question about a marker, any that follow its zone."""
+        is_own = message_id.startswith(OWN_PREFIX)
+        return list(self._connection.server.ledger.wall_times) if is_own else [message_id]
+
+    @override
+    async def statistics(self, now: datetime) -> StoreStatistics:
+        raise AssertionError("services do not count")
+
+    @override
+    async def due_counts(self, edges: Sequence[datetime]) -> Sequence[int]:
+        raise AssertionError("services do not count")
+
+    @override
+    async def record_counts(self) -> Mapping[RecordKind, int]:
+        raise AssertionError("services do not count")
 
     @override
     async def close(self) -> None:
@@ -210,7 +249,9 @@ class SimulatedLimits(SimulatedStore, LimitingStore):
 
     @override
     async def limits_in_use(self) -> LimitsInUse:
-        return await self._connection.call("limits_in_use", self._site.limits_in_use)
+        # An intake needs the answer for whichever message it has in hand.
+        needed_by = list(self._connection.server.ledger.dues)
+        return await self._connection.call("limits_in_use", self._site.limits_in_use, needed_by=needed_by)
 
     @override
     async def keep_limits(self, destination: str, limits: str, free_at: datetime, before: str = "") -> bool:
@@ -236,35 +277,8 @@ class SimulatedMovingLimits(SimulatedMovingStore, SimulatedLimits):
     """The same in the database of the queues."""
 
 
-class SimulatedZones(SimulatedStore, AdministrableStore, ReplacingStore):
+class SimulatedZones(SimulatedStore, ReplacingStore):
     """A store that can have messages follow the clocks of a zone, too."""
-
-    def __init__(self, connection: Connection, *, shares: bool, has_clock: bool, version: int) -> None:
-        super().__init__(connection, shares=shares, has_clock=has_clock, version=version)
-        self._changes: dict[str, int] = {}
-        """How often operators had changed a message when this process last looked at it."""
-
-    @override
-    async def read_pending(self, where: MessageFilter, limit: int) -> PendingPage:
-        needed_by = self._needed_by(OWN_PREFIX) if where.destination == MARKERS else ()
-        return await self._connection.call(
-            "read_pending", lambda: self._site.read_pending(where, limit), needed_by=needed_by
-        )
-
-    @override
-    async def get(self, message_id: str) -> DelayedMessage | None:
-        def get() -> tuple[DelayedMessage | None, int]:
-            return self._site.get(message_id), self._site.changes[message_id]
-
-        message, changes = await self._connection.call("get", get, needed_by=self._needed_by(message_id))
-        self._changes[message_id] = changes
-        return message
-
-    @override
-    async def history(self, message_id: str) -> Sequence[Record]:
-        return await self._connection.call(
-            "history", lambda: list(self._site.records.get(message_id, ())), needed_by=[message_id]
-        )
 
     @override
     async def replace(self, key: str, make: Making, now: datetime) -> str:
@@ -272,30 +286,9 @@ class SimulatedZones(SimulatedStore, AdministrableStore, ReplacingStore):
             "replace", lambda: self._site.replace(key, make), needed_by=self._needed_by(key)
         )
 
-    def _needed_by(self, message_id: str) -> Sequence[str]:
-        """Return the messages that wait for the answer: to a question about a marker, any that follow its zone."""
-        is_own = message_id.startswith(OWN_PREFIX)
-        return list(self._connection.server.ledger.wall_times) if is_own else [message_id]
-
-    @override
-    def _changes_before(self, message_id: str) -> int:
-        return self._changes[message_id]
-
     @override
     async def keep_keys(self, message_ids: Sequence[str]) -> None:
         raise AssertionError("only migrations keep keys")
-
-    @override
-    async def statistics(self, now: datetime) -> StoreStatistics:
-        raise AssertionError("services do not count")
-
-    @override
-    async def due_counts(self, edges: Sequence[datetime]) -> Sequence[int]:
-        raise AssertionError("services do not count")
-
-    @override
-    async def record_counts(self) -> Mapping[RecordKind, int]:
-        raise AssertionError("services do not count")
 
 
 class SimulatedMovingZones(SimulatedMovingStore, SimulatedZones):

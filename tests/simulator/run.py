@@ -181,6 +181,7 @@ class _Run:
         queue_site.sinks.update({OTHERS: None, "error": None})
         queue_site.limited, queue_site.taken_at = store_site.limited, store_site.taken_at
         queue_site.is_alone = plot.same_database
+        queue_site.counts_unanswered = plot.counts_unanswered
         queue_site.clock_is_set = lambda: self.was_set
         store_site.instants = self._instants
         self.breaks = breaks

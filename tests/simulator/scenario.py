@@ -157,6 +157,7 @@ class Scenario:
         events: in order.
         is_limited: somebody limits queues; the store keeps that.
         rules: of the zone, one version after the other; empty: no message has a wall time.
+        counts_unanswered: queues count how often a message came back without an answer.
         is_patient: processes are not started again in the end, when nothing fails any more: they look for new rules
             by themselves.
     """
@@ -174,6 +175,7 @@ class Scenario:
     events: Sequence[ScenarioEvent]
     is_limited: bool
     rules: Sequence[ZoneRules]
+    counts_unanswered: bool
     is_patient: bool
 
     @property
@@ -204,6 +206,7 @@ def scenario(chance: Random) -> Scenario:
     kinds += [Kind.TO_OTHERS] * sum(each.what is Happening.STORE for each in limits)
     returns = _returns(chance, processes, trouble_until, len(kinds))
     kinds += [Kind.FAILS] * sum(each.what is Happening.STORE for each in returns)
+    counts_unanswered = _beside(chance, 3).random() < 0.5
     zone = _zone(chance, processes, trouble_until, len(kinds))
     kinds += zone.kinds
     ahead = [chance.uniform(-600, 600) if profile.store_clock else 0.0 for _ in range(processes)]
@@ -221,6 +224,7 @@ def scenario(chance: Random) -> Scenario:
         events=sorted([*events, *limits, *returns, *zone.events], key=lambda event: event.at),
         is_limited=bool(limits),
         rules=zone.rules,
+        counts_unanswered=counts_unanswered,
         is_patient=zone.is_patient,
     )
 

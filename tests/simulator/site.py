@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -112,8 +112,13 @@ class SimulatedMessage:
     envelope: Envelope
     since: float
     failures: int = 0
+    unanswered: int = 0
     session: SiteSession | None = None
     token: int = 0
+
+    def received(self) -> Received:
+        """Return it for the process that has it."""
+        return Received(self.envelope, self.failures, self.token, self.unanswered)
 
 
 @dataclass(slots=True)
@@ -172,6 +177,8 @@ class Site:
         self._is_open = False
         self.taken_at: dict[str, float] = {}
         """When a message was claimed, moved, or returned, last."""
+        self.counts_unanswered = False
+        """Whether messages tell how often they came back without an answer."""
         self.is_alone = True
         """Whether this is the only site, so that what is taken arrives at once."""
         self.are_lifted = False
@@ -230,6 +237,17 @@ class Site:
         self._undo.append(lambda: queue.remove(parcel))
         self._committed.insert(0, lambda: self._has_come(envelope))
 
+    def _allows_repetition(self, origin: str, headers: Mapping[str, str]) -> None:
+        """Note that a second copy may be in the error queue once the first has arrived.
+
+        A handler that is run again sends its message again, with another due time. Nothing tells it that it does, if
+        its own message came twice, or came back and the queue does not count that.
+        """
+        is_told = self.counts_unanswered and self._ledger.arrived[headers.get(Headers.RELATED_TO, "")] < 2
+        is_duplicate = headers.get(Headers.ERROR_CODE) == DuplicateMessage.code
+        if is_duplicate and self._ledger.arrived[origin] and not is_told:
+            self._ledger.blamed[origin] += 1
+
     def _has_come(self, envelope: Envelope) -> None:
         ledger, origin = self._ledger, origin_of(envelope.message_id, envelope.headers)
         ledger.placed(origin, envelope.destination, +1)
@@ -237,6 +255,7 @@ class Site:
             ledger.in_error_queue[origin] += 1
             of_dispatch = envelope.headers.get(Headers.FAILED_QUEUE, "").endswith(".timeouts")
             why = envelope.headers.get(Headers.EXCEPTION_MESSAGE, "")
+            self._allows_repetition(origin, envelope.headers)
             ledger.becomes_error(origin, why, instead=of_dispatch)
         elif not envelope.destination.endswith(".timeouts"):
             ledger.arrives(envelope)
@@ -457,10 +476,14 @@ class Site:
                 self._ledger.is_rescheduled(origin, due)
             else:
                 self._ledger.follows_clocks(origin, self.instants(wall_time), version, is_there=True)
+        elif wall_time is None:
+            self._ledger.note(f"{origin} has come back, and is due at {due}")
+            if changes_before != self.changes[message_id]:
+                self._ledger.is_due(origin, due)
         else:
             self._ledger.note(f"{origin} is moved from {before.due} to {due}")
             is_informed = changes_before == self.changes[message_id]
-            self._check_move(origin, wall_time or "", is_informed=is_informed)
+            self._check_move(origin, wall_time, is_informed=is_informed)
         self.wake()
         return True
 
@@ -628,7 +651,7 @@ class Site:
                 taken = free[: first.limit]
                 for parcel in taken:
                     parcel.session, parcel.token = first.session, next(self._numbers)
-                if not first.give([Received(each.envelope, each.failures, each.token) for each in taken]):
+                if not first.give([each.received() for each in taken]):
                     for parcel in taken:
                         parcel.session = None
 
@@ -694,6 +717,8 @@ class Site:
             for parcel in line:
                 if parcel.session is session:
                     parcel.session = None
+                    parcel.failures += self.counts_unanswered
+                    parcel.unanswered += self.counts_unanswered
         self.break_receives(session)
         self.wake()
         self._serve()

@@ -37,8 +37,8 @@ def test_a_message_fails_once_more_only_when_others_have_succeeded_since() -> No
 
 def test_an_outage_of_a_whole_store_counts_against_no_message() -> None:
     attempts = Attempts()
-    assert attempts.failed_by_outage("m-1", StoreUnreachable("away")) == 0
-    assert attempts.failed_by_outage("m-1", StoreTroubled("page 7")) == 1
+    assert attempts.failed_alone("m-1", StoreUnreachable("away")) == 0
+    assert attempts.failed_alone("m-1", StoreTroubled("page 7")) == 1
 
 
 @pytest.mark.parametrize(

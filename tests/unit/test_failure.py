@@ -40,6 +40,7 @@ SENDING = RecoveryRules(anew=(DestinationUnavailable,), counts=True)
 ITSELF = RecoveryRules()
 NEW = Received(Envelope("sales", "m-1"), 0, object())
 LAST = NEW._replace(is_last=True)
+DECIDED = [Resolution.POLICY, Resolution.ERROR_COPY, Resolution.BRIEF_ERROR_COPY]
 
 
 @pytest.mark.parametrize(
@@ -119,8 +120,25 @@ def test_who_is_alone_in_trouble_waits_alone_and_once_may_be_chance() -> None:
 def test_what_was_decided_and_is_refused_becomes_a_copy_in_full_then_in_brief(
     error: PostdateError, resolutions: list[Resolution]
 ) -> None:
-    gone = [Resolution.POLICY, Resolution.ERROR_COPY, Resolution.BRIEF_ERROR_COPY]
-    assert [resolve_failure(each, error, LAST, BORNE + 1, STORING) for each in gone] == resolutions
+    assert [resolve_failure(each, error, LAST, 0, STORING) for each in DECIDED] == resolutions
+
+
+@pytest.mark.parametrize("rules", [HANDLER, STORING, SENDING, ITSELF])
+def test_what_was_decided_and_is_refused_for_one_message_alone_comes_back_ten_times(rules: RecoveryRules) -> None:
+    """It came back for ever, once a second, as every policy decides the same again."""
+    for error in (StoreTroubled("page 7"), TransportUnavailable("no such text")):
+        before, then = (
+            [resolve_failure(each, error, NEW, failed, rules) for each in DECIDED] for failed in (BORNE, BORNE + 1)
+        )
+        assert before == [Resolution.REQUEUE] * 3
+        assert then == [Resolution.ERROR_COPY, Resolution.BRIEF_ERROR_COPY, Resolution.REQUEUE]
+
+
+@pytest.mark.parametrize("rules", [HANDLER, ITSELF])
+def test_an_end_that_is_refused_for_one_message_alone_counts_from_the_eleventh_time_on(rules: RecoveryRules) -> None:
+    odd = TransportUnavailable("no such text")
+    assert resolve_failure(None, odd, NEW, BORNE, rules) is Resolution.REQUEUE
+    assert resolve_failure(None, odd, NEW, BORNE + 1, rules) is Resolution.POLICY
 
 
 def test_off_its_queue_a_message_gets_its_copies_whatever_is_in_the_way() -> None:

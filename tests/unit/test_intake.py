@@ -42,8 +42,9 @@ from postdate.errors import (
     StoreUnavailable,
     StoreUnreachable,
     TransportUnavailable,
+    TransportUnreachable,
 )
-from postdate.ports import Ending, Received
+from postdate.ports import Ending, Outcome, Received
 from postdate.testing import Fault, FaultyStore, FaultyTransport, VirtualClock
 
 SECOND = timedelta(seconds=1)
@@ -130,6 +131,63 @@ async def test_a_failing_commit_after_storing_is_no_failure_of_the_message(bench
     (again,) = await bench.receiver.receive(1)
     await bench.pump.handle(again)
     assert bench.ids("error") == bench.ids(QUEUE) == []
+    assert (await bench.memory.statistics(bench.start)).pending == 1
+
+
+async def test_what_was_stored_before_an_outage_of_its_queue_is_not_sent_as_well_once_it_is_due(bench) -> None:
+    """Given back without being counted, it looks like one that comes for the first time."""
+    received = await arrive(bench, bench.message(due_in=5))
+    bench.transport.faults.add(Fault("commit", TransportUnreachable("away"), calls=[1]))
+    await bench.handle(received)
+    await bench.clock.advance(10 * SECOND)
+    (again,) = await bench.receiver.receive(1)
+    assert again.failures == 0
+    await bench.pump.handle(again)
+    assert (bench.ids("billing"), bench.ids(QUEUE)) == ([], [])
+    await bench.look()
+    assert bench.ids("billing") == ["m-1"]
+
+
+async def test_what_is_returned_before_its_failed_row_is_removed_waits_and_is_stored_again(bench) -> None:
+    """Found stored, it was taken for a repetition; then the row was removed, and it was lost."""
+    bench.intake = bench.intake_of(bench.memory)
+    message = bench.message(due_in=-1)
+    await bench.keep(message)
+    (claim,) = await bench.memory.claim_due(bench.start, 1)
+    returned = (await arrive(bench, message))._replace(failures=1)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(bench.pump.handle, returned)
+        await bench.clock.advance(10 * SECOND)
+        assert bench.transport.faults.calls["commit"] == 0
+        assert await bench.memory.finish([claim], Outcome.FAILED, bench.clock.now()) == 1
+        await bench.clock.advance(2 * SECOND)
+    assert bench.ids(QUEUE) == bench.ids("error") == []
+    await bench.look()
+    assert bench.ids("billing") == ["m-1"]
+
+
+async def test_what_is_returned_while_its_row_waits_again_takes_its_place(bench) -> None:
+    """The row is due now, and has all its attempts."""
+    bench.intake = bench.intake_of(bench.memory)
+    message = bench.message(due_in=-1)
+    await bench.keep(message)
+    (claim,) = await bench.memory.claim_due(bench.start, 1)
+    await bench.memory.retry_later(claim, bench.start + 60 * SECOND, bench.start, "away")
+    await bench.pump.handle((await arrive(bench, message))._replace(failures=1))
+    assert bench.ids(QUEUE) == bench.ids("error") == []
+    row = await bench.memory.get("m-1")
+    assert (row.due, row.number_of_failures) == (bench.clock.now(), 0)
+    await bench.clock.advance(SECOND)
+    await bench.look()
+    assert bench.ids("billing") == ["m-1"]
+
+
+async def test_what_expires_and_is_returned_while_its_row_waits_ends_with_that(bench) -> None:
+    bench.intake = bench.intake_of(bench.memory)
+    message = bench.message(due_in=-2, expires_at=bench.start - SECOND)
+    await bench.keep(message)
+    await bench.pump.handle((await arrive(bench, message))._replace(failures=1))
+    assert bench.ids(QUEUE) == bench.ids("error") == []
     assert (await bench.memory.statistics(bench.start)).pending == 1
 
 

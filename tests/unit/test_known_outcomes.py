@@ -15,6 +15,7 @@ from postdate import Envelope
 from postdate.core.due.poller import Poller
 from postdate.core.health.attempts import Release
 from postdate.core.health.circuit_breaker import RepeatedFailures
+from postdate.endpoint.outgoing import through_queue
 from postdate.errors import (
     DestinationUnavailable,
     PostdateError,
@@ -107,6 +108,26 @@ async def test_a_failure_is_not_written_under_the_claim_of_a_message_that_may_ha
     async with bench.dispatcher.running():
         await bench.look_for(5 * SECOND)
     assert bench.ids("billing") == ["m-1"]
+
+
+async def test_a_message_returned_while_the_row_of_its_failure_is_free_is_not_removed_for_that(bench) -> None:
+    """Its claim was lost before the failure was written. The same process claims the row next."""
+    message = bench.message(due_in=-1, destination="nowhere")
+    bench.store.faults.add(Fault("finish", StoreUnavailable("locked"), calls=[1]))
+    await bench.keep(message)
+    async with bench.dispatcher.running():
+        await bench.look()
+        await bench.clock.settle()
+        assert bench.ids("error") == ["m-1"]
+        await bench.dispatcher.finisher.finish([], Outcome.DELIVERED)  # so the store is known to answer again
+        lose_claims(bench)
+        await bench.create_queues("nowhere")
+        bench.intake = bench.intake_of(bench.memory)
+        received = await bench.put_in_timeouts_queue(through_queue(message, "sales.timeouts"))
+        await bench.pump.handle(received._replace(failures=1))
+        await bench.look_for(5 * SECOND)
+    assert bench.ids("nowhere") == ["m-1"]
+    assert await bench.waiting() is None
 
 
 async def test_what_was_sent_is_only_removed_although_its_next_claim_cannot_be_released(bench) -> None:

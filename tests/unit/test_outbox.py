@@ -29,6 +29,7 @@ from postdate import (
     SqliteStore,
 )
 from postdate.core.recoverability import BORNE
+from postdate.core.upkeep import wall_times
 from postdate.endpoint.outbox import CLEAN_UP_BATCH
 from postdate.errors import (
     ConfigurationError,
@@ -380,6 +381,25 @@ async def test_what_was_stored_before_a_crash_is_stored_once_in_the_database_of_
         await world.clock.advance(61 * SECOND)
         assert world.outbox.faults.calls["mark"] == 2
         assert await queues.lengths_of(["billing", "error", "sales"]) == {"billing": 1, "error": 0, "sales": 0}
+    await store.close()
+    await queues.close()
+
+
+async def test_a_zone_is_kept_for_what_is_stored_at_a_second_attempt(world: World, tmp_path: Path) -> None:
+    """The first attempt handled the message, and its callbacks were lost with it."""
+    store, queues = SqliteStore(tmp_path / "q.db"), LocalTransport(tmp_path / "q.db")
+    await queues.create_queues(["billing"])
+
+    async def handle(message: Pay, context: HandlerContext) -> None:
+        await context.send(Paid(), destination="billing", deliver_at="2090-07-01 09:00", zone="Europe/Paris")
+
+    endpoint = world.endpoint(handle, transport=queues, delayed_delivery=DelayedDelivery(store))
+    async with endpoint:
+        world.outbox.faults.add(Fault("mark", StoreUnavailable("now"), [1]))
+        await endpoint.send(Pay(), message_id="m-1")
+        await world.clock.advance(61 * SECOND)
+        assert world.outbox.faults.calls["mark"] == 2
+        assert [each.headers["zone"] for each in await wall_times.markers(store)] == ["Europe/Paris"]
     await store.close()
     await queues.close()
 

@@ -86,7 +86,8 @@ async def test_a_handler_that_always_cancels_its_task_is_a_failure_in_the_end(cl
         assert await queues.queue_lengths() == {"sales": 0, "error": 1}
         await endpoint.send(b"3", destination="sales")  # to the same worker, which nobody cancels any more
         await clock.advance(SECOND)
-    assert handled == [b"odd"] * 11 + [b"1", b"2", b"3"]
+    assert handled.count(b"odd") == 11
+    assert [each for each in handled if each != b"odd"] == [b"1", b"2", b"3"]
 
 
 class Holding(Receiver):

@@ -298,7 +298,7 @@ async def test_a_commit_that_is_never_answered_is_an_outage_said_once_and_its_me
         assert handled == [b"1", b"1"]
         assert await queues.queue_lengths() == {"sales": 0, "error": 0}
     said = [record.message for record in caplog.records if record.levelno == logging.ERROR]
-    assert said == ["cannot receive from sales: MemoryReceiver did not answer within 40 s"]
+    assert said == ["cannot end messages of sales: MemoryReceiver did not answer within 40 s"]
 
 
 async def messages_in_hand(

@@ -22,11 +22,6 @@ DEFAULT_FILE: Final = "postdate.toml"
 FILE_VARIABLE: Final = "POSTDATE_CONFIG"
 PREFIX: Final = "POSTDATE_"
 _SECTION_END: Final = "__"
-_GONE: Final = {
-    "store.checksum": "leave it out: messages are stored without checksums now; those of pages are the database's",
-    "store.leases": "leave it out, once all that dispatched with it are stopped: one process at a time dispatches now",
-}
-"""Settings of earlier versions, and what to do about them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +151,7 @@ def _unknown_key(key: str, what: str, where: str, shown: Callable[[str], str] = 
     here = {each.partition(".")[2]: each for each in known if each.startswith(f"{section}.")}
     close = [here[each] for each in difflib.get_close_matches(name, here, n=1)]
     close = close or difflib.get_close_matches(key, known, n=1, cutoff=0.75)
-    if key in _GONE:
-        hint = _GONE[key]
-    elif close:
+    if close:
         hint = f"did you mean {shown(close[0])}?"
     else:
         hint = f"there are {', '.join(shown(each) for each in here.values() or known)}"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Final, TypeAlias, cast
+from typing import Final, TypeAlias, TypeVar, cast
 
 from postdate.errors import (
     ClaimLost,
@@ -40,6 +40,8 @@ from postdate.messages import (
 from postdate.ports import Received
 
 log = logging.getLogger("postdate.recoverability")
+
+T = TypeVar("T")
 
 LONGEST_RETRY_DELAY = timedelta(minutes=1)
 
@@ -235,16 +237,14 @@ def may_be_of_one(error: BaseException) -> bool:
     return isinstance(of_store, StoreTroubled | NotADatabase)
 
 
-def checked_answers(
-    transport: object, count: int, errors: Sequence[PostdateError | None]
-) -> Sequence[PostdateError | None]:
-    """Return the answers of a transport to ``count`` messages that were sent.
+def checked_answers(adapter: object, count: int, errors: Sequence[T]) -> Sequence[T]:
+    """Return the answers of a transport, or a receiver, to ``count`` messages that it was to send, or to end.
 
     Raises:
         TransportUnavailable: there are fewer answers, or more. A message without an answer may be nowhere.
     """
     if len(errors) != count:
-        raise TransportUnavailable(f"{type(transport).__name__} answered for {len(errors)} of {count} messages")
+        raise TransportUnavailable(f"{type(adapter).__name__} answered for {len(errors)} of {count} messages")
     return errors
 
 
@@ -260,7 +260,7 @@ def retry_delay(failures: int, error: BaseException | None = None) -> timedelta:
 # --- received messages -----------------------------------------------------------------------------------------------
 
 BORNE: Final = 10
-"""Times that a message may meet an outage that others do not meet: until then it may be chance."""
+"""Times that a message may fail for a reason that others do not meet: until then it may be chance."""
 
 ASKED_ANEW: Final = 1_000
 """Times that a step is asked again at once. Each conflict of a saga means that another message got on: after so many in
@@ -308,30 +308,33 @@ def resolve_failure(
     refused: Resolution | None,
     error: PostdateError,
     received: Received,
-    outages: int,
+    failed_alone: int,
     rules: RecoveryRules,
     *,
     have_others_succeeded: bool = False,
 ) -> Resolution:
     """Decide about a received message whose step failed, or whose end was refused.
 
+    Nothing comes back for ever because of an error that only it meets: after :data:`BORNE` times that counts.
+
     Args:
         refused: the resolution that was decided before, and could not be carried out; ``None``: there is none.
         error: of the step, or of the end.
         received: the message.
-        outages: how many outages this message met while others succeeded.
+        failed_alone: how often it failed while others succeeded, other than by its own fault.
         rules: of the kind of outcome.
-        have_others_succeeded: whether anything has succeeded since the last of these outages.
+        have_others_succeeded: whether anything has succeeded since the last of these failures.
     """
+    is_final = rules.is_taken or is_lasting(error) or failed_alone > BORNE
     if refused is not None:
-        return after_copy(refused, error) if rules.is_taken or is_lasting(error) else Resolution.REQUEUE
+        return after_copy(refused, error) if is_final else Resolution.REQUEUE
     if isinstance(error, rules.anew) and received.tries + 1 < ASKED_ANEW:
         return Resolution.RETRY_NOW
-    if is_outage(error) and outages <= BORNE and not (rules.is_taken or (received.is_last and rules.stays)):
+    if is_outage(error) and failed_alone <= BORNE and not (rules.is_taken or (received.is_last and rules.stays)):
         if not rules.stays or (isinstance(error, TransportUnreachable) and not rules.is_one):
             return Resolution.REQUEUE
-        return Resolution.WAIT_ALONE if outages > 1 and have_others_succeeded else Resolution.WAIT_FOR_STORE
-    counts = rules.is_taken or outages > BORNE or is_lasting(error) or isinstance(error, rules.anew)
+        return Resolution.WAIT_ALONE if failed_alone > 1 and have_others_succeeded else Resolution.WAIT_FOR_STORE
+    counts = is_final or isinstance(error, rules.anew)
     return Resolution.POLICY if counts or (rules.counts and not isinstance(error, ClaimLost)) else Resolution.REQUEUE
 
 
@@ -380,7 +383,7 @@ def error_headers(
         Headers.EXCEPTION_TYPE: _type_name(error),
         Headers.EXCEPTION_MESSAGE: text_of(error)[:EXCEPTION_MESSAGE_LIMIT],
         Headers.EXCEPTION_SOURCE: type(error).__module__,
-        Headers.EXCEPTION_STACK_TRACE: _shortened(_storable("".join(traceback.format_exception(error)))),
+        Headers.EXCEPTION_STACK_TRACE: _shortened(storable("".join(traceback.format_exception(error)))),
     }
     if error.__cause__ is not None:
         added[Headers.EXCEPTION_INNER_TYPE] = _type_name(error.__cause__)
@@ -401,14 +404,14 @@ def _told_by(error: BaseException) -> dict[str, str]:
     try:
         link, content = getattr(error, "help_link", None), getattr(error, "data", None)
         if isinstance(link, str) and link:
-            told[Headers.EXCEPTION_HELP_LINK] = _storable(link)[:EXCEPTION_MESSAGE_LIMIT]
+            told[Headers.EXCEPTION_HELP_LINK] = storable(link)[:EXCEPTION_MESSAGE_LIMIT]
         if isinstance(content, Mapping):
             for key, value in islice(cast("Mapping[object, object]", content).items(), TOLD_ENTRIES):
-                name = Headers.EXCEPTION_DATA_PREFIX + _storable(str(key))[:TOLD_KEY_LIMIT]
+                name = Headers.EXCEPTION_DATA_PREFIX + storable(str(key))[:TOLD_KEY_LIMIT]
                 room -= len(name.encode())
                 if room < 0:
                     break
-                text = _storable(str(value))[:EXCEPTION_MESSAGE_LIMIT].encode()[:room]
+                text = storable(str(value))[:EXCEPTION_MESSAGE_LIMIT].encode()[:room]
                 room -= len(text)
                 told[name] = text.decode(errors="ignore")
     except Exception as failure:  # noqa: BLE001 - properties and texts of an application
@@ -426,7 +429,7 @@ def customized(headers: dict[str, str], customize: CustomizeHeaders | None) -> d
     except Exception:
         log.exception("customize_headers failed: the error copy has the headers it would have without it")
         return headers
-    return {_storable(key): _storable(value) for key, value in wanted.items()}
+    return {storable(key): storable(value) for key, value in wanted.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,7 +487,7 @@ class DispatchSettings:
 def text_of(error: BaseException) -> str:
     """Return an exception's text, also where its own ``__str__`` fails; what no header or database takes is escaped."""
     try:
-        return _storable(str(error))
+        return storable(str(error))
     except Exception as failure:  # noqa: BLE001 - whatever the exception of an application does
         return f"(its text cannot be read: {type(failure).__name__})"
 
@@ -506,7 +509,7 @@ def _type_name(error: BaseException) -> str:
     return f"{type(error).__module__}.{type(error).__qualname__}"
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
     """Replace lone surrogates, which nothing can encode, and NUL, which PostgreSQL keeps in no text.
 
     An exception may quote either; if its report could not be stored, its message would come again for ever.

@@ -39,6 +39,7 @@ from postdate.core.recoverability import (
     check_retries,
     checked_answers,
     delayed_retry_headers,
+    storable,
     text_of,
     why_unavailable,
 )
@@ -234,17 +235,18 @@ class PolicyRecovery(Recovery):
         if end is None:
             self.metrics.count("retried", 1)
             return REQUEUE
-        self.forget(received.envelope.message_id)
-        return StepOutcome(end, self, failed=Failed(error, Resolution.POLICY))
+        return self._ending(received, end, Failed(error, Resolution.POLICY))
 
     @override
     def copied(self, received: Received, failed: Failed, *, brief: bool) -> StepOutcome:
         end = self.endings.to_error(received, failed.error, brief=brief)
-        return StepOutcome(
-            end,
-            self,
-            failed=failed._replace(resolution=Resolution.BRIEF_ERROR_COPY if brief else Resolution.ERROR_COPY),
-        )
+        resolution = Resolution.BRIEF_ERROR_COPY if brief else Resolution.ERROR_COPY
+        return self._ending(received, end, failed._replace(resolution=resolution))
+
+    def _ending(self, received: Received, end: End, failed: Failed) -> StepOutcome:
+        """Return the outcome with an end that was decided. Failures of before are forgotten once it is carried out."""
+        afterwards = [partial(self.ended_well, received.envelope.message_id)] if self.attempts else ()
+        return StepOutcome(end, self, afterwards, failed)
 
     @override
     def resolve(self, received: Received, failed: Failed | None, error: PostdateError) -> Resolution:
@@ -254,21 +256,25 @@ class PolicyRecovery(Recovery):
         return Recovery.resolve(self, received, failed, error)
 
 
-def cancels_itself(received: Received) -> bool:
+def cancels_itself(received: Received, *, is_taken: bool) -> bool:
     """Return whether a handler cancels its own task however often its message comes, which is a failure.
 
-    Only from the eleventh time on: before, it may be the program that cancels all its tasks, by asyncio's own means.
+    Only from the eleventh time on: before, it may be the program that cancels all its tasks, by asyncio's own means. A
+    message that is off its queue already does not come again, so there the first time is a failure.
     """
-    if received.failures < POLICY_FAILURES or is_scope_cancelled():
+    if (received.failures < POLICY_FAILURES and not is_taken) or is_scope_cancelled():
         return False
     undo_task_cancellation()  # it has other messages to handle
     return True
 
 
-def failure_of(received: Received, error: BaseException) -> Exception:
-    """Return what a handler raised as a failure of its message; raise it if it is none."""
+def failure_of(received: Received, error: BaseException, *, is_taken: bool = False) -> Exception:
+    """Return what a handler raised as a failure of its message; raise it if it is none.
+
+    ``is_taken``: the message is off its queue.
+    """
     is_cancellation = isinstance(error, anyio.get_cancelled_exc_class())
-    if is_cancellation and (not is_cancelled() or cancels_itself(received)):
+    if is_cancellation and (not is_cancelled() or cancels_itself(received, is_taken=is_taken)):
         # The handler awaited something that others cancelled, and let that out: it says nothing of this task.
         return RuntimeError(f"the handler ended by {type(error).__name__}")
     if isinstance(error, (SagaConflict, OwnStoreUnreachable)) or not isinstance(error, Exception):
@@ -335,7 +341,7 @@ class Handling:
             log.debug("message %s is handled again: %s", received.envelope.message_id, error)
             return StepOutcome(None, self._recovery, failed=Failed(error))
         except BaseException as error:  # noqa: BLE001 - what is no failure of the message is raised again
-            return self.recovered(received, failure_of(received, error))
+            return self.recovered(received, failure_of(received, error, is_taken=self._taking is not None))
         if not (end.outgoing or end.work):
             return StepOutcome(end, self._recovery, context.afterwards)
         if self.outgoing.mode is TransactionMode.RECEIVE_ONLY and end.outgoing:
@@ -486,7 +492,7 @@ class MessageEndings:
                 return self.outgoing.end_of([retry], RecordKind.RETRIED, f"retried as {retry.message_id}: {reason}")
             case Discard(why):
                 log.info("message %s is discarded by the recoverability policy: %s", _id(received), why)
-                return End(RecordKind.DISCARDED, f"{why}: {reason}")
+                return End(RecordKind.DISCARDED, storable(f"{why}: {reason}"))
             case MoveToError(queue):
                 return self.to_error(received, error, queue)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -109,6 +109,9 @@ class OutboxHandling:
 
     def __init__(self, outbox: Outbox, handling: Handling) -> None:
         self._store, self._handling, self._outgoing = outbox.store, handling, handling.outgoing
+        # What was handled and committed does not expire any more: its own messages are still to be sent.
+        endings = replace(handling.endings, ignore_time_to_be_received=True)
+        self._sending = replace(handling.leaving, endings=endings)
         queues = self._outgoing.transport.capabilities.database
         self._is_one = sharing(self._store, self._store.database, queues) is not None
         self._expected = Bounded[str, tuple[Envelope, OutboxRecord | None]](_EXPECTED)
@@ -118,7 +121,7 @@ class OutboxHandling:
 
     async def handle(self, received: Received) -> StepOutcome:
         """Handle a message, or finish what an earlier attempt at it left."""
-        id_, recovery = message_id(received), self._handling.leaving
+        id_, record = message_id(received), None
         afterwards: list[Afterwards] = []
         try:
             envelope, record = self._expected.pop(id_, (None, None))
@@ -128,6 +131,7 @@ class OutboxHandling:
             if record is not None:
                 left = "nothing is left" if record.dispatched else "it goes on"
                 log.info("message %s was handled before; %s", id_, left)
+                afterwards += self._outgoing.zones_to_keep(record.operations)
             else:
                 first = await self._first_time(received, afterwards)
                 if isinstance(first, StepOutcome):
@@ -137,10 +141,11 @@ class OutboxHandling:
                 await self._handling.send(self._outgoing.end_of(record.operations, RecordKind.HANDLED))
                 with translate_store_errors(self._store):
                     await self._store.mark_dispatched(self._outgoing.endpoint, id_, self._outgoing.clock.now())
-                await recovery.ended_well(received.envelope.message_id)
+                await self._sending.ended_well(received.envelope.message_id)
         except PostdateError as error:  # messages that cannot be sent stay in the outbox
+            recovery = self._handling.leaving if record is None else self._sending
             return StepOutcome(None, recovery, failed=Failed(error))
-        return StepOutcome(End(RecordKind.HANDLED, detail), recovery, afterwards)
+        return StepOutcome(End(RecordKind.HANDLED, detail), self._sending, afterwards)
 
     async def expect(self, arrived: Sequence[Received]) -> None:
         """Look up messages that were received together, in one query. What fails is done again for each."""

@@ -450,6 +450,11 @@ class OutgoingMessages:
         except PostdateError as error:
             log.warning("message %s may not follow the clocks of its zone: %s", outgoing.message_id, error)
 
+    def zones_to_keep(self, outgoing: Sequence[Outgoing]) -> list[Callable[[], Awaitable[None]]]:
+        """Return what is to be done for those of stored messages that follow a zone."""
+        by_clocks = [each for each in outgoing if Headers.WALL_TIME in each.headers]
+        return [partial(self.keep_zone_afterwards, each) for each in by_clocks]
+
     def end_of(
         self, outgoing: Sequence[Outgoing], record: RecordKind, detail: str = "", also: Sequence[Work] = ()
     ) -> End:

@@ -57,7 +57,7 @@ def calling_own_store(attempts: Attempts, message_id: str) -> Generator[None]:
     try:
         yield
     except PostdateError as error:
-        if is_outage(error) and attempts.failed_by_outage(message_id, error) <= BORNE:
+        if is_outage(error) and attempts.failed_alone(message_id, error) <= BORNE:
             raise OwnStoreUnreachable(str(error)) from error
         raise
     else:

@@ -27,7 +27,7 @@ from postdate.errors import (
 from postdate.messages import DelayedMessage, Envelope, Headers, expires_at_of, new_message_id, parse_timestamp
 from postdate.operations.needs import queue_view
 from postdate.operations.plain import Body, Progress, body_of, unheard
-from postdate.operations.queues import walking
+from postdate.operations.queues import try_to_close, try_to_give_back, walking
 from postdate.operations.unreadable import UnreadableList, list_unreadable
 from postdate.ports import ClaimingStore, End, Observer, Queued, Received, Receiver, RecordKind
 from postdate.wiring import OpenDeployment
@@ -351,10 +351,10 @@ async def edit(
             edited, marked = _edited(received.envelope, queue, now, change)
             await receiver.commit(received, now, await _end_of_edited(deployment, edited, marked, now))
         except PostdateError:
-            await receiver.roll_back(received, failed=False)
+            await try_to_give_back(receiver, received, now)
             raise
     finally:
-        await receiver.close()
+        await try_to_close(receiver, queue)
     return Returned(edited.message_id, done=True, queue=edited.destination)
 
 
@@ -432,7 +432,7 @@ async def return_messages(
     try:
         return [await returning.put_back(each) for each in message_ids]
     finally:
-        await receiver.close()
+        await try_to_close(receiver, queue)
 
 
 async def return_all(
@@ -561,7 +561,7 @@ class _Returning:
             return self._stays(message_id, why_not)
         result = await self.try_to_move(received)
         if not result.done:
-            await self.receiver.roll_back(received, failed=False)
+            await try_to_give_back(self.receiver, received, self.now)
         return replace(result, message_id=message_id)
 
     async def take(self, message_id: str) -> tuple[Received | None, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -10,12 +11,14 @@ from datetime import datetime
 
 import anyio
 
-from postdate.errors import QueueNotFound
+from postdate.errors import PostdateError, QueueNotFound
 from postdate.messages import Envelope
 from postdate.operations.needs import lengths
 from postdate.operations.plain import Body, Progress, body_of
 from postdate.ports import End, Ending, Received, Receiver, RecordKind
 from postdate.wiring import OpenDeployment
+
+log = logging.getLogger("postdate.operations")
 
 _PURGED_AT_ONCE = 100
 _LAST_MESSAGE_SECONDS = 2.0
@@ -84,10 +87,29 @@ class Walk:
 
     async def give_back(self) -> None:
         for received in self._held:
-            if received.is_last:  # its queue drops it when it comes back too often
-                await self.receiver.commit(received, self._now, End(None, outgoing=[received.envelope]))
-            else:
-                await self.receiver.roll_back(received, failed=False)
+            await try_to_give_back(self.receiver, received, self._now)
+
+
+async def try_to_give_back(receiver: Receiver, received: Received, now: datetime) -> None:
+    """Give a message back. Failing that, it is free once the receiver is closed, or this process has ended.
+
+    An error is logged, and not raised: what became of all other messages is still to be told.
+    """
+    try:
+        if received.is_last:  # its queue drops it when it comes back too often
+            await receiver.commit(received, now, End(None, outgoing=[received.envelope]))
+        else:
+            await receiver.roll_back(received, failed=False)
+    except PostdateError as error:
+        log.warning("message %s cannot be given back now: %s", received.envelope.message_id, error)
+
+
+async def try_to_close(receiver: Receiver, queue: str) -> None:
+    """Close a receiver. Failing that, what it holds is free once this process has ended; see above."""
+    try:
+        await receiver.close()
+    except PostdateError as error:
+        log.warning("a receiver of %s cannot be closed: %s", queue, error)
 
 
 @asynccontextmanager
@@ -99,7 +121,7 @@ async def walking(deployment: OpenDeployment, queue: str, now: datetime) -> Asyn
     finally:
         with anyio.CancelScope(shield=True):
             await walk.give_back()
-            await walk.receiver.close()
+            await try_to_close(walk.receiver, queue)
 
 
 async def _counted(deployment: OpenDeployment, queue: str) -> int | None:

@@ -231,13 +231,11 @@ class Setting:
         return next((each for each in self.meta if isinstance(each, Meta)), Meta())
 
     def _meant(self, value: object) -> str:
-        close = difflib.get_close_matches(_FORMER.get(str(value), str(value)), self.choices, n=1)
+        close = difflib.get_close_matches(str(value), self.choices, n=1)
         return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 _EXAMPLE: Final = '["orders", "invoices"]'
-_FORMER: Final = {"none": "outcomes"}
-"""Values of earlier versions (``recording = "none"``), and what stands in their place."""
 
 
 @lru_cache(maxsize=256)

@@ -28,7 +28,7 @@ LOGGED_AGAIN_AFTER_SECONDS: Final = 60.0
 _SAME_OUTAGE_WITHIN_SECONDS: Final = 5.0
 """A failure so soon after the end of an outage continues it: a server may do one thing, and refuse another."""
 
-_FORGOTTEN_AFTER_SECONDS: Final = 150.0
+FORGOTTEN_AFTER: Final = timedelta(seconds=150)
 """A kind of calls that failed, and that nobody made since, says nothing any more. The longest pause of a loop and the
 longest deadline of a call are shorter together."""
 
@@ -115,7 +115,7 @@ class Resource:
         """Of the errors that were logged in this outage."""
         self._last_error: BaseException | None = None
 
-    def calls(
+    def calls(  # noqa: PLR0913 - as of Calls
         self,
         what: str,
         log: logging.Logger,
@@ -124,9 +124,19 @@ class Resource:
         is_rare: bool = False,
         breaker: Breaker | None = None,
         backoff: Backoff | None = None,
+        forgotten_after: timedelta = FORGOTTEN_AFTER,
     ) -> Calls:
         """Return the kind of calls that one loop makes; see :class:`Calls`."""
-        return Calls(self, what, log, level, is_rare=is_rare, breaker=breaker, backoff=backoff)
+        return Calls(
+            self,
+            what,
+            log,
+            level,
+            is_rare=is_rare,
+            breaker=breaker,
+            backoff=backoff,
+            forgotten_after=forgotten_after,
+        )
 
     @property
     def outages(self) -> int:
@@ -136,7 +146,7 @@ class Resource:
     def outage(self, seconds: float) -> str | None:
         """Return the outage in words, such as ``out of reach for 3 min: …``; ``None`` while the resource answers."""
         with self._lock:
-            if not any(seconds - failed_at < _FORGOTTEN_AFTER_SECONDS for failed_at in self._failing.values()):
+            if all(calls.is_forgotten(failed_at, seconds) for calls, failed_at in self._failing.items()):
                 return None
             return f"out of reach for {shown_duration(seconds - self._since)}: {self._last_error}"
 
@@ -188,7 +198,7 @@ class Resource:
 
     def _forget_old(self, seconds: float) -> None:
         for calls, failed_at in list(self._failing.items()):
-            if seconds - failed_at >= _FORGOTTEN_AFTER_SECONDS:
+            if calls.is_forgotten(failed_at, seconds):
                 del self._failing[calls]
 
 
@@ -203,6 +213,7 @@ class Calls:
         is_rare: they are made so seldom that an outage ends without waiting for the next of them.
         breaker: that trips when these calls fail for too long.
         backoff: of the probes, for a loop that sends some while the resource is out of reach.
+        forgotten_after: a failure says nothing any more if no call was made for so long since.
     """
 
     def __init__(  # noqa: PLR0913 - what one loop does about failures
@@ -215,6 +226,7 @@ class Calls:
         is_rare: bool,
         breaker: Breaker | None = None,
         backoff: Backoff | None = None,
+        forgotten_after: timedelta = FORGOTTEN_AFTER,
     ) -> None:
         self.resource = resource
         self.what = what
@@ -225,6 +237,11 @@ class Calls:
         self._level = level
         self._breaker = breaker
         self._backoff = backoff
+        self._forgotten_after = forgotten_after.total_seconds()
+
+    def is_forgotten(self, failed_at: float, seconds: float) -> bool:
+        """Return whether a failure at that time says nothing any more."""
+        return seconds - failed_at >= self._forgotten_after
 
     def failed(self, error: BaseException, seconds: float) -> timedelta:
         """Note that a call failed because of the resource; return how long to pause before the next."""

@@ -70,7 +70,7 @@ class UnreadableEntities:
         await self._table.atomically([Operation("upsert", {**copy, "PartitionKey": UNREADABLE, _REASON: reason})])
 
     async def bring_back(self) -> None:
-        """Bring back what earlier versions kept in the records table."""
+        """Bring back what earlier versions kept in the records table. Until 0.2.0: ADR 46."""
         async for entity in self._records.table.query(f"PartitionKey eq '{_FORMER_PARTITION}'"):
             await self._keep(entity, entity[_REASON])
             keys = {"PartitionKey": _FORMER_PARTITION, "RowKey": entity["RowKey"]}

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from postdate.backends.mariadb.connection import MariaDbServer
 from postdate.backends.mariadb.statements import MariaDbSqlDialect
-from postdate.backends.sql.migrations import Step
+from postdate.backends.sql.migrations import Step, oldest_versions, too_old
 from postdate.backends.sql.row_locks.database import RowLockSchema, ServerSagaStore, TableMaking
 from postdate.backends.sql.row_locks.names import (
     RowLockNames,
@@ -19,6 +19,7 @@ from postdate.backends.sql.row_locks.names import (
     check_not_ours,
     mark_done,
     migrate,
+    newest_mark,
     rights_needed,
 )
 from postdate.backends.sql.row_locks.outbox import ServerOutbox
@@ -79,19 +80,36 @@ def foundation(names: RowLockNames) -> tuple[str, ...]:
     return (f"CREATE DATABASE IF NOT EXISTS {quoted(names.schema)} CHARACTER SET utf8mb4", marks)
 
 
-def setup_statements(names: RowLockNames, wanted: Sequence[Step]) -> str:
-    statements = [
-        *foundation(names),
-        *(sql for step in wanted for sql in (*step.statements, mark_done(names, step, _INSERT))),
-    ]
+def setup_statements(names: RowLockNames, steps: Sequence[Step]) -> str:
+    """Return migrations as SQL for an administrator, which may be run again: each statement changes nothing then.
+
+    In a database of an earlier version the initial migration finds all tables there. Its mark is the last one, as it
+    would hide the steps from that version to this one if they did not run to the end.
+    """
+    refusals = (sql for each in oldest_versions(steps).items() for sql in _refusal(names, *each))
+    statements = [*foundation(names), *refusals]
+    for subject in dict.fromkeys(step.subject for step in steps):
+        (initial,) = (step for step in steps if step.subject == subject and step.is_initial)
+        statements += initial.statements
+        for step in steps:
+            if step.subject == subject:
+                statements += [*(() if step.is_initial else step.statements), mark_done(names, step, _INSERT)]
     body = "".join(f"{statement.strip()};\n\n" for statement in statements)
     return rights_needed(names, f"{quoted(names.schema)}.*") + body
 
 
-def setup(session: Any, names: RowLockNames, wanted: Sequence[Step]) -> None:
-    """Apply the missing migrations of ``wanted``; several processes may do it at once.
+def _refusal(names: RowLockNames, subject: str, oldest: int) -> tuple[str, str]:
+    """Return statements that fail in a database which is too old."""
+    # Without the database's name, as the text must be a plain literal.
+    signal = f"SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = {literal(f'the database is too old: {too_old(oldest)}')}"
+    is_too_old = f"{newest_mark(names, subject)} < {oldest}"
+    return f"SET @postdate_check = IF({is_too_old}, {literal(signal)}, 'DO 0')", "EXECUTE IMMEDIATE @postdate_check"
 
-    Raises `StoreFromNewerVersion`, or `StoreUnavailable` when another process has been at it for half a minute.
+
+def setup(session: Any, names: RowLockNames, steps: Sequence[Step]) -> None:
+    """Apply the missing migrations of ``steps``; several processes may do it at once.
+
+    Raises as `migrations.missing` does, or `StoreUnavailable` when another process has been at it for half a minute.
     """
     lock = {"name": names.lock("setup"), "wait": _WAIT_SECONDS}
     if session.rows("SELECT GET_LOCK(%(name)s, %(wait)s)", lock)[0][0] != 1:
@@ -101,7 +119,7 @@ def setup(session: Any, names: RowLockNames, wanted: Sequence[Step]) -> None:
         if not session.rows(TABLE_EXISTS, {"schema": names.schema, "table": "postdate_migration"}):
             for statement in foundation(names):
                 session.change(statement)
-        migrate(session, names, wanted, f"database {names.schema!r}", _INSERT)
+        migrate(session, names, steps, f"database {names.schema!r}", _INSERT)
     finally:
         session.rows("SELECT RELEASE_LOCK(%(name)s)", lock)
 

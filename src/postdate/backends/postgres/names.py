@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from postdate.backends.sql.migrations import Step, bare, filled_in, migrations
+from postdate.backends.sql.migrations import Step, bare, filled_in, migrations, oldest_versions, too_old
 from postdate.errors import ConfigurationError
 
 LONGEST_NAME_BYTES = 63
@@ -50,8 +50,9 @@ class SchemaNames:
 
     def script(self, wanted: Sequence[Step]) -> str:
         """Return migrations as SQL for an administrator."""
+        refusals = [_refusal(self.schema, *each) for each in oldest_versions(wanted).items()]
         guarded = [_guarded(step, self.schema) for step in wanted]
-        return _transaction([foundation(self.schema), *guarded, _rights(self.schema)])
+        return _transaction([foundation(self.schema), *refusals, *guarded, _rights(self.schema)])
 
     @property
     def channel(self) -> str:
@@ -97,15 +98,15 @@ def steps(schema: str, table: str | None) -> tuple[Step, ...]:
 
 def part_steps(schema: str, part: str, table: str) -> tuple[Step, ...]:
     """Return the migrations of a part (``sagas``, ``outbox``) with a table of its own, whose name marks them."""
-    found = migrations("postdate.backends.postgres", part)
     return tuple(  # with the comments, which are for administrators
-        Step(table, each.version, each.name, (each.sql.replace("{schema}", quoted(schema)).strip(),)) for each in found
+        Step(table, each.version, each.name, (each.sql.replace("{schema}", quoted(schema)).strip(),), each.is_initial)
+        for each in migrations("postdate.backends.postgres", part)
     )
 
 
 def _steps(subject: str, part: str, replacements: Mapping[str, str]) -> tuple[Step, ...]:
     return tuple(
-        Step(subject, each.version, each.name, (filled_in(bare(each.sql), replacements),))
+        Step(subject, each.version, each.name, (filled_in(bare(each.sql), replacements),), each.is_initial)
         for each in migrations("postdate.backends.postgres", part)
     )
 
@@ -172,15 +173,27 @@ def _transaction(parts: Sequence[str]) -> str:
 
 
 def _guarded(step: Step, schema: str) -> str:
-    """Return a migration that runs once, in a DO block whose quoting suits any name in it."""
+    """Return a migration that runs only as the next one."""
+    is_next = "IS NULL" if step.is_initial else f"= {step.version - 1}"
     body = "\n".join([*step.statements, f"{mark_done(schema, step)};"])
-    tag = _tag(body)
-    return (
-        f"DO {tag}\nBEGIN\n"
-        f"IF NOT EXISTS (SELECT FROM {quoted(schema)}.migration "
-        f"WHERE subject = {literal(step.subject)} AND version = {step.version}) THEN\n"
-        f"{body}\nEND IF;\nEND\n{tag};"
-    )
+    return _if(f"{_newest_mark(schema, step.subject)} {is_next}", body)
+
+
+def _refusal(schema: str, subject: str, oldest: int) -> str:
+    """Return a statement that fails in a schema which is too old."""
+    text = f"schema {schema!r} is too old: {too_old(oldest)}"
+    body = f"RAISE EXCEPTION USING MESSAGE = {literal(text)};"
+    return _if(f"{_newest_mark(schema, subject)} < {oldest}", body)
+
+
+def _newest_mark(schema: str, subject: str) -> str:
+    return f"(SELECT max(version) FROM {quoted(schema)}.migration WHERE subject = {literal(subject)})"
+
+
+def _if(condition: str, body: str) -> str:
+    """Return a DO block whose quoting suits any name in it."""
+    tag = _tag(condition + body)
+    return f"DO {tag}\nBEGIN\nIF {condition} THEN\n{body}\nEND IF;\nEND\n{tag};"
 
 
 def _tag(body: str) -> str:

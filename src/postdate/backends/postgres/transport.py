@@ -291,7 +291,8 @@ class PostgresReceiver(Receiver, forks.ForkAware):
         self._transport, self._database, self._sql, self.queue = transport, transport.database, transport.sql, queue
         self._alarm: Alarm | None = None
         self._stop_listening: Callable[[], None] | None = None
-        self._held: dict[object, Received] = {}
+        self._held: dict[int, Received] = {}
+        """By number of the row. A later claim of a row takes the place of the one before it, which is void then."""
         self._low = LowWater()
         self._endings = Acknowledgements(self._database, self._sql, queue, transport.insert)
         self.in_doubt = False
@@ -337,7 +338,7 @@ class PostgresReceiver(Receiver, forks.ForkAware):
         return listener.hear(heard)
 
     def held(self) -> list[int]:
-        return [hold.number for hold in list(self._held) if isinstance(hold, _Hold)]
+        return list(self._held)
 
     def _claim(self, limit: int) -> list[Received] | None:
         """Return claimed messages, or ``None``: they had all expired or were unreadable, and more may follow."""
@@ -436,7 +437,7 @@ class PostgresReceiver(Receiver, forks.ForkAware):
     def _received(self, row: Row, holder: int) -> Received:
         _, queue_id, number, envelope, failures = row
         token = _Hold(queue_id, number, holder)
-        received = self._held[token] = Received(envelope, failures, token)
+        received = self._held[number] = Received(envelope, failures, token)
         return received
 
     @override
@@ -446,7 +447,7 @@ class PostgresReceiver(Receiver, forks.ForkAware):
             raise ending
         with queue_errors():
             await self._endings.end(ending)
-        self._held.pop(received.token, None)
+        self._forget(received)
 
     @override
     async def settle(self, endings: Sequence[Ending]) -> Sequence[Exception | None]:
@@ -456,12 +457,12 @@ class PostgresReceiver(Receiver, forks.ForkAware):
         told = [each if isinstance(each, ClaimLost) else next(errors) for each in asked]
         for ending, error in zip(endings, told, strict=True):
             if error is None:
-                self._held.pop(ending.received.token, None)
+                self._forget(ending.received)
         return [of_queues(error) if isinstance(error, StoreUnavailable) else error for error in told]
 
     def _acknowledgement(self, received: Received, now: datetime, end: End) -> Acknowledgement | ClaimLost:
-        hold = received.token
-        if not isinstance(hold, _Hold) or self._held.get(hold) is not received:
+        hold = self._hold_of(received)
+        if hold is None:
             return ClaimLost.of(received.envelope.message_id, queue=self.queue)
         rows = self._transport.rows(end.outgoing, now) if end.outgoing else ()
         kind, detail = self._kind_to_record(received, end), end.detail or None
@@ -477,12 +478,21 @@ class PostgresReceiver(Receiver, forks.ForkAware):
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-        hold = received.token
-        if not isinstance(hold, _Hold) or self._held.get(hold) is not received:
-            return
-        await self._give_back([hold], failures=int(failed))
+        if self._hold_of(received) is not None:
+            await self._give_back([received], failures=int(failed))
 
-    async def _give_back(self, holds: Sequence[_Hold], failures: int) -> None:
+    def _hold_of(self, received: Received) -> _Hold | None:
+        hold = received.token
+        return hold if isinstance(hold, _Hold) and self._held.get(hold.number) is received else None
+
+    def _forget(self, received: Received) -> None:
+        hold = self._hold_of(received)
+        if hold is not None:
+            self._held.pop(hold.number, None)
+
+    async def _give_back(self, messages: Sequence[Received], failures: int) -> None:
+        holds = [hold for each in messages if (hold := self._hold_of(each)) is not None]
+
         def give_back(connection: Connection) -> None:
             connection.execute(
                 self._sql.give_back,
@@ -497,7 +507,8 @@ class PostgresReceiver(Receiver, forks.ForkAware):
         await self._in_thread(lambda: self._database.run_blocking(give_back))
         for hold in holds:
             self._low.sent(hold.number)
-            self._held.pop(hold, None)
+        for each in messages:
+            self._forget(each)
 
     @override
     async def close(self) -> None:
@@ -505,8 +516,8 @@ class PostgresReceiver(Receiver, forks.ForkAware):
             self._stop_listening()
             self._stop_listening = self._alarm = None
         self._transport.forget(self)
-        if holds := [token for token in self._held if isinstance(token, _Hold)]:
-            await self._give_back(holds, failures=0)
+        if self._held:
+            await self._give_back(list(self._held.values()), failures=0)
 
 
 class _Hold:

@@ -45,7 +45,7 @@ class UnreadableHashes(UnreadableRows):
             raise MessageNotFound(f"no unreadable message in {self._server.login.place} has the number {number}")
 
     async def _bring_back_unreadable(self) -> None:
-        """Bring back what earlier versions had moved to keys of its own."""
+        """Bring back what earlier versions had moved to keys of its own. Until 0.2.0: ADR 46."""
         await self._server.run("bring_back_unreadable", self._unreadable_place)
 
 

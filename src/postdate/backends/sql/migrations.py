@@ -1,24 +1,38 @@
-"""Numbered SQL: the same numbers and names in all dialects with queues, and in all without."""
+"""Numbered SQL: each part of a database has one initial migration, and those that follow it.
+
+A database without marks runs the initial migration, which has the number of the last migration that it replaced. A
+database of an earlier version runs the migrations in the folder ``older`` instead. These folders go after 0.2.0; only
+:func:`migrations` reads them. Source: ADR 46.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Final
 
-from postdate.errors import StoreFromNewerVersion
+from postdate.errors import StoreFromNewerVersion, StoreNotSetUp
+
+log = logging.getLogger("postdate.stores")
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One numbered step of 1, 2, 3 … without gaps; its name is in that of the file."""
+    """One numbered file; its name is in that of the file.
+
+    ``is_initial``: it makes everything, where there is nothing. Any other one changes what the version before it made.
+    """
 
     version: int
     name: str
     sql: str
+    is_initial: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +40,14 @@ class Step:
     """One migration of a database's shared tables, or of a part with its own tables.
 
     ``subject`` is empty for the shared tables, else the name of a store's table, ``sagas``, ``outbox``. ``statements``
-    are single ones, or several in one text where the driver takes that.
+    are single ones, or several in one text where the driver takes that. ``is_initial``: see :class:`Migration`.
     """
 
     subject: str
     version: int
     name: str
     statements: tuple[str, ...]
+    is_initial: bool
 
 
 def setup_command(table: str) -> str:
@@ -44,16 +59,22 @@ def setup_command(table: str) -> str:
 
 @cache
 def migrations(room: str, part: str = "database") -> tuple[Migration, ...]:
-    """Return the migrations of a part of a backend, in order.
+    """Return the migrations of a part of a backend, in order: those of older databases, the initial one, later ones.
 
     ``room`` is the backend's package, ``part`` a folder of its ``migrations``: ``database`` for the tables that all
     stores and queues share, ``store``, ``sagas``, ``outbox``.
     """
     folder = resources.files(room) / "migrations" / part
+    initial, *later = _files(folder)
+    older = _files(folder / "older") if (folder / "older").is_dir() else []
     return tuple(
-        Migration(int(file[:4]), file[5:-4].replace("_", " "), (folder / file).read_text(encoding="utf-8"))
-        for file in sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
+        Migration(int(file.name[:4]), file.name[5:-4].replace("_", " "), file.read_text("utf-8"), file is initial)
+        for file in (*older, initial, *later)
     )
+
+
+def _files(folder: Traversable) -> list[Traversable]:
+    return sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
 
 
 def bare(sql: str) -> str:
@@ -75,13 +96,49 @@ def missing(wanted: Iterable[Step], done: Iterable[Sequence[object]], where: str
 
     Raises:
         StoreFromNewerVersion: there are marks that this Postdate does not know.
+        StoreNotSetUp: a version that this Postdate does not take over has made the tables.
     """
-    known, marks = list(wanted), {(str(subject), int(str(version))) for subject, version in done}
-    newest = {step.subject: step.version for step in known}
-    for subject, version in sorted(marks):
+    steps, versions = list(wanted), _versions(done)
+    newest = {step.subject: step.version for step in steps}
+    for subject, version in sorted(versions.items()):
         if version > newest.get(subject, version):
             raise from_newer(where, version, newest[subject])
-    return [step for step in known if (step.subject, step.version) not in marks]
+        if version < (oldest := oldest_versions(steps).get(subject, version)):
+            raise StoreNotSetUp(f"{where} has version {version} of its tables; {too_old(oldest)}")
+    needed = list[Step]()
+    for step in steps:
+        version = versions.get(step.subject, 0)
+        if version == 0 if step.is_initial else 0 < version < step.version:
+            needed.append(step)
+            versions[step.subject] = step.version
+    return needed
+
+
+def _versions(done: Iterable[Sequence[object]]) -> dict[str, int]:
+    """Return the newest version of each subject."""
+    versions = dict[str, int]()
+    for subject, version in done:
+        versions[str(subject)] = max(int(str(version)), versions.get(str(subject), 0))
+    return versions
+
+
+def oldest_versions(wanted: Iterable[Step]) -> dict[str, int]:
+    """Return the oldest version that is taken over, of each subject that has older ones."""
+    oldest = dict[str, int]()
+    for step in wanted:
+        oldest.setdefault(step.subject, step.version if step.is_initial else step.version - 1)
+    return {subject: version for subject, version in oldest.items() if version > 1}
+
+
+_LAST_WITH_ALL_MIGRATIONS: Final = "505b2f32"
+
+
+def too_old(oldest: int) -> str:
+    """Return what to do about tables that are older than the ``oldest`` version that is taken over."""
+    return (
+        f"this Postdate takes over version {oldest} and later: run `postdate setup` of its commit "
+        f"{_LAST_WITH_ALL_MIGRATIONS} there first, then that of this one. Nothing was changed."
+    )
 
 
 def from_newer(where: str, version: int, newest: int) -> StoreFromNewerVersion:
@@ -100,18 +157,25 @@ def run(
 ) -> None:
     """Apply the missing steps, each with its mark; the caller locks out other processes.
 
-    ``mark`` returns the statement that records a step. The error of :func:`missing` comes before any change.
+    ``mark`` returns the statement that records a step. The errors of :func:`missing` come before any change. Tables of
+    an earlier version that were brought up to date are logged.
     """
-    for step in missing(wanted, done, where):
+    marks = list(done)
+    steps = missing(wanted, marks, where)
+    for step in steps:
         for statement in (*step.statements, mark(step)):
             execute(statement)
+    versions = _versions(marks)
+    for subject, version in {step.subject: step.version for step in steps}.items():
+        if subject in versions:
+            tables = f"the table {subject!r}" if subject else "the shared tables"
+            text = "%s was set up by an earlier Postdate: %s went from version %d to %d, with all rows"
+            log.warning(text, where, tables, versions[subject], version)
 
 
 def standing(wanted: Iterable[Step], done: Iterable[Sequence[object]]) -> tuple[int, int]:
     """Return the current version and the newest one: of the shared tables, or of the part that lags most."""
-    there, newest = dict[str, int](), {step.subject: step.version for step in wanted}
-    for subject, version in done:
-        there[str(subject)] = max(int(str(version)), there.get(str(subject), 0))
+    there, newest = _versions(done), {step.subject: step.version for step in wanted}
     return min(
         ((there.get(subject, 0), version) for subject, version in newest.items()), key=lambda pair: pair[0] - pair[1]
     )

@@ -23,7 +23,8 @@ from filelock import FileLock, Timeout
 from typing_extensions import override
 
 from postdate.backends.sql.dialect import closing_on_error
-from postdate.backends.sql.migrations import Step, from_newer, migrations, run
+from postdate.backends.sql.migrations import Step, from_newer, migrations, missing, run
+from postdate.backends.sqlite.older_marks import take_older_marks, where_shared
 from postdate.backends.sqlite.processes import presence_folder
 from postdate.clock import steady_seconds
 from postdate.errors import (
@@ -365,7 +366,7 @@ def check_intact(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def create_schema(connection: sqlite3.Connection, path: Path) -> None:
-    """Apply the migrations that the file lacks; several processes may do so at once. Raises `StoreFromNewerVersion`."""
+    """Apply the migrations that the file lacks; several processes may do so at once. Raises as `missing` does."""
     with translated(path):
         if schema_version(connection, path) == newest_version():
             return
@@ -392,10 +393,10 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
 def schema_version(connection: sqlite3.Connection, path: Path) -> int:
     """Return the number of the last migration applied, 0 without tables of Postdate. Raises `StoreFromNewerVersion`."""
     # Reads wait, too: while another process puts a new file into WAL mode, it is locked.
-    if (found := patiently(connection, f"{_MARKS}'postdate_migration'").fetchone()) is None:
+    found = patiently(connection, _TABLE_OF_MARKS).fetchone()
+    if found is None:
         return 0
-    of_these = "WHERE subject = ''" if "subject" in found[0] else ""  # else an earlier version has made it
-    newest = f"SELECT coalesce(max(version), 0) FROM postdate_migration {of_these}"
+    newest = f"SELECT coalesce(max(version), 0) FROM postdate_migration {where_shared(found[0])}"
     version: int = patiently(connection, newest).fetchone()[0]
     if version > newest_version():
         raise from_newer(str(path), version, newest_version())
@@ -408,36 +409,25 @@ _MARKING: Final = (
     "CREATE TABLE IF NOT EXISTS postdate_migration (version INTEGER NOT NULL, name TEXT NOT NULL, "
     "subject TEXT NOT NULL DEFAULT '', PRIMARY KEY (subject, version))"
 )
-_MARKS: Final = "SELECT sql FROM sqlite_master WHERE type = 'table' AND name = "
+_TABLE_OF_MARKS: Final = "SELECT sql FROM sqlite_master WHERE type = 'table' AND name = 'postdate_migration'"
 _SUBJECTS: Final = {"database": "", "sagas": "saga", "outbox": "outbox"}
-_MARKED_APART: Final = {"saga": "saga_migration", "outbox": "postdate_outbox_migration"}
-"""Tables of marks of earlier versions, which may run beside this one and still use them."""
 
 
 def bring_up_to_date(execute: Callable[..., sqlite3.Cursor], wanted: Sequence[Step], where: str) -> None:
-    """Apply the missing migrations in the open transaction, with its ``execute``. Raises `StoreFromNewerVersion`."""
-    _gather_marks(execute)
-    run(wanted, execute("SELECT subject, version FROM postdate_migration").fetchall(), where, execute, mark_done)
-
-
-def _gather_marks(execute: Callable[..., sqlite3.Cursor]) -> None:
-    """Make the table of marks and copy those of earlier versions, whose tables stay for older processes."""
-    found = execute(f"{_MARKS}'postdate_migration'").fetchone()
-    if found is not None and "subject" not in found[0]:
-        execute("ALTER TABLE postdate_migration RENAME TO postdate_migration_before")
-        execute(_MARKING)
-        execute("INSERT INTO postdate_migration (version, name) SELECT version, name FROM postdate_migration_before")
-        execute("DROP TABLE postdate_migration_before")
+    """Apply the missing migrations in the open transaction, with its ``execute``. Raises as `missing` does."""
+    marks = take_older_marks(execute)
     execute(_MARKING)
-    for subject, table in _MARKED_APART.items():
-        if execute(f"{_MARKS}'{table}'").fetchone() is not None:
-            execute(f"INSERT OR IGNORE INTO postdate_migration SELECT version, name, '{subject}' FROM {table}")
+    for mark in marks:
+        execute("INSERT OR IGNORE INTO postdate_migration VALUES (?, ?, ?)", mark)
+    run(wanted, execute("SELECT subject, version FROM postdate_migration").fetchall(), where, execute, mark_done)
 
 
 def steps(part: str) -> tuple[Step, ...]:
     """Return the migrations of a part of a file: ``database``, ``sagas`` or ``outbox``."""
     found, subject = migrations("postdate.backends.sqlite", part), _SUBJECTS[part]
-    return tuple(Step(subject, each.version, each.name, tuple(statements_of(each.sql))) for each in found)
+    return tuple(
+        Step(subject, each.version, each.name, tuple(statements_of(each.sql)), each.is_initial) for each in found
+    )
 
 
 def newest_version() -> int:
@@ -453,8 +443,9 @@ def mark_done(step: Step) -> str:
 
 
 def setup_script(part: str) -> str:
+    """Return the SQL that makes a part in a file that has nothing of it."""
     parts = [f"{_MARKING};"]
-    for step in steps(part):
+    for step in missing(steps(part), (), "a new file"):
         sql = "".join(step.statements).strip()
         parts.append(f"-- {step.version:04d} {step.name}\n{sql}\n{mark_done(step)};")
     return "\n\n".join(parts) + "\n"

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final
 
-from postdate.backends.sql.migrations import Step
+from postdate.backends.sql.migrations import Step, oldest_versions, too_old
 from postdate.backends.sql.row_locks.database import RowLockSchema, ServerSagaStore, TableMaking
 from postdate.backends.sql.row_locks.names import (
     RowLockNames,
@@ -18,6 +18,7 @@ from postdate.backends.sql.row_locks.names import (
     check_not_ours,
     mark_done,
     migrate,
+    newest_mark,
     rights_needed,
 )
 from postdate.backends.sql.row_locks.outbox import ServerOutbox
@@ -84,33 +85,37 @@ def creating_schema(schema: str) -> str:
     return f"IF SCHEMA_ID({literal(schema)}) IS NULL EXEC ({literal(f'CREATE SCHEMA {quoted(schema)}')})"
 
 
-def setup_statements(names: RowLockNames, wanted: Sequence[Step]) -> str:
+def setup_statements(names: RowLockNames, steps: Sequence[Step]) -> str:
+    refusals = (_refusal(names, *each) for each in oldest_versions(steps).items())
     guarded = (
-        _guarded(names, step, statement) for step in wanted for statement in (*step.statements, mark_done(names, step))
+        _guarded(names, step, statement) for step in steps for statement in (*step.statements, mark_done(names, step))
     )
-    body = "".join(f"{statement.strip()};\n\n" for statement in [*foundation(names), *guarded])
+    body = "".join(f"{statement.strip()};\n\n" for statement in [*foundation(names), *refusals, *guarded])
     rights = rights_needed(names, f"SCHEMA::{quoted(names.schema)}")
     return f"{ADMINISTRATORS_SETTINGS};\n\nBEGIN TRANSACTION;\n\n{body}COMMIT TRANSACTION;\n\n{rights}"
 
 
 def _guarded(names: RowLockNames, step: Step, statement: str) -> str:
-    """Return a statement that is skipped once its migration is marked, which the migration's last statement does."""
-    marked = (
-        f"SELECT 1 FROM {names.plain('postdate_migration')} "
-        f"WHERE subject = {literal(step.subject)} AND version = {step.version}"
-    )
-    return f"IF NOT EXISTS ({marked})\n{statement}"
+    """Return a statement that runs only as part of the next migration; its mark, the last statement, ends that."""
+    newest = newest_mark(names, step.subject)
+    return f"IF {newest} {'IS NULL' if step.is_initial else f'= {step.version - 1}'}\n{statement}"
 
 
-def setup(session: Any, names: RowLockNames, wanted: Sequence[Step]) -> None:
-    """Apply the missing migrations of ``wanted``; several processes may do it at once.
+def _refusal(names: RowLockNames, subject: str, oldest: int) -> str:
+    """Return a statement that fails in a schema which is too old."""
+    text = literal(f"schema {names.schema!r} is too old: {too_old(oldest)}")
+    return f"IF {newest_mark(names, subject)} < {oldest}\nTHROW 50000, {text}, 1"
 
-    Raises `StoreFromNewerVersion`, or `StoreUnavailable` when another process has been at it for half a minute.
+
+def setup(session: Any, names: RowLockNames, steps: Sequence[Step]) -> None:
+    """Apply the missing migrations of ``steps``; several processes may do it at once.
+
+    Raises as `migrations.missing` does, or `StoreUnavailable` when another process has been at it for half a minute.
     """
     with our_turn(session, names.lock("setup")):
         for statement in foundation(names):
             session.change(statement)
-        migrate(session, names, wanted, f"schema {names.schema!r}")
+        migrate(session, names, steps, f"schema {names.schema!r}")
 
 
 @contextmanager

@@ -98,6 +98,7 @@ class Attempt:
         lost_claims: how often its claim was lost after it was handled, and before it could end.
         doom: why it goes to the error queue when it is claimed again.
         unwritten: its outcome, which is still to be written.
+        may_be_stored: it was received from a queue and given to a store, and is not known to be off its queue.
     """
 
     failures: int = 0
@@ -105,10 +106,12 @@ class Attempt:
     lost_claims: int = 0
     doom: Doom | None = None
     unwritten: UnwrittenOutcome | None = None
+    may_be_stored: bool = False
 
     @property
     def is_empty(self) -> bool:
-        return not (self.failures or self.lost_claims) and self.doom is None and self.unwritten is None
+        is_counted = self.failures or self.lost_claims or self.may_be_stored
+        return not is_counted and self.doom is None and self.unwritten is None
 
 
 class Attempts:
@@ -182,9 +185,13 @@ class Attempts:
         attempt.successes_before = self.successes
         return attempt.failures
 
-    def failed_by_outage(self, message_id: str, error: BaseException) -> int:
-        """Do the same for an outage that may be of a single row; an outage of the whole store does not count: 0."""
-        return self.failed(message_id) if may_be_of_one(error) else 0
+    def failed_alone(self, message_id: str, error: BaseException) -> int:
+        """Do the same for an error that the message may not be to blame for, and that it may be the only one to meet.
+
+        An outage of a whole store, or of queues, does not count: 0. What lasts is judged at the first time: 0, too.
+        """
+        may_pass = isinstance(error, PostdateError) and error.transient and not error.outage
+        return self.failed(message_id) if may_pass or may_be_of_one(error) else 0
 
     def succeeded(self, *message_ids: str) -> None:
         """Note that these messages, or with none others, have succeeded."""
@@ -193,7 +200,7 @@ class Attempts:
             return
         for message_id in message_ids:
             if (attempt := self._by_id.get(message_id)) is not None:
-                attempt.failures, attempt.successes_before = 0, -1
+                attempt.failures, attempt.successes_before, attempt.may_be_stored = 0, -1, False
                 self._drop_if_empty(message_id, attempt)
         oldest = next(iter(self._by_id.items()), None)
         if oldest is None:

@@ -35,6 +35,9 @@ class RepeatedFailures:
     ``trigger`` is then called, once, with the text ``critical`` and the last error. Whoever runs the breaker calls
     :meth:`check` at :attr:`deadline`, so that it trips also when nobody tries any more. Its states are in the log at
     level *debug* only: the outage itself is logged by its :class:`postdate.runtime.resource.Resource`.
+
+    With ``forgets_after`` it trips only at a failure, and a failure so long after the last one is the first of a new
+    row. That is for calls that are repeated soon while they fail, and that nobody may make any more otherwise.
     """
 
     def __init__(
@@ -44,25 +47,40 @@ class RepeatedFailures:
         time_to_trigger: timedelta,
         trigger: CriticalError,
         metrics: Metrics = NO_METRICS,
+        *,
+        forgets_after: timedelta | None = None,
     ) -> None:
         self.name, self.state = name, BreakerState.DISARMED
         self.on_armed: Callable[[], None] = nobody
         """Called when it is armed: there is a :attr:`deadline` from now on."""
         self._critical, self._time_to_trigger, self._trigger = critical, time_to_trigger, trigger
-        self._metrics = metrics
+        self._metrics, self._forgets_after = metrics, forgets_after
         self._armed_at: float | None = None
+        self._failed_at = 0.0
         self._last: BaseException | None = None
+
+    def of_repeated_calls(self, what: str, forgets_after: timedelta) -> RepeatedFailures:
+        """Return a breaker for other calls of the same loop, with the same critical error; see ``forgets_after``."""
+        name = f"{self.name} {what}"
+        span, trigger = self._time_to_trigger, self._trigger
+        return RepeatedFailures(name, self._critical, span, trigger, self._metrics, forgets_after=forgets_after)
 
     @property
     def deadline(self) -> float | None:
         """Monotonic seconds at which it trips unless something succeeds before; ``None`` while it is not armed."""
+        return self._trips_at if self._forgets_after is None else None
+
+    @property
+    def _trips_at(self) -> float | None:
         if self.state is not BreakerState.ARMED or self._armed_at is None:
             return None
         return self._armed_at + self._time_to_trigger.total_seconds()
 
     def failure(self, error: BaseException, seconds: float) -> timedelta:
         """Note a failure; return how long to pause before the next attempt."""
-        self._last = error
+        if self._forgets_after is not None and seconds - self._failed_at >= self._forgets_after.total_seconds():
+            self.success()
+        self._last, self._failed_at = error, seconds
         if self.state is BreakerState.DISARMED:
             self._armed_at = seconds
             log.debug("circuit breaker %s armed: %s", self.name, error)
@@ -74,8 +92,8 @@ class RepeatedFailures:
         return PAUSE_TRIGGERED if self.state is BreakerState.TRIGGERED else PAUSE_ARMED
 
     def check(self, seconds: float) -> None:
-        deadline, last = self.deadline, self._last
-        if deadline is None or last is None or seconds < deadline:
+        trips_at, last = self._trips_at, self._last
+        if trips_at is None or last is None or seconds < trips_at:
             return
         self._trip(f"after {self._time_to_trigger}", last)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import uuid
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
 from postdate.clock import Clock
 from postdate.core.health.attempts import Attempts
 from postdate.core.health.circuit_breaker import FailureRate, RepeatedFailures
-from postdate.core.health.deadlines import Deadlines
+from postdate.core.health.deadlines import Deadlines, translate_store_errors
 from postdate.core.limits import LimitsCache
 from postdate.core.receive.outcomes import AttemptsRecovery, Failed, StepOutcome, StoreWaits, immediate_attempts
 from postdate.core.receive.settling import RepeatableStoring, is_stored, to_be_stored
@@ -32,11 +32,14 @@ from postdate.errors import (
     QueueNotFound,
 )
 from postdate.messages import DelayedMessage, Envelope, Headers, from_delay_headers, rescheduled, to_envelope
-from postdate.ports import ClaimingStore, End, Read, Received, Transport
+from postdate.ports import AdministrableStore, ClaimingStore, End, Read, Received, Transport
 from postdate.runtime.reporting import NO_METRICS, Metrics
 from postdate.runtime.resource import resource_of
 
 log = logging.getLogger("postdate.intake")
+
+STORED_AGAIN_AFTER: Final = timedelta(seconds=1)
+"""How long a message stays in hand before it is stored again, while its row is claimed."""
 
 # A message in the timeouts queue is an ordinary one, so how it ends there is not recorded: the store records the
 # delayed message itself.
@@ -109,9 +112,10 @@ class Intake:
         unrecoverable = MessageError, QueueNotFound, DuplicateMessage
         said = f"cannot store the delayed messages of {settings.timeouts_queue}"
         self.outage = StoreWaits(clock, resource_of(store).calls(said, log, breaker=breaker))
+        self._attempts = Attempts()
         self._storing = AttemptsRecovery(
             rules=RecoveryRules(stays=True, is_one=self._enlisting is not None, counts=True),
-            attempts=Attempts(),
+            attempts=self._attempts,
             outage=self.outage,
             failure_rate=failure_rate,
             errors=settings.errors,
@@ -135,14 +139,17 @@ class Intake:
         What limits of its destination hold is stored although it is due: from there it is let through (ADR 39).
 
         A message that is stored already was left by an attempt that could not take it off the queue: it is done. So one
-        that comes again is not sent from here, though it may be due by now: the store knows whether it was sent.
+        that comes again is not sent from here, though it may be due by now: the store knows whether it was sent. Queues
+        do not count what an outage gave back, so this remembers what it has given to the store. After a crash in
+        between, on a queue that does not count that either, it is sent twice (row 50).
         """
         now, id_ = self._clock.now(), received.envelope.message_id
         try:
             message = self._read(received.envelope, now)
             if (wall := WallTime.of(message.headers)) is not None:
                 message = await self._by_clocks(message, wall, now)
-            is_first_try = received.failures == received.tries == 0
+            attempt = self._attempts.find(id_)
+            is_first_try = received.failures == received.tries == 0 and not (attempt and attempt.may_be_stored)
             if is_first_try and message.due < now and not await self._limits.apply_to(message.destination):
                 sent = [to_envelope(to_be_stored(message))]
                 done = [partial(self._ended, self._sending, id_, message)]
@@ -151,7 +158,9 @@ class Intake:
             if self._enlisting is not None:
                 work = [RepeatableStoring(self._enlisting, [message], now)]
                 return StepOutcome(End(record=None, work=work), self._storing, [stored])
-            await self._store_apart(message, now)
+            self._attempts.note(id_).may_be_stored = True  # though there may be no answer
+            if not await self._store_apart(message, now):
+                return StepOutcome(None, wait=STORED_AGAIN_AFTER)
         except PostdateError as error:
             return StepOutcome(None, self._storing, failed=Failed(error))
         return StepOutcome(_TAKEN_OFF, None, [stored])  # should that fail, it is found stored when it comes again
@@ -166,13 +175,23 @@ class Intake:
             log.warning("message %s, for %s, stays due at %s: %s", message.message_id, wall, message.due, error)
             return message
 
-    async def _store_apart(self, message: DelayedMessage, now: datetime) -> None:
-        """Store a message before it is taken off its queue; a repetition is no error."""
-        try:
-            await self.deadlines.call_apart(lambda: self._store.store(to_be_stored(message), now))
-        except DuplicateMessage:
-            if not await self.deadlines.call_apart(lambda: is_stored(self._store, message)):
-                raise
+    async def _store_apart(self, message: DelayedMessage, now: datetime) -> bool:
+        """Store a message before it is taken off its queue; a repetition is no error.
+
+        Returns:
+            Whether the message may leave its queue.
+        """
+        for is_last in (False, True):  # the row that was in the way may have been removed just then
+            try:
+                await self.deadlines.call_apart(lambda: self._store.store(to_be_stored(message), now))
+            except DuplicateMessage:
+                if await self.deadlines.call_apart(lambda: is_stored(self._store, message)):
+                    return await self.deadlines.call_apart(lambda: _take_place_of_row(self._store, message, now))
+                if is_last:
+                    raise
+            else:
+                break
+        return True
 
     async def _ended(self, recovery: AttemptsRecovery, received_id: str, message: DelayedMessage) -> None:
         """Note what became of a message; what is delayed may have another id than what was received."""
@@ -185,3 +204,23 @@ class Intake:
         if log.isEnabledFor(logging.DEBUG):
             done = "stored, for" if recovery is self._storing else "was due already and is sent to"
             log.debug("message %s %s %s, due %s", message.message_id, done, message.destination, message.due)
+
+
+async def _take_place_of_row(store: ClaimingStore, message: DelayedMessage, now: datetime) -> bool:
+    """Have a message go on as the row that is stored under its id; return whether it does.
+
+    The row may be one that has failed: its error copy is this message, returned before the row was removed. Who claimed
+    the row may remove it any moment, so while it is claimed this is ``False``. A row that is free is rescheduled to
+    now, which tells it apart from the one that failed. Before its due time a row has not been claimed, and stays as it
+    is.
+    """
+    if not isinstance(store, AdministrableStore):
+        return True
+    with translate_store_errors(store):
+        row = await store.get(message.message_id)
+        if row is None:  # it was delivered since, or has failed: then this is to be stored
+            return await is_stored(store, message)
+        try:
+            return row.due >= now or await store.reschedule(row.message_id, now, now)
+        except InvalidMessage:  # it has expired, and so has this
+            return True

@@ -118,12 +118,12 @@ class Recovery(ABC):
     def resolve(self, received: Received, failed: Failed | None, error: PostdateError) -> Resolution:
         """Note a failure and decide about its message; see :func:`postdate.core.recoverability.resolve_failure`."""
         refused = None if failed is None else failed.resolution
-        outages, have_others_succeeded = 0, False
-        if refused is None and self.attempts is not None:
-            have_others_succeeded = self.attempts.have_others_succeeded(received.envelope.message_id)
-            outages = self.attempts.failed_by_outage(received.envelope.message_id, error)
+        message_id, failed_alone, have_others_succeeded = received.envelope.message_id, 0, False
+        if self.attempts is not None and not isinstance(error, self.rules.anew):
+            have_others_succeeded = self.attempts.have_others_succeeded(message_id)
+            failed_alone = self.attempts.failed_alone(message_id, error)
         return resolve_failure(
-            refused, error, received, outages, self.rules, have_others_succeeded=have_others_succeeded
+            refused, error, received, failed_alone, self.rules, have_others_succeeded=have_others_succeeded
         )
 
     def pauses_after(self, error: PostdateError) -> bool:
@@ -197,6 +197,8 @@ class AttemptsRecovery(Recovery):
     async def _moved(self, received: Received) -> None:
         id_ = received.envelope.message_id
         self.forget(id_)
+        if self.failure_rate is not None:
+            self.failure_rate.success()
         self.metrics.count("moved_to_error", 1)
         if self.given_up is not None:
             self.given_up(received)

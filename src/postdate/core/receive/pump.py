@@ -39,6 +39,9 @@ _Failure: TypeAlias = tuple[Received, StepOutcome, PostdateError, Resolution]
 _MOST_UNSETTLED: Final = 2_000
 """No more are received while so many wait for their end."""
 
+_ENDS_FORGOTTEN_AFTER: Final = timedelta(seconds=15)
+"""A message that cannot end goes back, and comes again at once. If none came for so long, another process has it."""
+
 
 class MessagePump:
     """Start :meth:`run` as a task; :meth:`stop` stops receiving and lets what is in hand finish.
@@ -82,7 +85,13 @@ class MessagePump:
         self._has_room = anyio.Event()
         in_batches = prefetches and self._receiver.ends_in_batches
         self._settler = Settler(self._receiver, clock, report) if in_batches else None
-        self._calls = (resource or Resource(queue)).calls(f"cannot receive from {queue}", log, breaker=breaker)
+        resource = resource or Resource(queue)
+        self._receiving = resource.calls(f"cannot receive from {queue}", log, breaker=breaker)
+        # A queue may give messages out, take them back, and end none, as a broker does that has no room to publish.
+        ends = breaker.of_repeated_calls("ends", _ENDS_FORGOTTEN_AFTER)
+        self._ending = resource.calls(
+            f"cannot end messages of {queue}", log, breaker=ends, forgotten_after=_ENDS_FORGOTTEN_AFTER
+        )
 
     async def run(self) -> None:
         """Receive and hand over until stopped; then wait for handlers, as long as they take.
@@ -134,7 +143,7 @@ class MessagePump:
                 if self._reading is not None:
                     messages.start_soon(self._give_back_what_waits, self._reading)
                 if self._settler is not None:
-                    ending.start_soon(self._settler.run, partial(self._not_ended, messages), self._made_room)
+                    ending.start_soon(self._settler.run, partial(self._not_ended, messages), self._batch_ended)
                 # What is called soon runs when this task first waits: within the call to receive, or after it.
                 asyncio.get_running_loop().call_soon(self.listening.set)
                 with receiving:
@@ -160,11 +169,11 @@ class MessagePump:
         while (room := self._room()) <= 0:
             await self._room_made()
         try:
-            received = await self._receiver.receive(room, wait=not self._calls.is_failing)
+            received = await self._receiver.receive(room, wait=not self._receiving.is_failing)
         except PostdateError as error:
-            await self._pause(self._calls.failed(error, self._clock.monotonic()))
+            await self._pause(self._receiving.failed(error, self._clock.monotonic()))
             return
-        self._calls.succeeded(self._clock.monotonic())
+        self._receiving.succeeded(self._clock.monotonic())
         if self._expect is not None and len(received) > 1:
             self._busy += 1
             try:
@@ -191,6 +200,12 @@ class MessagePump:
     async def _room_made(self) -> None:
         self._has_room, self._is_full = anyio.Event(), True
         await self._has_room.wait()
+
+    def _batch_ended(self, *, has_ended: bool) -> None:
+        """Note that the settler is done with a batch; ``has_ended``: with some of its messages as it was to be."""
+        if has_ended:
+            self._ending.succeeded(self._clock.monotonic())
+        self._made_room()
 
     def _made_room(self) -> None:
         if self._is_full:
@@ -317,19 +332,19 @@ class MessagePump:
         """End a message or give it back; return the error if that cannot be."""
         if outcome.end is None and outcome.failed is not None:
             return self._receiver.deadlines.translate(outcome.failed.error)
+        if outcome.end is None:
+            if not await self._give_back(received, failed=outcome is not REQUEUE_UNCOUNTED):
+                self._attempts.note(received.envelope.message_id).lost_claims += 1
+            if self._report is not None:
+                self._report(())
+            return None
         try:
-            if outcome.end is None:
-                await self._receiver.roll_back(received, failed=outcome is not REQUEUE_UNCOUNTED)
-                if self._report is not None:
-                    self._report(())
-                return None
             await self._receiver.commit(received, self._clock.now(), outcome.end)
-        except Exception as raised:  # whosever it is: as where ends go in batches
+        except Exception as raised:  # noqa: BLE001 - whosever it is: as where ends go in batches
             error = self._receiver.deadlines.translate(raised)
             self._note_lost_claim(received, error)
-            if outcome.end is None:
-                raise
             return error
+        self._ending.succeeded(self._clock.monotonic())
         self._attempts.forget(received.envelope.message_id)
         if self._report is not None:
             self._report((outcome.end,))
@@ -424,51 +439,54 @@ class MessagePump:
         try:
             self._receiver.deadlines.raise_translated(failure)
         except anyio.get_cancelled_exc_class():
-            if not is_scope_cancelled():
-                await self._after_stray_cancellation(received)
+            if not is_scope_cancelled():  # another worker gives it back: this one ends
+                self._unended.append(partial(self._after_stray_cancellation, received))
             raise
         except PostdateError as error:
             await self._pause(self._not_done(received, "was not finished", error))
             await self._give_back(received, failed=not is_outage(error))
 
     async def _after_stray_cancellation(self, received: Received) -> None:
-        """Give back, once and after a pause, the message of a worker that was cancelled while its pump goes on."""
-        error = TransportUnavailable("the task that handled it was cancelled by somebody else than its endpoint")
-        await self._pause(self._not_done(received, "was not finished", error))
+        """Give back, after a pause, the message of a worker that was cancelled while its pump goes on."""
+        self._busy += 1
         try:
-            await self._receiver.roll_back(received, failed=True)
-        except PostdateError as failure:
-            self._not_done(received, "cannot be given back", failure)
+            error = TransportUnavailable("the task that handled it was cancelled by somebody else than its endpoint")
+            await self._pause(self._not_done(received, "was not finished", error))
+            await self._give_back(received, failed=True)
+        finally:
+            self._busy -= 1
+            self._made_room()
 
     def _not_done(self, received: Received, what: str, error: PostdateError) -> timedelta:
         """Note that something could not be done with a message; return how long to pause."""
         seconds = self._clock.monotonic()
         if is_outage(error):  # which every message in hand meets
-            return self._calls.failed(error, seconds)
+            return self._ending.failed(error, seconds)
         log.error("message %s %s: %s", received.envelope.message_id, what, error)
-        return self._calls.refused(error, seconds)
+        return self._ending.refused(error, seconds)
 
-    async def _give_back(self, received: Received, *, failed: bool) -> None:
-        """Give a message back, however often it takes: one that stays held is received by nobody."""
+    async def _give_back(self, received: Received, *, failed: bool) -> bool:
+        """Give a message back, however often it takes: one that stays held is received by nobody.
+
+        Returns:
+            Whether it was held until then. That it went back does not say that messages can end.
+        """
         while True:
             try:
                 await self._receiver.roll_back(received, failed=failed)
             except ClaimLost:
-                break
+                return False
             except PostdateError as error:
                 pause = self._not_done(received, "cannot be given back now", error)
                 if self._stop.is_set():  # closing the receiver, or the end of the process, does it
-                    return
+                    return True
                 await self._pause(pause)
             else:
-                break
-        # The queue answers. A receive under way may wait for long, and until then an outage would not be over: one
-        # commit whose answer was lost tripped the breaker of an idle queue.
-        self._calls.succeeded(self._clock.monotonic())
+                return True
 
     async def _wait_for_store(self, recovery: Recovery, error: PostdateError, resolution: Resolution) -> None:
         if recovery.outage is None:
-            await self._pause(self._calls.refused(error, self._clock.monotonic()))
+            await self._pause(self._ending.refused(error, self._clock.monotonic()))
         else:
             await recovery.outage.wait(error, resolution)
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import ClassVar, Final, TypeAlias
+from typing import ClassVar, Final, Protocol, TypeAlias
 
 import anyio
 from typing_extensions import override
@@ -19,6 +19,7 @@ from typing_extensions import override
 from postdate.clock import LATEST, Clock
 from postdate.core.health.deadlines import CALL_DEADLINE, Deadlines, translate_store_errors
 from postdate.core.receive.outcomes import StepOutcome
+from postdate.core.recoverability import checked_answers
 from postdate.errors import DuplicateMessage
 from postdate.messages import DelayedMessage, Headers, parse_timestamp
 from postdate.ports import (
@@ -51,6 +52,13 @@ Ended: TypeAlias = tuple[Received, StepOutcome, Exception | None]
 
 Report: TypeAlias = Callable[[Sequence[End]], None]
 """Called once for messages that ended together, with the ends that were carried out."""
+
+
+class BatchEnded(Protocol):
+    """Called when a batch is done with."""
+
+    def __call__(self, *, has_ended: bool) -> None: ...
+
 
 Left: TypeAlias = Callable[[Sequence[Ended]], None]
 """Called with messages that need more work: ending them failed, or they have an ``afterwards``."""
@@ -89,6 +97,7 @@ class WatchedReceiver(Receiver):
     @override
     async def settle(self, endings: Sequence[Ending]) -> Sequence[Exception | None]:
         errors = await self.deadlines.call(self._receiver.settle(endings))
+        checked_answers(self._receiver, len(endings), errors)
         if not any(errors):
             return errors
         return [
@@ -136,18 +145,18 @@ class Settler:
         self._finishes = True
         self._some.set()
 
-    async def run(self, left: Left, made_room: Callable[[], None]) -> None:
+    async def run(self, left: Left, batch_ended: BatchEnded) -> None:
         """End messages until finished. Cancelled, it still ends those that were handled."""
         async with anyio.create_task_group() as tasks:
             for _ in range(IN_FLIGHT):
-                tasks.start_soon(self._run, left, made_room)
+                tasks.start_soon(self._run, left, batch_ended)
 
-    async def _run(self, left: Left, made_room: Callable[[], None]) -> None:
+    async def _run(self, left: Left, batch_ended: BatchEnded) -> None:
         try:
             while not self._finishes or self._waiting:
                 if self._waiting:
-                    await self._end(self._batch(), left)
-                    made_room()
+                    has_ended = await self._end(self._batch(), left)
+                    batch_ended(has_ended=has_ended)
                 else:
                     if self._some.is_set():
                         self._some = anyio.Event()
@@ -170,7 +179,8 @@ class Settler:
             batch.append(self._waiting.popleft())
         return batch
 
-    async def _end(self, batch: Sequence[tuple[Received, StepOutcome]], left: Left) -> None:
+    async def _end(self, batch: Sequence[tuple[Received, StepOutcome]], left: Left) -> bool:
+        """End a batch; return whether any of its messages has ended as it was to."""
         now = self._clock.now()
         endings = [Ending(received, now, outcome.end or HANDLED) for received, outcome in batch]
         errors: Sequence[Exception | None] = ()
@@ -192,6 +202,7 @@ class Settler:
             self._report([ending.end for ending, error in zip(endings, errors, strict=True) if error is None])
         if some:
             left(some)
+        return not all(errors)
 
 
 async def is_stored(store: ClaimingStore, message: DelayedMessage) -> bool:

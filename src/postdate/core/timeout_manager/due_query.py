@@ -255,7 +255,8 @@ class DueTimeouts:
     async def _send(self, timeouts: Sequence[DueTimeout]) -> None:
         # Noted before: by the time that all are sent, some may be gone already.
         self._announced.add(timeouts, self._clock.now())
-        errors: Sequence[PostdateError | None] = [_NOT_SENT] * len(timeouts)
+        no_answer = TransportUnavailable("the transport has not answered for every control message")
+        errors: Sequence[PostdateError | None] = [no_answer] * len(timeouts)
         try:
             envelopes = [announcement(each.timeout_id, self._queue) for each in timeouts]
             answers = await self._send_deadlines.call_apart(lambda: self._transport.send(envelopes, self._clock.now()))
@@ -295,6 +296,3 @@ class DueTimeouts:
     def _wake_if_waiting_for_room(self) -> None:
         if self._fetched and self._announced.has_much_room:
             self._wake()
-
-
-_NOT_SENT: Final = TransportUnavailable("the transport has not answered for every control message")

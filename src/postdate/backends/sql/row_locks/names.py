@@ -90,6 +90,7 @@ class RowLockNames:
             "{schema}": self.spelling.quoted(self.schema),
             "{table}": self.plain(self.table),
             "{name}": self.spelling.literal(self.table),
+            # For what older versions had set aside, and for EXEC.
             "{drop_quarantine}": self.spelling.literal(f"DROP TABLE {self.plain('postdate_quarantine')}"),
             **{f"{{{name}_in_text}}": text.replace("'", "''") for name, text in in_text.items()},
         }
@@ -115,7 +116,8 @@ def _steps(names: RowLockNames, subject: str, part: str) -> tuple[Step, ...]:
         return tuple(filled_in(each, names.in_migrations).strip() for each in bare(sql).removesuffix(";").split(";\n"))
 
     return tuple(
-        Step(subject, each.version, each.name, statements(each.sql)) for each in migrations(names.spelling.room, part)
+        Step(subject, each.version, each.name, statements(each.sql), each.is_initial)
+        for each in migrations(names.spelling.room, part)
     )
 
 
@@ -132,8 +134,14 @@ def mark_done(names: RowLockNames, step: Step, insert: str = "INSERT") -> str:
     )
 
 
+def newest_mark(names: RowLockNames, subject: str) -> str:
+    """Return the query for the newest mark of a subject; NULL without one."""
+    marks = names.plain("postdate_migration")
+    return f"(SELECT MAX(version) FROM {marks} WHERE subject = {names.spelling.literal(subject)})"
+
+
 def migrate(session: Any, names: RowLockNames, wanted: Sequence[Step], where: str, insert: str = "INSERT") -> None:
-    """Apply the missing migrations of ``wanted``; the caller keeps others out. Raises `StoreFromNewerVersion`."""
+    """Apply the missing migrations of ``wanted``; the caller keeps others out. Raises as `migrations.missing` does."""
     run(wanted, marks(session, names), where, session.change, lambda step: mark_done(names, step, insert))
 
 

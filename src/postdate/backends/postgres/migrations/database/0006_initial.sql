@@ -43,27 +43,55 @@ CREATE TABLE {schema}.queue (
     queue_id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name     text COLLATE "C" NOT NULL UNIQUE
 );
+-- ends_at is when the queue itself is done with a message, by the clock of the server; NULL: never. Beside it expires_at
+-- stays as the sender wrote it, by whatever clock.
+--
+-- A row that cannot be read stays where it is, and is marked (ADR 43): unreadable says why, unreadable_at since when.
+-- In a queue its queue_id is negative, so that nothing claims it, and the indexes of claims do not change.
 CREATE TABLE {schema}.queue_message (
-    queue_id   integer     NOT NULL,
-    number     bigint      NOT NULL GENERATED ALWAYS AS IDENTITY,
-    content    bigint      NOT NULL,
-    due        timestamptz,                            -- of a delayed message: what its lateness is measured against
-    expires_at timestamptz,
-    holder     bigint,
-    failures   integer     NOT NULL DEFAULT 0,
-    store_id   smallint,                               -- the store that it waited in
-    message_id text COLLATE "C" NOT NULL,
+    queue_id      integer     NOT NULL,
+    number        bigint      NOT NULL GENERATED ALWAYS AS IDENTITY,
+    content       bigint      NOT NULL,
+    due           timestamptz,                         -- of a delayed message: what its lateness is measured against
+    expires_at    timestamptz,
+    holder        bigint,
+    failures      integer     NOT NULL DEFAULT 0,
+    store_id      smallint,                            -- the store that it waited in
+    message_id    text COLLATE "C" NOT NULL,
+    ends_at       timestamptz,
+    unreadable    text,
+    unreadable_at timestamptz,
     PRIMARY KEY (queue_id, number)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX queue_message_held ON {schema}.queue_message (holder) WHERE holder IS NOT NULL;
+-- What has run out is found here, from whatever queue. A message without an end has no entry, and one that is received
+-- gets none for its new version.
+CREATE INDEX queue_message_ends ON {schema}.queue_message (ends_at) WHERE ends_at IS NOT NULL AND holder IS NULL;
+CREATE INDEX queue_message_unreadable ON {schema}.queue_message (number) WHERE unreadable IS NOT NULL;
 
--- Connections that hold messages; each has an advisory lock on its number for as long as it lives.
+-- Connections that hold messages; each has an advisory lock on its number for as long as it lives. Its process may stand
+-- still nevertheless: it shows life every few seconds, and one that has not for holds_at_most is ended.
 CREATE SEQUENCE {schema}.holder_number MAXVALUE 2147483647 CYCLE;
 CREATE TABLE {schema}.holder (
-    holder     bigint      PRIMARY KEY,
-    pid        integer     NOT NULL,
-    machine    text        NOT NULL,
-    started_at timestamptz NOT NULL,
-    delivers   boolean     NOT NULL DEFAULT false,
-    receives   text[]      NOT NULL DEFAULT ARRAY[]::text[]
+    holder        bigint      PRIMARY KEY,
+    pid           integer     NOT NULL,
+    machine       text        NOT NULL,
+    started_at    timestamptz NOT NULL,
+    delivers      boolean     NOT NULL DEFAULT false,
+    receives      text[]      NOT NULL DEFAULT ARRAY[]::text[],
+    mark          text,                                -- at the end of the names of its sessions
+    seen          timestamptz,
+    holds_at_most interval,
+    ahead         interval                             -- how far its clock is ahead of the server's
+);
+
+-- Limits of destinations, which all services of a store keep together: see ADR 34. Messages over the limits wait with an
+-- attempt time in the lane of their destination. Without limits (an empty text) they were lifted.
+CREATE TABLE {schema}.destination_limit (
+    lane        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    store       smallint NOT NULL,
+    destination text COLLATE "C" NOT NULL,
+    limits      text NOT NULL,
+    free_at     timestamptz NOT NULL,
+    UNIQUE (store, destination)
 );

@@ -23,6 +23,9 @@ CREATE TABLE {schema}.[postdate_record] (
 CREATE UNIQUE INDEX [record_scheduled] ON {schema}.[postdate_record] (message_id, message_id_bytes, store_id) WHERE kind = 1;
 CREATE INDEX [record_other] ON {schema}.[postdate_record] (message_id, store_id) WHERE kind > 1;
 
+-- Thousands of records in one statement must not become a lock on the table that all stores of the schema share.
+ALTER TABLE {schema}.[postdate_record] SET (LOCK_ESCALATION = DISABLE);
+
 -- Processes that hold messages; the connection of each has the application lock of that name for as long as it lives.
 CREATE TABLE {schema}.[postdate_holder] (
     holder     bigint        NOT NULL IDENTITY PRIMARY KEY,
@@ -30,5 +33,18 @@ CREATE TABLE {schema}.[postdate_holder] (
     lock_name  nvarchar(128) NOT NULL,
     pid        int           NOT NULL,
     machine    nvarchar(255) NOT NULL,
-    started_at bigint        NOT NULL
+    started_at bigint        NOT NULL,
+    seen_at    bigint,                                 -- when it last showed that it lives
+    ahead      bigint                                  -- how far its clock is ahead of the server's, in microseconds
 );
+
+-- Limits of destinations, which all services of a store keep together: see ADR 34. Messages over the limits wait with an
+-- attempt time in the lane of their destination. Without limits (an empty text) they were lifted.
+CREATE TABLE {schema}.[postdate_destination_limit] (
+    lane        bigint        NOT NULL IDENTITY PRIMARY KEY,
+    store       nvarchar(10)  COLLATE Latin1_General_BIN2 NOT NULL, -- its number, as keys are texts here
+    destination nvarchar(400) COLLATE Latin1_General_BIN2 NOT NULL,
+    limits      nvarchar(max) NOT NULL,
+    free_at     bigint        NOT NULL
+);
+CREATE UNIQUE INDEX [destination_limit_name] ON {schema}.[postdate_destination_limit] (store, destination);
