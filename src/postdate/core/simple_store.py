@@ -275,5 +275,6 @@ class SimpleStore(ClaimingStore):
     async def give_back(self, now: datetime) -> None:
         """Give back messages kept in memory, at the end; that counts as a failure, the only way to let go."""
         while self._kept:
-            message_id, _ = self._kept.popitem()
+            message_id = next(iter(self._kept))
             await self.increment_failure_count(message_id, now)
+            del self._kept[message_id]

@@ -14,6 +14,7 @@ from postdate.core.due.dispatcher import Dispatcher
 from postdate.core.due.moving import due_work
 from postdate.core.due.poller import Poller
 from postdate.core.health.circuit_breaker import FailureRate, RepeatedFailures
+from postdate.core.health.deadlines import Deadlines
 from postdate.core.receive.intake import Intake, from_timeouts_queue
 from postdate.core.receive.outcomes import Step
 from postdate.core.receive.pump import MessagePump
@@ -188,9 +189,12 @@ class DelayedDeliveryService(Service):
         finally:
             store = self._settings.claims
             if isinstance(store, SimpleStore):  # which holds failed messages in this process' memory only
+                clock = self._context.clock
+                deadlines = Deadlines.of_store(store, clock)
+                deadlines.shorten()
                 with anyio.CancelScope(shield=True):
                     try:
-                        await store.give_back(self._context.clock.now())
+                        await deadlines.call_apart(lambda: store.give_back(clock.now()))
                     except PostdateError as error:
                         log.warning("failed messages stay with this process until it ends: %s", error)
 

@@ -142,7 +142,7 @@ class ReplacingStore(ABC):
         Guarantees:
             administration.one_message_waits_for_a_key, what_is_being_delivered_is_not_replaced,
             an_ordinary_id_is_not_replaced, the_numbers_of_a_key_end, what_is_replaced_has_all_its_retries,
-            callers_make_their_own_messages.
+            callers_make_their_own_messages, what_is_too_large_replaces_nothing.
         """
 
     @abstractmethod

@@ -6,6 +6,7 @@ import itertools
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -188,7 +189,12 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
     @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
         self._wakes.append(wake)
-        return lambda: self._wakes.remove(wake)
+
+        def stop() -> None:
+            with suppress(ValueError):
+                self._wakes.remove(wake)
+
+        return stop
 
     @override
     async def cancel(self, message_id: str, now: datetime) -> bool:
@@ -221,6 +227,7 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
             return message.message_id
         stored = next(each.at for each in self._records if each.message_id == newest)
         message = make(newest, stored)
+        self._check_size(message)
         self._leave(entry)
         entry.message, entry.attempt_at = message, message.due
         self._enter(entry)

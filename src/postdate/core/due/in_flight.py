@@ -70,6 +70,7 @@ class Batch:
     def __init__(self, claims: Sequence[Claim], now: datetime, began: float, *, is_probe: bool = False) -> None:
         self.now, self.began, self.is_probe = now, began, is_probe
         self.count, self.bytes = len(claims), sum(len(claim.message.body) for claim in claims)
+        """Of all its messages; and of the bodies of those that are held."""
         self.held = {claim.message.message_id: claim for claim in claims}
         """Claims that are neither finished nor given back, by message id."""
         self.groups: list[Group] = []
@@ -95,7 +96,8 @@ class Batch:
     def settled(self, claims: Iterable[Claim]) -> None:
         """Note claims that are finished or given back."""
         for claim in claims:
-            self.held.pop(claim.message.message_id, None)
+            if self.held.pop(claim.message.message_id, None) is not None:
+                self.bytes -= len(claim.message.body)
         self.holds_less()
 
     def lose(self, message_ids: Collection[str]) -> None:

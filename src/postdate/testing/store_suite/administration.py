@@ -9,7 +9,7 @@ from datetime import datetime
 import anyio
 
 from postdate.clock import EARLIEST
-from postdate.errors import InvalidMessage
+from postdate.errors import InvalidMessage, MessageTooLarge
 from postdate.messages import DelayedMessage, Headers, format_timestamp
 from postdate.ports import (
     AdministrableStore,
@@ -32,6 +32,7 @@ from postdate.testing.store_suite.subject import (
     claiming,
     close,
     expect_history,
+    having,
     hold_one,
     ids,
     message,
@@ -101,6 +102,16 @@ async def one_message_waits_for_a_key(store: ClaimingStore, keyed: ReplacingStor
     expect_equal(await keyed.replace("k", make(5), NOW), "k~00000002", "id after the delivery")
     expect_equal(told[-1], None, "the first after the delivery")
     await expect_history(store, "k~00000001", "SCHEDULED", "RESCHEDULED", "RESCHEDULED", "DELIVERED")
+
+
+@administration.given(having(ReplacingStore, largest_message_bytes=1_000))
+async def what_is_too_large_replaces_nothing(store: ClaimingStore, keyed: ReplacingStore) -> None:
+    """The message that waits is as it was."""
+    first = await keyed.replace("k", lambda id_, _: message(id_, body=b"1"), NOW)
+    with expect_error(MessageTooLarge, "replacing by a body over the limit"):
+        await keyed.replace("k", lambda id_, _: message(id_, body=b"x" * 1_001), NOW)
+    waiting = (await claim_one(store)).message
+    expect_equal((waiting.message_id, waiting.body), (first, b"1"), "what waits")
 
 
 @administration.given(replacing)

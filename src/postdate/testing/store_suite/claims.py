@@ -219,6 +219,7 @@ async def what_is_due_earlier_wakes(store: ClaimingStore) -> None:
     stop()
     await store.store(message("earliest", NOW), NOW)
     expect_equal(woken, [], "wake-ups after listening ended")
+    stop()  # a second time, without effect
 
 
 async def _store_during(store: ClaimingStore, look: Callable[[], Awaitable[datetime | None]]) -> None:

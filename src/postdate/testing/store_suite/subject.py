@@ -94,12 +94,14 @@ async def claiming(subject: StoreSubject, **settings: Any) -> AsyncGenerator[Cla
         yield claims_of(store)
 
 
-def having(role: type[R]) -> Callable[[StoreSubject], AbstractAsyncContextManager[tuple[ClaimingStore, R] | None]]:
+def having(
+    role: type[R], **settings: Any
+) -> Callable[[StoreSubject], AbstractAsyncContextManager[tuple[ClaimingStore, R] | None]]:
     """Return the function that opens a store with a role, for checks of it."""
 
     @asynccontextmanager
     async def opening(subject: StoreSubject) -> AsyncGenerator[tuple[ClaimingStore, R] | None]:
-        async with claiming(subject) as store:
+        async with claiming(subject, **settings) as store:
             yield (store, store) if isinstance(store, role) else None
 
     return opening
