@@ -155,13 +155,14 @@ class _Running:
         if self._opening is None:
             # In a context of its own: what it starts outlives the first caller, and must not keep that one's trace.
             self._opening = self._loop.create_task(self._to_open(), context=Context())
-        opening = self._opening
-        try:
-            self._open = found = await asyncio.shield(opening)
-        finally:
-            if opening.done() and self._opening is opening:
-                self._opening = None
-        return found
+            # Not by those who wait: all of them may have been cancelled when it ends.
+            self._opening.add_done_callback(self._note_end_of_opening)
+        return await asyncio.shield(self._opening)
+
+    def _note_end_of_opening(self, opening: asyncio.Task[InUse]) -> None:
+        self._opening = None
+        if not opening.cancelled() and opening.exception() is None:
+            self._open = opening.result()
 
     async def _to_open(self) -> InUse:
         settings = self._settings
