@@ -674,6 +674,33 @@ async def test_a_client_reads_the_clock_of_its_store_again_after_some_minutes(
             assert len(reads) == count
 
 
+async def test_delays_count_from_the_latest_time_that_the_store_may_show(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, from the earliest one: they were short by what the client's clock did not know."""
+    monkeypatch.setattr(FollowingClock, "latest", lambda clock: clock.now() + 5 * HOUR)
+    with client_of("postgres", request) as (client, url, _):
+        began = now()
+        await client.send(b"", destination="q", delay=HOUR, message_id="sent")
+        await client.send(b"", destination="q", delay=9 * HOUR, message_id="rescheduled")
+        await client.reschedule("rescheduled", delay=HOUR)
+        await client.replace(b"", key="replaced", destination="q", delay=HOUR)
+        await client.send_many([(b"", SendOptions("q", delay=HOUR))] * 2)
+        async with await psycopg.AsyncConnection.connect(url) as connection:
+            await client.send(b"", destination="q", delay=HOUR, message_id="in", transaction=connection)
+            await client.replace(b"", key="in", destination="q", delay=HOUR, transaction=connection)
+            await client.send(b"", destination="q", delay=9 * HOUR, message_id="moved", transaction=connection)
+            await client.reschedule("moved", delay=HOUR, transaction=connection)
+            await connection.commit()
+        for each in await client.list():
+            assert timedelta(0) <= each.due - began - 6 * HOUR < 60 * SECOND, each.message_id
+        assert len(await client.list()) == 8
+        await client.send(b"", destination="q", message_id="at once")
+        at_once = await client.get("at once")
+        assert at_once is not None
+        assert at_once.due - began < 60 * SECOND
+
+
 def _ids(found: Sequence[DelayedMessage]) -> list[str]:
     return [each.message_id for each in found]
 
