@@ -24,7 +24,7 @@ from postdate.clock import LATEST, Clock
 from postdate.core.changes import Pending, PendingPages
 from postdate.core.upkeep.daily import Daily
 from postdate.core.zones import SAME_FOR_SECONDS, SOURCE, have_same_rules, rules_of, zone_by, zone_files
-from postdate.errors import InvalidMessage, InvalidTimestamp, NotSupported, StoreUnavailable
+from postdate.errors import InvalidMessage, InvalidTimestamp, NotSupported
 from postdate.messages import MARKERS, OWN_PREFIX, DelayedMessage, Headers, Origin
 from postdate.ports import AdministrableStore, ClaimingStore, MessageFilter, ReplacingStore
 from postdate.ports.changing import KeyedIds
@@ -193,7 +193,7 @@ async def _mark(
 def wall_times(store: Keeping, clock: Clock) -> Daily:
     """Return the loop that moves what waits to where new rules of its zone have it."""
 
-    async def follow(daily: Daily) -> None:
+    async def follow(daily: Daily) -> bool:
         held = 0
         for marker in await daily.ask(partial(markers, store)):
             zone = marker.headers.get("zone", "")
@@ -202,7 +202,8 @@ def wall_times(store: Keeping, clock: Clock) -> Daily:
             except (InvalidTimestamp, ValueError) as error:
                 log.warning("messages for %r stay where they are: %s", zone, error)
         if held:
-            raise StoreUnavailable(f"somebody holds {held} messages that new rules of a zone move")
+            log.warning("somebody holds %d messages that new rules of a zone move; they are moved in an hour", held)
+        return not held
 
     async def _follow_zone(daily: Daily, marker: DelayedMessage, zone: str) -> int:
         """Return how many messages could not be moved, as somebody holds them."""
