@@ -465,6 +465,33 @@ async def test_what_is_stored_by_rules_of_before_is_looked_for_for_thirty_days(
     assert (await dues(client))["late"] == at(hour)
 
 
+async def test_what_is_stored_by_rules_of_before_is_looked_for_as_long_as_senders_have_these(
+    shop: tuple[str, Client], rules: Change
+) -> None:
+    """Before, thirty days after the new rules no service looked for it any more."""
+    url, client = shop
+    clock, before = VirtualClock(), wall_times.rules_of(PARIS)
+    rules("Africa/Algiers")
+    async with looking_into(url, {}) as store:
+        daily = wall_times.wall_times(store, clock)
+        await daily._do(daily)
+        (marker,) = await wall_times.markers(store)
+        await clock.advance(timedelta(days=40))
+        await wall_times.note_rules(store, PARIS, [wall_times.rules_of(PARIS)], clock.now())
+        assert await wall_times.markers(store) == [marker], "a sender with the newest rules changes nothing"
+        await wall_times.note_rules(store, PARIS, [before], clock.now())
+        late = DelayedMessage("late", at(7), "q", {Headers.WALL_TIME: f"2027-07-01T09:00:00 {PARIS}"}, b"")
+        await store.store(late, clock.now())
+        (renewed,) = await wall_times.markers(store)
+        assert renewed.body == marker.body
+        assert renewed.headers == {**marker.headers, "at": clock.now().isoformat()}
+        await clock.advance(timedelta(days=1))
+        await wall_times.note_rules(store, PARIS, [before], clock.now())
+        assert await wall_times.markers(store) == [renewed], "it is written once a day, not by each sender"
+        await daily._do(daily)
+    assert (await dues(client))["late"] == at(8)
+
+
 async def test_a_look_that_fails_is_made_again_soon(
     shop: tuple[str, Client], rules: Change, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -38,6 +38,9 @@ _SECOND_TIME: Final = ";fold=1"
 _LOOKED_FOR: Final = timedelta(days=30)
 """After new rules, messages are looked for that were sent by those of before, and stored since."""
 
+_RENEWED_AFTER: Final = timedelta(days=1)
+"""Senders that still have rules of before have the search go on; they write the marker no more often than this."""
+
 _KEPT_RULES: Final = 8
 
 log = logging.getLogger("postdate.wall_times")
@@ -161,20 +164,29 @@ class KeptZones:
 async def note_rules(store: Keeping, zone: str, rules: Sequence[bytes], now: datetime) -> None:
     """See to it that the marker of a zone is there and has ``rules``, behind those that it has.
 
-    So messages that are due by them, sent where zone files are older, are found by services for some time.
+    So messages that are due by them, sent where zone files are older, are found by services for some time: counted anew
+    as long as such messages come.
     """
     marker = await store.get(KeyedIds(_KEY.format(zone)).first)
     if marker is None or marker.destination != MARKERS:  # it was cancelled, and made anew, under another number
         marker = next((each for each in await markers(store) if each.headers.get("zone") == zone), None)
-    known = list[bytes]()
-    with suppress(ValueError):  # what is damaged is made anew
-        known = [] if marker is None else rules_in(marker)
+    known, since, moved = list[bytes](), now, 0
+    if marker is not None:
+        with suppress(ValueError):  # what is damaged is made anew
+            known, since, moved = rules_in(marker), _since(marker), int(marker.headers.get("moved", ""))
     new = [each for each in rules if not any(have_same_rules(each, there, now.year) for there in known)]
-    if known and new:
+    has_former = bool(known) and not all(have_same_rules(each, known[0], now.year) for each in rules)
+    if not new and not (has_former and now - since > _RENEWED_AFTER):
+        return
+    if known:
         log.warning("the rules of %s here are not those that messages wait by: update the zone files", zone)
-    if new:
-        version = marker.headers.get("version", "") if marker is not None and known else _version()
-        await _mark(store, zone, [*known, *new], 0, now, version)
+    version = marker.headers.get("version", "") if marker is not None and known else _version()
+    await _mark(store, zone, [*known, *new], 0 if new else moved, now, version)
+
+
+def _since(marker: DelayedMessage) -> datetime:
+    """Return since when messages are looked for that are due by rules of before. Raises `ValueError`."""
+    return datetime.fromisoformat(marker.headers.get("at", ""))
 
 
 async def _mark(
@@ -208,7 +220,7 @@ def wall_times(store: Keeping, clock: Clock) -> Daily:
     async def _follow_zone(daily: Daily, marker: DelayedMessage, zone: str) -> int:
         """Return how many messages could not be moved, as somebody holds them."""
         now, mine, known = clock.now(), rules_of(zone), rules_in(marker)
-        since, total = datetime.fromisoformat(marker.headers.get("at", "")), int(marker.headers.get("moved", ""))
+        since, total = _since(marker), int(marker.headers.get("moved", ""))
         if changed := not have_same_rules(mine, known[0], now.year):
             if "" < _version() < marker.headers.get("version", ""):
                 log.warning(
