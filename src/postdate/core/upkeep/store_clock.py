@@ -100,8 +100,8 @@ class FollowingClock:
 
     def latest(self) -> datetime:
         """Return the latest time that the store's clock may show, UTC; that of the machine where :meth:`now` does."""
-        known = self._known
-        return self._own.now() if known is None or not self._judges else known.latest_at(self._own.since_boot())
+        bounds = self._known
+        return self._own.now() if bounds is None or not self._judges else bounds.latest_at(self._own.since_boot())
 
     @property
     def ahead(self) -> timedelta | None:

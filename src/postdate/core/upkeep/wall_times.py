@@ -170,18 +170,18 @@ async def note_rules(store: Keeping, zone: str, rules: Sequence[bytes], now: dat
     marker = await store.get(KeyedIds(_KEY.format(zone)).first)
     if marker is None or marker.destination != MARKERS:  # it was cancelled, and made anew, under another number
         marker = next((each for each in await markers(store) if each.headers.get("zone") == zone), None)
-    known, since, moved = list[bytes](), now, 0
+    marker_rules, since, moved = list[bytes](), now, 0
     if marker is not None:
         with suppress(ValueError):  # what is damaged is made anew
-            known, since, moved = rules_in(marker), _since(marker), int(marker.headers.get("moved", ""))
-    new = [each for each in rules if not any(have_same_rules(each, there, now.year) for there in known)]
-    has_former = bool(known) and not all(have_same_rules(each, known[0], now.year) for each in rules)
+            marker_rules, since, moved = rules_in(marker), _since(marker), int(marker.headers.get("moved", ""))
+    new = [each for each in rules if not any(have_same_rules(each, there, now.year) for there in marker_rules)]
+    has_former = bool(marker_rules) and not all(have_same_rules(each, marker_rules[0], now.year) for each in rules)
     if not new and not (has_former and now - since > _RENEWED_AFTER):
         return
-    if known:
+    if marker_rules:
         log.warning("the rules of %s here are not those that messages wait by: update the zone files", zone)
-    version = marker.headers.get("version", "") if marker is not None and known else _version()
-    await _mark(store, zone, [*known, *new], 0 if new else moved, now, version)
+    version = marker.headers.get("version", "") if marker is not None and marker_rules else _version()
+    await _mark(store, zone, [*marker_rules, *new], 0 if new else moved, now, version)
 
 
 def _since(marker: DelayedMessage) -> datetime:
