@@ -359,3 +359,13 @@ async def test_what_waits_for_its_retry_is_not_held_and_what_lay_in_a_lane_has_n
         found = await here.explain(now=NOW + MINUTE)
     assert found.state is MessageState.RETRYING
     assert "9000" not in found.headline
+
+
+async def test_what_a_window_holds_in_a_zone_that_this_machine_does_not_know_is_explained() -> None:
+    async with scene() as here:
+        await here.store(NOW + MINUTE)
+        await here.sqlite.keep_limits("orders", '{"windows":["09:00-17:00 Europe/Neverland"]}', NOW)
+        found = await here.explain(now=NOW)
+    assert found.state is MessageState.WAITING
+    assert "the limits of its queue 'orders' are: within 09:00-17:00 Europe/Neverland" in found.facts
+    assert any("there is no time zone 'Europe/Neverland'" in fact for fact in found.facts)

@@ -504,6 +504,19 @@ async def test_bodies_in_flight_have_so_many_bytes_at_most(bench) -> None:
     assert in_flight.affordable(1_000) == 10
 
 
+async def test_what_has_settled_makes_room_for_bytes_though_the_rest_of_its_batch_hangs(bench) -> None:
+    """Four batches with one such rest each held up all others for half a minute."""
+    await bench.keep(*[bench.message(f"m-{n}", -1, body=bytes(10_000)) for n in range(10)])
+    claims = await bench.memory.claim_due(bench.clock.now(), 10)
+    in_flight, batch = InFlight(bytes_at_most=100_000), Batch(claims, bench.clock.now(), bench.clock.monotonic())
+    in_flight.begin(batch)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(in_flight.wait_for_room, 1)
+        await anyio.wait_all_tasks_blocked()
+        batch.settled([*claims[1:], claims[1]])
+    assert in_flight.bytes == 10_000
+
+
 async def test_one_message_that_is_larger_than_all_may_be_goes_alone_and_smaller_ones_by_more_again(bench) -> None:
     in_flight = InFlight(bytes_at_most=40_000)
     for number, (size, most) in enumerate([(1_000_000, 1), (1, 1), *[(1, None)] * 20]):

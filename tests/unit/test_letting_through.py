@@ -1,7 +1,8 @@
 """Services hold what limits of its destination hold, and let it through when they allow it (ADR 34)."""
 
+import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -13,13 +14,14 @@ import pytest
 from tests.waiting import until
 
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, MemoryStore, MemoryTransport, Sqlite
+from postdate.core import zones
 from postdate.core.due.dispatcher import Dispatcher
 from postdate.core.due.moving import due_work
-from postdate.core.due.poller import PollResult
+from postdate.core.due.poller import DueWork, PollResult
 from postdate.core.due.rate_limits import LimitedWork
 from postdate.core.limits import Limits, change_limits, limited, paused, resumed
 from postdate.endpoint.outgoing import through_queue
-from postdate.errors import DestinationUnavailable, PostdateError, TransportUnavailable
+from postdate.errors import DestinationUnavailable, PostdateError, TransportUnavailable, TransportUnreachable
 from postdate.ports import Claim, ClaimingStore, RecordKind, Transport
 from postdate.ports.limits import KeptLimits, LimitingStore
 from postdate.testing import VirtualClock
@@ -146,6 +148,92 @@ async def test_a_window_opens_and_closes(services: Running) -> None:
         await shop.store.store(DelayedMessage("late", closes + SECOND, "q"), shop.clock.now())
         await shop.pass_time(300)
         assert await shop.arrived() == 20
+
+
+async def test_a_window_opens_in_time_although_the_machine_was_suspended(services: Running) -> None:
+    """Or its clock was set forward: its monotonic seconds are behind then."""
+    async with services() as shop:
+        opens = shop.start.replace(second=0, microsecond=0) + timedelta(hours=10)
+        window = f"{opens:%H:%M}-{opens + timedelta(hours=1):%H:%M} UTC"
+        await change_limits(shop.limits, "q", limited(None, window), shop.clock.now())
+        await shop.send(1)
+        await shop.pass_time(60)
+        shop.clock.step(opens - shop.clock.now() - SECOND)
+        await shop.pass_time(62, 62)
+        assert await shop.arrived() == 1
+
+
+class Files:
+    """Zone files of a machine, from which a test takes a zone away."""
+
+    version = "2026a"
+
+    def __init__(self) -> None:
+        self.missing = set[str]()
+
+    def read(self, zone: str) -> bytes | None:
+        return None if zone in self.missing else zones.ZoneFiles(None, "").read(zone)
+
+
+@pytest.fixture
+def files(clock: VirtualClock) -> Iterator[Files]:
+    files = Files()
+    token = zones.SOURCE.set(zones.ZoneSource(lambda: [files], clock.monotonic))  # type: ignore[list-item]
+    yield files
+    zones.SOURCE.reset(token)
+
+
+WINDOW = "00:00-24:00 Europe/Kyiv"
+
+
+async def test_a_window_in_a_zone_that_new_zone_files_have_opens_without_a_restart(
+    make_bench, files: Files, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = make_bench()
+    await bench.create_queues("billing")
+    await change_limits(bench.memory, "billing", limited(None, WINDOW), bench.start)
+    work = due_work(bench.memory, bench.transport, dispatcher_of(bench), bench.clock)
+    files.missing.add("Europe/Kyiv")
+    await bench.clock.advance(60 * SECOND)
+    await bench.keep(bench.message())
+    with caplog.at_level(logging.ERROR, "postdate.limits"):
+        await looks(bench, work, 300)
+    assert bench.ids("billing") == []
+    assert len(caplog.records) == 1
+    assert "'Europe/Kyiv'" in caplog.text
+    files.missing.clear()
+    await looks(bench, work, 121)
+    assert bench.ids("billing") == ["m-1"]
+
+
+async def test_a_zone_that_disappears_holds_up_only_queues_with_windows_in_it(
+    make_bench, files: Files, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = make_bench()
+    await bench.create_queues("billing", "shipping")
+    await change_limits(bench.memory, "billing", limited(None, WINDOW), bench.start)
+    await change_limits(bench.memory, "shipping", limited(10, ()), bench.start)
+    work = due_work(bench.memory, bench.transport, dispatcher_of(bench), bench.clock)
+    await bench.keep(bench.message("m-1"))
+    await looks(bench, work, 2)
+    assert bench.ids("billing") == ["m-1"]
+    await bench.keep(bench.message("m-2", due_in=100), bench.message("m-3", due_in=100, destination="shipping"))
+    files.missing.add("Europe/Kyiv")
+    with caplog.at_level(logging.ERROR, "postdate.limits"):
+        await looks(bench, work, 300)
+    assert (bench.ids("billing"), bench.ids("shipping")) == (["m-1"], ["m-3"])
+    assert len(caplog.records) == 1
+
+
+def dispatcher_of(bench: Any) -> Dispatcher:
+    return Dispatcher(bench.memory, bench.transport, bench.settings, bench.clock, bench.breaker, bench.failure_rate)
+
+
+async def looks(bench: Any, work: DueWork, seconds: int) -> None:
+    for _ in range(seconds):
+        await bench.clock.advance(SECOND)
+        while (await work.take(bench.clock.now())).more:
+            pass
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -279,6 +367,36 @@ async def test_whoever_is_ended_by_force_as_he_takes_a_turn_gives_back_what_he_c
     assert bench.ids("billing") == ["m-1"]
 
 
+@pytest.mark.parametrize("change", [resumed, lambda _: Limits(per_second=50)], ids=["lifted", "a rate"])
+async def test_claims_of_a_lane_are_released_although_the_look_is_cancelled(make_bench, change) -> None:
+    """Those of a lane whose limits were lifted, and those of messages that are due by themselves within a lane."""
+    bench = make_bench()
+    await change_limits(bench.memory, "billing", paused, bench.start)
+    (kept,) = await bench.memory.kept_limits(["billing"])
+    stray = DelayedMessage("stray", kept.begin, "billing")
+    await bench.keep(stray, bench.message("m-1", due_in=-2), bench.message("m-2", due_in=-1))
+    work = due_work(bench.memory, bench.transport, dispatcher_of(bench), bench.clock)
+    await looks(bench, work, 2)
+    await change_limits(bench.memory, "billing", change, bench.clock.now())
+    claim_held, release = bench.memory.claim_held, bench.memory.release
+
+    async def claim_and_cancel(*given: Any) -> Sequence[Claim]:
+        claims = await claim_held(*given)
+        assert claims
+        looking.cancel()
+        return claims
+
+    async def release_over_network(*given: Any) -> int:
+        await anyio.lowlevel.checkpoint()
+        return await release(*given)
+
+    bench.memory.claim_held, bench.memory.release = claim_and_cancel, release_over_network
+    with anyio.CancelScope() as looking:
+        await looks(bench, work, 20)
+    assert looking.cancelled_caught
+    assert (await bench.memory.statistics(bench.clock.now())).claimed == 0
+
+
 async def test_what_was_held_is_let_go_in_one_call_a_thousand(services: Running) -> None:
     async with services() as shop:
         await change_limits(shop.limits, "q", paused, shop.clock.now())
@@ -326,6 +444,50 @@ async def test_what_is_due_in_the_far_year_of_a_lane_by_itself_is_not_let_throug
         await shop.pass_time(30)
         assert (await shop.arrived(), await shop.arrived("free")) == (3, 0)
         assert await shop.store.next_due() == kept.begin
+
+
+async def test_a_message_that_is_due_by_itself_in_the_far_year_of_a_lane_does_not_hold_up_the_lane(
+    services: Running,
+) -> None:
+    async with services() as shop:
+        await change_limits(shop.limits, "q", limited(5, ()), shop.clock.now())
+        (kept,) = await shop.limits.kept_limits(["q"])
+        far = [DelayedMessage(f"far-{n}", kept.begin + n * SECOND, "free") for n in range(3)]
+        await shop.store.store_many(far, shop.clock.now())
+        await shop.send(5)
+        await shop.pass_time(20, 200)
+        assert (await shop.arrived(), await shop.arrived("free")) == (5, 0)
+        assert [await shop.store.cancel(each.message_id, shop.clock.now()) for each in far] == [True] * 3  # type: ignore[attr-defined]
+
+
+async def test_while_the_transport_is_away_lanes_are_not_looked_into_all_the_time(make_bench) -> None:
+    bench, down = make_bench(), TransportUnreachable("down")
+    await bench.create_queues("billing")
+    await change_limits(bench.memory, "billing", limited(100, ()), bench.start)
+    await bench.keep(*[bench.message(f"m-{n}") for n in range(20)])
+    bench.transport.faults.add(lambda call: down if call.method == "send" else None)
+    work = due_work(bench.memory, bench.transport, dispatcher_of(bench), bench.clock)
+    times = list[datetime]()
+    while bench.clock.now() < bench.start + 60 * SECOND:
+        now = bench.clock.now()
+        result = await work.take(now)
+        times.append(now)
+        wait = SECOND if result.next_attempt is None else result.next_attempt - bench.clock.now()
+        await bench.clock.advance(timedelta(0) if result.more else max(wait, timedelta(milliseconds=1)))
+    late = [each for each in times if each > bench.start + 20 * SECOND]
+    assert 10 < len(late) < 200
+    bench.transport.faults.clear()
+    await looks(bench, work, 5)
+    assert len(bench.ids("billing")) == 20
+
+
+async def test_a_look_that_asked_nothing_says_nothing_about_the_store(make_bench) -> None:
+    bench = make_bench()
+    dispatcher = dispatcher_of(bench)
+    work = due_work(bench.memory, bench.transport, dispatcher, bench.clock)
+    assert (await work.take(bench.clock.now())).has_asked
+    dispatcher._probing.failed(bench.clock.monotonic())
+    assert not (await work.take(bench.clock.now())).has_asked
 
 
 async def test_a_service_that_waits_for_a_turn_does_not_look_all_the_time(

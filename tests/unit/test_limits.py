@@ -1,7 +1,7 @@
 """What limits of destinations say: windows, rates, and what a store keeps of them (ADR 34)."""
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -76,7 +76,7 @@ def test_a_window_is_open_or_opens(window: str, now: str, opens: str) -> None:
 )
 def test_what_is_no_window_is_refused(window: str) -> None:
     with pytest.raises(InvalidTimestamp):
-        Limits(windows=(window,))
+        limited(None, window)(NO_LIMITS)
 
 
 @pytest.mark.parametrize("windows", [5, [None], "", ["", "x"]])
@@ -172,6 +172,27 @@ async def test_limits_are_changed_one_by_one_and_lifted() -> None:
     assert await store.keep_limits("q", "nonsense", NOW)
     assert (await limits_of(store))["q"].paused
     assert await change_limits(store, "q", limited(5, ()), NOW) == Limits(per_second=5)
+
+
+async def test_where_zone_files_lack_its_zone_a_window_stays_when_a_queue_is_paused_and_resumed() -> None:
+    store, text = MemoryStore(), '{"paused":false,"per_second":5.0,"windows":["09:00-17:00 Europe/Neverland"]}'
+    await store.keep_limits("q", text, NOW)
+    assert (await change_limits(store, "q", paused, NOW)).paused
+    limits = await change_limits(store, "q", resumed, NOW)
+    assert str(limits) == "at most 5 a second, within 09:00-17:00 Europe/Neverland"
+    with pytest.raises(InvalidTimestamp, match="no time zone 'Europe/Neverland'"):
+        limits.opens(NOW)
+    with pytest.raises(InvalidTimestamp, match="no time zone 'Europe/Neverland'"):
+        await change_limits(store, "q", limited(5, limits.windows), NOW)
+
+
+@pytest.mark.parametrize("change", [paused, resumed])
+async def test_limits_that_cannot_be_read_are_not_changed_in_part(change: Callable[[Limits], Limits]) -> None:
+    store, text = MemoryStore(), '{"per_minute": 5}'  # as of a newer version
+    await store.keep_limits("q", text, NOW)
+    with pytest.raises(InvalidMessage, match="cannot be read"):
+        await change_limits(store, "q", change, NOW)
+    assert [each.limits for each in await store.kept_limits()] == [text]
 
 
 async def test_limits_that_are_set_again_leave_a_rate_alone() -> None:

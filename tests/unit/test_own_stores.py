@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import anyio
 import pytest
+from tests.waiting import until
 
 from postdate import (
     DelayedDelivery,
@@ -282,6 +283,29 @@ async def test_what_waits_in_memory_for_another_attempt_is_given_back_at_the_end
     async with world.endpoint():
         await world.clock.settle()
         assert world.ids("billing") == ["m-1"]
+
+
+async def test_stopping_does_not_wait_for_a_silent_store_to_take_back_what_waits_in_memory(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.transport.faults.add(lambda call: DOWN if call.method == "send" and call.number > 1 else None)
+
+    async def be_silent(*_: object) -> bool:
+        await anyio.sleep_forever()
+        return False
+
+    async with anyio.create_task_group() as tasks:
+
+        async def live() -> None:
+            async with world.endpoint(retries=1_000) as sales:
+                await sales.send(b"", destination="billing", delay=SECOND, message_id="m-1")
+                await world.clock.advance(20 * SECOND)
+                world.store.increment_failure_count = be_silent
+
+        tasks.start_soon(live)
+        await until(lambda: world.store.increment_failure_count is be_silent)
+        await world.clock.advance(10 * SECOND)
+    assert "failed messages stay with this process until it ends" in caplog.text
 
 
 async def test_more_failed_messages_than_are_kept_wait_their_turn(

@@ -53,7 +53,8 @@ class Limits:
     Args:
         paused: nothing, until that is taken back.
         per_second: so many messages on average, spread over each second; above 0.
-        windows: only within one of these, such as ``mon-fri 09:00-17:00 Europe/Paris``.
+        windows: only within one of these, such as ``mon-fri 09:00-17:00 Europe/Paris``. Zones are looked up when the
+            limits are set, and whenever :meth:`opens` is asked: zone files of machines differ, and change.
 
     Raises:
         InvalidMessage: a rate that is none.
@@ -69,7 +70,7 @@ class Limits:
         if rate is not None and not (type(rate) in (int, float) and 0.0001 <= rate <= 1_000_000):
             raise InvalidMessage(f"{rate!r} messages a second is no rate: give 0.0001 to 1,000,000, or none")
         for each in self.windows:
-            Window.read(each)
+            Window.parse(each)
 
     def __str__(self) -> str:
         said = ["paused"] if self.paused else []
@@ -78,10 +79,14 @@ class Limits:
         return ", ".join([*said, *(f"within {each}" for each in self.windows)]) or "no limits"
 
     def opens(self, now: datetime) -> datetime:
-        """Return ``now`` if messages may go then, as far as that is known beforehand; else when they may; UTC."""
+        """Return ``now`` if messages may go then, as far as that is known beforehand; else when they may; UTC.
+
+        Raises:
+            InvalidTimestamp: the zone files of this machine do not have the zone of a window, or not any more.
+        """
         if self.paused:
             return LATEST
-        return min((Window.read(each).opens(now) for each in self.windows), default=now)
+        return min((Window.parse(each).opens(now) for each in self.windows), default=now)
 
     def allowed(self, free_at: datetime, now: datetime) -> int:
         """Return how many messages may go at once; ``free_at``: when the next might at the earliest."""
@@ -158,15 +163,15 @@ async def change_limits(
 ) -> Limits:
     """Have all services of a store keep other limits of a destination than before; return them.
 
-    What cannot be read counts as no limits. A rate goes on where it was.
+    A rate goes on where it was.
 
     Raises:
-        InvalidMessage: no queue has such a name.
+        InvalidMessage: no queue has such a name; or the change keeps a part of limits that cannot be read.
     """
     check_text(destination, "destination", DESTINATION_LIMIT)
     while True:
         kept = next(iter(await store.kept_limits([destination])), None)
-        before = NO_LIMITS if kept is None else _read(kept.limits) or NO_LIMITS
+        before = NO_LIMITS if kept is None else _read(kept.limits) or _UNREADABLE
         limits = change(before)
         text = "" if limits == NO_LIMITS else msgspec.json.encode(limits).decode()
         if text == ("" if kept is None else kept.limits):
@@ -178,17 +183,33 @@ async def change_limits(
 
 
 def paused(limits: Limits) -> Limits:
-    return replace(limits, paused=True)
+    return replace(_readable(limits), paused=True)
 
 
 def resumed(limits: Limits) -> Limits:
-    return replace(limits, paused=False)
+    return replace(_readable(limits), paused=False)
+
+
+def _readable(limits: Limits) -> Limits:
+    """Return limits of which a change keeps a part. Raises `InvalidMessage` if they cannot be read."""
+    if limits is _UNREADABLE:
+        raise InvalidMessage(
+            "the limits of this queue cannot be read: they are damaged, or of a newer version of postdate. Use that "
+            "version, or set other limits in their place: postdate destinations limit"
+        )
+    return limits
 
 
 def limited(per_second: float | None, windows: str | Sequence[str]) -> Callable[[Limits], Limits]:
-    """Return the change to these limits; what is paused stays so."""
+    """Return the change to these limits; what is paused stays so, and what cannot be read counts as no limits."""
     several = tuple(windows) if isinstance(windows, list | tuple) else (str(windows),)
-    return lambda limits: Limits(limits.paused, per_second, several)
+
+    def change(limits: Limits) -> Limits:
+        for each in several:
+            Window.read(each)  # with its zone
+        return Limits(limits.paused and limits is not _UNREADABLE, per_second, several)
+
+    return change
 
 
 # --- in a service -----------------------------------------------------------------------------------------------------

@@ -48,12 +48,25 @@ class Window:
         Raises:
             InvalidTimestamp: the text is not of that kind, or there is no such zone.
         """
-        window = cls(*_parse(str(text)))  # str: callers without types
+        window = cls.parse(text)
         rules_of(window.zone)
         return window
 
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the window that a text describes, whether or not the zone files of this machine have its zone.
+
+        Raises:
+            InvalidTimestamp: the text is not of that kind.
+        """
+        return cls(*_parse(str(text)))  # str: callers without types
+
     def opens(self, now: datetime) -> datetime:
-        """Return ``now`` if it is open then, or else the next instant at which it opens, UTC."""
+        """Return ``now`` if it is open then, or else the next instant at which it opens, UTC.
+
+        Raises:
+            InvalidTimestamp: the zone files of this machine do not have its zone, or not any more.
+        """
         begin, _ = next(self._open_parts(to_microseconds(now)), (None, 0))
         return LATEST if begin is None else nearest_instant(begin)
 

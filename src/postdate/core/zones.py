@@ -116,16 +116,19 @@ def rules_of(zone: str) -> bytes:
         InvalidTimestamp: there is no such zone.
     """
     source = SOURCE.get()
-    return _rules_of(source, str(zone), int(source.seconds() // SAME_FOR_SECONDS))  # str: callers without types
+    rules = _rules_of(source, str(zone), int(source.seconds() // SAME_FOR_SECONDS))  # str: callers without types
+    if rules is None:
+        raise InvalidTimestamp(f"there is no time zone {zone!r}; names look like Europe/Paris")
+    return rules
 
 
 @lru_cache(maxsize=1_000)
-def _rules_of(source: ZoneSource, zone: str, _minute: int) -> bytes:
+def _rules_of(source: ZoneSource, zone: str, _minute: int) -> bytes | None:
     if zone in zoneinfo.available_timezones() - {"localtime"}:
         for each in source.files():
             if (rules := each.read(zone)) is not None:
                 return rules
-    raise InvalidTimestamp(f"there is no time zone {zone!r}; names look like Europe/Paris")
+    return None
 
 
 @lru_cache(maxsize=1_000)

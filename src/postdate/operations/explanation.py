@@ -163,13 +163,17 @@ class _Question:
         limits = (await limits_of(store)).get(message.destination) if isinstance(store, LimitingStore) else None
         if limits is None:
             return []
-        queue, opens = repr(message.destination), limits.opens(max(self.now, message.due))
+        queue, begin = repr(message.destination), max(self.now, message.due)
         if limits.paused:
             return [f"its queue {queue} is paused"]
-        said = [f"the limits of its queue {queue} are: {limits}"]
-        if opens > max(self.now, message.due):
-            said.append(f"nothing goes there before {shown_time(opens)}")
-        return said
+        facts = [f"the limits of its queue {queue} are: {limits}"]
+        try:
+            opens = limits.opens(begin)
+        except InvalidTimestamp as error:
+            return [*facts, f"a service with the zone files of this machine lets nothing go there: {error}"]
+        if opens > begin:
+            facts.append(f"nothing goes there before {shown_time(opens)}")
+        return facts
 
     async def _overdue(self, standing: Standing, facts: list[str], processes: Sequence[Process] | None) -> Explanation:
         message = standing.message

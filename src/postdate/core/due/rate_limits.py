@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final
 
@@ -14,12 +15,13 @@ import anyio
 
 from postdate.clock import Clock, later
 from postdate.core.due.dispatcher import Dispatcher
-from postdate.core.due.poller import DueWork, PollResult
+from postdate.core.due.poller import LONGEST_SLEEP, DueWork, PollResult
 from postdate.core.expiry import is_expired
 from postdate.core.health.attempts import Release
 from postdate.core.limits import AT_ONCE, NO_LIMITS, SAME_FOR, Limits
+from postdate.errors import InvalidTimestamp
 from postdate.ports import Claim, Wake
-from postdate.ports.limits import KeptLimits, LimitingStore
+from postdate.ports.limits import LANES, KeptLimits, LimitingStore
 
 _EMPTY_APART: Final = 10.0
 """Seconds between looks into an empty lane: another service, which held something since, may have ended."""
@@ -29,6 +31,11 @@ _LOOKS_LAST: Final = 0.05
 
 _LOST_TURN: Final = 0.02
 """Seconds after which one looks again who was late for a turn."""
+
+_AFTER_LANES: Final = datetime(9999, 12, 31, tzinfo=UTC)
+"""The attempt time of a message that is due by itself in the far years of the lanes."""
+
+log = logging.getLogger("postdate.limits")
 
 
 @dataclass(slots=True)
@@ -54,8 +61,8 @@ class _Look:
     limits: Limits
     now: datetime
     allowed: int
-    is_lost: bool = True
-    """No messages were claimed, or another service took the turns."""
+    is_lost: bool = False
+    """Another service took the turns."""
     expired: int = 0
     sent: int = 0
 
@@ -75,6 +82,8 @@ class LimitedWork(DueWork):
         """Of the limits, when ``_lanes`` were brought up to date."""
         self._look_at = -math.inf
         """When the first lane is to be looked into (monotonic seconds)."""
+        self._without_zone = set[str]()
+        """Destinations with a window in a zone that the zone files lack, as was logged."""
 
     def running(self) -> AbstractAsyncContextManager[None]:
         return self._work.running()
@@ -83,7 +92,7 @@ class LimitedWork(DueWork):
         return await self._work.listen(wake)
 
     async def take(self, now: datetime) -> PollResult:
-        taken = await self._work.take(now)
+        result = await self._work.take(now)
         cache = self._dispatcher.limits
         await cache.refresh()
         count = 0
@@ -94,10 +103,11 @@ class LimitedWork(DueWork):
         pause = max(self._look_at - self._clock.monotonic(), 0.0)
         if cache.any or cache.lanes:
             pause = min(pause, SAME_FOR)
-        attempts = [] if taken.next_attempt is None else [taken.next_attempt]
+        attempts = [] if result.next_attempt is None else [result.next_attempt]
         if pause < math.inf:
             attempts.append(later(self._clock.now(), timedelta(seconds=pause)))
-        return PollResult(taken.count + count, taken.more or pause == 0, min(attempts, default=None))
+        more = result.more or pause == 0
+        return PollResult(result.count + count, more, min(attempts, default=None), has_asked=result.has_asked)
 
     def _update_lanes(self) -> None:
         """Forget lanes that are empty, and look at once into those that have new messages or other limits."""
@@ -108,12 +118,15 @@ class LimitedWork(DueWork):
             lanes[destination] = _Lane(kept.limits) if lane is None or is_new else lane
         cache.new.clear()
         self._lanes, self._version = lanes, cache.version
+        self._without_zone &= lanes.keys()
         self._look_at = min((each.look_at for each in lanes.values()), default=math.inf)
 
     async def _look_into_lanes(self) -> int:
         """Look into the lanes whose time has come, the longest overdue first; return how many messages went on.
 
-        It ends after :data:`_LOOKS_LAST`, so that many lanes do not delay the messages of other destinations.
+        It ends after :data:`_LOOKS_LAST`, so that many lanes do not delay the messages of other destinations. A lane
+        is looked into at least as often as the poller looks: a window opens by the clock of the machine, and monotonic
+        seconds stand still while that is suspended, or its clock is set.
         """
         cache, count, began = self._dispatcher.limits, 0, self._clock.monotonic()
         overdue = sorted(
@@ -122,6 +135,7 @@ class LimitedWork(DueWork):
         for _, destination in overdue:
             lane, (kept, limits) = self._lanes[destination], cache.lanes[destination]
             number, pause = await self._look_into(lane, kept, limits)
+            pause = min(pause, LONGEST_SLEEP.total_seconds())
             count, lane.look_at = count + number, self._clock.monotonic() + pause
             if self._clock.monotonic() - began > _LOOKS_LAST:
                 break
@@ -130,19 +144,32 @@ class LimitedWork(DueWork):
 
     async def _look_into(self, lane: _Lane, kept: KeptLimits, limits: Limits) -> tuple[int, float]:
         """Return how many messages went on, and after how many seconds to look again; 0: there may be more."""
-        now = self._clock.now()
+        now, destination = self._clock.now(), kept.destination
         if limits == NO_LIMITS:
             return await self._free(kept, now)
-        opens = limits.opens(now)
+        try:
+            opens = limits.opens(now)
+        except InvalidTimestamp as error:  # of this lane alone: others go on
+            if destination not in self._without_zone:
+                self._without_zone.add(destination)
+                log.error("nothing is delivered to %s until zone files have its zone: %s", destination, error)
+            return 0, math.inf
+        self._without_zone.discard(destination)
         allowed = limits.allowed(kept.free_at, now) if opens <= now else 0
         if not allowed:
             then = opens if opens > now else limits.next_turn(kept.free_at)
             return 0, max((then - now).total_seconds(), 0.001)
         look = _Look(kept, limits, now, allowed)
         size = min(allowed + 2 * lane.expired, AT_ONCE)
-        taken = await self._dispatcher.take(now, size, partial(self._claim, look))
+        result = await self._dispatcher.take(now, size, partial(self._claim, look))
         lane.expired = look.expired
-        return taken.count, self._pause_after(look)
+        if result.has_asked:
+            return result.count, self._pause_after(look)
+        if result.more:
+            return result.count, 0.0
+        # Nothing was claimed, as while the transport is out of reach. Another batch may find it back earlier.
+        again = result.next_attempt or later(now, timedelta(seconds=SAME_FOR))
+        return result.count, min(max((again - self._clock.now()).total_seconds(), 0.001), SAME_FOR)
 
     def _pause_after(self, look: _Look) -> float:
         if look.is_lost:
@@ -161,9 +188,8 @@ class LimitedWork(DueWork):
 
         What has expired is not sent and takes no turns. It is claimed together with the messages behind it.
         """
-        look.is_lost = False
         free_at = look.kept.free_at  # another one if something is sent
-        claims, wanted = await self._held(look.kept, limit, look.now), list[Claim]()
+        claims, wanted = await self._claim_lane(look.kept, limit, look.now), list[Claim]()
         expired = [each for each in claims if is_expired(each.message, look.now)]
         try:
             if fresh := [each for each in claims if not is_expired(each.message, look.now)][: look.allowed]:
@@ -181,10 +207,7 @@ class LimitedWork(DueWork):
             if surplus := [each for each in claims if id(each) not in tokens]:
                 if not wanted:
                     self._dispatcher.limits.forget()
-                with anyio.CancelScope(shield=True):
-                    await self._finisher.give_back(
-                        [Release(each, look.kept.place(each.message.due)) for each in surplus]
-                    )
+                await self._give_back([Release(each, look.kept.place(each.message.due)) for each in surplus])
         look.expired, look.sent = len(expired), len(wanted) - len(expired)
         if look.sent:
             self._dispatcher.limits.note(replace(look.kept, free_at=free_at), look.limits)
@@ -193,18 +216,35 @@ class LimitedWork(DueWork):
 
     async def _free(self, kept: KeptLimits, now: datetime) -> tuple[int, float]:
         """Have what was held go the way of all others."""
-        claims = await self._held(kept, AT_ONCE, now)
+        claims = await self._claim_lane(kept, AT_ONCE, now)
         if not claims:
             return 0, _EMPTY_APART
         at_once = max(claim.message.due for claim in claims)  # one call
-        await self._finisher.give_back([Release(claim, at_once) for claim in claims])
+        await self._give_back([Release(claim, at_once) for claim in claims])
         return len(claims), 0.0
 
-    async def _held(self, kept: KeptLimits, limit: int, now: datetime) -> Sequence[Claim]:
-        """Claim what is held; a message that is due in the far year of the lane by itself is none of these."""
+    async def _claim_lane(self, kept: KeptLimits, limit: int, now: datetime) -> Sequence[Claim]:
+        """Claim what is held.
+
+        A message that is due in the far year of the lane by itself is none of these. It leaves the lane, or it would be
+        claimed before those behind it whenever there is a look.
+        """
         call = partial(self._store.claim_held, kept, now, limit)
-        claims = await self._dispatcher.store_deadlines.call_apart(call, self._dispatcher.give_back_late)
-        strays = [each for each in claims if each.message.due >= now or each.message.destination != kept.destination]
-        if strays:
-            await self._finisher.give_back([Release(claim, claim.message.due) for claim in strays])
-        return [claim for claim in claims if claim not in strays] if strays else claims
+        while claims := await self._dispatcher.store_deadlines.call_apart(call, self._dispatcher.give_back_late):
+            claims_of_lane, strays = list[Claim](), list[Release]()
+            for claim in claims:
+                due = claim.message.due
+                if due < now and claim.message.destination == kept.destination:
+                    claims_of_lane.append(claim)
+                else:
+                    strays.append(Release(claim, due if due < LANES else max(due, _AFTER_LANES)))
+            if strays:
+                await self._give_back(strays)
+            if claims_of_lane:
+                return claims_of_lane
+        return []
+
+    async def _give_back(self, releases: Sequence[Release]) -> None:
+        """Release claims, also while the caller is cancelled: no batch has them, so they would be released by none."""
+        with anyio.CancelScope(shield=True):
+            await self._finisher.give_back(releases)
