@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from tests.integration.postgres_place import MILLISECOND, SECOND, now
 from tests.integration.test_postgres_enqueue import Remind, Sales, begin, sales, sqlalchemy_url
 from tests.redis_subjects import Prefix
 from tests.waiting import until
+from typing_extensions import override
 
 import postdate
 from postdate import (
@@ -285,6 +287,78 @@ def test_children_of_a_fork_have_their_own_and_leave_the_parent_its(place: tuple
     assert (ran.stdout, ran.returncode) == (f"{['after', 'before', *(f'child-{n}' for n in range(4))]}\n", 0), (
         ran.stderr
     )
+
+
+class SlowStore(SqliteStore):
+    """A store whose opening ends when the test lets it, and fails while it ``is_down``."""
+
+    may_open: threading.Event
+    is_down = False
+    attempts = 0
+    opened = 0
+    closed = 0
+
+    @override
+    async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
+        type(self).attempts += 1
+        await until(self.may_open.is_set)
+        if self.is_down:
+            raise StoreUnavailable("the server is down")
+        await super().initialize(endpoint, mode)
+        type(self).opened += 1
+
+    @override
+    async def close(self) -> None:
+        type(self).closed += 1
+        await super().close()
+
+
+@pytest.fixture
+def slow_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[SlowStore]:
+    """Have clients open stores of a class of this test's own."""
+
+    class Store(SlowStore):
+        may_open = threading.Event()
+
+    def open_slow_store(_address: str, **_settings: object) -> SqliteStore:
+        return Store(tmp_path / "shop.db")
+
+    monkeypatch.setattr("postdate.client.background.open_store", open_slow_store)
+    return Store
+
+
+async def _cancelled_while_it_opens(slow_store: type[SlowStore]) -> Client:
+    client = postdate.connect("sqlite:///of-the-test")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(client.limits)
+        await until(lambda: slow_store.attempts == 1)
+        tasks.cancel_scope.cancel()
+    return client
+
+
+async def test_the_error_of_an_opening_that_was_not_waited_for_is_given_to_no_later_call(
+    slow_store: type[SlowStore],
+) -> None:
+    slow_store.is_down = True
+    client = await _cancelled_while_it_opens(slow_store)
+    slow_store.may_open.set()
+    await until(lambda: slow_store.closed == 1)
+    slow_store.is_down = False
+    assert await client.limits() == {}
+    await client.close()
+    assert slow_store.attempts == slow_store.closed == 2
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_a_store_whose_opening_was_not_waited_for_is_closed_while_it_opens_and_afterwards(
+    slow_store: type[SlowStore], is_open: bool
+) -> None:
+    client = await _cancelled_while_it_opens(slow_store)
+    slow_store.may_open.set()
+    if is_open:
+        await until(lambda: slow_store.opened == 1)
+    await client.close()
+    assert slow_store.closed == 1
 
 
 async def test_what_goes_on_ends_before_it_is_closed_and_nobody_waits_for_ever(client: Client) -> None:
@@ -598,6 +672,33 @@ async def test_a_client_reads_the_clock_of_its_store_again_after_some_minutes(
             monkeypatch.setattr("postdate.client.background._READ_AGAIN_AFTER", timedelta(minutes=minutes))
             assert await client.get("m") is None
             assert len(reads) == count
+
+
+async def test_delays_count_from_the_latest_time_that_the_store_may_show(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, from the earliest one: they were short by what the client's clock did not know."""
+    monkeypatch.setattr(FollowingClock, "latest", lambda clock: clock.now() + 5 * HOUR)
+    with client_of("postgres", request) as (client, url, _):
+        began = now()
+        await client.send(b"", destination="q", delay=HOUR, message_id="sent")
+        await client.send(b"", destination="q", delay=9 * HOUR, message_id="rescheduled")
+        await client.reschedule("rescheduled", delay=HOUR)
+        await client.replace(b"", key="replaced", destination="q", delay=HOUR)
+        await client.send_many([(b"", SendOptions("q", delay=HOUR))] * 2)
+        async with await psycopg.AsyncConnection.connect(url) as connection:
+            await client.send(b"", destination="q", delay=HOUR, message_id="in", transaction=connection)
+            await client.replace(b"", key="in", destination="q", delay=HOUR, transaction=connection)
+            await client.send(b"", destination="q", delay=9 * HOUR, message_id="moved", transaction=connection)
+            await client.reschedule("moved", delay=HOUR, transaction=connection)
+            await connection.commit()
+        for each in await client.list():
+            assert timedelta(0) <= each.due - began - 6 * HOUR < 60 * SECOND, each.message_id
+        assert len(await client.list()) == 8
+        await client.send(b"", destination="q", message_id="at once")
+        at_once = await client.get("at once")
+        assert at_once is not None
+        assert at_once.due - began < 60 * SECOND
 
 
 def _ids(found: Sequence[DelayedMessage]) -> list[str]:

@@ -39,7 +39,7 @@ from postdate.core import zones
 from postdate.core.limits import Limits, change_limits
 from postdate.core.upkeep import wall_times
 from postdate.endpoint.outgoing import through_queue
-from postdate.errors import DelayConflict, InvalidMessage, InvalidTimestamp, NotSupported
+from postdate.errors import DelayConflict, InvalidMessage, InvalidTimestamp, NotSupported, StoreUnavailable
 from postdate.messages import MARKERS, Envelope, Headers
 from postdate.operations.doctor.checks import Verdict, time_zones
 from postdate.ports import MessageFilter, RecordKind
@@ -465,6 +465,64 @@ async def test_what_is_stored_by_rules_of_before_is_looked_for_for_thirty_days(
     assert (await dues(client))["late"] == at(hour)
 
 
+async def test_what_is_stored_by_rules_of_before_is_looked_for_as_long_as_senders_have_these(
+    shop: tuple[str, Client], rules: Change
+) -> None:
+    """Before, thirty days after the new rules no service looked for it any more."""
+    url, client = shop
+    clock, before = VirtualClock(), wall_times.rules_of(PARIS)
+    rules("Africa/Algiers")
+    async with looking_into(url, {}) as store:
+        daily = wall_times.wall_times(store, clock)
+        await daily._do(daily)
+        (marker,) = await wall_times.markers(store)
+        await clock.advance(timedelta(days=40))
+        await wall_times.note_rules(store, PARIS, [wall_times.rules_of(PARIS)], clock.now())
+        assert await wall_times.markers(store) == [marker], "a sender with the newest rules changes nothing"
+        await wall_times.note_rules(store, PARIS, [before], clock.now())
+        late = DelayedMessage("late", at(7), "q", {Headers.WALL_TIME: f"2027-07-01T09:00:00 {PARIS}"}, b"")
+        await store.store(late, clock.now())
+        (renewed,) = await wall_times.markers(store)
+        assert renewed.body == marker.body
+        assert renewed.headers == {**marker.headers, "at": clock.now().isoformat()}
+        await clock.advance(timedelta(days=1))
+        await wall_times.note_rules(store, PARIS, [before], clock.now())
+        assert await wall_times.markers(store) == [renewed], "it is written once a day, not by each sender"
+        await daily._do(daily)
+    assert (await dues(client))["late"] == at(8)
+
+
+async def test_a_look_that_fails_is_made_again_soon(
+    shop: tuple[str, Client], rules: Change, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before, an hour later: what waits was late by that, as the store was away just after the start."""
+    url, client = shop
+    rules("Africa/Algiers")
+    clock, failures = VirtualClock(), 6
+    began = clock.now()
+    async with looking_into(url, {}) as store:
+        list_pending, looks = store.list_pending, list[datetime]()
+
+        async def fail_first(where: MessageFilter, limit: int) -> list[DelayedMessage]:
+            looks.append(clock.now())
+            if len(looks) <= failures:
+                raise StoreUnavailable("away for a moment")
+            return await list_pending(where, limit)
+
+        store.list_pending = fail_first
+        daily = wall_times.wall_times(store, clock)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(daily.run)
+            while len(looks) <= failures and clock.now() < began + timedelta(minutes=5):
+                await clock.advance(timedelta(seconds=1))
+            assert [(each - began).seconds for each in looks[: failures + 1]] == [0, 1, 3, 7, 15, 31, 63]
+            await until(is_due(client, 8))
+            daily.stop()
+    lines = [each for each in caplog.records if "changes of time zones are not followed" in each.getMessage()]
+    assert [each.levelname for each in lines].count("WARNING") == 1
+    assert "it is tried again in 1 s: away for a moment" in lines[0].getMessage()
+
+
 async def test_a_marker_has_the_newest_rules_and_seven_of_before(shop: tuple[str, Client], rules: Change) -> None:
     url, client = shop
     zones = ["UTC", "Asia/Tokyo", "Asia/Kolkata", "Asia/Dubai", "Asia/Kabul", "Asia/Dhaka", "America/Lima", "Asia/Hovd"]
@@ -509,7 +567,7 @@ async def test_what_ends_while_new_rules_move_it_is_held_by_nobody(
 
         monkeypatch.setattr(store, "get", cancel_first)
         daily = wall_times.wall_times(store, VirtualClock())
-        await daily._do(daily)  # raises if somebody holds a message
+        assert await daily._do(daily), "nobody holds a message"
     assert await client.list() == []
 
 

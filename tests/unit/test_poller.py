@@ -397,6 +397,38 @@ async def test_it_says_when_it_is_told_of_what_is_stored(work: Work, critical: l
         assert poller.listening.is_set()
 
 
+async def test_a_store_that_refuses_only_to_wake_it_is_looked_at_and_asked_again_row_34(
+    work: Work, critical: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before, it was not looked at until it agreed."""
+    start, listen = work.clock.now(), work.listen
+
+    async def refuse(_wake: Wake) -> Callable[[], None]:
+        raise StoreUnavailable("no connection to listen on")
+
+    monkeypatch.setattr(work, "listen", refuse)
+    work.store(start + 5 * SECOND)
+    async with polling(work, critical) as poller:
+        await work.clock.advance(90 * SECOND)
+        assert work.taken == [(start + 5 * SECOND, start + 5 * SECOND + MICROSECOND)]
+        work.store(start + 91 * SECOND)
+        await work.clock.advance(60 * SECOND)
+        assert [due for due, _ in work.taken] == [start + 5 * SECOND, start + 91 * SECOND], "within a minute"
+        assert len(work.looks) <= 6
+        assert poller.problem is None
+        assert critical == []
+        assert "cannot be told of what is stored: no connection to listen on" in caplog.text
+        assert "reachable again" not in caplog.text
+
+        work.store(work.clock.now() + 2 * SECOND)
+        monkeypatch.setattr(work, "listen", listen)
+        await work.clock.advance(3 * SECOND)
+        assert len(work.taken) == 3, "what was stored while it was deaf is found as soon as it hears"
+        work.store(work.clock.now() - SECOND)
+        await work.clock.settle()
+        assert len(work.taken) == 4, "it is woken"
+
+
 @pytest.mark.parametrize("fails", [False, True])
 async def test_who_waits_for_it_to_listen_is_held_up_by_no_outage_and_no_stop(
     work: Work, critical: list[str], fails: bool
@@ -430,7 +462,7 @@ async def test_stopping_while_the_store_is_down_ends_it_row_55(work: Work, criti
     work.fails = True
     async with polling(work, critical):
         pass
-    assert work.looks == []
+    assert len(work.looks) <= 1
 
 
 async def test_stopping_during_a_look_lets_it_finish_row_55(work: Work, critical: list[str]) -> None:

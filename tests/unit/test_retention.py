@@ -87,7 +87,7 @@ async def test_a_failure_is_told_and_tried_again(tmp_path: Path, caplog: pytest.
         store.error = StoreUnavailable("not now")
 
         async def is_told() -> bool:
-            return f"old records are not removed; it is tried again in an hour: {store.error}" in caplog.text
+            return f"old records are not removed; it is tried again in 1 s: {store.error}" in caplog.text
 
         await until_later(clock, is_told)
         store.error = None

@@ -20,7 +20,7 @@ from postdate.clock import LATEST
 from postdate.endpoint.outgoing import SendKeywords, kept, outgoing_message, sender_headers, through_queue
 from postdate.endpoint.plain_handlers import BlockingHandlerContext
 from postdate.errors import DelayConflict, InvalidHeaders, InvalidMessage, InvalidTimestamp
-from postdate.testing import EndpointTest
+from postdate.testing import EndpointTest, VirtualClock
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -29,7 +29,7 @@ SENDER = sender_headers("sales", "sales")
 
 
 def send(**options) -> Envelope | DelayedMessage:
-    return outgoing_message(SENDER, CONTENT, b"body", "billing", SendOptions(**options), NOW)
+    return outgoing_message(SENDER, CONTENT, b"body", "billing", SendOptions(**options), VirtualClock(NOW))
 
 
 @pytest.mark.parametrize("sends", [Endpoint, BlockingEndpoint, HandlerContext, BlockingHandlerContext, EndpointTest])
@@ -100,7 +100,7 @@ def test_delay_and_absolute_time_exclude_each_other_row_6() -> None:
 
 def test_options_used_twice_delay_both_messages_row_8() -> None:
     options = SendOptions(delay=SECOND)
-    sent = [outgoing_message(SENDER, CONTENT, b"", "q", options, NOW) for _ in range(2)]
+    sent = [outgoing_message(SENDER, CONTENT, b"", "q", options, VirtualClock(NOW)) for _ in range(2)]
     assert all(isinstance(message, DelayedMessage) for message in sent)
     assert len({message.message_id for message in sent}) == 2
 
@@ -183,7 +183,7 @@ def test_a_message_says_who_sent_it_and_its_own_headers_win() -> None:
 
 
 def test_who_only_sends_asks_for_no_replies() -> None:
-    message = outgoing_message(sender_headers("sales", None), {}, b"", "q", SendOptions(), NOW)
+    message = outgoing_message(sender_headers("sales", None), {}, b"", "q", SendOptions(), VirtualClock(NOW))
     assert Headers.REPLY_TO_ADDRESS not in message.headers
 
 

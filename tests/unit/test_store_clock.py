@@ -13,8 +13,10 @@ import pytest
 import postdate
 from postdate import DelayedDelivery, Endpoint, MemoryStore, MemoryTransport, SystemClock
 from postdate.clock import ScaledClock, brought_up_to_date, steady_seconds
-from postdate.core.upkeep.store_clock import FollowingClock, clock_of_store
+from postdate.core.upkeep.store_clock import FollowingClock, clock_of_store, latest_time
+from postdate.endpoint.outgoing import SendOptions, outgoing_message
 from postdate.errors import StoreNotWritable, StoreUnreachable
+from postdate.messages import DelayedMessage, Envelope
 from postdate.ports import StoreCapabilities
 from postdate.testing import VirtualClock
 
@@ -112,6 +114,44 @@ async def test_it_shows_the_store_s_time_and_is_never_ahead_of_it(minutes: int) 
     assert behind(clock, server) == 3 * MILLISECOND, "what the answer took to come back"
     machine.pass_(MINUTE)
     assert behind(clock, server) == 9 * MILLISECOND, "and what two clocks may come apart in a minute"
+
+
+@pytest.mark.parametrize("minutes", [-10, 0, 10])
+async def test_the_latest_time_is_never_behind_that_of_the_store(minutes: int) -> None:
+    machine = Machine()
+    server = Server(machine, ahead=minutes * MINUTE, there=5 * MILLISECOND, back=3 * MILLISECOND)
+    clock = FollowingClock(machine, server)
+    assert latest_time(clock) == machine.now(), "before the first measurement"
+    await clock.measure()
+    assert latest_time(clock) - server.true_now() == 5 * MILLISECOND, "what the question took on its way"
+    machine.pass_(MINUTE)
+    assert latest_time(clock) - server.true_now() == 11 * MILLISECOND, "and what two clocks may come apart in a minute"
+    assert latest_time(VirtualClock(START)) == START, "a clock that is exact"
+    not_judging = FollowingClock(machine, server, judges=False)
+    await not_judging.measure()
+    assert latest_time(not_judging) == machine.now()
+
+
+@pytest.mark.parametrize("delay", [MILLISECOND, MINUTE])
+async def test_no_delay_is_short_by_what_a_clock_does_not_know(delay: timedelta) -> None:
+    """Before, one of 50 ms was over before it began, ten minutes after the clock was read."""
+    machine = Machine()
+    server = Server(machine, back=3 * MILLISECOND)
+    clock = FollowingClock(machine, server)
+    await clock.measure()
+    machine.pass_(10 * MINUTE)
+
+    message = outgoing_message({}, {}, b"", "q", SendOptions("q", delay=delay), clock)
+    assert isinstance(message, DelayedMessage)
+    assert timedelta(0) <= message.due - (server.true_now() + delay) < 70 * MILLISECOND
+
+    due = server.true_now() + delay
+    message = outgoing_message({}, {}, b"", "q", SendOptions("q", deliver_at=due), clock)
+    assert isinstance(message, DelayedMessage)
+    assert message.due == due, "an instant is no delay, and not due before the clock must show it"
+
+    at_once = outgoing_message({}, {}, b"", "q", SendOptions("q", delay=timedelta(0)), clock)
+    assert isinstance(at_once, Envelope)
 
 
 @pytest.mark.parametrize("judges", [True, False])

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
 
 from postdate.client.background import Background, InUse, log
-from postdate.clock import later
+from postdate.clock import Clock, later
 from postdate.config import Settings, load_settings
 from postdate.core.changes import (
     EVERYTHING,
@@ -36,6 +36,7 @@ from postdate.core.changes import (
     would_be,
 )
 from postdate.core.limits import Limits, change_limits, limited, limiting, limits_of, paused, resumed
+from postdate.core.upkeep.store_clock import latest_time
 from postdate.endpoint.message_types import MessageTypes, TimesToBeReceived
 from postdate.endpoint.outgoing import SendKeywords, SendOptions, kept, outgoing_message, sender_headers
 from postdate.errors import DelayConflict, DuplicateMessage, InvalidMessage, NotSupported, PostdateError
@@ -56,7 +57,7 @@ class _Call(Generic[T]):
     """What a method does: ``alone``, or as the ``joined`` steps in a transaction of the application."""
 
     alone: Callable[[InUse], Awaitable[T]]
-    joined: Callable[[JoiningStore, datetime], Steps[T]]
+    joined: Callable[[JoiningStore, Clock], Steps[T]]
     zones: frozenset[str | None] = frozenset()
     """Whose clocks messages follow that it stores."""
     changes: str | None = None
@@ -92,13 +93,13 @@ class _Calls:
         self._looked: int | None = None
         """The process in which it was looked whether somebody delivers."""
 
-    async def joining(self, call: _Call[Any], opened: InUse) -> tuple[JoiningStore, datetime]:
-        """Return the store, if it can be part of a transaction of the application, and the time."""
+    async def joining(self, call: _Call[Any], opened: InUse) -> tuple[JoiningStore, Clock]:
+        """Return the store, if it can be part of a transaction of the application, and its clock."""
         await call.ready(opened)
         if not isinstance(opened.store, JoiningStore):
             raise no_transaction_of_yours(opened.store)
         await self.warn(opened)
-        return opened.store, opened.clock.now()
+        return opened.store, opened.clock
 
     async def warn(self, opened: InUse) -> None:
         """Warn, once in each process, where no other delivers what is stored, as far as the store can tell."""
@@ -125,11 +126,11 @@ class _Calls:
                 case _:  # pyright: ignore[reportUnnecessaryComparison] - callers without types
                     raise InvalidMessage(f"send_many takes pairs (message, SendOptions(…)), not {each!r}")
 
-        def made(now: datetime) -> list[DelayedMessage]:
-            return [self._made(message, options, now) for message, options in messages]
+        def made(clock: Clock) -> list[DelayedMessage]:
+            return [self._made(message, options, clock) for message, options in messages]
 
         async def alone(opened: InUse) -> list[str]:
-            found, now = made(opened.clock.now()), opened.clock.now()
+            found, now = made(opened.clock), opened.clock.now()
             if len(found) == 1:
                 await opened.store.store(found[0], now)
             elif there := (await opened.store.store_many(found, now)).already_there:
@@ -137,14 +138,14 @@ class _Calls:
             await self.warn(opened)
             return [each.message_id for each in found]
 
-        def joined(store: JoiningStore, now: datetime) -> Steps[list[str]]:
-            found = made(now)
-            yield from store.storing_steps(found, now)
+        def joined(store: JoiningStore, clock: Clock) -> Steps[list[str]]:
+            found = made(clock)
+            yield from store.storing_steps(found, clock.now())
             return [each.message_id for each in found]
 
         return _Call(alone, joined, frozenset(options.zone for _, options in messages))
 
-    def _made(self, message: object, options: SendOptions, now: datetime) -> DelayedMessage:
+    def _made(self, message: object, options: SendOptions, clock: Clock) -> DelayedMessage:
         destination = options.destination
         if destination is None:
             raise InvalidMessage("a message needs the queue it is meant for: destination='queue'")
@@ -153,7 +154,7 @@ class _Calls:
         if options.time_to_be_received is None and (span := self._wanted.of(type(message))) is not None:
             options = replace(options, time_to_be_received=span)
         content, body = ({}, message) if isinstance(message, bytes) else self._types.encode(message)
-        return kept(outgoing_message(self._sender, content, body, destination, options, now), now)
+        return kept(outgoing_message(self._sender, content, body, destination, options, clock), clock.now())
 
     def cancel(self, message_id: str) -> _Call[Answer]:
         check_id(message_id)
@@ -163,7 +164,7 @@ class _Calls:
         async def alone(opened: InUse) -> Answer:
             return await cancel(administrable(opened.store), message_id, opened.clock.now())
 
-        return _Call(alone, lambda store, now: store.cancelling_steps(message_id, now), changes=message_id)
+        return _Call(alone, lambda store, clock: store.cancelling_steps(message_id, clock.now()), changes=message_id)
 
     def reschedule(
         self, message_id: str, delay: timedelta | None, deliver_at: datetime | str | None, zone: str | None = None
@@ -177,15 +178,12 @@ class _Calls:
     def _reschedule(self, message_id: str, options: SendOptions) -> _Call[Answer]:
         wall_time = None if options.zone is None else str(options.wall_time)
 
-        def due(now: datetime) -> datetime:
-            return options.due(now) or now
-
         async def alone(opened: InUse) -> Answer:
-            now = opened.clock.now()
-            return await reschedule(administrable(opened.store), message_id, due(now), now, wall_time)
+            due, now = _due(options, opened.clock), opened.clock.now()
+            return await reschedule(administrable(opened.store), message_id, due, now, wall_time)
 
-        def joined(store: JoiningStore, now: datetime) -> Steps[Answer]:
-            return store.rescheduling_steps(message_id, due(now), now, wall_time)
+        def joined(store: JoiningStore, clock: Clock) -> Steps[Answer]:
+            return store.rescheduling_steps(message_id, _due(options, clock), clock.now(), wall_time)
 
         return _Call(alone, joined, frozenset({options.zone}), changes=message_id)
 
@@ -196,12 +194,13 @@ class _Calls:
         if options.message_id is not None:
             raise InvalidMessage("what is sent under a key has an id that is made of the key: leave out message_id")
 
-        def made(message_id: str, stored_at: datetime | None, now: datetime) -> DelayedMessage:
-            how, due = replace(options, message_id=message_id), options.due(now) or now
+        def made(message_id: str, stored_at: datetime | None, clock: Clock) -> DelayedMessage:
+            how = replace(options, message_id=message_id)
             if longest_wait is not None:
+                now, due = clock.now(), _due(options, clock)
                 due = min(due, later(now if stored_at is None else stored_at, longest_wait))
                 how = replace(how, delay=None, deliver_at=due, window=None, spread=None)
-            return self._made(message, how, now)
+            return self._made(message, how, clock)
 
         async def alone(opened: InUse) -> str:
             if not isinstance(opened.store, ReplacingStore):
@@ -209,13 +208,13 @@ class _Calls:
                     f"{type(opened.store).__name__} does not replace what waits under a key: cancel that by its id, "
                     f"and send anew"
                 )
-            now = opened.clock.now()
-            id_ = await opened.store.replace(key, lambda id_, stored_at: made(id_, stored_at, now), now)
+            clock = opened.clock
+            id_ = await opened.store.replace(key, lambda id_, stored_at: made(id_, stored_at, clock), clock.now())
             await self.warn(opened)
             return id_
 
-        def joined(store: JoiningStore, now: datetime) -> Steps[str]:
-            return store.replacing_steps(key, lambda id_, stored_at: made(id_, stored_at, now), now)
+        def joined(store: JoiningStore, clock: Clock) -> Steps[str]:
+            return store.replacing_steps(key, lambda id_, stored_at: made(id_, stored_at, clock), clock.now())
 
         return _Call(alone, joined, frozenset({options.zone}))
 
@@ -259,11 +258,11 @@ class _Calls:
             found = await listed.alone(opened)
             return await change_all(found, lambda each: change(each).alone(opened))
 
-        def joined(store: JoiningStore, now: datetime) -> Steps[Counter[Answer]]:
+        def joined(store: JoiningStore, clock: Clock) -> Steps[Counter[Answer]]:
             if dry_run:
-                return (yield from count_steps(store, where, lambda each: expected(each, now)))
-            found = yield from listed.joined(store, now)
-            return (yield from change_steps(found, lambda each: change(each).joined(store, now)))
+                return (yield from count_steps(store, where, lambda each: expected(each, clock.now())))
+            found = yield from listed.joined(store, clock)
+            return (yield from change_steps(found, lambda each: change(each).joined(store, clock)))
 
         return _Call(alone, joined, frozenset({zone}))
 
@@ -311,6 +310,12 @@ class _Calls:
 
         async with opened(settings) as deployment:
             return await operations.explain(deployment, message_id, await operations.present(deployment))
+
+
+def _due(options: SendOptions, clock: Clock) -> datetime:
+    """Return when a message is due by these options; one without any, now."""
+    now = clock.now()
+    return options.due(now, latest_time(clock)) or now
 
 
 def connect(
@@ -378,8 +383,8 @@ class Client(AbstractAsyncContextManager["Client"]):
     async def _do(self, call: _Call[T], transaction: NativeTransaction | None) -> T:
         if transaction is None:
             return await self._background.run(call.run)
-        store, now = await self._background.run(partial(self._calls.joining, call))
-        done = await store.join(transaction, call.joined(store, now))
+        store, clock = await self._background.run(partial(self._calls.joining, call))
+        done = await store.join(transaction, call.joined(store, clock))
         return cast("T", await self._background.run(call.seen)) if call.may_be_unseen(done) else done
 
     async def send(
@@ -556,8 +561,8 @@ class BlockingClient(AbstractContextManager["BlockingClient"]):
     def _do(self, call: _Call[T], transaction: NativeTransaction | None) -> T:
         if transaction is None:
             return self._background.submit(call.run).result()
-        store, now = self._background.submit(partial(self._calls.joining, call)).result()
-        done = store.join_blocking(transaction, call.joined(store, now))
+        store, clock = self._background.submit(partial(self._calls.joining, call)).result()
+        done = store.join_blocking(transaction, call.joined(store, clock))
         return cast("T", self._background.submit(call.seen).result()) if call.may_be_unseen(done) else done
 
     def send(

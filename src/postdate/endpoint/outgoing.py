@@ -17,11 +17,12 @@ from random import random
 from types import MappingProxyType
 from typing import Any, Final, TypedDict, Unpack
 
-from postdate.clock import EARLIEST, later
+from postdate.clock import EARLIEST, Clock, later
 from postdate.core.receive.settling import RepeatableStoring
 from postdate.core.recoverability import checked_answers
 from postdate.core.simple_store import enlisting
 from postdate.core.timeout_manager.steps import clear_timeouts, to_timeout_manager
+from postdate.core.upkeep.store_clock import latest_time
 from postdate.core.upkeep.wall_times import KeptZones, WallTime
 from postdate.core.windows import Window
 from postdate.endpoint.delayed_delivery import timeouts_queue
@@ -166,7 +167,7 @@ class SendOptions:
 
     def _check_due(self) -> None:
         """Refuse a due time or a window that cannot be."""
-        self._due(EARLIEST)
+        self._due(EARLIEST, EARLIEST)
         if self.window is not None:
             Window.read(self.window)
 
@@ -180,13 +181,14 @@ class SendOptions:
         """What the clocks of ``zone`` show when it is due."""
         return None if self.zone is None else WallTime.read(self.deliver_at, self.zone)
 
-    def due(self, now: datetime) -> datetime | None:
+    def due(self, now: datetime, latest: datetime | None = None) -> datetime | None:
         """Return the due time in UTC, or ``None`` for at once; the end of the calendar means never.
 
+        A delay counts from ``latest``, the latest time that it may be where a clock is not exact; ``None``: ``now``.
         With ``spread`` it is another one at each call, as likely at each instant of the spread at which the window is
         open.
         """
-        due = self._due(now)
+        due = self._due(now, now if latest is None else latest)
         if self.window is None and self.spread is None:
             return due
         due, spread = max(due or now, now), self.spread or timedelta(0)
@@ -195,14 +197,16 @@ class SendOptions:
             return Window.read(self.window).instant_within(due, spread, share)
         return due + share * (later(due, spread) - due)
 
-    def _due(self, now: datetime) -> datetime | None:
+    def _due(self, now: datetime, latest: datetime) -> datetime | None:
         if (wall := self.wall_time) is not None:
             return wall.instant()
         if isinstance(self.deliver_at, str):
             raise InvalidTimestamp(f"deliver_at={self.deliver_at!r} is what clocks show: say where, with zone='…'")
         if self.deliver_at is not None:
             return aware_utc(self.deliver_at, "deliver_at")
-        return None if self.delay is None else later(now, self.delay)
+        if self.delay is None:
+            return None
+        return later(latest, self.delay) if self.delay else now  # without any, it is due already
 
 
 def sender_headers(endpoint: str, replies_to: str | None) -> Mapping[str, str]:
@@ -249,7 +253,7 @@ def outgoing_message(
     body: bytes,
     destination: str,
     options: SendOptions,
-    now: datetime,
+    clock: Clock,
 ) -> Envelope | DelayedMessage:
     """Return a :class:`DelayedMessage`, or an :class:`Envelope` where the message is due already or has no delay.
 
@@ -259,7 +263,9 @@ def outgoing_message(
         DelayConflict: a delay together with a time to be received (row 75); names the message type.
         InvalidHeaders: headers that are no texts, or, with a delay, one with the prefix that is reserved for it.
     """
-    own, due, span = options.headers or {}, options.due(now), finite(options.time_to_be_received)
+    now = clock.now()
+    own, due = options.headers or {}, options.due(now, latest_time(clock))
+    span = finite(options.time_to_be_received)
     check_headers(own)
     message_id = new_message_id() if options.message_id is None else options.message_id
     headers = {
@@ -400,7 +406,7 @@ class OutgoingMessages:
             self._zones.check(options.zone)
         if related_to:
             content = {**_conversation(related_to), **content}
-        outgoing = outgoing_message(self._sender, content, body, destination, options, self.clock.now())
+        outgoing = outgoing_message(self._sender, content, body, destination, options, self.clock)
         check_headers_fit(outgoing, can.largest_headers_bytes)
         return outgoing
 

@@ -93,7 +93,7 @@ class Poller:
         self._work, self._clock, self._recovered = work, clock, recovered
         self._stop = anyio.Event()
         self.listening = anyio.Event()
-        """Set once the store wakes it; or once a store that is out of reach has refused that, and is asked again."""
+        """Set once the store wakes it; or once a store has refused that, and is asked again beside the looks."""
         self._alarm: Alarm | None = None
         self._looked_at: float | None = None
         """Seconds of the clock when the last look began; ``None``: it does not run."""
@@ -102,6 +102,7 @@ class Poller:
         self._calls = (resource or Resource("the store")).calls(
             "cannot take due messages", log, logging.WARNING, breaker=breaker
         )
+        self._listening_calls = self._calls.resource.calls("cannot be told of what is stored", log, logging.WARNING)
 
     async def run(self) -> None:
         """Take what is due until stopped; then wait for what was begun."""
@@ -109,12 +110,10 @@ class Poller:
         async with self._work.running(), anyio.create_task_group() as tasks:
             looking = anyio.CancelScope()
             tasks.start_soon(self._end_soon_after_stop, looking)
+            tasks.start_soon(self._listen, alarm)
             with looking:
-                stop_listening = await self._listen(alarm)
-                try:
-                    await self._look_until_stopped(alarm)
-                finally:
-                    stop_listening()
+                await self.listening.wait()  # or what is stored after the first look might wake nothing
+                await self._look_until_stopped(alarm)
             self.listening.set()
             tasks.cancel_scope.cancel()
 
@@ -147,19 +146,26 @@ class Poller:
                 left = time_left(began + _LOOKS_APART.total_seconds(), self._clock.monotonic())
                 await self._clock.wait_for(self._stop, left)
 
-    async def _listen(self, alarm: Alarm) -> Callable[[], None]:
+    async def _listen(self, alarm: Alarm) -> None:
+        """Have the store wake the poller, until cancelled. While the store refuses, the poller looks by itself."""
         while True:
             try:
                 with translate_store_errors(self._work):
                     stop_listening = await self._work.listen(alarm.ring)
+                break
             except PostdateError as error:
+                pause = self._listening_calls.failed(error, self._clock.monotonic())
                 self.listening.set()
-                await self._pause_after(error, alarm)
+                await self._clock.wait_for(self._stop, pause)
                 if self._stop.is_set():
-                    return lambda: None
-            else:
-                self.listening.set()
-                return stop_listening
+                    return
+        try:
+            if self._listening_calls.succeeded(self._clock.monotonic()):
+                alarm.ring()  # what was stored since the last look has woken nothing
+            self.listening.set()
+            await anyio.sleep_forever()
+        finally:
+            stop_listening()
 
     async def _sleep(self, alarm: Alarm, next_attempt: datetime | None, look_again: timedelta) -> None:
         """Sleep until the next attempt, a wake-up, or the longest sleep; never not at all.

@@ -12,10 +12,15 @@ import anyio
 from postdate.clock import Clock
 from postdate.core.health.deadlines import Deadlines
 from postdate.errors import PostdateError
+from postdate.runtime.reporting import shown_duration
+from postdate.runtime.resource import Backoff
 
 _APART: Final = timedelta(days=1)
 _AGAIN_AFTER: Final = timedelta(hours=1)
-"""After a failure."""
+"""After a failure that does not pass by itself, and when something is not done yet."""
+
+_SHORTEST_PAUSE: Final = timedelta(seconds=1)
+"""After a failure that may pass, such as a store that is away just after the start: new rules of a zone wait for it."""
 
 _CALL_DEADLINE: Final = timedelta(minutes=10)
 
@@ -32,14 +37,16 @@ class Daily:
         clock: of the service.
         what: is done, for the log: ``old records are not removed``.
         first_after: the start.
-        do: does it, by :meth:`ask` and :meth:`pause`; called once a day.
+        do: does it, by :meth:`ask` and :meth:`pause`, and returns whether all is done; called once a day, or again in
+            an hour.
     """
 
     def __init__(
-        self, store: object, clock: Clock, what: str, first_after: timedelta, do: Callable[[Daily], Awaitable[None]]
+        self, store: object, clock: Clock, what: str, first_after: timedelta, do: Callable[[Daily], Awaitable[bool]]
     ) -> None:
         self._clock, self._what, self._first_after, self._do = clock, what, first_after, do
         self._deadlines, self._stop = Deadlines.of_store(store, clock, _CALL_DEADLINE), anyio.Event()
+        self._backoff = Backoff(_SHORTEST_PAUSE.total_seconds(), _AGAIN_AFTER.total_seconds())
 
     async def ask(self, call: Callable[[], Awaitable[T]]) -> T:
         """Make one call of the store. Raises `PostdateError`."""
@@ -63,9 +70,16 @@ class Daily:
                 return
             pause = _AGAIN_AFTER
             try:
-                await self._do(self)
-                pause = _APART
+                if await self._do(self):
+                    pause = _APART
+                self._backoff.succeeded()
             except PostdateError as error:
-                log.warning("%s; it is tried again in an hour: %s", self._what, error)
+                # One line for an outage, as the pauses after it are short.
+                level = logging.INFO if self._backoff.is_waiting else logging.WARNING
+                if error.transient:
+                    self._backoff.failed(self._clock.monotonic())
+                    pause = timedelta(seconds=self._backoff.pause)
+                again = shown_duration(pause.total_seconds())
+                log.log(level, "%s; it is tried again in %s: %s", self._what, again, error)
             except Exception:  # it must not end deliveries
                 log.exception("%s; it is tried again in an hour", self._what)

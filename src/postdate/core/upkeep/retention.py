@@ -27,7 +27,7 @@ def retention(store: ArchivableStore, kept_for: timedelta, clock: Clock) -> Dail
     Several services of a store do it side by side; what one has removed, the others do not find.
     """
 
-    async def remove_old(daily: Daily) -> None:
+    async def remove_old(daily: Daily) -> bool:
         before, removed = later(clock.now(), -kept_for), 0
         for whole in await daily.ask(lambda: in_thread(store.scan_parts, "records", 1)):
             width = max(store.pruned_at_once // _SHARE, 1)
@@ -35,9 +35,10 @@ def retention(store: ArchivableStore, kept_for: timedelta, clock: Clock) -> Dail
                 part, began = ScanPart(first, min(first + width, whole.end)), SystemClock().monotonic()
                 removed += await daily.ask(lambda part=part: in_thread(store.prune_before, part, before, clock.now()))
                 if not await daily.pause(_PAUSE * (SystemClock().monotonic() - began)):
-                    return
+                    return False
         if removed:
             told = logging.getLogger("postdate.retention")
             told.info("removed %d records from before %s of messages that are over", removed, before.isoformat())
+        return True
 
     return Daily(store, clock, "old records are not removed", _FIRST_AFTER, remove_old)

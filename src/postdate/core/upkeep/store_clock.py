@@ -53,6 +53,10 @@ class Bounds:
         """Return the earliest time that the server can show at a later instant."""
         return later(self.earliest, timedelta(seconds=(at - self.at) * (1 - _DRIFT)))
 
+    def latest_at(self, at: float) -> datetime:
+        """Return the latest time that the server can show at a later instant."""
+        return later(self.latest, timedelta(seconds=(at - self.at) * (1 + _DRIFT)))
+
     def moved_to(self, at: float) -> Bounds:
         passed = timedelta(seconds=at - self.at)
         apart = abs(passed) * _DRIFT
@@ -68,8 +72,9 @@ class Bounds:
 class FollowingClock:
     """The machine's clock, set by that of a store.
 
-    Shows the earliest time that the measurements allow: it is never ahead of the store's clock, so nothing is early by
-    it; and behind by no more than half of a round trip, and by what two clocks come apart between measurements.
+    Shows the earliest time that the measurements allow: it is never ahead of the store's clock, so nothing is judged
+    due early; and behind by no more than half of a round trip, and by what two clocks come apart between measurements.
+    A delay counts from :meth:`latest`: from the earliest time it would be short by as much.
 
     It runs on the seconds since the machine was started: setting the machine's time has no effect on it, and suspension
     counts. Without ``judges``, :meth:`now` shows the machine's time, and the difference is only reported.
@@ -92,6 +97,11 @@ class FollowingClock:
         """Return the time of the store, UTC; that of the machine before the first measurement."""
         known = self._known
         return self._own.now() if known is None or not self._judges else known.earliest_at(self._own.since_boot())
+
+    def latest(self) -> datetime:
+        """Return the latest time that the store's clock may show, UTC; that of the machine where :meth:`now` does."""
+        bounds = self._known
+        return self._own.now() if bounds is None or not self._judges else bounds.latest_at(self._own.since_boot())
 
     @property
     def ahead(self) -> timedelta | None:
@@ -200,6 +210,11 @@ class FollowingClock:
                 measure_at = self._own.monotonic() + MEASURED_EVERY.total_seconds()
             else:
                 await self._try_to_read(ROUND_TRIPS_IN_USE)
+
+
+def latest_time(clock: Clock) -> datetime:
+    """Return the latest time that it may be by a clock, UTC: a delay counts from it, so that it is never short."""
+    return clock.latest() if isinstance(clock, FollowingClock) else clock.now()
 
 
 def clock_of_store(clock: Clock, store: object, *, judges: bool = True) -> FollowingClock | None:

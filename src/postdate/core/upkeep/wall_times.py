@@ -24,7 +24,7 @@ from postdate.clock import LATEST, Clock
 from postdate.core.changes import Pending, PendingPages
 from postdate.core.upkeep.daily import Daily
 from postdate.core.zones import SAME_FOR_SECONDS, SOURCE, have_same_rules, rules_of, zone_by, zone_files
-from postdate.errors import InvalidMessage, InvalidTimestamp, NotSupported, StoreUnavailable
+from postdate.errors import InvalidMessage, InvalidTimestamp, NotSupported
 from postdate.messages import MARKERS, OWN_PREFIX, DelayedMessage, Headers, Origin
 from postdate.ports import AdministrableStore, ClaimingStore, MessageFilter, ReplacingStore
 from postdate.ports.changing import KeyedIds
@@ -37,6 +37,9 @@ _SECOND_TIME: Final = ";fold=1"
 
 _LOOKED_FOR: Final = timedelta(days=30)
 """After new rules, messages are looked for that were sent by those of before, and stored since."""
+
+_RENEWED_AFTER: Final = timedelta(days=1)
+"""Senders that still have rules of before have the search go on; they write the marker no more often than this."""
 
 _KEPT_RULES: Final = 8
 
@@ -161,20 +164,29 @@ class KeptZones:
 async def note_rules(store: Keeping, zone: str, rules: Sequence[bytes], now: datetime) -> None:
     """See to it that the marker of a zone is there and has ``rules``, behind those that it has.
 
-    So messages that are due by them, sent where zone files are older, are found by services for some time.
+    So messages that are due by them, sent where zone files are older, are found by services for some time: counted anew
+    as long as such messages come.
     """
     marker = await store.get(KeyedIds(_KEY.format(zone)).first)
     if marker is None or marker.destination != MARKERS:  # it was cancelled, and made anew, under another number
         marker = next((each for each in await markers(store) if each.headers.get("zone") == zone), None)
-    known = list[bytes]()
-    with suppress(ValueError):  # what is damaged is made anew
-        known = [] if marker is None else rules_in(marker)
-    new = [each for each in rules if not any(have_same_rules(each, there, now.year) for there in known)]
-    if known and new:
+    marker_rules, since, moved = list[bytes](), now, 0
+    if marker is not None:
+        with suppress(ValueError):  # what is damaged is made anew
+            marker_rules, since, moved = rules_in(marker), _since(marker), int(marker.headers.get("moved", ""))
+    new = [each for each in rules if not any(have_same_rules(each, there, now.year) for there in marker_rules)]
+    has_former = bool(marker_rules) and not all(have_same_rules(each, marker_rules[0], now.year) for each in rules)
+    if not new and not (has_former and now - since > _RENEWED_AFTER):
+        return
+    if marker_rules:
         log.warning("the rules of %s here are not those that messages wait by: update the zone files", zone)
-    if new:
-        version = marker.headers.get("version", "") if marker is not None and known else _version()
-        await _mark(store, zone, [*known, *new], 0, now, version)
+    version = marker.headers.get("version", "") if marker is not None and marker_rules else _version()
+    await _mark(store, zone, [*marker_rules, *new], 0 if new else moved, now, version)
+
+
+def _since(marker: DelayedMessage) -> datetime:
+    """Return since when messages are looked for that are due by rules of before. Raises `ValueError`."""
+    return datetime.fromisoformat(marker.headers.get("at", ""))
 
 
 async def _mark(
@@ -193,7 +205,7 @@ async def _mark(
 def wall_times(store: Keeping, clock: Clock) -> Daily:
     """Return the loop that moves what waits to where new rules of its zone have it."""
 
-    async def follow(daily: Daily) -> None:
+    async def follow(daily: Daily) -> bool:
         held = 0
         for marker in await daily.ask(partial(markers, store)):
             zone = marker.headers.get("zone", "")
@@ -202,12 +214,13 @@ def wall_times(store: Keeping, clock: Clock) -> Daily:
             except (InvalidTimestamp, ValueError) as error:
                 log.warning("messages for %r stay where they are: %s", zone, error)
         if held:
-            raise StoreUnavailable(f"somebody holds {held} messages that new rules of a zone move")
+            log.warning("somebody holds %d messages that new rules of a zone move; they are moved in an hour", held)
+        return not held
 
     async def _follow_zone(daily: Daily, marker: DelayedMessage, zone: str) -> int:
         """Return how many messages could not be moved, as somebody holds them."""
         now, mine, known = clock.now(), rules_of(zone), rules_in(marker)
-        since, total = datetime.fromisoformat(marker.headers.get("at", "")), int(marker.headers.get("moved", ""))
+        since, total = _since(marker), int(marker.headers.get("moved", ""))
         if changed := not have_same_rules(mine, known[0], now.year):
             if "" < _version() < marker.headers.get("version", ""):
                 log.warning(
