@@ -72,13 +72,46 @@ HOLDER = """
     anyio.run(main, *sys.argv[1:])
 """
 
+HANDLER = """
+    import sys, anyio
+    from datetime import timedelta
+    from postdate import TransactionMode
+    from postdate.backends.postgres.outbox import PostgresOutbox
+    from postdate.backends.postgres.store import PostgresStore
+
+    def wait_to_be_frozen(point):
+        print(point, flush=True)
+        sys.stdin.readline()
+
+    async def main(url, schema, table, point):
+        store = PostgresStore(url, schema=schema, table=table, holds_at_most=timedelta(seconds=2))
+        await store.initialize("service", TransactionMode.RECEIVE_ONLY)
+        await store.listen(lambda: None)  # so that this process shows life
+        outbox = PostgresOutbox(url, schema=schema)
+        transaction = await outbox.take()
+        await outbox.begin(transaction)
+        connection = transaction.connection
+        await connection.execute(f"SELECT pg_advisory_xact_lock(1, hashtext('{schema}'))".encode())
+        await connection.execute("CREATE TEMPORARY TABLE numbers (number integer)")
+        if point == "copy":
+            async with connection.cursor() as cursor, cursor.copy("COPY numbers FROM STDIN") as copy:
+                await copy.write("1\\n")
+                wait_to_be_frozen(point)
+        else:
+            async with connection.pipeline():
+                await connection.execute("INSERT INTO numbers VALUES (1)")
+                wait_to_be_frozen(point)
+
+    anyio.run(main, *sys.argv[1:])
+"""
+
 
 class Holder:
-    """A process that holds messages of all kinds, and says so."""
+    """A process that holds messages of all kinds, or what ``program`` holds, and says so."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, program: str = HOLDER, *arguments: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(HOLDER), place.url, place.schema, TABLE],
+            [sys.executable, "-c", textwrap.dedent(program), place.url, place.schema, TABLE, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -156,6 +189,23 @@ async def test_what_a_frozen_process_holds_is_free_after_a_while_and_it_does_no_
     holder.go_on()
     assert await anyio.to_thread.run_sync(holder.says) == "claims 5"
     await transport.close()
+
+
+@pytest.mark.parametrize("point", ["copy", "pipeline"])
+async def test_a_handler_that_is_frozen_amid_a_copy_or_a_pipeline_loses_its_locks(
+    place: Place, watcher: PostgresStore, point: str
+) -> None:
+    """The server waits for the rest of the copy or of the pipeline: no time-out of a resting session counts. ADR 7."""
+    handler = Holder(place, HANDLER, point)
+    try:
+        assert await anyio.to_thread.run_sync(handler.says) == point
+        lock = "SELECT pg_try_advisory_lock(1, hashtext(%s))"
+        assert place.rows(lock, place.schema) == [(False,)]
+        await watcher.listen(lambda: None)
+        handler.freeze()
+        await until(lambda: place.rows(lock, place.schema) == [(True,)])
+    finally:
+        handler.end()
 
 
 async def test_a_process_shows_life_while_it_holds_something(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

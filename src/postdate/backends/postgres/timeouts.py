@@ -121,7 +121,8 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
         found = None
         try:
             with self._connections.translating():
-                # One round trip by one text: after a pipeline, PostgreSQL 15 limits no silence in a transaction.
+                # One round trip by one text, not a pipeline: the driver sends a Flush after the Sync of a pipeline, and
+                # that stops the server's timer of a transaction at rest (PostgreSQL 15 and 18, ADR 7).
                 claimed = connection.execute(table.claim(timeout_id))
                 while claimed.nextset():
                     pass
