@@ -355,7 +355,7 @@ async def _send(deployment: Deployment, n: int) -> None:
             for number in range(first, min(first + _SENT_AT_ONCE, n)):
                 content, body = types.encode(Ping(number))
                 options = SendOptions(message_id=id_of(number, deployment.run))
-                message = outgoing_message(sender, content, body, deployment.names.endpoint, options, now)
+                message = outgoing_message(sender, content, body, deployment.names.endpoint, options, clock)
                 assert isinstance(message, Envelope), "there is no delay"
                 envelopes.append(message)
             for error in await transport.send(envelopes, now):

@@ -276,7 +276,8 @@ def looking_for_what_old_files_store() -> Generator[Breaks]:
 @contextmanager
 def looking_again_after_a_failure() -> Generator[Breaks]:
     """ADR 33: A look for new rules that has failed is not repeated before the next day."""
-    with _instead(daily, "_AGAIN_AFTER", timedelta(days=1)):
+    day = timedelta(days=1)
+    with _instead(daily, "_AGAIN_AFTER", day), _instead(daily, "_SHORTEST_PAUSE", day):
         yield Breaks()
 
 
