@@ -43,7 +43,6 @@ from postdate.core.recoverability import (
     text_of,
     why_unavailable,
 )
-from postdate.core.upkeep.store_clock import latest_time
 from postdate.endpoint.message_types import MessageTypes, type_name
 from postdate.endpoint.outgoing import BusinessTransaction, HandlerContext, OutgoingMessages
 from postdate.endpoint.saga_handling import OwnStoreUnreachable, Sagas, calling_own_store, is_saga_timeout
@@ -472,7 +471,7 @@ class MessageEndings:
 
     def end_after_failure(self, received: Received, error: Exception) -> End | None:
         """Return how a message ends whose handling failed, or ``None`` when it goes back to its queue."""
-        now, latest = self.outgoing.clock.now(), latest_time(self.outgoing.clock)
+        now = self.outgoing.clock.now()
         reason = f"{type(error).__name__}: {text_of(error)}"
         try:
             decision = self._decide(received, error, now)
@@ -484,12 +483,12 @@ class MessageEndings:
             case ImmediateRetry():
                 log.info("message %s is retried at once: %s", _id(received), reason)
                 return None
-            case DelayedRetry(delay) if self._expires_before(received, later(latest, delay)):
+            case DelayedRetry(delay) if self._expires_before(received, later(now, delay)):
                 log.warning("message %s is not retried, as it would expire before that: %s", _id(received), reason)
                 return self.discarded(received, f"expires before its retry: {reason}")
             case DelayedRetry(delay):
                 log.warning("message %s is retried in %s: %s", _id(received), delay, reason)
-                retry = self._retry(received, later(latest, delay), now)
+                retry = self._retry(received, later(now, delay), now)
                 return self.outgoing.end_of([retry], RecordKind.RETRIED, f"retried as {retry.message_id}: {reason}")
             case Discard(why):
                 log.info("message %s is discarded by the recoverability policy: %s", _id(received), why)
