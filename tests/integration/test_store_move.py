@@ -604,7 +604,7 @@ def test_the_rules_of_their_zones_go_with_messages(files: Ends) -> None:
     marker = follow(old)
     assert old.move_to(new, dry_run=True).moved == 1
     elsewhere = rules_of("Asia/Tokyo")
-    new.ask(lambda store: note_rules(store, "Europe/Paris", [elsewhere], _NOW()))
+    new.ask(lambda store: note_rules(store, "Europe/Paris", [elsewhere], "2099a", _NOW()))
     result = old.move_to(new)
     assert (result.waiting_before, result.moved, result.complete) == (1, 1, True)
     (there,) = new.ask(markers)

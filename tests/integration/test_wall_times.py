@@ -56,20 +56,22 @@ def at(hour: int, month: int = 7) -> datetime:
 
 @pytest.fixture
 def rules(tmp_path: Path) -> Iterator[Any]:
-    """A function that gives Paris its own rules, or those of another zone."""
+    """A function that gives Paris its own rules, or those of another zone, from files that may say their version."""
     folder, before = tmp_path / "zones", zoneinfo.TZPATH
     (folder / "Europe").mkdir(parents=True)
     real = {zone: wall_times.rules_of(zone) for zone in (PARIS, "Africa/Algiers")}
 
-    def set_to(zone: str) -> None:
+    def set_to(zone: str, version: str = "", *, is_seen: bool = True) -> None:
         (folder / "Europe" / "Paris").write_bytes(real[zone])
+        (folder / "+VERSION").write_text(version, encoding="ascii")
         zoneinfo.reset_tzpath([str(folder)])
-        zones._rules_of.cache_clear()
+        if is_seen:
+            zones._read_rules.cache_clear()
 
     set_to(PARIS)
     yield set_to
     zoneinfo.reset_tzpath(before)
-    zones._rules_of.cache_clear()
+    zones._read_rules.cache_clear()
 
 
 @contextmanager
@@ -141,7 +143,7 @@ def test_a_header_that_cannot_be_read_is_no_wall_time() -> None:
 # --- new rules --------------------------------------------------------------------------------------------------------
 
 
-Change = Callable[[str], None]
+Change = Callable[..., None]
 FOLLOWS: dict[str, Any] = {"destination": "q", "zone": PARIS}
 
 
@@ -364,14 +366,12 @@ async def test_a_damaged_marker_stops_no_other_zone_and_is_made_anew(
 
 
 async def test_older_files_move_nothing(
-    shop: tuple[str, Client], rules: Change, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    shop: tuple[str, Client], rules: Change, caplog: pytest.LogCaptureFixture
 ) -> None:
     url, client = shop
-    monkeypatch.setattr(wall_times, "_version", lambda: "2099b")
-    rules("Africa/Algiers")
+    rules("Africa/Algiers", "2099b")
     await served_until(url, {}, is_due(client, 8))
-    rules(PARIS)
-    monkeypatch.setattr(wall_times, "_version", lambda: "2099a")
+    rules(PARIS, "2099a")
     await served_until(url, {}, says(caplog, "the zone files here are 2099a, older than those"))
     assert await is_due(client, 8)()
 
@@ -379,13 +379,29 @@ async def test_older_files_move_nothing(
     other = postdate.connect(url, endpoint="shop")
     await other.send(b"", **FOLLOWS, deliver_at=SUMMER, message_id="by older files")
     await other.close()
-    rules("Africa/Algiers")
-    monkeypatch.setattr(wall_times, "_version", lambda: "2099b")
+    rules("Africa/Algiers", "2099b")
 
     async def found() -> bool:
         return set((await dues(client)).values()) == {at(8)}
 
     await served_until(url, {}, found)
+
+
+async def test_files_that_have_just_become_newer_move_nothing_by_the_rules_of_before(
+    shop: tuple[str, Client], rules: Change
+) -> None:
+    """For a minute a process goes by the rules that it has read. Before, it took them for those of the newer files."""
+    url, client = shop
+    async with looking_into(url, {}) as store:
+        daily = wall_times.wall_times(store, VirtualClock())
+        rules("Africa/Algiers", "2099b")
+        await daily._do(daily)
+        assert await is_due(client, 8)()
+        rules(PARIS, "2099a")
+        assert wall_times.WallTime.read(SUMMER, PARIS).instant() == at(7)
+        rules("Africa/Algiers", "2099b", is_seen=False)
+        await daily._do(daily)
+    assert await is_due(client, 8)()
 
 
 async def test_the_next_look_mends_what_two_at_once_have_moved_by_different_rules() -> None:
@@ -404,7 +420,7 @@ async def test_the_next_look_mends_what_two_at_once_have_moved_by_different_rule
         zones.SOURCE.set(zones.ZoneSource(lambda: [files_of(version)], clock.monotonic))
 
     has_files(old)
-    await wall_times.note_rules(store, PARIS, [old.file()], clock.now())
+    await wall_times.note_rules(store, PARIS, [old.file()], "", clock.now())
     for name, local in locals_.items():
         headers = {Headers.WALL_TIME: str(wall_times.WallTime(local, PARIS))}
         await store.store(DelayedMessage(name, old.instant(local), "q", headers, b""), clock.now())
@@ -432,16 +448,13 @@ async def test_the_next_look_mends_what_two_at_once_have_moved_by_different_rule
     assert await times() == {name: third.instant(local) for name, local in locals_.items()}
 
 
-async def test_who_sends_by_older_files_does_not_make_the_store_older(
-    shop: tuple[str, Client], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_sends_by_older_files_does_not_make_the_store_older(shop: tuple[str, Client]) -> None:
     """A service with files as old would move what waits back to their rules."""
     url, _ = shop
     algiers = wall_times.rules_of("Africa/Algiers")
     async with looking_into(url, {}) as store:
         (before,) = await wall_times.markers(store)
-        monkeypatch.setattr(wall_times, "_version", lambda: "1970a")
-        await wall_times.note_rules(store, PARIS, [algiers], at(0))
+        await wall_times.note_rules(store, PARIS, [algiers], "1970a", at(0))
         (marker,) = await wall_times.markers(store)
         assert marker.headers["version"] == before.headers["version"] != "1970a"
         assert wall_times.rules_in(marker) == [*wall_times.rules_in(before), algiers]
@@ -477,16 +490,16 @@ async def test_what_is_stored_by_rules_of_before_is_looked_for_as_long_as_sender
         await daily._do(daily)
         (marker,) = await wall_times.markers(store)
         await clock.advance(timedelta(days=40))
-        await wall_times.note_rules(store, PARIS, [wall_times.rules_of(PARIS)], clock.now())
+        await wall_times.note_rules(store, PARIS, [wall_times.rules_of(PARIS)], "", clock.now())
         assert await wall_times.markers(store) == [marker], "a sender with the newest rules changes nothing"
-        await wall_times.note_rules(store, PARIS, [before], clock.now())
+        await wall_times.note_rules(store, PARIS, [before], "", clock.now())
         late = DelayedMessage("late", at(7), "q", {Headers.WALL_TIME: f"2027-07-01T09:00:00 {PARIS}"}, b"")
         await store.store(late, clock.now())
         (renewed,) = await wall_times.markers(store)
         assert renewed.body == marker.body
         assert renewed.headers == {**marker.headers, "at": clock.now().isoformat()}
         await clock.advance(timedelta(days=1))
-        await wall_times.note_rules(store, PARIS, [before], clock.now())
+        await wall_times.note_rules(store, PARIS, [before], "", clock.now())
         assert await wall_times.markers(store) == [renewed], "it is written once a day, not by each sender"
         await daily._do(daily)
     assert (await dues(client))["late"] == at(8)
@@ -530,7 +543,7 @@ async def test_a_marker_has_the_newest_rules_and_seven_of_before(shop: tuple[str
     async with looking_into(url, {}) as store:
         (before,) = await wall_times.markers(store)
         first = wall_times.rules_in(before)
-        await wall_times.note_rules(store, PARIS, others, at(0))
+        await wall_times.note_rules(store, PARIS, others, "", at(0))
         (marker,) = await wall_times.markers(store)
         assert wall_times.rules_in(marker) == [*first, *others[:7]]
         rules("Africa/Algiers")
@@ -594,16 +607,16 @@ def test_the_newest_zone_files_hold(tmp_path: Path, rules: Change, monkeypatch: 
         ("tzdata.zi", "# version 2026g\nR x\n", "2026g"),
     ):
         (tmp_path / "zones" / name).write_text(text, encoding="ascii")
-        zones._rules_of.cache_clear()
-        assert wall_times._version() == version
+        zones._read_rules.cache_clear()
+        assert zones.read_rules(PARIS).version == version
         assert zones.rules_of(PARIS) == algiers
         assert "; also installed: 2026f in the package tzdata" in time_zones().found
         assert (time_zones().result is Verdict.OK) is bool(version)
     for name, text in (("tzdata.zi", "# version 2026e\nR x\n"), ("+VERSION", "2026e\n")):
         (tmp_path / "zones" / "tzdata.zi").unlink(missing_ok=True)
         (tmp_path / "zones" / name).write_text(text, encoding="ascii")
-        zones._rules_of.cache_clear()
-        assert wall_times._version() == "2026f"
+        zones._read_rules.cache_clear()
+        assert zones.read_rules(PARIS).version == "2026f"
         assert zones.rules_of(PARIS) == paris
         assert time_zones().result is Verdict.OK
         assert time_zones().found.startswith("time zones follow 2026f in the package tzdata; also installed: 2026e")

@@ -24,6 +24,7 @@ from postdate.core.due import finishing, poller, rate_limits
 from postdate.core.health import attempts, deadlines
 from postdate.core.receive import intake
 from postdate.core.upkeep import daily, store_clock, wall_times
+from postdate.core.zones import ZoneRules, read_rules
 from postdate.errors import PostdateError
 from postdate.messages import DelayedMessage
 from postdate.operations import error_queue
@@ -285,10 +286,10 @@ def looking_again_after_a_failure() -> Generator[Breaks]:
 def going_by_the_newest_files() -> Generator[Breaks]:
     """ADR 33: A service whose zone files are older moves messages back."""
 
-    def unknown() -> str:
-        return ""
+    def without_version(zone: str) -> ZoneRules:
+        return replace(read_rules(zone), version="")
 
-    with _instead(wall_times, "_version", unknown):
+    with _instead(wall_times, "read_rules", without_version):
         yield Breaks()
 
 

@@ -28,8 +28,10 @@ from postdate.backends.rabbitmq.delays import came_to_be_delayed, to_be_delayed
 from postdate.backends.rabbitmq.wire import long_bytes, short_bytes
 from postdate.backends.sqlite.transport import LocalReceiver
 from postdate.clock import SystemClock
+from postdate.core.receive.settling import is_stored
 from postdate.endpoint.outgoing import through_queue
 from postdate.errors import (
+    DuplicateMessage,
     NotADatabase,
     PostdateError,
     StoreError,
@@ -254,6 +256,22 @@ async def test_what_comes_again_is_not_sent_past_the_store_that_may_have_sent_it
     await bench.look()
     assert bench.ids("billing") == ["m-1"]
     assert bench.ids(QUEUE) == []
+
+
+async def test_what_follows_a_zone_is_the_message_that_rules_of_before_had_due_at_another_time() -> None:
+    """It went to the error queue: it had been delivered at the time by the rules of before (simulator, seed 17750)."""
+    store, clock = MemoryStore(), VirtualClock()
+    delivered = DelayedMessage("m-1", clock.now(), "billing", {Headers.WALL_TIME: "2027-01-31T12:00:00 Etc/UTC"}, b"")
+    await store.store(delivered, clock.now())
+    claims = await store.claim_due(clock.now() + SECOND, 1)
+    await store.finish(claims, Outcome.DELIVERED, clock.now())
+    assert await store.get("m-1") is None
+    assert await is_stored(store, replace(delivered, due=clock.now() + timedelta(hours=1)))
+    assert await is_stored(store, replace(delivered, due=clock.now() - timedelta(hours=1)))
+    with pytest.raises(DuplicateMessage):
+        await is_stored(store, replace(delivered, due=clock.now() + timedelta(days=1)))
+    with pytest.raises(DuplicateMessage):
+        await is_stored(store, replace(delivered, due=clock.now() + timedelta(hours=1), headers={}))
 
 
 async def test_a_store_cut_off_by_force_leaves_the_message_in_its_queue_row_55(bench) -> None:

@@ -109,25 +109,43 @@ def _version_in(folder: Path) -> str:
     return ""
 
 
+@dataclass(frozen=True, slots=True)
+class ZoneRules:
+    """The rules of a zone, and the version of the files that they were read from: one reading has both.
+
+    Args:
+        content: a file in the format TZif.
+        version: such as ``2026b``; empty where the files do not say it.
+    """
+
+    content: bytes
+    version: str
+
+
 def rules_of(zone: str) -> bytes:
     """Return the rules of a zone, as they are on this machine now: a file in the format TZif.
 
     Raises:
         InvalidTimestamp: there is no such zone.
     """
+    return read_rules(zone).content
+
+
+def read_rules(zone: str) -> ZoneRules:
+    """Return the rules of a zone with the version of their files. Raises `InvalidTimestamp`: there is no such zone."""
     source = SOURCE.get()
-    rules = _rules_of(source, str(zone), int(source.seconds() // SAME_FOR_SECONDS))  # str: callers without types
+    rules = _read_rules(source, str(zone), int(source.seconds() // SAME_FOR_SECONDS))  # str: callers without types
     if rules is None:
         raise InvalidTimestamp(f"there is no time zone {zone!r}; names look like Europe/Paris")
     return rules
 
 
 @lru_cache(maxsize=1_000)
-def _rules_of(source: ZoneSource, zone: str, _minute: int) -> bytes | None:
+def _read_rules(source: ZoneSource, zone: str, _minute: int) -> ZoneRules | None:
     if zone in zoneinfo.available_timezones() - {"localtime"}:
         for each in source.files():
-            if (rules := each.read(zone)) is not None:
-                return rules
+            if (content := each.read(zone)) is not None:
+                return ZoneRules(content, each.version)
     return None
 
 

@@ -321,7 +321,8 @@ class _Transfer:
             return
         for marker in await markers(self.source):
             with suppress(ValueError):  # a damaged one says nothing of messages
-                await note_rules(target, marker.headers.get("zone", ""), rules_in(marker), self._clock.now())
+                zone, version = marker.headers.get("zone", ""), marker.headers.get("version", "")
+                await note_rules(target, zone, rules_in(marker), version, self._clock.now())
 
     # --- moving --------------------------------------------------------------------------------------------------
 

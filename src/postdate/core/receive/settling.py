@@ -32,6 +32,7 @@ from postdate.ports import (
     NativeTransaction,
     Received,
     Receiver,
+    Record,
     RecordKind,
     Work,
 )
@@ -46,6 +47,12 @@ IN_FLIGHT: Final = 2
 
 LARGEST_BATCH: Final = 4 * 1024 * 1024
 """Bytes that the messages of one batch send or store, at most; one message alone may do more."""
+
+_RULES_DIFFER_BY: Final = timedelta(hours=12)
+"""How far the due times of one wall time are apart at most, by the rules of before and by new ones.
+
+New rules shift clocks by an hour or less, as a rule. A day later is another message.
+"""
 
 Ended: TypeAlias = tuple[Received, StepOutcome, Exception | None]
 """A message, its outcome, and the error with which ending it failed."""
@@ -209,8 +216,8 @@ async def is_stored(store: ClaimingStore, message: DelayedMessage) -> bool:
     """Return whether a store has, or had, this message; ``False``: the id is free, or was that of one that failed.
 
     A message that waits is compared by its content, and not by its due time, as a repeated send has another one. Of one
-    that has left there are records only, with destination and due time. Of a store without records and queries, the id
-    decides.
+    that has left there are records only, with destination and due time; by other rules of its zone, a message that
+    follows one has another due time. Of a store without records and queries, the id decides.
 
     A message with the header :attr:`Headers.MAY_REPEAT_SINCE` may be a repetition of any that was scheduled from then
     on: its own headers may be new ones, and of one that has left the destination alone decides.
@@ -232,13 +239,19 @@ async def is_stored(store: ClaimingStore, message: DelayedMessage) -> bool:
         is_same = _content(waiting, may_repeat=may_repeat) == _content(message, may_repeat=may_repeat)
     else:
         is_same = any(
-            each.due == message.due or (each.kind is RecordKind.SCHEDULED and each.at >= since)
+            _has_due_time(each, message) or (each.kind is RecordKind.SCHEDULED and each.at >= since)
             for each in records
             if each.destination == message.destination
         )
     _check(message, is_same=is_same)
     log.debug("message %s, due %s, is not stored: it was before, and is unchanged", message.message_id, message.due)
     return True
+
+
+def _has_due_time(record: Record, message: DelayedMessage) -> bool:
+    if record.due is None or Headers.WALL_TIME not in message.headers:
+        return record.due == message.due
+    return abs(record.due - message.due) <= _RULES_DIFFER_BY
 
 
 def _content(message: DelayedMessage, *, may_repeat: bool = False) -> object:

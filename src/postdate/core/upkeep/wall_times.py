@@ -23,7 +23,7 @@ from typing import Final, Self, TypeGuard
 from postdate.clock import LATEST, Clock
 from postdate.core.changes import Pending, PendingPages
 from postdate.core.upkeep.daily import Daily
-from postdate.core.zones import SAME_FOR_SECONDS, SOURCE, have_same_rules, rules_of, zone_by, zone_files
+from postdate.core.zones import SAME_FOR_SECONDS, SOURCE, have_same_rules, read_rules, rules_of, zone_by
 from postdate.errors import InvalidMessage, InvalidTimestamp, NotSupported
 from postdate.messages import MARKERS, OWN_PREFIX, DelayedMessage, Headers, Origin
 from postdate.ports import AdministrableStore, ClaimingStore, MessageFilter, ReplacingStore
@@ -44,11 +44,6 @@ _RENEWED_AFTER: Final = timedelta(days=1)
 _KEPT_RULES: Final = 8
 
 log = logging.getLogger("postdate.wall_times")
-
-
-def _version() -> str:
-    """Return the version of the zone files whose rules hold here, such as ``2026b``; empty: they do not say it."""
-    return zone_files()[0].version
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +152,16 @@ class KeptZones:
         """See to its marker, once a minute. Raises `NotSupported`, `InvalidTimestamp`."""
         store, seconds = self.check(zone), SOURCE.get().seconds()
         if seconds - self._known.get(zone, float("-inf")) >= SAME_FOR_SECONDS:
-            await note_rules(store, zone, [rules_of(zone)], now)
+            rules = read_rules(zone)
+            await note_rules(store, zone, [rules.content], rules.version, now)
             self._known[zone] = seconds
 
 
-async def note_rules(store: Keeping, zone: str, rules: Sequence[bytes], now: datetime) -> None:
+async def note_rules(store: Keeping, zone: str, rules: Sequence[bytes], version: str, now: datetime) -> None:
     """See to it that the marker of a zone is there and has ``rules``, behind those that it has.
 
     So messages that are due by them, sent where zone files are older, are found by services for some time: counted anew
-    as long as such messages come.
+    as long as such messages come. ``version`` is that of the files that the first of ``rules`` are from.
     """
     marker = await store.get(KeyedIds(_KEY.format(zone)).first)
     if marker is None or marker.destination != MARKERS:  # it was cancelled, and made anew, under another number
@@ -180,8 +176,8 @@ async def note_rules(store: Keeping, zone: str, rules: Sequence[bytes], now: dat
         return
     if marker_rules:
         log.warning("the rules of %s here are not those that messages wait by: update the zone files", zone)
-    version = marker.headers.get("version", "") if marker is not None and marker_rules else _version()
-    await _mark(store, zone, [*marker_rules, *new], 0 if new else moved, now, version)
+        version = marker.headers.get("version", "") if marker is not None else version
+    await _mark(store, zone, [*marker_rules, *new], version, 0 if new else moved, now)
 
 
 def _since(marker: DelayedMessage) -> datetime:
@@ -189,14 +185,11 @@ def _since(marker: DelayedMessage) -> datetime:
     return datetime.fromisoformat(marker.headers.get("at", ""))
 
 
-async def _mark(
-    store: Keeping, zone: str, rules: Sequence[bytes], moved: int, now: datetime, version: str | None = None
-) -> None:
-    """Write the marker of a zone: its ``rules`` are the newest first, from the files of ``version``, or those here."""
-    version = _version() if version is None else version
-    headers = {"zone": zone, "moved": str(moved), "at": now.isoformat(), "version": version}
+async def _mark(store: Keeping, zone: str, rules: Sequence[bytes], version: str, moved: int, since: datetime) -> None:
+    """Write the marker of a zone: its ``rules`` are the newest first, and those are from files of ``version``."""
+    headers = {"zone": zone, "moved": str(moved), "at": since.isoformat(), "version": version}
     body = json.dumps([base64.b64encode(each).decode() for each in rules[:_KEPT_RULES]]).encode()
-    await store.replace(_KEY.format(zone), lambda id_, _: DelayedMessage(id_, LATEST, MARKERS, headers, body), now)
+    await store.replace(_KEY.format(zone), lambda id_, _: DelayedMessage(id_, LATEST, MARKERS, headers, body), since)
 
 
 # --- following --------------------------------------------------------------------------------------------------------
@@ -219,23 +212,23 @@ def wall_times(store: Keeping, clock: Clock) -> Daily:
 
     async def _follow_zone(daily: Daily, marker: DelayedMessage, zone: str) -> int:
         """Return how many messages could not be moved, as somebody holds them."""
-        now, mine, known = clock.now(), rules_of(zone), rules_in(marker)
+        now, mine, known = clock.now(), read_rules(zone), rules_in(marker)
         since, total = _since(marker), int(marker.headers.get("moved", ""))
-        if changed := not have_same_rules(mine, known[0], now.year):
-            if "" < _version() < marker.headers.get("version", ""):
+        if changed := not have_same_rules(mine.content, known[0], now.year):
+            if "" < mine.version < marker.headers.get("version", ""):
                 log.warning(
-                    "the zone files here are %s, older than those that messages wait by: update them", _version()
+                    "the zone files here are %s, older than those that messages wait by: update them", mine.version
                 )
                 return 0
             # Before anything is moved: a process that is killed half way leaves the rules of before.
-            known, since, total = [mine, *(each for each in known if each != mine)], now, 0
-            await daily.ask(partial(_mark, store, zone, known, 0, now))
+            known, since, total = [mine.content, *(each for each in known if each != mine.content)], now, 0
+            await daily.ask(partial(_mark, store, zone, known, mine.version, 0, now))
         if not changed and (len(known) == 1 or now - since > _LOOKED_FOR):
             return 0
-        moved, held = await _move(daily, zone, mine)
+        moved, held = await _move(daily, zone, mine.content)
         if moved:
             log.warning("the rules of %s have changed: %d messages were moved", zone, moved)
-            await daily.ask(partial(_mark, store, zone, known, total + moved, since))
+            await daily.ask(partial(_mark, store, zone, known, mine.version, total + moved, since))
         return held
 
     async def _move(daily: Daily, zone: str, rules: bytes) -> tuple[int, int]:
