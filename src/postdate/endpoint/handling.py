@@ -126,50 +126,56 @@ class Handlers:
 
     @types.coroutine
     def call(self, received: Received, context: HandlerContext) -> Generator[Any, Any, None]:
-        """Decode the message and call every handler of its type, one after the other; log who keeps the event loop."""
-        calling = self._call(received, context)
+        """Decode the message and call every handler of its type, one after the other; log who keeps the event loop.
+
+        The handlers' time includes the decoding: with a reading of the clock less, counting costs each message less.
+        """
+        started = step_started = steady_seconds()
+        try:
+            message = self._decode(received.envelope)
+        except BaseException:
+            _log_standing(steady_seconds() - started, received)
+            raise
+        calling = self._call(message, received, context)
         step: Callable[[Any], Any] = calling.send
-        given: Any = None
-        began = steady_seconds()
+        result: Any = None
         while True:
             try:
-                waits_for = step(given)
-            except StopIteration:
-                if steady_seconds() - began >= _STANDS_AFTER_SECONDS:
-                    _log_standing(began, received)
-                    yield from asyncio.sleep(_LOOKS_ROUND_SECONDS).__await__()
-                return
-            except BaseException:
-                _log_standing(began, received)
+                waits_for = step(result)
+            except BaseException as error:
+                ended = steady_seconds()
+                if self.times is not None:
+                    self.times.add(type(message), ended - started)
+                if ended - step_started >= _STANDS_AFTER_SECONDS:
+                    _log_standing(ended - step_started, received)
+                    if isinstance(error, StopIteration):
+                        yield from asyncio.sleep(_LOOKS_ROUND_SECONDS).__await__()
+                if isinstance(error, StopIteration):
+                    return
                 raise
-            _log_standing(began, received)
+            _log_standing(steady_seconds() - step_started, received)
             try:
-                given = yield waits_for
+                result = yield waits_for
                 step = calling.send
             except BaseException as error:  # noqa: BLE001 - raised where it belongs, in the handler
-                step, given = calling.throw, error
-            began = steady_seconds()
+                step, result = calling.throw, error
+            step_started = steady_seconds()
 
-    async def _call(self, received: Received, context: HandlerContext) -> None:
-        envelope = received.envelope
+    def _decode(self, envelope: Envelope) -> object:
         decoded, message = self._decoded.pop(envelope.message_id, (None, None))
-        if decoded is not envelope:
-            message = self._types.decode(envelope.headers, envelope.body)
-        began = steady_seconds()
-        try:  # in a coroutine of its own this would cost each message 1 % more
-            if self.sagas is not None and is_saga_timeout(envelope.headers):
-                await self.sagas.handle_timeout(message, context)
-                return
-            handlers = self._handlers.get(type(message), ())
-            if not handlers and not self.handles(type(message)):
-                raise UnknownMessageType(f"no handler for {type_name(type(message))}")
-            for handle in handlers:
-                await handle(message, context)
-            if self.sagas is not None:
-                await self.sagas.handle(message, context)
-        finally:
-            if self.times is not None:
-                self.times.add(type(message), steady_seconds() - began)
+        return message if decoded is envelope else self._types.decode(envelope.headers, envelope.body)
+
+    async def _call(self, message: object, received: Received, context: HandlerContext) -> None:
+        if self.sagas is not None and is_saga_timeout(received.envelope.headers):
+            await self.sagas.handle_timeout(message, context)
+            return
+        handlers = self._handlers.get(type(message), ())
+        if not handlers and not self.handles(type(message)):
+            raise UnknownMessageType(f"no handler for {type_name(type(message))}")
+        for handle in handlers:
+            await handle(message, context)
+        if self.sagas is not None:
+            await self.sagas.handle(message, context)
 
 
 class HandlerTimes:
@@ -195,12 +201,11 @@ class HandlerTimes:
             metrics.handlers_ran(type_name(message_type), int(runs), seconds, longest)
 
 
-def _log_standing(began: float, received: Received) -> None:
-    stood = steady_seconds() - began
-    if stood >= _STANDS_AFTER_SECONDS:
+def _log_standing(seconds: float, received: Received) -> None:
+    if seconds >= _STANDS_AFTER_SECONDS:
         kind = received.envelope.headers.get(Headers.ENCLOSED_MESSAGE_TYPES, "bytes")
         text = "the event loop stood for %.0f s, in the handler of %s %s: have a thread do what blocks"
-        log.warning(text, stood, kind, received.envelope.message_id)
+        log.warning(text, seconds, kind, received.envelope.message_id)
 
 
 class TakenReceiver(WatchedReceiver):
