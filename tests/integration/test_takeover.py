@@ -132,7 +132,7 @@ async def test_no_row_is_missing_and_every_one_can_be_read(
     tables = kept_tables(place)
     before = place.contents(tables)
     if commit == "468e06b":
-        await expect_told_to_set_up(place, monkeypatch, capsys)
+        await expect_told_to_set_up(place, capsys)
     for count in (1 if commit == "468e06b" else 0, 0):
         caplog.clear()
         await set_up(place, monkeypatch)
@@ -147,24 +147,15 @@ def lost_rows(before: dict[str, Counter[str]], after: dict[str, Counter[str]]) -
     return [(table, row) for table, row in gone if not (table.endswith("record") and "key~00000001" in row)]
 
 
-async def expect_told_to_set_up(
-    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Services and operators are told what to do before ``postdate setup``, and they change nothing.
-
-    Without the timeout manager: the timeouts of SQLite bring the file up to date when they are opened, as ever.
-    """
+async def expect_told_to_set_up(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """Services and operators are told what to do before ``postdate setup``, and they change nothing."""
     before = marks(place)
-    with monkeypatch.context() as settings:
-        for name in place.settings:
-            if name.startswith("TIMEOUT_MANAGER"):
-                settings.delenv(f"POSTDATE_{name}")
-        capsys.readouterr()
-        assert await command("doctor") != 0
-        assert "postdate setup" in capsys.readouterr().out
-        service = await anyio.run_process([sys.executable, "-m", "postdate.cli", "run", "--no-setup"], check=False)
-        assert service.returncode != 0
-        assert b"postdate setup" in service.stderr
+    capsys.readouterr()
+    assert await command("doctor") != 0
+    assert "postdate setup" in capsys.readouterr().out
+    service = await anyio.run_process([sys.executable, "-m", "postdate.cli", "run", "--no-setup"], check=False)
+    assert service.returncode != 0
+    assert b"postdate setup" in service.stderr
     assert marks(place) == before
 
 

@@ -181,12 +181,12 @@ def _check_apart(settings: Settings) -> None:
             )
 
 
-def _storage(settings: Settings) -> tuple[AdapterRole, dict[str, Any]]:
+def _storage(settings: Settings, *, create: bool = True) -> tuple[AdapterRole, dict[str, Any]]:
     chosen = settings.timeout_manager
     assert chosen.address is not None
     with naming("timeout_manager.address", chosen.address, settings):
         kind = kind_of(chosen.address, "storage of timeouts", "timeouts")
-    return kind, chosen_for("timeout_manager", kind, settings)
+    return kind, chosen_for("timeout_manager", kind, settings, create=create)
 
 
 def managed_endpoints(settings: Settings) -> tuple[str, ...]:
@@ -195,11 +195,13 @@ def managed_endpoints(settings: Settings) -> tuple[str, ...]:
     return () if chosen.address is None else tuple(dict.fromkeys(chosen.endpoints)) or (settings.endpoint.name,)
 
 
-def open_timeouts(settings: Settings, databases: Databases | None = None) -> dict[str, TimeoutPersister]:
-    """Return the storage of each managed endpoint's timeouts; all connect at first use."""
+def open_timeouts(
+    settings: Settings, databases: Databases | None = None, *, create: bool = True
+) -> dict[str, TimeoutPersister]:
+    """Return the storage of each managed endpoint's timeouts; all connect at first use, and may ``create`` a file."""
     if not (endpoints := managed_endpoints(settings)):
         return {}
-    kind, given = _storage(settings)
+    kind, given = _storage(settings, create=create)
     address = settings.timeout_manager.address
     assert address is not None
     with naming("timeout_manager.address", address, settings):
@@ -295,7 +297,7 @@ async def opened(
         with naming("transport.address", settings.transport.address, settings):
             transport = open_transport(settings.transport.address, databases, **for_transport)
         stack.push_async_callback(close, "the transport", transport.close)
-        timeouts = open_timeouts(settings, databases)
+        timeouts = open_timeouts(settings, databases, create=create)
         for each in timeouts.values():
             stack.push_async_callback(close, "the storage of timeouts", each.close)
         if create and store is not None:

@@ -40,7 +40,9 @@ BACKEND: Final = Backend(
     ),
     sagas=Adapter("postdate.backends.sqlite.sagas:SqliteSagaStore", from_store=_FILE, arguments=_CREATE),
     outbox=Adapter("postdate.backends.sqlite.outbox:SqliteOutbox", from_store=frozenset({"synchronous"})),
-    timeouts=Adapter("postdate.backends.sqlite.timeouts:SqliteTimeouts", PrefixedTables, from_store=_FILE),
+    timeouts=Adapter(
+        "postdate.backends.sqlite.timeouts:SqliteTimeouts", PrefixedTables, from_store=_FILE, arguments=_CREATE
+    ),
     records=Adapter("postdate.backends.sqlite.bulk:SqliteRecordStream", from_store=_FILE),
     timeouts_source=Adapter("postdate.backends.sqlite.timeouts_source:SqliteDialect"),
     library=Adapter("postdate.backends.sqlite.connection:library_facts"),

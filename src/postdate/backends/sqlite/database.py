@@ -72,8 +72,7 @@ class Sqlite(DatabaseObject):
     @cached_property
     def timeouts(self) -> SqliteTimeouts:
         """Where a timeout manager keeps its timeouts."""
-        synchronous, recording = self._settings["synchronous"], self._settings["recording"]
-        return self.made(SqliteTimeouts(self.path, synchronous=synchronous, recording=recording))
+        return self.made(SqliteTimeouts(self.path, **self._settings))
 
 
 def scripts() -> FileScripts:

@@ -31,11 +31,12 @@ class SqliteTimeouts(OnFile, SharedSqlTimeouts["_SqliteTable"]):
     Times are texts ``yyyy-MM-dd HH:mm:ss.ffffff`` in UTC. Several processes may use one file at once.
 
     Args:
-        path: of the file; created by :meth:`setup`.
+        path: of the file; created by :meth:`setup` or at first use unless ``create`` is false.
         table_prefix: of the table's name; any characters. ``None``: that of the endpoint, see
             :func:`postdate.backends.sql.timeouts_layout.table_prefix`. SQLite ignores the case of letters in it.
         synchronous: as of the transport on the file; see :class:`postdate.SqliteStore`.
         recording: as of the transport on the file.
+        create: create the file, and bring the tables of an older one up to date.
 
     Raises:
         ConfigurationError: the table's name is invalid, or the file is open in this process with other settings.
@@ -48,10 +49,11 @@ class SqliteTimeouts(OnFile, SharedSqlTimeouts["_SqliteTable"]):
         table_prefix: str | None = None,
         synchronous: str = "full",
         recording: Recording = Recording.ALL,
+        create: bool = True,
     ) -> None:
         if table_prefix is not None:
             _checked_name(table_name("", prefix=table_prefix))  # before the file is open
-        self.file = SqliteFile.open(path, synchronous=synchronous, recording=recording)
+        self.file = SqliteFile.open(path, synchronous=synchronous, recording=recording, create=create)
         super().__init__(self.file, _SqliteTable, table_prefix)
 
     @property

@@ -282,7 +282,7 @@ async def timeouts(settings: Settings, now: datetime) -> list[Probe]:
     if path is not None and not path.expanduser().exists():  # which looking would create
         return [Probe("timeouts", Verdict.FAIL, f"there is no file {path}", "run `postdate setup`")]
     try:
-        opened = open_timeouts(settings)
+        opened = open_timeouts(settings, create=False)
     except PostdateError as error:
         return [Probe("timeouts", Verdict.FAIL, str(error), "see `postdate config show`")]
     try:
