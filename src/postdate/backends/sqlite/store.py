@@ -323,10 +323,12 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
         """Called after this process was frozen, or the file replaced."""
         loop = asyncio.get_running_loop()
 
-        def fenced(claimant: int) -> None:
-            ids = [id_ for batch in list(self._claimed) if batch.claimant == claimant for id_ in batch.message_ids]
-            with suppress(RuntimeError):  # the loop is closed: nobody sends anything there any more
-                loop.call_soon_threadsafe(lost, ids)
+        def report(claimant: int) -> None:
+            lost([id_ for batch in self._claimed if batch.claimant == claimant for id_ in batch.message_ids])
+
+        def fenced(claimant: int) -> None:  # in another thread, while the loop's adds batches
+            with suppress(RuntimeError):  # the loop is closed: nothing is sent there any more
+                loop.call_soon_threadsafe(report, claimant)
 
         return self.file.when_fenced(fenced)
 
