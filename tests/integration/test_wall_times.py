@@ -622,6 +622,19 @@ def test_the_newest_zone_files_hold(tmp_path: Path, rules: Change, monkeypatch: 
         assert time_zones().found.startswith("time zones follow 2026f in the package tzdata; also installed: 2026e")
 
 
+@pytest.mark.parametrize("damaged", [b"TZif2 and no more", b"", b"<html>"], ids=["cut off", "empty", "other text"])
+def test_a_damaged_zone_file_is_as_good_as_none(
+    tmp_path: Path, rules: Change, damaged: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its error was taken for an outage of the store."""
+    rules("Africa/Algiers")
+    path = tmp_path / "zones" / "Europe" / "Paris"
+    path.write_bytes(damaged)
+    zones._read_rules.cache_clear()
+    assert zones.rules_of(PARIS) == zones.ZoneFiles(None, "").read(PARIS)
+    assert "is damaged" in caplog.text
+
+
 def zone(footer: str, *changes: tuple[int, int]) -> bytes:
     """Return a file in which clocks are changed by hours at seconds since 1970 UTC; east of UTC."""
     counts = struct.pack(">6L", 0, 0, 0, len(changes), 3, 4)

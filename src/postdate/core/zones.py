@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import struct
 import zoneinfo
 from bisect import bisect_right
@@ -33,6 +34,11 @@ _END: Final = 253_402_300_800
 
 _FIRST_ASKED, _LAST_ASKED = -62_135_596_800 + 48 * _HOUR, _END - 48 * _HOUR
 """Nearer to the ends of the calendar, clocks of some zones show years that Python cannot: nothing changes there."""
+
+DAMAGED: Final = ValueError, EOFError, IndexError, struct.error
+"""Raised by the standard library for a file that is not, or no longer, in the format TZif."""
+
+log = logging.getLogger("postdate.zones")
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
@@ -136,7 +142,7 @@ def read_rules(zone: str) -> ZoneRules:
     source = SOURCE.get()
     rules = _read_rules(source, str(zone), int(source.seconds() // SAME_FOR_SECONDS))  # str: callers without types
     if rules is None:
-        raise InvalidTimestamp(f"there is no time zone {zone!r}; names look like Europe/Paris")
+        raise InvalidTimestamp(f"there is no time zone {zone!r} that can be read; names look like Europe/Paris")
     return rules
 
 
@@ -145,13 +151,18 @@ def _read_rules(source: ZoneSource, zone: str, _minute: int) -> ZoneRules | None
     if zone in zoneinfo.available_timezones() - {"localtime"}:
         for each in source.files():
             if (content := each.read(zone)) is not None:
-                return ZoneRules(content, each.version)
+                try:
+                    zone_by(content)
+                except DAMAGED as error:
+                    log.warning("the file of the time zone %s, of %s, is damaged: %s", zone, each, error)
+                else:
+                    return ZoneRules(content, each.version)
     return None
 
 
 @lru_cache(maxsize=1_000)
 def zone_by(rules: bytes) -> ZoneInfo:
-    """Return the zone that has these rules. Raises `ValueError` and others if they are no file in the format TZif."""
+    """Return the zone that has these rules. Raises :data:`DAMAGED` if they are no file in the format TZif."""
     return ZoneInfo.from_file(BytesIO(rules))
 
 

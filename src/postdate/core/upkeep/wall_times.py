@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import struct
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +22,7 @@ from typing import Final, Self, TypeGuard
 from postdate.clock import LATEST, Clock
 from postdate.core.changes import Pending, PendingPages
 from postdate.core.upkeep.daily import Daily
-from postdate.core.zones import SAME_FOR_SECONDS, SOURCE, have_same_rules, read_rules, rules_of, zone_by
+from postdate.core.zones import DAMAGED, SAME_FOR_SECONDS, SOURCE, have_same_rules, read_rules, rules_of, zone_by
 from postdate.errors import InvalidMessage, InvalidTimestamp, NotSupported
 from postdate.messages import MARKERS, OWN_PREFIX, DelayedMessage, Headers, Origin
 from postdate.ports import AdministrableStore, ClaimingStore, MessageFilter, ReplacingStore
@@ -121,7 +120,7 @@ def rules_in(marker: DelayedMessage) -> list[bytes]:
         found = [base64.b64decode(each, validate=True) for each in json.loads(marker.body)]
         if found and all(map(zone_by, found)):
             return found
-    except (TypeError, EOFError, struct.error) as error:
+    except (TypeError, *DAMAGED) as error:
         raise ValueError(f"its marker is damaged: {error}") from error
     raise ValueError("its marker is damaged: there are no rules in it")
 
