@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from tests import java
+from tests.docs.message_way import PICTURE, picture
 
 GUIDES = sorted(
     guide
@@ -96,3 +97,7 @@ def test_links_between_documents_lead_somewhere() -> None:
     for page in [*docs.rglob("*.md"), docs.parent / "ARCHITECTURE.md", docs.parent / "CONTRIBUTING.md"]:
         for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             assert link.startswith("http") or (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_the_picture_of_the_architecture_is_as_it_is_drawn() -> None:
+    assert PICTURE.read_text(encoding="utf-8") == picture()
