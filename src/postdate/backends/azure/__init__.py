@@ -1,4 +1,16 @@
-"""Azure Storage: a table with a lease as a store, and its queues, in upstream's formats."""
+"""Delayed delivery for Azure Storage Queues: a table as the store, and a lease. Source: specification 3, ADR 0013.
+
+What differs from the other backends:
+
+- The layout of table, container and envelopes is that of NServiceBus, so that both kinds of endpoint can share them.
+- One process dispatches at a time: the one that holds the lease of a blob container. A lost lease voids its claims at
+  once.
+- A transaction holds up to 100 entities of one partition, so an id is made unique by an entity beside the message.
+- The queues count deliveries and hide a received message for a while; a message is at most 64 KB of text.
+- It has been run on Azurite only, never on Azure.
+
+Read first: ``layout`` for the entities; then ``store`` and ``lease``; ``transport`` for the queues.
+"""
 
 from dataclasses import dataclass
 from datetime import timedelta

@@ -1,4 +1,12 @@
-"""Everything in memory: for tests and trials; nothing outlives its process."""
+"""A store, queues, sagas and timeouts in the memory of one process, for tests and trials.
+
+Nothing survives the process.
+
+What differs from the other backends: there is no I/O, so no call fails by itself; the tests wrap these classes to
+make calls fail. Store and queues of one :class:`postdate.Memory` share transactions, as those of a database do.
+
+Read first: ``store``, the smallest complete store; then ``transport``.
+"""
 
 from dataclasses import dataclass
 from typing import Final

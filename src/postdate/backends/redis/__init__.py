@@ -1,4 +1,16 @@
-"""Redis: a store and queues on one server, moved between by its scripts (docs/guides/redis.md)."""
+"""A store and queues under one prefix of one Redis server. Source: docs/guides/redis.md.
+
+What differs from the other backends:
+
+- Each step is a Lua script (``lua/``): Redis runs it alone, so a move is atomic without a transaction.
+  ``lua/common.lua`` lists the keys.
+- A process shows life by a subscription, which ends with it, and by a heartbeat, which stops when it freezes. Any
+  other process frees the claims of a dead one.
+- Redis may lose acknowledged writes when it fails over to a replica, or when it writes its log once a second.
+  ``doctor`` fails for a server that evicts keys.
+
+Read first: ``layout`` and ``lua/common.lua``; then ``store``, and ``liveness`` for claims.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Final

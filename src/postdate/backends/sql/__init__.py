@@ -1,1 +1,10 @@
-"""The SQL that all databases share: timeouts, sagas, outboxes, and an operator's questions. Source: ADR 0030."""
+"""What SQL databases have in common: statements that each of them runs as they stand. Source: ADR 0030.
+
+``dialect`` says how a database differs. ``limits``, ``retention``, ``sagas``, ``outbox``, ``timeouts`` and
+``questions`` each have the SQL of one part; ``migrations`` applies numbered scripts; ``timeouts_layout`` knows the
+tables of upstream's timeout manager, and ``timeouts_migration`` moves them into a store. Claims differ in kind
+between databases, so they are in the packages of the databases; MariaDB and SQL Server share theirs in
+``row_locks``.
+
+Read first: ``dialect``, then ``sagas``.
+"""

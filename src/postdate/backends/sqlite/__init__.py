@@ -1,4 +1,17 @@
-"""One SQLite file, which store, queues, sagas, outbox and timeouts share (ADR 0003)."""
+"""A store, queues, sagas, an outbox and timeouts in one SQLite file, for one machine. Source: ADR 0003.
+
+What differs from the other backends:
+
+- Moving a due message into its queue, and handling it, are each one transaction in one file: exactly once.
+- SQLite allows one writer at a time. Threads of a process hand their writes to a leader, which commits them together;
+  processes take turns.
+- A claim is a row marked with the number of its process. Each process holds a locked file of its own beside the
+  database: when the process dies the lock ends, and the next process frees its rows. There is no lease.
+- Wake-ups are datagrams on the loopback interface.
+
+Read first: ``store`` for the SQL of a delivery; then ``file`` for the write transactions, and ``processes`` for
+claims.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
