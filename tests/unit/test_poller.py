@@ -419,11 +419,14 @@ async def test_a_store_that_refuses_only_to_wake_it_is_looked_at_and_asked_again
         assert critical == []
         assert "cannot be told of what is stored: no connection to listen on" in caplog.text
         assert "reachable again" not in caplog.text
+        resource = poller._listening_calls.resource
+        assert "no connection to listen on" in str(resource.outage(work.clock.monotonic())), "/readyz says so"
 
         work.store(work.clock.now() + 2 * SECOND)
         monkeypatch.setattr(work, "listen", listen)
         await work.clock.advance(3 * SECOND)
         assert len(work.taken) == 3, "what was stored while it was deaf is found as soon as it hears"
+        assert resource.outage(work.clock.monotonic()) is None
         work.store(work.clock.now() - SECOND)
         await work.clock.settle()
         assert len(work.taken) == 4, "it is woken"
