@@ -36,7 +36,7 @@ from benchmarks.system import peak_rss_mb
 from postdate.cli.bench import Deliveries, paced, watch
 from postdate.clock import SystemClock
 from postdate.endpoint.endpoint import Endpoint
-from postdate.endpoint.outgoing import HandlerContext
+from postdate.endpoint.handler_context import HandlerContext
 from postdate.endpoint.settings import DelayedDelivery
 from postdate.ports import ClaimingStore, TransactionMode
 from postdate.runtime.process import freeze_what_is_loaded

@@ -46,11 +46,12 @@ if TYPE_CHECKING:
         Recoverability,
     )
     from postdate.endpoint.endpoint import BlockingEndpoint, Endpoint
+    from postdate.endpoint.handler_context import HandlerContext
     from postdate.endpoint.message_types import time_to_be_received
     from postdate.endpoint.outbox import Outbox
-    from postdate.endpoint.outgoing import HandlerContext, SendOptions as SendOptions
     from postdate.endpoint.plain_handlers import BlockingHandlerContext as BlockingHandlerContext
     from postdate.endpoint.sagas import Saga, handles, handles_reply, handles_timeout, started_by
+    from postdate.endpoint.send_options import SendOptions as SendOptions
     from postdate.endpoint.settings import (
         Audit,
         DelayedDelivery,
@@ -112,9 +113,10 @@ _ROOMS = {
     "core.recoverability": ("DelayedRetry", "Discard", "ImmediateRetry", "MoveToError", "Recoverability"),
     "endpoint.endpoint": ("BlockingEndpoint", "Endpoint"),
     "endpoint.message_types": ("time_to_be_received",),
+    "endpoint.handler_context": ("HandlerContext",),
     "endpoint.plain_handlers": ("BlockingHandlerContext",),
     "endpoint.outbox": ("Outbox",),
-    "endpoint.outgoing": ("HandlerContext", "SendOptions"),
+    "endpoint.send_options": ("SendOptions",),
     "endpoint.sagas": ("Saga", "handles", "handles_reply", "handles_timeout", "started_by"),
     "endpoint.settings": ("Audit", "DelayedDelivery", "ExternalTimeoutManager", "TimeoutManager"),
     "errors": ("PostdateError",),

@@ -33,7 +33,8 @@ from postdate.core.changes import (
 from postdate.core.limits import Limits, change_limits, limiting, limits_of
 from postdate.core.upkeep.store_clock import latest_time
 from postdate.endpoint.message_types import MessageTypes, TimesToBeReceived
-from postdate.endpoint.outgoing import SendOptions, kept, outgoing_message, sender_headers
+from postdate.endpoint.outgoing import kept, outgoing_message, sender_headers
+from postdate.endpoint.send_options import SendOptions
 from postdate.errors import DelayConflict, DuplicateMessage, InvalidMessage, NotSupported, PostdateError
 from postdate.messages import MESSAGE_ID_LIMIT, DelayedMessage, check_id
 from postdate.ports import Answer, JoiningStore, ReplacingStore, Steps

@@ -20,7 +20,7 @@ from postdate.client.calls import ClientCall, ClientCalls
 from postdate.config import Settings, load_settings
 from postdate.core.changes import EVERYTHING, Pending
 from postdate.core.limits import Limits, limited, paused, resumed
-from postdate.endpoint.outgoing import SendKeywords, SendOptions
+from postdate.endpoint.send_options import SendKeywords, SendOptions
 from postdate.messages import DelayedMessage
 from postdate.ports import Answer, NativeTransaction
 from postdate.runtime.threads import in_thread
