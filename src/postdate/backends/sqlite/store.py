@@ -146,8 +146,10 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
     @property
     @override
     def capabilities(self) -> StoreCapabilities:
-        if self._capabilities.holds_at_most != self.file.holds_at_most:  # said by a transport that was opened later
-            self._capabilities = replace(self._capabilities, holds_at_most=self.file.holds_at_most)
+        if (
+            self._capabilities.holds_at_most != self.file.registration.holds_at_most
+        ):  # said by a transport that was opened later
+            self._capabilities = replace(self._capabilities, holds_at_most=self.file.registration.holds_at_most)
         return self._capabilities
 
     @override
@@ -241,7 +243,7 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
             with suppress(RuntimeError):  # the loop is closed: nobody sends anything there any more
                 loop.call_soon_threadsafe(lost, ids)
 
-        return self.file.when_fenced(fenced)
+        return self.file.registration.when_fenced(fenced)
 
     @override
     def still_holds(self, claim: Claim) -> bool:
