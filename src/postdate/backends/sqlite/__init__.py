@@ -1,4 +1,9 @@
-"""One SQLite file, which store, queues, sagas, outbox and timeouts share (ADR 0003)."""
+"""One SQLite file, which store, queues, sagas, outbox and timeouts share (ADR 0003).
+
+Start with ``file``: the handle that all of them share in one process. It writes and reads by ``transactions``, on the
+two connections of ``access``. ``registration`` is this process among the others that use the file, and ``upkeep`` is
+what it does every second. ``store`` and ``transport`` are SQL in such transactions; due messages go by ``moving``.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
