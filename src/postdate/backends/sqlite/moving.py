@@ -66,16 +66,16 @@ def move(tx: Transaction, now: int, limit: int, *, listing: bool) -> MoveReport:
     tx.execute("DELETE FROM temp.batch")
     values = {"now": now, "limit": limit}
     moved, to, first_due = NOTHING_MOVED if listing else None, Counter[str](), None
-    if taken := tx.execute(_TAKE_BATCH, values).rowcount:
-        moved = _listed(tx) if listing else None
+    if size := tx.execute(_TAKE_BATCH, values).rowcount:
+        moved = _moved(tx) if listing else None
         (first_due,) = tx.execute(_FIRST_DUE).fetchone() or (None,)
-        to = _move_batch(tx, now, taken)
+        to = _move_batch(tx, now, size)
     head = tx.execute(_HEAD_DOES_NOT_MOVE, {"now": now}).fetchone()
     left_behind, next_due = bool(head and head[0]), next_attempt(tx.connection)
-    return MoveReport(to.total(), taken - to.total(), left_behind, next_due, to, time_of(first_due), moved)
+    return MoveReport(to.total(), size - to.total(), left_behind, next_due, to, time_of(first_due), moved)
 
 
-def _listed(tx: Transaction) -> Moved:
+def _moved(tx: Transaction) -> Moved:
     ids, dues, destinations, expired = zip(*read_rows(tx.connection, _LIST_BATCH, ()), strict=True)
     return Moved(
         [shown(each) for each in ids],
@@ -85,13 +85,13 @@ def _listed(tx: Transaction) -> Moved:
     )
 
 
-def _move_batch(tx: Transaction, now: int, taken: int) -> Counter[str]:
-    """Return how many went to which queue; the others of those that were taken had expired."""
+def _move_batch(tx: Transaction, now: int, size: int) -> Counter[str]:
+    """Return how many went to which queue; the others of the batch had expired."""
     # Messages expire in a queue by the clock of the machine, whatever the mover's clock is.
     values = {"ahead": tx.rules.now() - now, "dead_letter": int(tx.rules.keeps_expired)}
     delivered = tx.execute(_SEND_BATCH, values).rowcount
     tx.execute(_RECORD_BATCH, {"now": now})
-    if delivered < taken:
+    if delivered < size:
         tx.executemany("DELETE FROM content WHERE seq = ?", tx.execute(_CONTENT_OF_EXPIRED).fetchall())
     tx.execute(_REMOVE_BATCH)
     one = tx.execute(_ONE_QUEUE).fetchone()

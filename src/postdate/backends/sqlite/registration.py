@@ -158,7 +158,7 @@ class Registration(forks.ForkAware):
         self.wakeups = Wakeups()
 
 
-def registered(connection: sqlite3.Connection) -> set[int]:
+def registered_numbers(connection: sqlite3.Connection) -> set[int]:
     """Return the numbers of all processes that are registered."""
     return {claimant for (claimant,) in connection.execute(_REGISTERED)}
 

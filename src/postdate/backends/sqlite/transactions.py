@@ -15,7 +15,7 @@ import anyio
 
 from postdate.backends.sqlite.access import FileAccess
 from postdate.backends.sqlite.connection import translate
-from postdate.backends.sqlite.registration import Registration, registered
+from postdate.backends.sqlite.registration import Registration, registered_numbers
 from postdate.backends.sqlite.rows import QueueRules, Transaction
 from postdate.clock import steady_seconds
 from postdate.errors import PostdateError
@@ -167,7 +167,7 @@ class FileTransactions:
         if not liveness.is_overdue(steady_seconds()):
             return True
         with suppress(PostdateError):
-            return claimant in self.read_blocking(registered)
+            return claimant in self.read_blocking(registered_numbers)
         return False
 
     # --- listening ----------------------------------------------------------------------------------------------

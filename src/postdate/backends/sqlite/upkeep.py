@@ -19,7 +19,7 @@ from postdate.backends.sqlite.housekeeping import (
     take_out_expired,
 )
 from postdate.backends.sqlite.processes import Silence, forget, is_gone, last_sign
-from postdate.backends.sqlite.registration import registered, unregister
+from postdate.backends.sqlite.registration import registered_numbers, unregister
 from postdate.backends.sqlite.rows import DUE, next_attempt
 from postdate.backends.sqlite.transactions import FileTransactions
 from postdate.clock import steady_seconds
@@ -119,22 +119,22 @@ class FileUpkeep(Housekeeping):
 
     def free_claims_of_the_dead(self) -> int:
         """Free the claims of processes that ended or show no life; return how many processes. Blocking."""
-        numbers, holders = self._file.read_blocking(lambda c: (registered(c), _holders(c)))
+        numbers, holders = self._file.read_blocking(lambda c: (registered_numbers(c), _holders(c)))
         own, folder = self._file.claimant, self._registration.folder
         if own and own not in numbers:
             self._file.write_blocking(lambda _: None)  # which makes it known again
             own = self._file.claimant
-        gone = [claimant for claimant in sorted((numbers | holders) - {own}) if is_gone(folder, claimant)]
-        for claimant in gone:
+        dead = [claimant for claimant in sorted((numbers | holders) - {own}) if is_gone(folder, claimant)]
+        for claimant in dead:
             log.info("process with claimant number %d is gone; what it held is free again", claimant)
             self._file.write_blocking(lambda tx, claimant=claimant: unregister(tx, claimant))
-        silent = self._silent(holders - {self._file.claimant, *gone})
+        silent = self._silent(holders - {self._file.claimant, *dead})
         for claimant in silent:
             text = "process with claimant number %d shows no life (frozen, or swapped out); what it held is free again"
             log.warning(text, claimant)
             self._file.write_blocking(lambda tx, claimant=claimant: unregister(tx, claimant))
             forget(folder, claimant)
-        return len(gone) + len(silent)
+        return len(dead) + len(silent)
 
     def _silent(self, holders: set[int]) -> list[int]:
         before, self._looked_at = self._looked_at, steady_seconds()

@@ -310,11 +310,11 @@ class Dispatcher:
             if self._recovery.succeeded(sent):
                 self._wake()
             await self._remove(batch, sent)
-        ours = [each for each in failures if each[0].message.message_id not in batch.lost]
+        to_recover = [each for each in failures if each[0].message.message_id not in batch.lost]
         batch.settled([claim for claim, _, _ in failures if claim.message.message_id in batch.lost])
-        if ours:
+        if to_recover:
             self._in_flight.give_up_place(batch)
-            await self._recovery.recover(batch, ours)
+            await self._recovery.recover(batch, to_recover)
 
     async def _remove(self, batch: Batch, sent: Sequence[Claim]) -> None:
         if self._sender.enlisting is None:

@@ -105,9 +105,9 @@ class DispatchRecovery:
     async def recover(self, batch: Batch, failures: Sequence[tuple[Claim, PostdateError, bool]]) -> None:
         """Deal with messages that could not be sent: the claim, the error, and whether it was attempted at all."""
         self._metrics.count("failed", len(failures))
-        blamed = [(claim, self._blamed(batch, claim, error), attempted) for claim, error, attempted in failures]
-        await self._wait_out(batch, [(claim, error) for claim, error, _ in blamed if is_outage(error)])
-        await self.retry_or_move(batch, [each for each in blamed if not is_outage(each[1])])
+        failures = [(claim, self._blamed(batch, claim, error), attempted) for claim, error, attempted in failures]
+        await self._wait_out(batch, [(claim, error) for claim, error, _ in failures if is_outage(error)])
+        await self.retry_or_move(batch, [each for each in failures if not is_outage(each[1])])
 
     def _blamed(self, batch: Batch, claim: Claim, error: PostdateError) -> PostdateError:
         """Turn an outage that comes with this message, whenever it is sent, into a failure of the message.
